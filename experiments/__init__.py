@@ -1,0 +1,1 @@
+"""Runnable experiments: networks, benchmarks and command lines on top of `xrl_jax`."""

@@ -1,0 +1,47 @@
+"""What all tests share: reproducible property tests, a compilation cache, and printed figures.
+
+A test that measures something worth reading calls `record_property("figure", "what was found")`;
+the lines are printed at the end of the run, whichever process ran the test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import jax
+import pytest
+
+# The same examples at every run: a failure is the change's doing. Slow generation is no failure.
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what XLA compiled between runs: most of the tests' time is compilation.
+
+    Processes may share the folder: an entry that another one is still writing reads as damaged,
+    which JAX answers by compiling. XRL_JAX_TEST_CACHE names another folder, or is empty for none.
+    """
+    folder = os.environ.get("XRL_JAX_TEST_CACHE", str(config.rootpath / ".pytest_cache" / "xla"))
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    figures = [
+        text
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == "figure"
+    ]
+    if figures:
+        terminalreporter.section("figures")
+        for text in figures:
+            terminalreporter.line(text)

@@ -1,0 +1,188 @@
+"""The networks against independent plain NumPy (float64) implementations, at reduced size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import models
+
+SMALL: dict[str, dict[str, Any]] = {
+    "squeezenet": {"image_size": 48, "width": 0.25, "classes": 10},
+    "resnext50": {
+        "image_size": 40,
+        "width": 0.125,
+        "groups": 4,
+        "classes": 10,
+        "blocks": (2, 1, 1, 1),
+    },
+    "bert": {"tokens": 12, "layers": 2, "width": 16, "heads": 4, "vocabulary": 40},
+}
+
+
+def np_conv(
+    x: np.ndarray, kernel: np.ndarray, stride: int, pad: int, groups: int = 1
+) -> np.ndarray:
+    """Direct convolution: one einsum per output position."""
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    outs, size = kernel.shape[0], kernel.shape[2]
+    rows, cols = ((n - size) // stride + 1 for n in x.shape[2:])
+    kernel = kernel.reshape(groups, outs // groups, *kernel.shape[1:])
+    y = np.zeros((x.shape[0], outs, rows, cols))
+    for i in range(rows):
+        for j in range(cols):
+            patch = x[:, :, i * stride : i * stride + size, j * stride : j * stride + size]
+            patch = patch.reshape(x.shape[0], groups, -1, size, size)
+            y[:, :, i, j] = np.einsum("ngchw,gochw->ngo", patch, kernel).reshape(-1, outs)
+    return y
+
+
+def np_pool(x: np.ndarray, pad: int) -> np.ndarray:
+    """3x3 max pool with stride 2."""
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)), constant_values=-np.inf)
+    rows, cols = ((n - 3) // 2 + 1 for n in x.shape[2:])
+    y = np.zeros((*x.shape[:2], rows, cols))
+    for i in range(rows):
+        for j in range(cols):
+            y[:, :, i, j] = x[:, :, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max(axis=(2, 3))
+    return y
+
+
+def np_squeezenet(weights: Any, x: np.ndarray) -> np.ndarray:
+    def conv(layer: Any, x: np.ndarray, stride: int = 1, pad: int = 0) -> np.ndarray:
+        y = np_conv(x, layer["kernel"], stride, pad) + layer["bias"].reshape(1, -1, 1, 1)
+        return np.maximum(y, 0)
+
+    x = np_pool(conv(weights["stem"], x, stride=2), 0)
+    for number, layer in enumerate(weights["fires"], start=1):
+        x = conv(layer["squeeze"], x)
+        x = np.concatenate([conv(layer["expand1"], x), conv(layer["expand3"], x, pad=1)], axis=1)
+        if number in (2, 4):
+            x = np_pool(x, 0)
+    return conv(weights["classifier"], x).mean(axis=(2, 3))
+
+
+def np_resnext50(weights: Any, x: np.ndarray) -> np.ndarray:
+    def norm(layer: Any, x: np.ndarray) -> np.ndarray:
+        slope = layer["scale"] / np.sqrt(layer["var"] + 1e-5)
+        return x * slope.reshape(-1, 1, 1) + (layer["bias"] - slope * layer["mean"]).reshape(
+            -1, 1, 1
+        )
+
+    stem = weights["stem"]
+    x = np_pool(np.maximum(norm(stem["norm"], np_conv(x, stem["conv"], 2, 3)), 0), 1)
+    for stage, layers in enumerate(weights["stages"]):
+        for index, layer in enumerate(layers):
+            stride = 1 + (stage > 0 and index == 0)
+            y = np.maximum(norm(layer["norm1"], np_conv(x, layer["conv1"], 1, 0)), 0)
+            y = np.maximum(norm(layer["norm2"], np_conv(y, layer["conv2"], stride, 1, groups=4)), 0)
+            y = norm(layer["norm3"], np_conv(y, layer["conv3"], 1, 0))
+            if index == 0:
+                x = norm(layer["shortcut_norm"], np_conv(x, layer["shortcut"], stride, 0))
+            x = np.maximum(x + y, 0)
+    return x.mean(axis=(2, 3)) @ weights["head"]["kernel"] + weights["head"]["bias"]
+
+
+def np_bert(
+    weights: Any, token_ids: np.ndarray, token_types: np.ndarray, attention_mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    def dense(layer: Any, x: np.ndarray) -> np.ndarray:
+        return x @ layer["kernel"] + layer["bias"]
+
+    def norm(layer: Any, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred / x.std(axis=-1, keepdims=True) * layer["scale"] + layer["bias"]
+
+    erf = np.vectorize(math.erf)
+    table = weights["embeddings"]
+    states, pooled = [], []
+    for ids, types, keep in zip(token_ids, token_types, attention_mask, strict=True):
+        x = norm(table["norm"], table["token"][ids] + table["position"] + table["type"][types])
+        for layer in weights["layers"]:
+            context = np.zeros_like(x)
+            for head in range(4):
+                cols = slice(4 * head, 4 * head + 4)
+                query, key, value = (dense(layer[k], x)[:, cols] for k in ("query", "key", "value"))
+                scores = np.exp(query @ key.T / 2.0) * (keep == 1)
+                context[:, cols] = (scores / scores.sum(axis=1, keepdims=True)) @ value
+            x = norm(layer["norm1"], x + dense(layer["output"], context))
+            up = dense(layer["up"], x)
+            x = norm(
+                layer["norm2"], x + dense(layer["down"], up * (1 + erf(up / math.sqrt(2))) / 2)
+            )
+        states.append(x)
+        pooled.append(np.tanh(dense(weights["pooler"], x[0])))
+    return np.stack(states), np.stack(pooled)
+
+
+REFERENCES = {"squeezenet": np_squeezenet, "resnext50": np_resnext50, "bert": np_bert}
+
+
+def wide(tree: Any) -> Any:
+    """Float arrays as float64, integers as they are."""
+    return jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, tree)
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_network_agrees_with_plain_numpy(name: str) -> None:
+    model = models.get(name, seed=3, **SMALL[name])
+    actual = jax.tree.leaves(jax.jit(model.fn)(model.weights, *model.inputs))
+    expected = REFERENCES[name](wide(model.weights), *wide(model.inputs))
+    for got, want in zip(actual, jax.tree.leaves(expected), strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_outputs_are_finite_and_tell_inputs_apart(name: str) -> None:
+    model = models.get(name, seed=3, **SMALL[name])
+    other = models.get(name, seed=4, **SMALL[name])
+    fn = jax.jit(model.fn)
+    first = jax.tree.leaves(fn(model.weights, *model.inputs))
+    second = jax.tree.leaves(fn(model.weights, *other.inputs))
+    for a, b in zip(first, second, strict=True):
+        assert np.isfinite(a).all()
+        assert np.std(a) > 0.02
+        assert np.std(a - b) > 0.05 * np.std(a)
+
+
+def test_scanned_bert_equals_the_unrolled_one() -> None:
+    unrolled = models.get("bert", seed=3, **SMALL["bert"])
+    scanned = models.get("bert", seed=3, scan=True, **SMALL["bert"])
+    want = jax.jit(unrolled.fn)(unrolled.weights, *unrolled.inputs)
+    got = jax.jit(scanned.fn)(scanned.weights, *scanned.inputs)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_masked_positions_do_not_reach_the_others() -> None:
+    model = models.get("bert", seed=3, **SMALL["bert"])
+    ids, types, keep = model.inputs
+    changed = np.where(keep == 1, ids, (ids + 1) % 40).astype(np.int32)
+    assert (changed != ids).any()
+    fn = jax.jit(model.fn)
+    want, _ = fn(model.weights, ids, types, keep)
+    got, _ = fn(model.weights, changed, types, keep)
+    np.testing.assert_allclose(got[keep == 1], want[keep == 1], rtol=1e-5, atol=1e-6)
+
+
+def test_full_sizes_are_the_published_ones() -> None:
+    def parameters(name: str) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(models.get(name).weights))
+
+    assert parameters("squeezenet") == 1_235_496
+    # 25,028,904 trained parameters and a stored mean and variance for each of 34,112 normalised channels.
+    assert parameters("resnext50") == 25_028_904 + 2 * 34_112
+    # The published 109,482,240 count a table of 512 positions; this one has 128.
+    assert parameters("bert") == 109_482_240 - (512 - 128) * 768
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        ValueError, match="unknown model 'vgg'; known are bert, resnext50, squeezenet"
+    ):
+        models.get("vgg")

@@ -1,0 +1,177 @@
+"""The onnx package's own backend node tests: every case passes or is refused by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import pytest
+from onnx.backend.test.loader import load_model_tests
+from onnx.numpy_helper import to_array
+
+from xrl_jax.frontends.onnx import UnsupportedOnnxError, load_onnx
+from xrl_jax.frontends.onnx_ops.base import UnknownValueError
+
+SAMPLE_SIZE = 200
+# Unoptimised compilation: the cases are tiny, and compiling them is most of the time.
+FAST_COMPILE: Any = {"xla_backend_optimization_level": "0"}
+
+
+def through_jit(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
+    """The callable under test: (model, known inputs) to a function of the other inputs."""
+    loaded = load_onnx(model, constants=constants)
+
+    def call(*arrays: np.ndarray) -> Any:
+        run = jax.jit(loaded.fn).lower(loaded.weights, *arrays)
+        return run.compile(compiler_options=FAST_COMPILE)(loaded.weights, *arrays)
+
+    return call
+
+
+@cache
+def all_cases() -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_model_tests(kind="node")
+
+
+def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
+    """Load a case; inputs that decide shapes are given as known values. Returns call and rest."""
+    constants: dict[str, np.ndarray] = {}
+    while True:
+        try:
+            return load(case.model, constants), [a for n, a in arrays.items() if n not in constants]
+        except UnknownValueError as error:
+            wanted = [error.needs] if error.needs in arrays else whole_numbers(arrays)
+            new = [name for name in wanted if name not in constants]
+            if not new:
+                raise
+            constants.update((name, arrays[name]) for name in new)
+
+
+def named_arrays(protos: Any, values: Sequence[Any]) -> dict[str, Any]:
+    """Arrays by name; some cases hold them as protobufs."""
+    return {
+        proto.name: to_array(value) if isinstance(value, onnx.TensorProto) else value
+        for proto, value in zip(protos, values, strict=False)
+    }
+
+
+def whole_numbers(arrays: dict[str, Any]) -> list[str]:
+    return [n for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind in "iub"]
+
+
+def run_case(
+    case: Any, load: Callable[..., Any] = through_jit, detail: list[str] | None = None
+) -> str:
+    """Return "passed", "unsupported: name", "wrong" or "crashed"."""
+    with jax.enable_x64(True):
+        try:
+            for inputs, expected in case.data_sets:
+                arrays = named_arrays(case.model.graph.input, inputs)
+                expected = list(named_arrays(case.model.graph.output, expected).values())
+                call, rest = load_case(case, arrays, load)
+                actual = call(*(np.asarray(array) for array in rest))
+                actual = actual if isinstance(actual, tuple) else (actual,)
+                difference = compare(actual, expected, case.rtol, case.atol)
+                if difference:
+                    if detail is not None:
+                        detail.append(difference)
+                    return "wrong"
+        except UnsupportedOnnxError as error:
+            return f"unsupported: {error.names[0]}"
+        except Exception as error:  # a crash is a result of this test, and fails it
+            if detail is not None:
+                detail.append(f"{type(error).__name__}: {error}")
+            return "crashed"
+    return "passed"
+
+
+def compare(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> str:
+    """Say how outputs differ, or return an empty string."""
+    if len(actual) != len(expected):
+        return f"{len(actual)} outputs instead of {len(expected)}"
+    for got, want in zip(actual, expected, strict=True):
+        got, want = np.asarray(got), np.asarray(want)
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
+        if got.dtype.name == "bfloat16":
+            rtol = max(rtol, 2**-6)  # two units in the last place, as onnx's own runner allows
+        kind = np.complex128 if want.dtype.kind == "c" else np.float64
+        got, want = got.astype(kind), want.astype(kind)
+        if not np.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True):
+            return f"differs: {got.ravel()[:8]} instead of {want.ravel()[:8]}"
+    return ""
+
+
+def sample(cases: Sequence[Any], size: int, seed: int) -> list[Any]:
+    """Draw cases so that every operator occurs if possible, then at random up to `size`."""
+    order = np.random.default_rng(seed).permutation(len(cases))
+    seen: set[tuple[str, str]] = set()
+    first, rest = [], []
+    for case in (cases[i] for i in order):
+        used = {(node.domain, node.op_type) for node in case.model.graph.node}
+        (rest if used <= seen else first).append(case)
+        seen |= used
+    return (first + rest)[:size]
+
+
+def report(results: dict[str, str]) -> str:
+    """Counts, and the unsupported names with theirs."""
+    counts = Counter(result.split(":")[0] for result in results.values())
+    names = Counter(r.split(": ", 1)[1] for r in results.values() if r.startswith("unsupported"))
+    head = ", ".join(f"{counts[k]} {k}" for k in ("passed", "unsupported", "wrong", "crashed"))
+    listing = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+    return f"\nONNX backend node tests: {len(results)} cases, {head}\nunsupported: {listing}"
+
+
+def run_cases(cases: Sequence[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    details: dict[str, list[str]] = defaultdict(list)
+    results = {case.name: run_case(case, detail=details[case.name]) for case in cases}
+    with capsys.disabled():
+        print(report(results))
+    bad = {name: details[name] for name, r in results.items() if r in ("wrong", "crashed")}
+    assert bad == {}
+
+
+def test_sample_passes_or_is_refused_by_name(capsys):
+    run_cases(sample(all_cases(), SAMPLE_SIZE, seed=0), capsys)
+
+
+@pytest.mark.slow
+def test_every_case_passes_or_is_refused_by_name(capsys):
+    run_cases(all_cases(), capsys)
+
+
+def test_random_operators_are_refused():
+    assert run_case(case_named("test_bernoulli")) == "unsupported: RandomUniformLike"
+    dropout = run_case(case_named("test_training_dropout"))
+    assert dropout == "unsupported: Dropout: training mode (random numbers)"
+
+
+def case_named(name: str) -> Any:
+    return next(case for case in all_cases() if case.name == name)
+
+
+def test_a_wrong_result_is_seen():
+    def wrong(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
+        return lambda x: x
+
+    detail: list[str] = []
+    assert run_case(case_named("test_abs"), wrong, detail) == "wrong"
+    assert detail[0].startswith("differs")
+
+
+def test_a_crash_is_seen():
+    def crash(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
+        raise RuntimeError("broken")
+
+    detail: list[str] = []
+    assert run_case(case_named("test_abs"), crash, detail) == "crashed"
+    assert detail == ["RuntimeError: broken"]

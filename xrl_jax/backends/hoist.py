@@ -1,0 +1,302 @@
+"""Weight-only work out of the call.
+
+A function of weights and inputs is split in two: `prepare(weights)`, run once, and `call(prepared, inputs)`. What depends
+on weights and constants alone goes to `prepare`; the values the call then needs are the frontier. Four rules say what stays
+in the call although it could go:
+
+- equations with effects;
+- broadcasts and widening casts at the frontier, which only make things bigger, and reshapes, which cost nothing;
+- cheap elementwise work on literals (masks, iotas), which XLA folds or fuses;
+- with `max_bytes`, the largest enlargements, until the bound holds.
+
+Work inside a scan that depends on weights alone is taken out of the loop first: on constants of the loop once, on its
+scanned weights for all steps together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+_SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
+_JITS = ("jit", "pjit")
+_FREE = ("reshape", "squeeze", "expand_dims")
+_GROWING = ("broadcast_in_dim", "iota", "convert_element_type")
+_CHEAP = frozenset(
+    "iota broadcast_in_dim reshape squeeze convert_element_type transpose add sub mul div max min neg abs eq ne lt le gt ge "
+    "and or not xor select_n rem floor sign concatenate pad slice".split()
+)
+
+
+@dataclass(frozen=True)
+class Hoisted:
+    """A function of flat arguments in two parts.
+
+    Attributes:
+      prepare: `prepare(weights) -> tuple of arrays`, given the weights in the order of the mask.
+      call: `call(prepared, inputs) -> list of flat results`, given the other arguments in their order (traceable).
+      avals: shape and dtype of what `prepare` returns.
+      bytes_added: bytes of what `prepare` returns and that is not a weight or constant itself.
+      n_hoisted: equations that `prepare` runs.
+    """
+
+    prepare: Callable[[Sequence[Any]], tuple[Any, ...]]
+    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    bytes_added: int
+    n_hoisted: int
+
+
+def split(
+    fn: Callable[..., Any],
+    flat_avals: Sequence[Any],
+    weights_mask: Sequence[bool],
+    *,
+    max_bytes: int | None = None,
+) -> Hoisted:
+    """Split `fn` of flat arguments (returning flat results) into preparation and call.
+
+    Args:
+      fn: traceable, `fn(*flat)`, returns a list or tuple of arrays.
+      flat_avals: shape and dtype of every argument.
+      weights_mask: for every argument, whether it is a weight.
+      max_bytes: bound for `bytes_added`; None for no bound.
+    """
+    if len(flat_avals) != len(weights_mask):
+        raise ValueError(f"{len(flat_avals)} arguments, but a mask of {len(weights_mask)}")
+    closed = jax.make_jaxpr(fn)(*flat_avals)
+    closed = _prepared_for_split(closed, weights_mask, flat_avals)
+    jaxpr = closed.jaxpr
+    consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    small = {v: c for v, c in consts.items() if _nbytes(v.aval) <= _SMALL}
+    weights = [v for v, is_weight in zip(jaxpr.invars, weights_mask, strict=True) if is_weight]
+    inputs = [v for v, is_weight in zip(jaxpr.invars, weights_mask, strict=True) if not is_weight]
+    large = {v: c for v, c in consts.items() if v not in small}
+    plan = _plan(jaxpr, [*weights, *large], small, max_bytes)
+    passed = {*weights, *large}
+    computed = [v for v in plan.frontier if v not in passed]
+
+    def compute(values: Sequence[Any], large_values: Sequence[Any]) -> list[Any]:
+        env = dict(zip([*weights, *large], [*values, *large_values], strict=True)) | small
+        _run(plan.before, env)
+        return [env[v] for v in computed]
+
+    jitted = jax.jit(compute)
+
+    def prepare(values: Sequence[Any]) -> tuple[Any, ...]:
+        env = dict(zip(weights, values, strict=True)) | large
+        if computed:
+            env.update(zip(computed, jitted(list(values), list(large.values())), strict=True))
+        return tuple(env[v] for v in plan.frontier)
+
+    def call(prepared: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        env = dict(zip(inputs, values, strict=True)) | small
+        env.update(zip(plan.frontier, prepared, strict=True))
+        _run(plan.after, env)
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    return Hoisted(
+        prepare,
+        call,
+        tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in plan.frontier),
+        sum(_nbytes(v.aval) for v in computed),
+        len(plan.before),
+    )
+
+
+# --- which equations go where ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    before: list[Any]  # equations of the preparation
+    after: list[Any]  # equations of the call
+    frontier: list[Any]  # variables the call takes from the preparation
+
+
+def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int | None) -> _Plan:
+    """Divide the equations of a jaxpr; `known` are the variables whose values the preparation has."""
+    live = _live(jaxpr.eqns, jaxpr.outvars)
+    maker = {v: e for e in live for v in e.outvars}
+    free: set[Any] = set(small)  # made of literals, cheaply: on both sides as needed
+    ready: set[Any] = set(known)  # from weights alone
+    for e in live:
+        operands = _variables(e.invars)
+        if e.effects or not all(v in free or v in ready for v in operands):
+            continue
+        cheap = e.primitive.name in _CHEAP and all(v in free for v in operands)
+        (free if cheap else ready).update(e.outvars)
+    stay: set[int] = set()  # equations that could go and stay
+
+    def frontier() -> list[Any]:
+        users = [e for e in live if not _goes(e) or id(e) in stay]
+        used = [v for e in users for v in _variables(e.invars)]
+        seen = dict.fromkeys(v for v in [*used, *_variables(jaxpr.outvars)] if v in ready)
+        return [v for v in seen if v not in maker or id(maker[v]) not in stay]
+
+    def _goes(e: Any) -> bool:
+        return all(v in ready for v in e.outvars) and not e.effects and bool(e.outvars)
+
+    def growth(v: Any) -> int:
+        """Bytes of a value more than of what it is made from."""
+        return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(_variables(maker[v].invars)))
+
+    while True:
+        edge = frontier()
+        made = [v for v in edge if v in maker]
+        back = [
+            v
+            for v in made
+            if maker[v].primitive.name in _FREE
+            or (maker[v].primitive.name in _GROWING and growth(v) > 0)
+        ]
+        total = sum(_nbytes(v.aval) for v in made)
+        if not back and max_bytes is not None and total > max_bytes:
+            back = [max(made, key=growth)]
+        if not back:
+            break
+        stay.update(id(maker[v]) for v in back)
+    after = [e for e in live if not _goes(e) or id(e) in stay]
+    before_all = [e for e in live if (_goes(e) and id(e) not in stay) or all(v in free for v in e.outvars)]
+    before = _live([e for e in before_all if not e.effects], edge)
+    return _Plan(before, _live(after, jaxpr.outvars), edge)
+
+
+def _live(equations: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """The equations that the outputs or effects depend on, in order."""
+    needed = set(_variables(outputs))
+    kept = []
+    for e in reversed(equations):
+        if e.effects or any(v in needed for v in e.outvars):
+            kept.append(e)
+            needed.update(_variables(e.invars))
+    return kept[::-1]
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [a for a in atoms if not isinstance(a, Literal)]
+
+
+def _nbytes(aval: Any) -> int:
+    """Size of a value; what NumPy cannot name (keys) counts eight bytes an element."""
+    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 8)
+
+
+# --- running equations -----------------------------------------------------------------------------------------------
+
+
+def _read(env: dict[Any, Any], atom: Any) -> Any:
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def _bind(e: Any, operands: Sequence[Any]) -> list[Any]:
+    results = e.primitive.bind(*operands, **e.primitive.get_bind_params(e.params))
+    return list(results) if e.primitive.multiple_results else [results]
+
+
+def _run(equations: Sequence[Any], env: dict[Any, Any]) -> None:
+    for e in equations:
+        env.update(zip(e.outvars, _bind(e, [_read(env, v) for v in e.invars]), strict=True))
+
+
+# --- jits inlined, loops relieved ------------------------------------------------------------------------------------
+
+
+def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]) -> Any:
+    """The same jaxpr with jits inlined and weight-only work taken out of scans."""
+    return jax.make_jaxpr(lambda *args: _evaluate(closed, args, known)[0])(*avals)
+
+
+def _evaluate(
+    closed: Any, args: Sequence[Any], known: Sequence[bool]
+) -> tuple[list[Any], list[bool]]:
+    """Results of a closed jaxpr, and which of them depend on known arguments and constants alone."""
+    jaxpr = closed.jaxpr
+    env = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    ready = set(jaxpr.constvars)
+    env.update(zip(jaxpr.invars, args, strict=True))
+    ready.update(v for v, k in zip(jaxpr.invars, known, strict=True) if k)
+    for e in jaxpr.eqns:
+        operands = [_read(env, v) for v in e.invars]
+        flags = [isinstance(v, Literal) or v in ready for v in e.invars]
+        inner = e.params.get("jaxpr") if e.primitive.name in _JITS else None
+        if inner is not None and _is_plain_jit(e.params):
+            results, done = _evaluate(inner, operands, flags)
+        elif e.primitive.name == "scan" and any(flags) and not all(flags):
+            results, done = _scan(e, operands, flags), [False] * len(e.outvars)
+        else:
+            results, done = _bind(e, operands), [all(flags) and not e.effects] * len(e.outvars)
+        env.update(zip(e.outvars, results, strict=True))
+        ready.update(v for v, d in zip(e.outvars, done, strict=True) if d)
+    flags = [isinstance(v, Literal) or v in ready for v in jaxpr.outvars]
+    return [_read(env, v) for v in jaxpr.outvars], flags
+
+
+def _is_plain_jit(params: dict[str, Any]) -> bool:
+    """Whether a jit says nothing about shardings and layouts, so that it may be inlined."""
+    named = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    values = [v for key in named for v in params.get(key, ())]
+    unsaid = all(v is None or type(v).__name__ == "UnspecifiedValue" for v in values)
+    return unsaid and not params.get("compiler_options_kvs")
+
+
+def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
+    """A scan whose body does no work that depends on known constants and known scanned arrays alone."""
+    n_consts, n_carry = e.params["num_consts"], e.params["num_carry"]
+    n_before_xs = n_consts + n_carry
+    known = [k and not n_consts <= i < n_before_xs for i, k in enumerate(known)]
+    avals = [v.aval for v in e.params["jaxpr"].jaxpr.invars]
+    body = _prepared_for_split(e.params["jaxpr"], known, [_struct(a) for a in avals])
+    jaxpr = body.jaxpr
+    constants = dict(zip(jaxpr.constvars, body.consts, strict=True))
+    fixed = [v for v, k in zip(jaxpr.invars[:n_consts], known, strict=False) if k]
+    scanned = [v for v, k in zip(jaxpr.invars[n_before_xs:], known[n_before_xs:], strict=True) if k]
+    plan = _plan(jaxpr, [*fixed, *scanned], constants, None)
+    stepwise = set(scanned)  # what differs from step to step
+    for equation in plan.before:
+        if any(v in stepwise for v in _variables(equation.invars)):
+            stepwise.update(equation.outvars)
+    once = [v for v in plan.frontier if v not in stepwise]
+    each = [v for v in plan.frontier if v in stepwise]
+    values = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def before(targets: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+        env = {v: values[v] for v in fixed} | constants | dict(zip(scanned, xs, strict=True))
+        _run(_live(plan.before, targets), env)
+        return [env[v] for v in targets]
+
+    new_consts = before(once, [values[v] for v in scanned]) if once else []
+    new_xs = jax.vmap(lambda *xs: before(each, xs))(*(values[v] for v in scanned)) if each else []
+    left_consts = [v for v in jaxpr.invars[:n_consts] if v not in set(fixed)]
+    carry = list(jaxpr.invars[n_consts:n_before_xs])
+    left_xs = [v for v in jaxpr.invars[n_before_xs:] if v not in set(scanned)]
+    order = [*once, *left_consts, *carry, *each, *left_xs]
+
+    def step(*args: Any) -> list[Any]:
+        env = constants | dict(zip(order, args, strict=True))
+        _run(plan.after, env)
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    params = dict(e.params)
+    params["jaxpr"] = jax.make_jaxpr(step)(*(_struct(v.aval) for v in order))
+    params["num_consts"] = len(once) + len(left_consts)
+    if "linear" in params:
+        params["linear"] = (False,) * len(order)
+    arguments = [
+        *new_consts,
+        *(values[v] for v in [*left_consts, *carry]),
+        *new_xs,
+        *(values[v] for v in left_xs),
+    ]
+    return list(e.primitive.bind(*arguments, **params))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)
+    )

@@ -1,0 +1,60 @@
+"""The table of lowerings: for every operator, the ways in which it can become lax code.
+
+`Node.lowering` indexes the operator's row. Entry 0 is the plain form; a new form goes to the end of its row, for the
+indices are part of saved programs and of the keys under which timings are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import jax
+
+from xrl_jax.backends.lowerings_conv import CONV
+from xrl_jax.backends.lowerings_dot import DOT
+from xrl_jax.backends.lowerings_pool import REDUCE_SUM, SOFTMAX, WINDOW
+from xrl_jax.backends.plain import PLAIN, Lowering
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import GraphError, Node
+
+_FORMS: dict[str, tuple[Lowering, ...]] = {
+    "conv": CONV,
+    "dot": DOT,
+    "window_sum": WINDOW,
+    "window_max": WINDOW,
+    "window_min": WINDOW,
+    "reduce_sum": REDUCE_SUM,
+    "softmax": SOFTMAX,
+}
+
+LOWERINGS: Mapping[str, tuple[Lowering, ...]] = MappingProxyType(
+    {name: (PLAIN[name], *_FORMS.get(name, ())) for name in ops.OPS}
+)
+
+
+def lowering_index(op: str, name: str) -> int:
+    """The index of the lowering called `name`.
+
+    Raises:
+      GraphError: `op` has no such lowering; the message lists those it has.
+    """
+    names = [form.name for form in LOWERINGS[op]]
+    if name not in names:
+        raise GraphError(f"operator {op!r} has no lowering {name!r} (it has: {', '.join(names)})")
+    return names.index(name)
+
+
+def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
+    """Indices of the lowerings that are right for the node with these arguments; 0 is always among them."""
+    return tuple(i for i, form in enumerate(LOWERINGS[node.op]) if i == 0 or form.applies(node, args))
+
+
+def lower(node: Node, *arrays: jax.Array) -> jax.Array:
+    """The node's value through its chosen lowering."""
+    forms = LOWERINGS[node.op]
+    if not 0 <= node.lowering < len(forms):
+        raise GraphError(
+            f"operator {node.op!r} has {len(forms)} lowerings, a node asks for number {node.lowering}"
+        )
+    return forms[node.lowering].fn(node, *arrays)

@@ -1,0 +1,373 @@
+"""Ways for a convolution to become lax code.
+
+All forms work for any layout, stride, padding (negative too), input and kernel dilation, in one and two spatial dimensions.
+They are equal to the plain form for finite values; 16-bit floats are accumulated in float32. What they do to the kernel is
+plain lax code on the kernel alone, so that hoisting takes it out of the call where the kernel is a weight.
+
+Letters: N batch, G groups, C features per group, O features of the result (P per group), S spatial shape of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, number
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+
+_MAX_TAPS = 25  # kernel positions that are worth an operation each
+_MAX_TERMS = 128  # products of an elementwise form, per element of the result
+_MAX_SPLIT = 64  # convolutions that one may be split into
+_MAX_DENSE = 1 << 22  # elements of an expanded kernel
+_MAX_PATCHES = 1 << 26  # elements of the patches of im2col
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution with its features first (N C spatial) or last (N spatial C), and the kernel as O C spatial."""
+
+    first: bool
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    groups: int
+    precision: Any
+    dtype: str
+    out: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.stride) + 2
+
+    @property
+    def feature(self) -> int:
+        """The feature axis of the left argument and the result."""
+        return 1 if self.first else self.rank - 1
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Positions of (batch, feature, spatial...)."""
+        n = self.rank
+        return tuple(range(n)) if self.first else (0, n - 1, *range(1, n - 1))
+
+    def close(self, y: jax.Array) -> jax.Array:
+        """The result in the layout and dtype of the node."""
+        here = self.layout
+        perm = [0] * self.rank
+        for role, position in enumerate(self.out):
+            perm[position] = here[role]
+        return lax.transpose(y.astype(self.dtype), perm)
+
+
+def _open(
+    node: Node, x: jax.Array, w: jax.Array, *, first: bool | None = None
+) -> tuple[Conv, jax.Array, jax.Array]:
+    """The convolution with features first or last (by default as it is, else last), x so laid out, the kernel as O C spatial."""
+    left, right, out = conv_layouts(node)
+    n = len(left) - 2
+    if first is None:
+        first = left == tuple(range(n + 2))
+    c = Conv(
+        first=first,
+        stride=dims(node, "stride", n),
+        padding=tuple(zip(dims(node, "low", n), dims(node, "high", n), strict=True)),
+        lhs_dilation=dims(node, "lhs_dilation", n),
+        rhs_dilation=dims(node, "rhs_dilation", n),
+        groups=number(node, "groups"),
+        precision=ops.decode_precision(number(node, "precision")),
+        dtype=dtype_attr(node),
+        out=out,
+    )
+    order = left if first else (left[0], *left[2:], left[1])
+    return c, lax.transpose(x, order), lax.transpose(w, right)
+
+
+def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    """The convolution of XLA in this layout; the kernel is stored as that layout wants it (OIHW or HWIO)."""
+    n = c.rank
+    spec = tuple(range(n)) if c.first else (n - 1, n - 2, *range(n - 2))
+    w = w if c.first else lax.transpose(w, (*range(2, n), 1, 0))
+    return lax.conv_general_dilated(
+        x,
+        w,
+        c.stride,
+        c.padding,
+        c.lhs_dilation,
+        c.rhs_dilation,
+        lax.ConvDimensionNumbers(c.layout, spec, c.layout),
+        feature_group_count=c.groups,
+        precision=c.precision,
+    )
+
+
+def _taps(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
+    """For each kernel position, the part of the padded input that it meets: N features S, or N S features."""
+    spatial = c.layout[2:]
+    config = [(0, 0, 0)] * c.rank
+    for axis, (low, high), dilation in zip(spatial, c.padding, c.lhs_dilation, strict=True):
+        config[axis] = (low, high, dilation - 1)
+    if any(any(entry) for entry in config):
+        x = lax.pad(x, jnp.zeros((), x.dtype), config)
+    for position in product(*(range(k) for k in kernel)):
+        start, limit, step = [0] * c.rank, list(x.shape), [1] * c.rank
+        for axis, at, k, dilation, stride in zip(
+            spatial, position, kernel, c.rhs_dilation, c.stride, strict=True
+        ):
+            out = (x.shape[axis] - (k - 1) * dilation - 1) // stride + 1
+            start[axis], step[axis] = at * dilation, stride
+            limit[axis] = at * dilation + (out - 1) * stride + 1
+        yield position, lax.slice(x, start, limit, step)
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype to accumulate in."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Array:
+    """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the result has O features.
+
+    The kernel is stored [.., C, P] if `in_first`, else [.., P, C].
+    """
+    g, width, n = c.groups, w.shape[1], x.shape[0]
+    sizes = tuple(x.shape[a] for a in c.layout[2:])
+    p, area = w.shape[0] // g, math.prod(sizes)
+    grouped = w.reshape(g, p, width)
+    kernel = lax.transpose(grouped, (0, 2, 1)) if in_first else grouped
+    over = 1 if in_first else 2
+    if g == 1:
+        kernel, over = kernel[0], over - 1
+    accumulate = {"precision": c.precision, "preferred_element_type": _wide(x.dtype)}
+    if not c.first:
+        if g == 1:
+            rows = x.reshape(n * area, width)
+            y = lax.dot_general(rows, kernel, (((1,), (over,)), ((), ())), **accumulate)
+        else:
+            rows = x.reshape(n * area, g, width)
+            y = lax.dot_general(rows, kernel, (((2,), (over,)), ((1,), (0,))), **accumulate)
+            y = lax.transpose(y, (1, 0, 2))
+        return y.reshape(n, *sizes, g * p)
+    if g == 1 and n == 1:
+        columns = x.reshape(width, area)
+        y = lax.dot_general(kernel, columns, (((over,), (0,)), ((), ())), **accumulate)
+    elif g == 1:
+        columns = x.reshape(n, width, area)
+        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((), ())), **accumulate)
+        y = lax.transpose(y, (1, 0, 2))
+    elif n == 1:
+        columns = x.reshape(g, width, area)
+        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((0,), (0,))), **accumulate)
+    else:
+        columns = x.reshape(n, g, width, area)
+        y = lax.dot_general(kernel, columns, (((over,), (2,)), ((0,), (1,))), **accumulate)
+        y = lax.transpose(y, (2, 0, 1, 3))
+    return y.reshape(n, g * p, *sizes)
+
+
+def _merge(w: jax.Array, groups: int, k: int) -> jax.Array:
+    """The kernel O C spatial of `groups` groups as that of `groups / k`, block-diagonal in k blocks."""
+    if k == 1:
+        return w
+    outs, width, *kernel = w.shape
+    blocks = w.reshape(groups // k, k, outs // groups, 1, width, *kernel)
+    row = lax.broadcasted_iota(jnp.int32, (1, k, 1, k, 1, *(1 for _ in kernel)), 1)
+    column = lax.broadcasted_iota(jnp.int32, row.shape, 3)
+    zero = jnp.zeros((), w.dtype)
+    return jnp.where(row == column, blocks, zero).reshape(outs, k * width, *kernel)
+
+
+# --- the forms: (convolution, x, kernel as O C spatial) -> result ----------------------------------------------------
+
+
+def _matmul(c: Conv, x: jax.Array, w: jax.Array, *, turned: bool = False) -> jax.Array:
+    ((_, rows),) = _taps(c, x, w.shape[2:])
+    return _contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned)
+
+
+def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    terms = [
+        _contract(c, part, w[(slice(None), slice(None), *at)], in_first=not c.first)
+        for at, part in _taps(c, x, w.shape[2:])
+    ]
+    return sum(terms[1:], terms[0])
+
+
+def _im2col(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    parts = [part for _, part in _taps(c, x, w.shape[2:])]
+    grouped = []
+    for part in parts:  # group by group, the positions of one group side by side
+        shape = part.shape
+        at = c.feature
+        grouped.append(part.reshape(*shape[:at], c.groups, shape[at] // c.groups, *shape[at + 1 :]))
+    patches = lax.concatenate(grouped, c.feature + 1)
+    shape = parts[0].shape
+    features = len(parts) * shape[c.feature]
+    patches = patches.reshape(*shape[: c.feature], features, *shape[c.feature + 1 :])
+    kernel = jnp.moveaxis(w.reshape(*w.shape[:2], -1), 1, 2).reshape(w.shape[0], -1)
+    return _contract(c, patches, kernel, in_first=not c.first)
+
+
+def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    g, width, wide = c.groups, w.shape[1], _wide(x.dtype)
+    at = c.feature
+    total: Any = None
+    kernel = w.reshape(g, w.shape[0] // g, *w.shape[1:]).astype(wide)
+    for position, part in _taps(c, x, w.shape[2:]):
+        shape = part.shape
+        part = part.astype(wide).reshape(*shape[:at], g, width, *shape[at + 1 :])
+        for i in range(width):
+            factor = kernel[(slice(None), slice(None), i, *position)]  # [G, P]
+            factor = factor.reshape(*factor.shape, *(1,) * (c.rank - at - 1))
+            term = lax.slice_in_dim(part, i, i + 1, axis=at + 1) * factor
+            total = term if total is None else total + term
+    return total.reshape(*total.shape[:at], -1, *total.shape[at + 2 :])
+
+
+def _split(c: Conv, x: jax.Array, w: jax.Array, *, merged: int = 1) -> jax.Array:
+    n = c.groups // merged
+    w = _merge(w, c.groups, merged)
+    one = replace(c, groups=1)
+    inputs = jnp.split(x, n, axis=c.feature)
+    kernels = jnp.split(w, n, axis=0)
+    parts = [_dense(one, a, b) for a, b in zip(inputs, kernels, strict=True)]
+    return lax.concatenate(parts, c.feature)
+
+
+def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    return _dense(replace(c, groups=1), x, _merge(w, c.groups, c.groups))
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+_Condition = Callable[[Node, tuple[Node, ...]], bool]
+
+
+def _suits(node: Node, args: tuple[Node, ...]) -> bool:
+    """What every form needs: one floating dtype, no batch groups, no empty array."""
+    same = {a.dtype for a in args} == {dtype_attr(node)}
+    sizes = [d for n in (node, *args) for d in n.shape]
+    return (
+        same
+        and dtype_attr(node) in ops.FLOAT_DTYPES
+        and number(node, "batch_groups") == 1
+        and all(sizes)
+    )
+
+
+def _kernel(node: Node, args: tuple[Node, ...]) -> tuple[int, int, int]:
+    """(output features, features per group, kernel positions)."""
+    shape = [args[1].shape[d] for d in conv_layouts(node)[1]]
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def _is_pointwise(node: Node, args: tuple[Node, ...]) -> bool:
+    return _kernel(node, args)[2] == 1 and number(node, "groups") == 1
+
+
+def _few_taps(node: Node, args: tuple[Node, ...]) -> bool:
+    positions = _kernel(node, args)[2]
+    return 1 < positions <= _MAX_TAPS or (positions == 1 and number(node, "groups") > 1)
+
+
+def _few_patches(node: Node, args: tuple[Node, ...]) -> bool:
+    outs, width, positions = _kernel(node, args)
+    patches = math.prod(node.shape) // outs * width * number(node, "groups") * positions
+    return 1 < positions and patches <= _MAX_PATCHES
+
+
+def _few_terms(node: Node, args: tuple[Node, ...]) -> bool:
+    _, width, positions = _kernel(node, args)
+    return positions * width <= _MAX_TERMS and positions <= _MAX_TAPS and number(node, "groups") > 1
+
+
+def _splits(merged: int) -> _Condition:
+    def applies(node: Node, args: tuple[Node, ...]) -> bool:
+        groups = number(node, "groups")
+        return groups % merged == 0 and 1 < groups // merged <= _MAX_SPLIT
+
+    return applies
+
+
+def _expands(node: Node, args: tuple[Node, ...]) -> bool:
+    outs, width, positions = _kernel(node, args)
+    groups = number(node, "groups")
+    return groups > 1 and outs * width * groups * positions <= _MAX_DENSE
+
+
+def _not_in(first: bool) -> _Condition:
+    """Whether some array is laid out otherwise than features first (OIHW), or last (HWIO)."""
+
+    def applies(node: Node, args: tuple[Node, ...]) -> bool:
+        left, right, out = conv_layouts(node)
+        n = len(left)
+        there = tuple(range(n)) if first else (0, n - 1, *range(1, n - 1))
+        kernel = tuple(range(n)) if first else (n - 1, n - 2, *range(n - 2))
+        return (left, right, out) != (there, kernel, there)
+
+    return applies
+
+
+def _moved(first: bool) -> _Condition:
+    """Whether the left argument is laid out otherwise than features first, or last."""
+
+    def applies(node: Node, args: tuple[Node, ...]) -> bool:
+        left = conv_layouts(node)[0]
+        n = len(left)
+        return left != (tuple(range(n)) if first else (0, n - 1, *range(1, n - 1)))
+
+    return applies
+
+
+def _form(
+    name: str, fn: Callable[..., jax.Array], *conditions: _Condition, first: bool | None = None
+) -> Lowering:
+    """A lowering from a form; `first` asks for a layout inside, transposing on the way in and out."""
+    if first is not None and fn is not _dense:
+        conditions = (*conditions, _moved(first))
+
+    def lowered(node: Node, x: jax.Array, w: jax.Array) -> jax.Array:
+        c, x, w = _open(node, x, w, first=first)
+        return c.close(fn(c, x, w))
+
+    def applies(node: Node, args: tuple[Node, ...]) -> bool:
+        return _suits(node, args) and all(test(node, args) for test in conditions)
+
+    return Lowering(name, lowered, applies)
+
+
+def _turned(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    return _matmul(c, x, w, turned=True)
+
+
+def _split_by(merged: int) -> Callable[..., jax.Array]:
+    return lambda c, x, w: _split(c, x, w, merged=merged)
+
+
+CONV: tuple[Lowering, ...] = (
+    _form("matmul", _matmul, _is_pointwise),
+    _form("matmul_turned", _turned, _is_pointwise),
+    _form("nhwc", _dense, _not_in(False), first=False),
+    _form("nchw", _dense, _not_in(True), first=True),
+    _form("shifted", _shifted, _few_terms),
+    _form("split", _split, _splits(1)),
+    _form("split2", _split_by(2), _splits(2)),
+    _form("split4", _split_by(4), _splits(4)),
+    _form("im2col", _im2col, _few_patches),
+    _form("taps", _by_taps, _few_taps),
+    _form("dense", _expanded, _expands),
+    _form("nhwc_matmul", _matmul, _is_pointwise, first=False),
+    _form("nhwc_shifted", _shifted, _few_terms, first=False),
+    _form("nchw_shifted", _shifted, _few_terms, first=True),
+    _form("nhwc_split", _split, _splits(1), first=False),
+    _form("nhwc_split2", _split_by(2), _splits(2), first=False),
+    _form("nhwc_split4", _split_by(4), _splits(4), first=False),
+)

@@ -1,0 +1,120 @@
+"""The way out: a program as a plain, traceable JAX function.
+
+Each node becomes lax code through its chosen lowering, in the order of `nodes_of`. Equations the op table cannot say are
+bound again as they were; folded bodies are inlined, or put into the control flow they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xrl_jax.backends.lowerings import lower
+from xrl_jax.graph.graph import GraphError, Node, nodes_of
+from xrl_jax.graph.program import Array, Call, Equation, Input, Program
+
+# The parameters of a control-flow equation that hold its jaxprs, in the order of `Call.bodies`.
+_JAXPR_PARAMS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+
+def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
+    """The results of graph `index` of `program.graphs` on flat arguments (traceable).
+
+    Args:
+      program: nodes refer to its bindings.
+      index: 0 for the main graph, i + 1 for body i.
+      args: one array for each flat argument of the graph.
+    """
+    nodes, outputs, _ = nodes_of(program.graphs[index])
+    values: list[Any] = []
+    for node in nodes:
+        values.append(_value(program, node, nodes, values, args))
+    return [values[o] for o in outputs]
+
+
+def to_jax(program: Program) -> Callable[..., Any]:
+    """The program as a function with the arguments and the result structure of the traced one.
+
+    Raises (when called):
+      TypeError: the arguments have another structure than those the program was made for.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = jax.tree.flatten((args, kwargs))
+        if tree != program.in_tree:
+            raise TypeError(
+                f"the program was made for arguments of structure {program.in_tree}, got {tree}"
+            )
+        return jax.tree.unflatten(program.out_tree, evaluate(program, 0, flat))
+
+    return run
+
+
+def _value(
+    program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
+) -> Any:
+    """One node's value; a tuple for `pack` and where an equation has other than one result."""
+    match program.bindings[node.ref] if node.ref >= 0 else None:
+        case Input(position):
+            return args[position]
+        case Array(value):
+            return value
+        case Equation() as equation:
+            return _bind(equation, equation.params, _operands(node, nodes, values))
+        case Call() as call:
+            return _call(program, call, _operands(node, nodes, values))
+        case _:
+            return lower(node, *(values[a] for a in node.args))
+
+
+def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
+    """Operands of an equation: packs opened, what follows them (the chain that orders effects) cut off."""
+    flat: list[Any] = []
+
+    def visit(indices: Sequence[int]) -> None:
+        for a in indices:
+            if nodes[a].op == "pack":
+                visit(nodes[a].args)
+            else:
+                flat.append(values[a])
+
+    visit(node.args)
+    n_args = node.attr("n_args")
+    assert isinstance(n_args, int)
+    return flat[:n_args]
+
+
+def _bind(equation: Equation, params: dict[str, Any], operands: Sequence[Any]) -> Any:
+    """The equation's results: the array itself where there is one, else a tuple."""
+    primitive = equation.primitive
+    results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    if not primitive.multiple_results:
+        return results
+    return results[0] if equation.n_outputs == 1 else tuple(results)
+
+
+def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
+    """A run of folded bodies, inlined or inside the control flow of the call's equation."""
+    if call.equation is None:
+        results = evaluate(program, call.bodies[0] + 1, operands)
+        return results[0] if len(results) == 1 else tuple(results)
+    if call.kind not in _JAXPR_PARAMS:
+        raise GraphError(f"a call of kind {call.kind!r} has an equation (known: scan, while, cond)")
+    traced = [_trace_body(program, b) for b in call.bodies]
+    params = dict(call.equation.params)
+    if call.kind == "cond":
+        params["branches"] = tuple(traced)
+    else:
+        params.update(zip(_JAXPR_PARAMS[call.kind], traced, strict=True))
+    return _bind(call.equation, params, operands)
+
+
+def _trace_body(program: Program, body: int) -> Any:
+    """The closed jaxpr of a body, for the parameters of control flow."""
+    avals = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in program.bodies[body].in_avals
+    ]
+    return jax.make_jaxpr(lambda *args: evaluate(program, body + 1, args))(*avals)

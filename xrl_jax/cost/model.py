@@ -1,0 +1,187 @@
+"""The cost oracle of a search: timings from the store, new ones from the worker, the rest from the roofline.
+
+This is the host side of `roofline`: it decides what is measured, keeps every timing in the store, and hands the searches a
+`CostTable` to compute with inside jit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xrl_jax.cost import regions, roofline
+from xrl_jax.cost.regions import Region
+from xrl_jax.cost.roofline import CostTable, NodeView, Rates
+from xrl_jax.cost.store import TimingStore
+from xrl_jax.cost.timing import Timing
+from xrl_jax.cost.worker import Job, Worker
+from xrl_jax.graph import ops
+
+_WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
+_MIN_SECONDS = 2e-7
+
+
+@dataclass
+class Spending:
+    """What a search has spent; all times in seconds."""
+
+    measurements: int = 0
+    from_store: int = 0
+    failures: int = 0
+    compile_seconds: float = 0.0
+    measure_seconds: float = 0.0  # in the worker, compiling included
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(self.__dict__)
+
+
+@dataclass
+class Oracle:
+    """Costs for one search on one machine under one set of compile options.
+
+    Attributes:
+      store: where timings come from and go to.
+      worker: where new ones are made.
+      options: XLA compile options of what is timed.
+      spending: what has been spent so far.
+      rates: roofline parameters, recalibrated as timings come in.
+    """
+
+    store: TimingStore
+    worker: Worker
+    options: tuple[tuple[str, str], ...] = ()
+    timeout: float = 30.0
+    spending: Spending = field(default_factory=Spending)
+    rates: Rates = roofline.DEFAULT_RATES
+    _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
+    _table: CostTable | None = None
+
+    def table(self) -> CostTable:
+        """The cost table as it stands."""
+        if self._table is None:
+            samples = [regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)]
+            self.rates = replace(roofline.calibrate(samples, self.rates))
+            timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
+            self._table = roofline.cost_table(timings, self.rates)
+        return self._table
+
+    def _net_seconds(self, region: Region, seconds: float) -> float:
+        """A region's time without its wrapping; what could not be timed costs a thousand seconds."""
+        if not np.isfinite(seconds):
+            return 1e3
+        wrapping = regions.wrapping_bytes(region) / self.rates.bandwidth["elementwise"]
+        return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
+
+    def unknown(self, view: NodeView) -> dict[tuple[int, int], Region]:
+        """Regions worth timing among the views (any leading dimensions) that have no timing yet, by signature."""
+        op = np.asarray(view.op)
+        wanted = _WORTH_TIMING[op] & ~np.asarray(view.weight_only)
+        if not wanted.any():
+            return {}
+        keys = np.asarray(_signatures(view))
+        found: dict[tuple[int, int], Region] = {}
+        host = NodeView(*(np.asarray(f) for f in view))
+        for at in zip(*np.nonzero(wanted), strict=True):
+            key = (int(keys[at][0]), int(keys[at][1]))
+            if key not in self._known and key not in found:
+                found[key] = regions.region_of(host, at)
+        return found
+
+    def measure(
+        self,
+        wanted: Mapping[tuple[int, int], Region],
+        *,
+        deadline: float,
+        limit: int | None = None,
+        progress: Callable[[], Any] | None = None,
+    ) -> int:
+        """Time regions (or find them in the store) until `deadline` (of time.monotonic) or `limit`; how many are known now.
+
+        Args:
+          wanted: regions by signature, the most important first.
+        """
+        by_key = {sig: regions.region_key(r, self.options) for sig, r in wanted.items()}
+        stored = self.store.get(by_key.values())
+        done = 0
+        for sig, region in wanted.items():
+            timing = stored.get(by_key[sig])
+            if timing is None:
+                if time.monotonic() >= deadline or (limit is not None and self.spending.measurements >= limit):
+                    continue
+                timing = self._time(region)
+            else:
+                self.spending.from_store += 1
+            self._known[sig] = (region, self._over(timing))
+            self._table = None
+            done += 1
+            if progress is not None:
+                progress()
+        return done
+
+    def _over(self, timing: Timing) -> float:
+        """Seconds of a timing without launch overhead."""
+        return max(timing.seconds - self._overhead(), _MIN_SECONDS) if timing.ok else float("inf")
+
+    def _overhead(self) -> float:
+        if not hasattr(self, "_launch"):
+            self._launch = self.worker.overhead_seconds
+        return self._launch
+
+    def _time(self, region: Region) -> Timing:
+        start = time.monotonic()
+        try:
+            job = regions.region_job(region, self.options)
+        except Exception as error:  # a lowering that cannot be traced costs itself only
+            timing = Timing.without("failed", f"{type(error).__name__}: {error}")
+        else:
+            timing = self.worker.measure([job], timeout=self.timeout, seconds_per_job=0.08)[0]
+        self.spending.measurements += 1
+        self.spending.failures += not timing.ok
+        self.spending.compile_seconds += timing.compile_seconds
+        self.spending.measure_seconds += time.monotonic() - start
+        if timing.status != "killed":  # the process may have died of something else
+            self.store.put({regions.region_key(region, self.options): timing})
+        return timing
+
+    def time_jobs(self, jobs: Sequence[Job], *, reference: Job | None = None, seconds_per_job: float = 1.0) -> list[Timing]:
+        """Time whole programs, each in turn with the reference."""
+        start = time.monotonic()
+        timings = self.worker.measure(jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=300.0)
+        self.spending.measurements += len(jobs)
+        self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
+        self.spending.measure_seconds += time.monotonic() - start
+        return timings
+
+    def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
+        """Let whole-program timings correct the table; see `roofline.correct`."""
+        self.rates = roofline.correct(self.rates, shares, measured)
+        self._table = None
+
+
+@jax.jit
+def _signatures(view: NodeView) -> jax.Array:
+    return roofline.signature(view)
+
+
+def class_shares(costs: np.ndarray, op_codes: np.ndarray, count: float = 1.0) -> dict[str, float]:
+    """Predicted seconds by class of the nodes of a graph."""
+    shares: dict[str, float] = {}
+    for code, cost in zip(op_codes, costs, strict=True):
+        if cost > 0:
+            c = roofline.CLASS_OF[ops.OP_NAMES[int(code)]]
+            shares[c] = shares.get(c, 0.0) + float(cost) * count
+    return shares
+
+
+def merge_shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sum of shares over the graphs of a program."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for c, s in part.items():
+            total[c] = total.get(c, 0.0) + s
+    return total

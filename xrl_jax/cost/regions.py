@@ -1,0 +1,117 @@
+"""Regions: one node as XLA would meet it in a network, made into a job for the timing worker.
+
+A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an elementwise operation before and
+after it, because what XLA fuses into an anchor decides how fast it runs: a sum of shifted slices that is fast alone may
+recompute its producer for every tap. Weight-only work is hoisted out, as it will be in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.backends.hoist import split
+from xrl_jax.backends.lowerings import lower
+from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample
+from xrl_jax.cost.worker import Job
+from xrl_jax.graph import ops, work
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.hash import timing_key
+
+_WRAPPED = ("conv", "dot", "window", "reduce")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A node with its arguments, which stand for themselves or are weight-only."""
+
+    node: Node
+    args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
+
+    @property
+    def op_class(self) -> str:
+        return CLASS_OF[self.node.op]
+
+
+def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
+    """The region of one node of a batch of host-side views, at a position of its leading dimensions."""
+    v = NodeView(*(np.asarray(f)[at] for f in view))
+    spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
+
+    def shape(sizes: np.ndarray, rank: int) -> tuple[int, ...]:
+        return tuple(int(d) for d in sizes[:rank])
+
+    args = tuple(
+        Node(
+            op="weight" if v.arg_weight_only[i] else "input",
+            shape=shape(v.arg_shapes[i], int(v.arg_ranks[i])),
+            dtype=ops.DTYPES[int(v.arg_dtypes[i])],
+            ref=i,
+        )
+        for i in range(ops.MAX_ARGS)
+        if v.arg_dtypes[i] > 0
+    )
+    node = Node(
+        op=spec.name,
+        args=tuple(range(len(args))),
+        attrs=tuple(int(a) for a in v.attrs),
+        lowering=int(v.lowering),
+        shape=shape(v.shape, int(v.rank)),
+        dtype=ops.DTYPES[int(v.dtype)],
+    )
+    return Region(node, args)
+
+
+def region_key(region: Region, options: Sequence[tuple[str, str]]) -> str:
+    """The timing key of a region under compile options (the machine is a column of the store)."""
+    nodes = [*region.args, region.node]
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 1", *(f"{k}={v}" for k, v in sorted(options))])
+
+
+def region_fn(region: Region) -> Callable[..., Any]:
+    """The region as a function of its arguments and, where it is wrapped, a scalar the wrapping compares with."""
+    wrapped = region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
+
+    def run(*args: Any) -> Any:
+        values, floor = list(args[:-1]), args[-1]
+        if wrapped:
+            values = [
+                jnp.maximum(v, floor.astype(v.dtype)) if a.op == "input" and jnp.issubdtype(v.dtype, jnp.floating) else v
+                for v, a in zip(values, region.args, strict=True)
+            ]
+        out = lower(region.node, *values)
+        return [jnp.maximum(out, floor.astype(out.dtype)) if wrapped else out]
+
+    return run
+
+
+def region_job(region: Region, options: Sequence[tuple[str, str]]) -> Job:
+    """The job that times the region: weight-only work prepared, the rest called."""
+    avals = [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in region.args]
+    avals.append(jax.ShapeDtypeStruct((), jnp.float32))
+    weights = [a.op == "weight" for a in region.args] + [False]
+    hoisted = split(region_fn(region), avals, weights)
+    inputs = [a for a, w in zip(avals, weights, strict=True) if not w]
+    prepared = jax.eval_shape(hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w])
+    artifact = jax.export.export(jax.jit(hoisted.call))(prepared, inputs).serialize()
+    return Job(region_key(region, options), bytes(artifact), tuple(options))
+
+
+def region_sample(region: Region, seconds: float) -> Sample:
+    """What calibration learns from the region's time."""
+    flops, n_bytes = work.node_work(region.node, region.args)
+    return Sample(region.op_class, flops, n_bytes, seconds)
+
+
+def wrapping_bytes(region: Region) -> float:
+    """Bytes the wrapping operations move beyond the anchor, if nothing of them is fused."""
+    if region.op_class not in _WRAPPED or region.node.dtype not in ops.FLOAT_DTYPES:
+        return 0.0
+    size = lambda n: float(np.prod(n.shape)) * ops.DTYPE_BYTES[ops.DTYPE_CODE[n.dtype]]  # noqa: E731
+    inputs = [a for a in region.args if a.op == "input" and a.dtype in ops.FLOAT_DTYPES]
+    return 2.0 * (size(region.node) + sum(size(a) for a in inputs))

@@ -1,0 +1,234 @@
+"""What a node costs inside jit: a measured time where there is one, a calibrated roofline elsewhere.
+
+A node is looked at with what surrounds it at once (`NodeView`): operator, attributes, lowering, result and arguments. Its
+signature is a 64-bit hash of that; the cost table holds measured seconds by signature. The roofline (Williams, Waterman,
+Patterson, CACM 2009) is max(flops / rate, bytes / bandwidth) + overhead, with rates fitted to the timings in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph import ops, work
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.hash import fold_words
+from xrl_jax.rewrite.instantiate import NewNodes
+
+# Classes of operators that share rates and a correction. Classes in FREE cost nothing: views, sources, what XLA always
+# fuses, and what no rewrite changes (opaque equations; calls, whose bodies are counted as graphs of their own).
+CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
+_CLASS_OF_FAMILY = {"conv": "conv", "dot": "dot", "window": "window", "reduce": "reduce", "elementwise": "elementwise"}
+_MOVEMENT = ("transpose", "concat", "slice", "pad", "rev", "cast")
+_SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+CLASS_OF: Mapping[str, str] = {
+    name: "movement" if name in _MOVEMENT else "reduce" if name in _SCANS else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
+    for name in ops.OPS
+}
+# Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left to the roofline.
+MEASURED = ("conv", "dot", "window", "reduce", "movement")
+TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
+
+
+class NodeView(NamedTuple):
+    """A node with the shapes and dtypes around it; leading dimensions are free."""
+
+    op: jax.Array  # [...]
+    attrs: jax.Array  # [..., K]
+    lowering: jax.Array  # [...]
+    shape: jax.Array  # [..., R]
+    rank: jax.Array  # [...]
+    dtype: jax.Array  # [...]
+    weight_only: jax.Array  # [...]
+    arg_shapes: jax.Array  # [..., A, R]
+    arg_ranks: jax.Array  # [..., A]
+    arg_dtypes: jax.Array  # [..., A]
+    arg_weight_only: jax.Array  # [..., A]
+
+
+def view_graph(graph: TensorGraph) -> NodeView:
+    """Views [N, ...] of all nodes of a graph."""
+    f, table = graph.nodes, args_of(graph)
+    present = table > 0
+    return NodeView(
+        f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only,
+        jnp.where(present[..., None], f.shape[table], 1), jnp.where(present, f.rank[table], 0),
+        jnp.where(present, f.dtype[table], 0), present & f.weight_only[table],
+    )  # fmt: skip
+
+
+def view_new(new: NewNodes) -> NodeView:
+    """Views [Q, ...] of the nodes a rewrite makes."""
+    f = new.nodes
+    return NodeView(
+        f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only,
+        new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only,
+    )  # fmt: skip
+
+
+def signature(view: NodeView) -> jax.Array:
+    """The 64-bit signature [..., 2] uint32 of what decides a node's time."""
+    single = [view.op, view.lowering, view.rank, view.dtype, _bits(view.arg_weight_only)]
+    flat = view.arg_shapes.reshape(*view.arg_shapes.shape[:-2], -1)
+    words = [jnp.stack([jnp.asarray(s).astype(jnp.uint32) for s in single], axis=-1)]
+    words += [jnp.asarray(w).astype(jnp.uint32) for w in (view.attrs, view.shape, flat, view.arg_ranks, view.arg_dtypes)]
+    return fold_words(jnp.concatenate(words, axis=-1))
+
+
+def _bits(flags: jax.Array) -> jax.Array:
+    return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CostTable:
+    """Everything the cost of a node depends on; a pytree of bucketed size, so that new timings recompile nothing."""
+
+    keys: jax.Array  # [T, 2] uint32, ascending in the first lane; unused rows are all ones
+    seconds: jax.Array  # [T] float32
+    flop_rate: jax.Array  # [C] flops per second of each class
+    bandwidth: jax.Array  # [C] bytes per second
+    overhead: jax.Array  # [C] seconds per node
+    scale: jax.Array  # [C] correction of each class by whole-program timings
+
+
+def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Measured seconds for signatures [..., 2], and which of them are in the table."""
+    at = jnp.clip(jnp.searchsorted(table.keys[:, 0], key[..., 0]), 0, len(table.seconds) - 1)
+    return table.seconds[at], jnp.all(table.keys[at] == key, axis=-1)
+
+
+def roofline(table: CostTable, view: NodeView) -> jax.Array:
+    """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
+    class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
+    families = jnp.asarray([work.WORK_FAMILIES.index(work.FAMILY[n]) for n in ops.OP_NAMES], jnp.int32)
+    weights = jnp.asarray([work.WEIGHTS[n] for n in ops.OP_NAMES], jnp.float32)
+    rules = [
+        lambda *a, rule=rule: jnp.asarray(rule(jnp, *a), jnp.float32) for rule in work.WORK_RULES.values()
+    ]
+    flops = jax.lax.switch(
+        families[view.op], rules, weights[view.op], view.attrs, view.arg_shapes, view.arg_ranks, view.shape
+    )
+    width = jnp.asarray(ops.DTYPE_BYTES, jnp.float32)
+    widths = jnp.where(view.arg_dtypes > 0, width[view.arg_dtypes], 0.0)
+    sliced = view.op == ops.OPS["slice"].code
+    n_bytes = work.bytes_moved(jnp, view.arg_shapes, widths, view.shape, width[view.dtype], sliced)
+    c = class_of[view.op]
+    busy = jnp.maximum(flops / table.flop_rate[c], n_bytes / table.bandwidth[c]) + table.overhead[c]
+    return jnp.where(c == 0, 0.0, busy)
+
+
+def seconds(table: CostTable, view: NodeView) -> jax.Array:
+    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere; weight-only work is free."""
+    measured, known = lookup(table, signature(view))
+    guess = roofline
+    for _ in range(view.op.ndim):
+        guess = jax.vmap(guess, in_axes=(None, 0))
+    class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
+    cost = jnp.where(known, measured, guess(table, view)) * table.scale[class_of[view.op]]
+    return jnp.where(view.weight_only | (class_of[view.op] == 0), 0.0, cost).astype(jnp.float32)
+
+
+def priced(table: CostTable, graph: TensorGraph) -> TensorGraph:
+    """The graph with every node's cost set from the table."""
+    return graph._replace(nodes=graph.nodes._replace(cost=seconds(table, view_graph(graph))))
+
+
+def total(graph: TensorGraph) -> jax.Array:
+    """Seconds of one run of the graph: the sum of its nodes' costs."""
+    return jnp.sum(jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Roofline parameters by class: flops per second, bytes per second, seconds per node, correction."""
+
+    flop_rate: Mapping[str, float]
+    bandwidth: Mapping[str, float]
+    overhead: Mapping[str, float]
+    scale: Mapping[str, float]
+
+
+# Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a search.
+DEFAULT_RATES = Rates(
+    flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11},
+    bandwidth=dict.fromkeys(CLASSES, 1.5e10),
+    overhead=dict.fromkeys(CLASSES, 1e-6),
+    scale=dict.fromkeys(CLASSES, 1.0),
+)
+
+
+def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_RATES) -> CostTable:
+    """The table of measured seconds by signature, and the rates."""
+    size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
+    keys = np.full((size, 2), 0xFFFFFFFF, np.uint32)
+    values = np.zeros(size, np.float32)
+    rows = sorted(timings.items())[: size - 1]
+    for i, (key, value) in enumerate(rows):
+        keys[i], values[i] = key, value
+    vector = lambda by: jnp.asarray([by[c] for c in CLASSES], jnp.float32)  # noqa: E731
+    return CostTable(
+        jnp.asarray(keys), jnp.asarray(values), vector(rates.flop_rate), vector(rates.bandwidth),
+        vector(rates.overhead), vector(rates.scale),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timing for calibration."""
+
+    op_class: str
+    flops: float
+    bytes: float
+    seconds: float
+
+
+def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
+    """Rates fitted to timings, class by class: the rate the faster quarter of its samples reaches.
+
+    A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv, dot), bytes elsewhere.
+    """
+    flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
+    for c in CLASSES:
+        mine = [s for s in samples if s.op_class == c and s.seconds > 0]
+        if len(mine) < 4:
+            continue
+        if c in ("conv", "dot"):
+            flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
+        else:
+            bandwidth[c] = float(np.quantile([s.bytes / s.seconds for s in mine], 0.75))
+    moved = [bandwidth[c] for c in ("movement", "reduce", "window") if bandwidth[c] != rates.bandwidth[c]]
+    if moved:
+        bandwidth["elementwise"] = float(np.median(moved))
+    return Rates(flop_rate, bandwidth, rates.overhead, rates.scale)
+
+
+def correct(rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> Rates:
+    """Scales that bring predicted sums to the times of whole programs.
+
+    Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge towards one common factor, so
+    that few programs cannot set one class against another.
+
+    Args:
+      shares: for each program, predicted seconds by class under scale 1.
+      measured: seconds of each program.
+    """
+    used = [c for c in CLASSES if any(s.get(c, 0.0) > 0 for s in shares)]
+    if not used:
+        return rates
+    t = np.asarray(measured)
+    x = np.array([[s.get(c, 0.0) for c in used] for s in shares]) / t[:, None]
+    common = float(np.median(1.0 / np.maximum(x.sum(axis=1), 1e-12)))
+    ridge = 0.1
+    a = np.vstack([x, np.sqrt(ridge) * np.eye(len(used))])
+    b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
+    scale = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
+    return Rates(
+        rates.flop_rate, rates.bandwidth, rates.overhead,
+        dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)},
+    )  # fmt: skip

@@ -1,0 +1,400 @@
+"""`from_jax`: any JAX function as a Program.
+
+The function is traced to a jaxpr. Calls in it are inlined, control flow becomes bodies, what the op table can say becomes
+native nodes (`jaxpr_ops`), and every other equation an opaque node that keeps the equation. No function is refused that JAX
+can trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from xrl_jax.frontends import fold as fold_lib
+from xrl_jax.frontends.host import (
+    Bindings,
+    HostGraph,
+    HostProgram,
+    assemble,
+    attach,
+    dtype_name,
+    source_key,
+    struct,
+)
+from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph.program import (
+    Array,
+    Call,
+    Equation,
+    Input,
+    Program,
+    flatten_args,
+    unflatten_args,
+)
+
+# A jit called more than once becomes a body if it has at least this many equations, counting those of calls in it. Smaller
+# ones (softmax, gelu, variance: most are JAX's own helpers) are inlined, so that rules match across their border.
+MIN_SHARED_EQUATIONS = 16
+
+_JITS = ("jit", "pjit")
+# Primitives that mean their inner jaxpr and nothing else, once derivatives are out of the picture.
+_INLINED = (
+    *_JITS,
+    "closed_call",
+    "core_call",
+    "core_closed_call",
+    "call",
+    "named_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "custom_vmap_call",
+)
+_JAXPR_NAMES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
+# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
+_CONTROL_FLOW = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+
+class TraceError(ValueError):
+    """A function that JAX cannot trace; the message names it and says what to do."""
+
+
+def from_jax(
+    fn: Callable[..., Any],
+    *example_args: Any,
+    weights: Sequence[int] | int = (),
+    fold: bool = True,
+    **example_kwargs: Any,
+) -> Program:
+    """Trace a JAX function into a Program.
+
+    Args:
+      fn: a function of pytrees. Arrays it closes over count as weights.
+      example_args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers; any other leaf (a string, a function)
+        is static, a part of the arguments' structure.
+      weights: positions of the positional arguments that stay the same between calls.
+      fold: whether jits called more than once and equal repeated regions become bodies; without it everything but
+        control flow is in the main graph.
+      example_kwargs: keyword arguments, like `example_args`.
+
+    Raises:
+      TraceError: `fn` cannot be traced with these arguments.
+      ValueError: a position in `weights` is out of range.
+    """
+    weights = _weight_positions(weights, len(example_args))
+    leaves, in_tree = flatten_args(example_args, example_kwargs)
+    closed, out_tree = _trace(fn, leaves, in_tree)
+    positional = [jax.tree.structure(flatten_args((a,), {})[0]).num_leaves for a in example_args]
+    flags = [i in weights for i, n in enumerate(positional) for _ in range(n)]
+    flags += [False] * (len(leaves) - len(flags))
+    host = _Tracing(closed, share=fold).program()
+    program = assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn)
+    return fold_lib.fold(program) if fold else program
+
+
+def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
+    positions = (weights,) if isinstance(weights, int) else tuple(weights)
+    for w in positions:
+        if not -n_args <= w < n_args:
+            raise ValueError(
+                f"weights={positions!r}: there is no positional argument {w}, the function is called with {n_args}"
+            )
+    return {w % n_args for w in positions}
+
+
+def _trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[Any, Any]:
+    """The closed jaxpr of `fn` on flat leaves, and the structure of its result."""
+    out_trees: list[Any] = []
+
+    def flat(*flat_args: Any) -> list[Any]:
+        args, kwargs = unflatten_args(in_tree, flat_args)
+        out, tree = jax.tree.flatten(fn(*args, **kwargs))
+        out_trees.append(tree)
+        return out
+
+    try:
+        closed = jax.make_jaxpr(flat)(*leaves)
+    except Exception as error:  # whatever the user's function raises is the reason why it cannot be traced
+        name = getattr(fn, "__name__", None) or repr(fn)
+        lines = [line for line in str(error).splitlines() if line.strip()][:3]
+        reason = "\n  ".join([type(error).__name__ + ": " + (lines[0] if lines else ""), *lines[1:]])
+        raise TraceError(f"cannot trace {name!r}:\n  {reason}\n{_advice(error)}") from error
+    return closed, out_trees[-1]
+
+
+def _advice(error: Exception) -> str:
+    concrete = (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.NonConcreteBooleanIndexError,
+    )
+    if isinstance(error, concrete):
+        return (
+            "It needs the value of an argument while it is traced. Close over that value "
+            "(functools.partial or a lambda) to make it static, or use jax.lax.cond, jnp.where and the like."
+        )
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return "It keeps traced values between calls. Return them instead of storing them."
+    return "Call it with these arguments under jax.jit: what raises there must be put right first."
+
+
+def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr and its constants, of a closed or an open jaxpr."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def _inner(equation: Any) -> Any | None:
+    """The jaxpr that an equation calls and nothing else; None where it says more than that."""
+    if equation.primitive.name not in _INLINED:
+        return None
+    params = equation.params
+    for key in ("in_shardings", "out_shardings", "in_layouts", "out_layouts", "compiler_options_kvs"):
+        if any(v is not None and type(v).__name__ != "UnspecifiedValue" for v in params.get(key, ())):
+            return None
+    for key in _JAXPR_NAMES:
+        inner, _ = _open(params.get(key))
+        if hasattr(inner, "eqns") and len(inner.invars) == len(equation.invars):
+            return params[key] if len(inner.outvars) == len(equation.outvars) else None
+    return None
+
+
+class _Tracing:
+    """What the graphs of one traced function share: bindings, bodies, and how often each jit is called."""
+
+    def __init__(self, closed: Any, *, share: bool) -> None:
+        self.closed = closed
+        self.bindings = Bindings()
+        self.bodies: list[HostGraph] = []
+        self.body_of: dict[Any, int] = {}
+        self.sites: Counter[int] = Counter()
+        self.sizes: dict[int, int] = {}
+        self._count(closed.jaxpr)
+        self.share = share
+
+    def program(self) -> HostProgram:
+        main = self.graph(self.closed, "main")
+        return HostProgram(main, tuple(self.bodies), tuple(self.bindings.rows))
+
+    def graph(self, closed: Any, name: str) -> HostGraph:
+        """The graph of a closed jaxpr."""
+        jaxpr, consts = _open(closed)
+        builder = _GraphBuilder(self)
+        args = [builder.input(i, v.aval) for i, v in enumerate(jaxpr.invars)]
+        outputs = builder.run(jaxpr, consts, args)
+        in_avals = tuple(struct(v.aval) for v in jaxpr.invars)
+        return HostGraph(tuple(builder.nodes), tuple(outputs), in_avals, name)
+
+    def body(self, closed: Any, name: str) -> int:
+        """The index of the body of a closed jaxpr; equal (identical) jaxprs share one."""
+        jaxpr, consts = _open(closed)
+        key = (id(jaxpr), *(id(c) for c in consts))
+        if key not in self.body_of:
+            graph = self.graph(closed, name)
+            self.body_of[key] = len(self.bodies)
+            self.bodies.append(graph)
+        return self.body_of[key]
+
+    def is_shared(self, inner: Any) -> bool:
+        """Whether a call of this jaxpr stays a call."""
+        jaxpr, _ = _open(inner)
+        return (
+            self.share
+            and not jaxpr.effects
+            and self.sites[id(jaxpr)] > 1
+            and self.sizes[id(jaxpr)] >= MIN_SHARED_EQUATIONS
+        )
+
+    def _count(self, jaxpr: Any) -> int:
+        """Number of equations, those of inner calls included; call sites are counted on the way, each jaxpr once."""
+        if id(jaxpr) in self.sizes:
+            return self.sizes[id(jaxpr)]
+        size = 0
+        for equation in jaxpr.eqns:
+            inner = _inner(equation)
+            nested = [inner] if inner is not None else _control_flow_jaxprs(equation)
+            if not nested:
+                size += 1
+            for each in nested:
+                self.sites[id(_open(each)[0])] += 1
+                size += self._count(_open(each)[0])
+        self.sizes[id(jaxpr)] = size
+        return size
+
+
+def _control_flow_jaxprs(equation: Any) -> list[Any]:
+    """The closed jaxprs of scan, while and cond, in the order of `Call.bodies`; none for other primitives."""
+    values = [equation.params[k] for k in _CONTROL_FLOW.get(equation.primitive.name, ())]
+    return [j for v in values for j in (v if isinstance(v, (tuple, list)) else (v,))]
+
+
+class _GraphBuilder:
+    """One graph under construction; implements `jaxpr_ops.Emit`."""
+
+    def __init__(self, tracing: _Tracing) -> None:
+        self.tracing = tracing
+        self.nodes: list[Node] = []
+        self.sources: dict[Any, int] = {}
+        self.pinned: int | None = None  # the last node with effects
+
+    def source(self, node: Node) -> int:
+        key = source_key(node)
+        if key not in self.sources:
+            self.sources[key] = len(self.nodes)
+            self.nodes.append(node)
+        return self.sources[key]
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        return self.nodes[index].shape
+
+    def node(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
+        operands = [self.nodes[a] for a in args]
+        vector = pack_attrs(op, attrs)
+        if any(not -(2**31) <= a < 2**31 for a in vector):
+            return None
+        inferred = infer(op, vector, operands)
+        if inferred is None:
+            return None
+        shape, dtype = inferred
+        self.nodes.append(Node(op, tuple(args), vector, shape=shape, dtype=dtype))
+        return len(self.nodes) - 1
+
+    def input(self, position: int, aval: Any) -> int:
+        ref = self.tracing.bindings.add(Input(position))
+        shape, dtype = tuple(getattr(aval, "shape", ())), dtype_name(getattr(aval, "dtype", None))
+        return self.source(Node("input", shape=shape, dtype=dtype, ref=ref))
+
+    def array(self, value: Any) -> int:
+        """A source for a constant: a `const` where it is a scalar that float32 holds exactly."""
+        shape, dtype = tuple(np.shape(value)), dtype_name(getattr(value, "dtype", None))
+        if shape == () and dtype != "extended":
+            value = np.asarray(value)
+            exact = _exact_float32(value)
+            if exact is not None:
+                return self.source(Node("const", dtype=dtype, value=exact))
+            ref = self.tracing.bindings.add(Array(value))
+            return self.source(Node("const", dtype=dtype, ref=ref))
+        ref = self.tracing.bindings.add(Array(value))
+        return self.source(Node("array", shape=shape, dtype=dtype, ref=ref))
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[int]) -> list[int]:
+        """Append the jaxpr's equations, its inputs bound to `args`; returns its outputs."""
+        env: dict[Any, int] = dict(zip(jaxpr.invars, args, strict=True))
+        env.update((v, self.array(c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+
+        def read(atom: Any) -> int:
+            if isinstance(atom, Literal):
+                value = atom.val
+                if not hasattr(value, "dtype"):
+                    value = np.asarray(value, atom.aval.dtype)
+                return self.array(value)
+            return env[atom]
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(v) for v in equation.invars])
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, equation: Any, args: Sequence[int]) -> list[int]:
+        """The nodes of an equation's results."""
+        name = equation.primitive.name
+        inner = _inner(equation)
+        if inner is not None:
+            if name in _JITS and self.tracing.is_shared(inner):
+                body = self.tracing.body(inner, str(equation.params.get("name") or name))
+                return self.bound(Call("inline", (body,)), "call", equation, args)
+            return self.run(*_open(inner), args)
+        if name in _CONTROL_FLOW:
+            bodies = tuple(
+                self.tracing.body(j, f"{name} {i}" if name != "scan" else name)
+                for i, j in enumerate(_control_flow_jaxprs(equation))
+            )
+            call = Call(name, bodies, _equation(equation))
+            return self.bound(call, "call", equation, args)
+        return self.native(equation, args) or self.bound(
+            _equation(equation), "opaque", equation, args
+        )
+
+    def native(self, equation: Any, args: Sequence[int]) -> list[int] | None:
+        """The equation in native nodes; None where the op table cannot say it."""
+        translate = TRANSLATIONS.get(equation.primitive.name)
+        avals = [v.aval for v in (*equation.invars, *equation.outvars)]
+        if translate is None or equation.effects or not equation.outvars:
+            return None
+        if any(not hasattr(a, "shape") or len(a.shape) > ops.MAX_RANK for a in avals):
+            return None
+        if any(dtype_name(a.dtype) == "extended" for a in avals):
+            return None
+        n_in = len(equation.invars)
+        site = Site(equation.params, tuple(args), tuple(avals[:n_in]), tuple(avals[n_in:]))
+        result = translate(self, site)
+        results = [result] if isinstance(result, int) or result is None else list(result)
+        for r, aval in zip(results, site.out_avals, strict=True):
+            if r is None or (self.nodes[r].shape, self.nodes[r].dtype) != (
+                tuple(aval.shape),
+                dtype_name(aval.dtype),
+            ):
+                return None
+        return results  # type: ignore[return-value]
+
+    def bound(
+        self, binding: Call | Equation, op: str, equation: Any, args: Sequence[int]
+    ) -> list[int]:
+        """An `opaque` or `call` node and the projections of its results."""
+        avals = [v.aval for v in equation.outvars]
+        ref = self.tracing.bindings.add(binding)
+        single = len(avals) == 1
+        node = Node(op, ref=ref, dtype="tuple")
+        if single:
+            node = replace(node, shape=_shape(avals[0]), dtype=_dtype(avals[0]))
+        if equation.effects:
+            node = replace(node, attrs=pack_attrs(op, {"pinned": 1}))
+        index = attach(self.nodes, node, args, self.pinned if equation.effects else None)
+        if equation.effects:
+            self.pinned = index
+        if single:
+            return [index]
+        results = []
+        for i, aval in enumerate(avals):
+            attrs = pack_attrs("proj", {"index": i})
+            self.nodes.append(Node("proj", (index,), attrs, shape=_shape(aval), dtype=_dtype(aval)))
+            results.append(len(self.nodes) - 1)
+        return results
+
+
+def _shape(aval: Any) -> tuple[int, ...]:
+    return tuple(getattr(aval, "shape", ()))
+
+
+def _dtype(aval: Any) -> str:
+    return dtype_name(getattr(aval, "dtype", None))
+
+
+def _equation(equation: Any) -> Equation:
+    avals = tuple(v.aval for v in equation.outvars)
+    return Equation(equation.primitive, dict(equation.params), len(avals), avals)
+
+
+def _exact_float32(value: np.ndarray) -> float | None:
+    """The scalar as a float32 that says it exactly; None for NaN, subnormals (which XLA may flush) and all others."""
+    if value.dtype.kind == "c":
+        return None
+    narrow = np.asarray(value).astype(np.float32)
+    if not np.isfinite(narrow) and not np.isinf(value):
+        return None
+    if narrow != 0 and abs(narrow) < np.finfo(np.float32).tiny:
+        return None
+    if value.dtype.kind in "iub":
+        return float(narrow) if int(narrow) == int(value) else None
+    return float(narrow) if narrow == value else None

@@ -1,0 +1,362 @@
+"""From JAX primitives to native nodes: one dict, primitive name -> translation.
+
+A translation says in nodes exactly what the equation says, so that the plain lowering of the nodes is bit-identical to it,
+or returns None, and the equation stays opaque. Parameters are read by name, for their sets differ between versions of JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from xrl_jax.frontends.host import dtype_name
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, pack_attrs
+
+_WINDOW_RANK = 4  # dimensions a pooling node can hold
+
+
+class Emit(Protocol):
+    """Where translations put their nodes."""
+
+    def node(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
+        """Append a node; None where its arguments and attributes do not fit the op."""
+
+    def source(self, node: Node) -> int:
+        """The index of a source equal to this one."""
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a node."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An equation with its operands as nodes: what a translation sees."""
+
+    params: Mapping[str, Any]
+    args: tuple[int, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+
+    def plain(self, *known: str) -> bool:
+        """Whether every parameter is one of `known` or at rest (None, as `sharding` and `accuracy` mostly are)."""
+        return all(v is None for k, v in self.params.items() if k not in known)
+
+
+Result = int | Sequence[int | None] | None
+Translation = Callable[[Emit, Site], Result]
+
+
+def _elementwise(op: str) -> Translation:
+    """An op of no attributes; operands that JAX stretches from size 1 are broadcast first (scalars need not be)."""
+
+    def translate(emit: Emit, site: Site) -> Result:
+        if not site.plain():
+            return None
+        shape = site.out_avals[0].shape
+        args: list[int] = []
+        for arg in site.args:
+            own = emit.shape(arg)
+            if own and own != shape:
+                dims = range(len(own))
+                arg = emit.node("broadcast", [arg], shape=shape, rank=len(shape), dims=dims)
+            if arg is None:
+                return None
+            args.append(arg)
+        return emit.node(op, args)
+
+    return translate
+
+
+def _alias(emit: Emit, site: Site) -> Result:
+    """The operand itself: the primitive means something to transformations or to the allocator only."""
+    return site.args[0]
+
+
+def _cast(emit: Emit, site: Site) -> Result:
+    """`convert_element_type`; to the same dtype (a change of weak type) it is the operand itself."""
+    if not site.plain("new_dtype", "weak_type"):
+        return None
+    if site.in_avals[0].dtype == site.out_avals[0].dtype:
+        return site.args[0]
+    name = dtype_name(site.out_avals[0].dtype)
+    if name == "extended":
+        return None
+    return emit.node("cast", site.args, dtype=ops.DTYPE_CODE[name])
+
+
+def _reshaped(emit: Emit, site: Site) -> Result:
+    """`reshape`, `squeeze` and `expand_dims`."""
+    if not site.plain("new_sizes", "dimensions") or len(site.args) != 1:
+        return None
+    if "new_sizes" in site.params and site.params.get("dimensions") is not None:
+        return None
+    shape = site.out_avals[0].shape
+    return emit.node("reshape", site.args, shape=shape, rank=len(shape))
+
+
+def _broadcast(emit: Emit, site: Site) -> Result:
+    if not site.plain("shape", "broadcast_dimensions") or len(site.args) != 1:
+        return None
+    shape, dims = site.params["shape"], site.params["broadcast_dimensions"]
+    return emit.node("broadcast", site.args, shape=shape, rank=len(shape), dims=dims)
+
+
+def _transpose(emit: Emit, site: Site) -> Result:
+    return emit.node("transpose", site.args, perm=site.params["permutation"])
+
+
+def _concatenate(emit: Emit, site: Site) -> Result:
+    """`concatenate`; more operands than a node holds become a chain."""
+    return _chained_concat(emit, site.args, site.params["dimension"])
+
+
+def _chained_concat(emit: Emit, parts: Sequence[int | None], axis: int) -> Result:
+    rest = [p for p in parts if p is not None]
+    if len(rest) < len(parts):
+        return None
+    joined = emit.node("concat", rest[: ops.MAX_ARGS], axis=axis)
+    rest = rest[ops.MAX_ARGS :]
+    while rest and joined is not None:
+        joined = emit.node("concat", [joined, *rest[: ops.MAX_ARGS - 1]], axis=axis)
+        rest = rest[ops.MAX_ARGS - 1 :]
+    return joined
+
+
+def _slice(emit: Emit, site: Site) -> Result:
+    start, limit = site.params["start_indices"], site.params["limit_indices"]
+    stride = site.params.get("strides") or (1,) * len(start)
+    return emit.node("slice", site.args, start=start, limit=limit, stride=stride)
+
+
+def _split(emit: Emit, site: Site) -> Result:
+    """`split` as slices, one for each result."""
+    axis, parts, at = site.params["axis"], [], 0
+    shape = site.in_avals[0].shape
+    for size in site.params["sizes"]:
+        start = [at if d == axis else 0 for d in range(len(shape))]
+        limit = [at + size if d == axis else n for d, n in enumerate(shape)]
+        parts.append(emit.node("slice", site.args, start=start, limit=limit, stride=(1,) * len(shape)))
+        at += size
+    return parts
+
+
+def _stack(emit: Emit, site: Site) -> Result:
+    """`stack` as a concatenation of reshaped operands."""
+    axis = site.params["axis"]
+    shape = list(site.in_avals[0].shape)
+    shape.insert(axis, 1)
+    if len(shape) > ops.MAX_RANK:
+        return None
+    parts = [emit.node("reshape", [a], shape=shape, rank=len(shape)) for a in site.args]
+    return _chained_concat(emit, parts, axis)
+
+
+def _unstack(emit: Emit, site: Site) -> Result:
+    """`unstack` as slices of size one, reshaped."""
+    axis, shape = site.params["axis"], site.in_avals[0].shape
+    out = site.out_avals[0].shape
+    parts = []
+    for k in range(shape[axis]):
+        start = [k if d == axis else 0 for d in range(len(shape))]
+        limit = [k + 1 if d == axis else n for d, n in enumerate(shape)]
+        part = emit.node("slice", site.args, start=start, limit=limit, stride=(1,) * len(shape))
+        parts.append(part if part is None else emit.node("reshape", [part], shape=out, rank=len(out)))
+    return parts
+
+
+def _tile(emit: Emit, site: Site) -> Result:
+    """`tile` as a broadcast to (repeats, size) for each repeated dimension, reshaped."""
+    shape: list[int] = []
+    dims: list[int] = []
+    for size, repeats in zip(site.in_avals[0].shape, site.params["reps"], strict=True):
+        shape += [size] if repeats == 1 else [repeats, size]
+        dims.append(len(shape) - 1)
+    out = site.out_avals[0].shape
+    if len(shape) > ops.MAX_RANK:
+        return None
+    spread = emit.node("broadcast", site.args, shape=shape, rank=len(shape), dims=dims)
+    return spread if spread is None else emit.node("reshape", [spread], shape=out, rank=len(out))
+
+
+def _pad(emit: Emit, site: Site) -> Result:
+    low, high, interior = ([c[i] for c in site.params["padding_config"]] for i in range(3))
+    return emit.node("pad", site.args, low=low, high=high, interior=interior)
+
+
+def _rev(emit: Emit, site: Site) -> Result:
+    return emit.node("rev", site.args, axes=ops.mask_of(site.params["dimensions"]))
+
+
+def _reduce(op: str) -> Translation:
+    def translate(emit: Emit, site: Site) -> Result:
+        if not site.plain("axes"):
+            return None
+        return emit.node(op, site.args, axes=ops.mask_of(site.params["axes"]))
+
+    return translate
+
+
+def _arg_reduce(op: str) -> Translation:
+    def translate(emit: Emit, site: Site) -> Result:
+        axes = site.params["axes"]
+        code = ops.DTYPE_CODE.get(dtype_name(site.params["index_dtype"]))
+        if len(axes) != 1 or code is None or not site.plain("axes", "index_dtype"):
+            return None
+        return emit.node(op, site.args, axes=ops.mask_of(axes), dtype=code)
+
+    return translate
+
+
+def _cumulative(op: str) -> Translation:
+    def translate(emit: Emit, site: Site) -> Result:
+        reverse = int(site.params["reverse"])
+        return emit.node(op, site.args, axis=site.params["axis"], reverse=reverse)
+
+    return translate
+
+
+def _window(op: str) -> Translation:
+    def translate(emit: Emit, site: Site) -> Result:
+        p = site.params
+        rank = len(p["window_dimensions"])
+        ones = (1,) * rank
+        if rank > _WINDOW_RANK or len(site.args) != 1:
+            return None
+        if tuple(p["base_dilation"]) != ones or tuple(p["window_dilation"]) != ones:
+            return None
+        low, high = ([c[i] for c in p["padding"]] for i in range(2))
+        window, stride = p["window_dimensions"], p["window_strides"]
+        return emit.node(op, site.args, window=window, stride=stride, low=low, high=high)
+
+    return translate
+
+
+def _select(emit: Emit, site: Site) -> Result:
+    """`select_n` of two cases by booleans."""
+    if len(site.args) != 3 or dtype_name(site.in_avals[0].dtype) != "bool":
+        return None
+    return emit.node("select", site.args)
+
+
+def _integer_pow(emit: Emit, site: Site) -> Result:
+    return emit.node("integer_pow", site.args, exponent=site.params["y"])
+
+
+def _round(emit: Emit, site: Site) -> Result:
+    return emit.node("round", site.args, method=int(site.params["rounding_method"]))
+
+
+def _iota(emit: Emit, site: Site) -> Result:
+    aval = site.out_avals[0]
+    if site.args or len(aval.shape) > ops.MAX_RANK or not site.plain("dtype", "shape", "dimension"):
+        return None
+    attrs = pack_attrs("iota", {"axis": site.params["dimension"]})
+    return emit.source(Node("iota", attrs=attrs, shape=aval.shape, dtype=dtype_name(aval.dtype)))
+
+
+def _dot(emit: Emit, site: Site) -> Result:
+    p = site.params
+    if not site.plain("dimension_numbers", "precision", "preferred_element_type"):
+        return None
+    precision = ops.encode_precision(p["precision"])
+    if precision is None or max(len(a.shape) for a in site.in_avals) > ops.MAX_RANK:
+        return None
+    (lc, rc), (lb, rb) = p["dimension_numbers"]
+    return emit.node(
+        "dot",
+        site.args,
+        lhs_contract=ops.pack_dims(tuple(lc)),
+        rhs_contract=ops.pack_dims(tuple(rc)),
+        lhs_batch=ops.pack_dims(tuple(lb)),
+        rhs_batch=ops.pack_dims(tuple(rb)),
+        precision=precision,
+        dtype=ops.DTYPE_CODE[dtype_name(site.out_avals[0].dtype)],
+    )
+
+
+_CONV_PARAMS = (
+    "window_strides padding lhs_dilation rhs_dilation dimension_numbers feature_group_count batch_group_count precision "
+    "preferred_element_type"
+).split()
+
+
+def _conv(emit: Emit, site: Site) -> Result:
+    """`conv_general_dilated` over one or two spatial dimensions; complex ones stay as they are."""
+    p = site.params
+    layouts = p["dimension_numbers"]
+    specs = (layouts.lhs_spec, layouts.rhs_spec, layouts.out_spec)
+    precision = ops.encode_precision(p["precision"])
+    dtype = dtype_name(site.out_avals[0].dtype)
+    if precision is None or not site.plain(*_CONV_PARAMS) or dtype.startswith("complex"):
+        return None
+    if any(tuple(s) not in ops.LAYOUT_CODE for s in specs):
+        return None
+    lhs_layout, rhs_layout, out_layout = (ops.LAYOUT_CODE[tuple(s)] for s in specs)
+    low, high = ([c[i] for c in p["padding"]] for i in range(2))
+    return emit.node(
+        "conv",
+        site.args,
+        stride=p["window_strides"],
+        low=low,
+        high=high,
+        lhs_dilation=p["lhs_dilation"],
+        rhs_dilation=p["rhs_dilation"],
+        groups=p["feature_group_count"],
+        batch_groups=p["batch_group_count"],
+        lhs_layout=lhs_layout,
+        rhs_layout=rhs_layout,
+        out_layout=out_layout,
+        precision=precision,
+        dtype=ops.DTYPE_CODE[dtype],
+    )
+
+
+# Ops that have a primitive's name and no attributes.
+_SAME_NAME = (
+    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh asinh acosh atanh "
+    "erf erfc erf_inv lgamma digamma abs sign floor ceil not square population_count clz is_finite "
+    "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic "
+    "add mul max min and or xor ne eq ge gt le lt clamp"
+).split()
+_REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
+
+TRANSLATIONS: Mapping[str, Translation] = MappingProxyType(
+    {
+        **{name: _elementwise(name) for name in _SAME_NAME},
+        "add_any": _elementwise("add"),
+        "copy": _alias,
+        "copy_p": _alias,
+        "stop_gradient": _alias,
+        "name": _alias,
+        "convert_element_type": _cast,
+        "reshape": _reshaped,
+        "squeeze": _reshaped,
+        "expand_dims": _reshaped,
+        "broadcast_in_dim": _broadcast,
+        "transpose": _transpose,
+        "concatenate": _concatenate,
+        "slice": _slice,
+        "split": _split,
+        "stack": _stack,
+        "unstack": _unstack,
+        "tile": _tile,
+        "pad": _pad,
+        "rev": _rev,
+        **{name: _reduce(name) for name in _REDUCTIONS},
+        "argmax": _arg_reduce("argmax"),
+        "argmin": _arg_reduce("argmin"),
+        **{n: _cumulative(n) for n in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
+        "reduce_window_sum": _window("window_sum"),
+        "reduce_window_max": _window("window_max"),
+        "reduce_window_min": _window("window_min"),
+        "select_n": _select,
+        "integer_pow": _integer_pow,
+        "round": _round,
+        "iota": _iota,
+        "dot_general": _dot,
+        "conv_general_dilated": _conv,
+    }
+)

@@ -1,0 +1,310 @@
+"""ONNX models as JAX functions: `load_onnx` gives the function, `from_onnx` the Program.
+
+The model is read and checked as a whole first, so that what is damaged or unsupported is said
+before any work. Opsets 7 to the newest of the installed onnx package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from xrl_jax.frontends.onnx_file import parse_graph, read_model
+from xrl_jax.frontends.onnx_ops import TRANSLATIONS
+from xrl_jax.frontends.onnx_ops.base import (
+    Graph,
+    OnnxError,
+    UnsupportedOnnxError,
+    Value,
+    canonical,
+    device,
+)
+from xrl_jax.frontends.onnx_ops.evaluate import run_graph
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["OnnxError", "OnnxFunction", "UnsupportedOnnxError", "from_onnx", "load_onnx"]
+
+OLDEST_OPSET = 7
+# Constants of up to this many elements stay in the graph, where rules can see their values.
+FEW_ELEMENTS = 8
+# Float inputs that decide shapes: they stay known while tracing.
+SHAPE_DECIDING = {"Resize": (1, 2), "Upsample": (1,)}
+TENSOR_TYPES = frozenset(
+    "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL "
+    "COMPLEX64 COMPLEX128".split()
+)
+
+ModelSource = "str | os.PathLike[str] | onnx.ModelProto"
+
+
+@dataclass(frozen=True)
+class OnnxFunction:
+    """An ONNX model as a JAX function.
+
+    `fn(weights, *inputs)` returns the output, or a tuple of them when the model has several.
+    Inputs of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
+    under the setting it will be used with.
+    """
+
+    fn: Callable[..., Any]
+    weights: dict[str, np.ndarray] = field(repr=False)
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    opset: int
+
+
+def load_onnx(
+    path: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> OnnxFunction:
+    """Read an ONNX file, or a ModelProto in memory.
+
+    input_shapes: the shapes of inputs for which the model leaves dimensions open.
+    constants: values of inputs to be treated as known, such as those that decide shapes.
+
+    Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all of them,
+    when it has nodes or types that have no translation.
+    """
+    model = expand_functions(read_model(path))
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    check_opset(opsets)
+    check_supported(model, opsets)
+    graph = parse_graph(model.graph, opsets)
+    known = dict(constants or {})
+    names = tuple(n for n in graph.inputs if n not in graph.initialisers and n not in known)
+    check_names(graph, dict(input_shapes or {}), known)
+    protos = {value.name: value for value in model.graph.input}
+    inputs = tuple(input_struct(protos[name], dict(input_shapes or {})) for name in names)
+    weights, rest = split_weights(model, graph)
+    rest.update((name, np.asarray(value)) for name, value in known.items())
+
+    def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
+        if len(arrays) != len(names):
+            raise TypeError(f"the model has {len(names)} inputs {names}, not {len(arrays)}")
+        scope = {**rest, **weights, **dict(zip(names, arrays, strict=True))}
+        outputs = [device(value) for value in run_graph(program, scope)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
+    jax.eval_shape(fn, weights, *inputs)  # what only tracing can refuse is refused here
+    return OnnxFunction(fn, weights, inputs, names, graph.outputs, opsets.get("", 0))
+
+
+def from_onnx(
+    path: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Any:
+    """Read an ONNX model as a Program of (weights, *inputs); see `load_onnx`."""
+    from xrl_jax.frontends.jaxpr import from_jax
+
+    loaded = load_onnx(path, input_shapes=input_shapes, constants=constants)
+    return from_jax(loaded.fn, loaded.weights, *loaded.inputs, weights=(0,))
+
+
+def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Inline the model's own functions, and standard operators that have only a function body."""
+    from onnx import inliner
+
+    if model.functions:
+        model = inliner.inline_local_functions(model, convert_version=True)
+    tried: set[tuple[str, str]] = set()
+    while True:
+        wanted = {
+            (node.domain, node.op_type)
+            for node in walk(model.graph)
+            if not translated(node) and has_body(node)
+        } - tried
+        if not wanted:
+            return model
+        tried |= wanted
+        for key in sorted(wanted):
+            model = expand_standard(model, key)
+
+
+def expand_standard(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto:
+    """Replace all nodes of a standard operator by its function body.
+
+    The inliner leaves attributes unset that only the operator's definition gives a default, and
+    fails on some bodies with absent optional inputs: those nodes stay, and are refused by name.
+    """
+    import onnx
+    from onnx import defs, inliner
+
+    filled = onnx.ModelProto()
+    filled.CopyFrom(model)
+    version = next((o.version for o in model.opset_import if o.domain == key[0]), None)
+    if version is None:
+        return model
+    schema = defs.get_schema(key[1], version, key[0])
+    for node in walk(filled.graph):
+        if (node.domain, node.op_type) == key:
+            present = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(
+                attribute.default_value
+                for name, attribute in schema.attributes.items()
+                if name not in present and attribute.default_value.name
+            )
+    try:
+        return inliner.inline_selected_functions(
+            filled, [key], exclude=False, inline_schema_functions=True
+        )
+    except RuntimeError:
+        return model
+
+
+def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a graph and its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from walk(attribute.g)
+            for subgraph in attribute.graphs:
+                yield from walk(subgraph)
+
+
+def translated(node: onnx.NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and (
+        node.op_type in TRANSLATIONS or node.op_type == "Constant"
+    )
+
+
+def has_body(node: onnx.NodeProto) -> bool:
+    from onnx import defs
+
+    if not defs.has(node.op_type, node.domain):
+        return False
+    schema: Any = defs.get_schema(node.op_type, node.domain)
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def check_opset(opsets: Mapping[str, int]) -> None:
+    from onnx import defs
+
+    version, newest = opsets.get("", OLDEST_OPSET), defs.onnx_opset_version()
+    if version > newest:
+        raise UnsupportedOnnxError(
+            f"model uses opset {version}; the installed onnx package knows up to {newest}: "
+            "install a newer one",
+            (f"opset {version}",),
+        )
+    if version < OLDEST_OPSET:
+        raise UnsupportedOnnxError(
+            f"model uses opset {version}, older than {OLDEST_OPSET}: convert it first with "
+            "onnx.version_converter.convert_version",
+            (f"opset {version}",),
+        )
+
+
+def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
+    """Raise one UnsupportedOnnxError that lists every operator and type without translation."""
+    from onnx import TensorProto
+
+    problems: dict[str, str] = {}
+
+    def check_type(elem_type: int, label: str) -> None:
+        name = TensorProto.DataType.Name(elem_type)
+        if elem_type and name not in TENSOR_TYPES:
+            problems.setdefault(f"{label}: type {name}", name)
+
+    for value in (*model.graph.input, *model.graph.output):
+        kind = value.type.WhichOneof("value")
+        if kind == "tensor_type":
+            check_type(value.type.tensor_type.elem_type, f"value '{value.name}'")
+        elif kind is not None:
+            problems[f"value '{value.name}': {kind}"] = kind
+    for tensor in model.graph.initializer:
+        check_type(tensor.data_type, f"initialiser '{tensor.name}'")
+    for tensor in model.graph.sparse_initializer:
+        problems[f"initialiser '{tensor.values.name}': sparse tensor"] = "sparse tensor"
+    for node in walk(model.graph):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        label = (
+            f"node '{node.name or ', '.join(node.output)}' "
+            f"({domain or 'ai.onnx'}.{node.op_type}, opset {opsets.get(domain, 'not imported')})"
+        )
+        if not translated(node):
+            problems[label] = node.op_type
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                check_type(attribute.t.data_type, f"{label}: attribute '{attribute.name}'")
+            elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i:
+                check_type(attribute.i, f"{label}: attribute '{attribute.name}'")
+            elif node.op_type == "Constant" and attribute.name in UNREADABLE_CONSTANTS:
+                problems[f"{label}: {attribute.name}"] = f"Constant {attribute.name}"
+    if problems:
+        listing = "; ".join(problems)
+        raise UnsupportedOnnxError(f"not supported: {listing}", tuple(problems.values()))
+
+
+UNREADABLE_CONSTANTS = ("sparse_value", "value_string", "value_strings")
+
+
+def check_names(
+    graph: Graph, input_shapes: Mapping[str, Any], constants: Mapping[str, Any]
+) -> None:
+    for name in (*input_shapes, *constants):
+        if name not in graph.inputs:
+            raise OnnxError(f"'{name}' is not an input of the model; those are {graph.inputs}")
+
+
+def input_struct(
+    value: onnx.ValueInfoProto, input_shapes: Mapping[str, tuple[int, ...]]
+) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a model input, open dimensions filled from input_shapes."""
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    declared = dims if tensor.HasField("shape") else None
+    given = input_shapes.get(value.name)
+    if given is None:
+        if declared is None or None in declared:
+            shown = "no shape" if declared is None else f"shape {declared}".replace("None", "?")
+            raise OnnxError(
+                f"input '{value.name}' has {shown}: say which with "
+                f"input_shapes={{'{value.name}': (...)}}"
+            )
+        given = tuple(dim for dim in declared if dim is not None)
+    elif declared is not None and (
+        len(given) != len(declared)
+        or any(dim not in (None, size) for dim, size in zip(declared, given, strict=True))
+    ):
+        shown = str(declared).replace("None", "?")
+        raise OnnxError(
+            f"input '{value.name}' has shape {shown}, which {tuple(given)} does not fit"
+        )
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in given), canonical(dtype))
+
+
+def split_weights(
+    model: onnx.ModelProto, graph: Graph
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Split initialisers into weights (float arrays, arguments of fn) and known constants."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    deciding = {
+        node.inputs[slot]
+        for node in graph.nodes
+        for slot in SHAPE_DECIDING.get(node.op, ())
+        if slot < len(node.inputs)
+    }
+    weights, rest = {}, {}
+    for name, array in graph.initialisers.items():
+        few = 1 if name in stored else FEW_ELEMENTS
+        numeric = array.dtype.kind in "fc" or array.dtype.name == "bfloat16"
+        is_weight = numeric and array.size > few and name not in deciding
+        (weights if is_weight else rest)[name] = array
+    return weights, rest

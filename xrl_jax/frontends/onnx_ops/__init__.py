@@ -1,0 +1,44 @@
+"""The ONNX operators as JAX translations, one dict entry per operator, split by family."""
+
+from __future__ import annotations
+
+from xrl_jax.frontends.onnx_ops import (
+    activation,
+    attention,
+    control,
+    convolution,
+    elementwise,
+    indexing,
+    linalg,
+    loss,
+    normalisation,
+    pooling,
+    quantise,
+    recurrent,
+    reduce,
+    resize,
+    sampling,
+    shape,
+    signal,
+)
+from xrl_jax.frontends.onnx_ops.base import Translation
+
+TRANSLATIONS: dict[str, Translation] = {
+    **activation.TRANSLATIONS,
+    **attention.TRANSLATIONS,
+    **control.TRANSLATIONS,
+    **convolution.TRANSLATIONS,
+    **elementwise.TRANSLATIONS,
+    **indexing.TRANSLATIONS,
+    **linalg.TRANSLATIONS,
+    **loss.TRANSLATIONS,
+    **normalisation.TRANSLATIONS,
+    **pooling.TRANSLATIONS,
+    **quantise.TRANSLATIONS,
+    **recurrent.TRANSLATIONS,
+    **reduce.TRANSLATIONS,
+    **resize.TRANSLATIONS,
+    **sampling.TRANSLATIONS,
+    **shape.TRANSLATIONS,
+    **signal.TRANSLATIONS,
+}

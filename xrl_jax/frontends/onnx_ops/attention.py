@@ -1,0 +1,212 @@
+"""Attention and rotary embedding of ONNX (opset 23 on)."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.frontends.onnx_ops.activation import softmax_along
+from xrl_jax.frontends.onnx_ops.base import (
+    Node,
+    OnnxError,
+    Translation,
+    Value,
+    device,
+    like,
+    select,
+)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, S, H * D] to [B, H, S, D]."""
+    batch, length, width = x.shape
+    return lax.transpose(jnp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def merge_heads(x: jax.Array) -> jax.Array:
+    """[B, H, S, D] to [B, S, H * D]."""
+    batch, heads, length, width = x.shape
+    return jnp.reshape(lax.transpose(x, (0, 2, 1, 3)), (batch, length, heads * width))
+
+
+def repeat_heads(x: jax.Array, times: int) -> jax.Array:
+    """Give each key or value head to `times` query heads in a row."""
+    if times == 1:
+        return x
+    batch, heads, length, width = x.shape
+    x = lax.broadcast_in_dim(x, (batch, heads, times, length, width), (0, 1, 3, 4))
+    return jnp.reshape(x, (batch, heads * times, length, width))
+
+
+def allowed_keys(
+    node: Node, queries: int, keys: int, offset: np.ndarray | jax.Array
+) -> np.ndarray | jax.Array | None:
+    """Which keys each query may see by position: [Q, K], or [B, 1, Q, K]; None where all.
+
+    `offset`, a number or [B, 1, 1, 1], counts the keys before the first query.
+    """
+    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
+    causal = node.get("is_causal", 0)
+    if not causal and left < 0 and right < 0:
+        return None
+    query = np.arange(queries, dtype=np.int32)[:, None] + offset
+    distance = query - np.arange(keys, dtype=np.int32)
+    allowed: np.ndarray | jax.Array = np.ones(distance.shape, np.bool_)
+    if causal:
+        allowed = distance >= 0
+    if left >= 0:
+        allowed = allowed & (distance <= left)
+    if right >= 0:
+        allowed = allowed & (distance >= -right)
+    return allowed
+
+
+def attention_bias(
+    node: Node,
+    q: jax.Array,
+    keys: int,
+    mask: Value | None,
+    past: int,
+    lengths: Value | None,
+) -> jax.Array | None:
+    """What is added to the scores: the mask, and -inf for keys not allowed; None for nothing."""
+    queries, dtype = q.shape[2], q.dtype
+    offset: np.ndarray | jax.Array = np.asarray(past, np.int32)
+    allowed: list[np.ndarray | jax.Array] = []
+    if lengths is not None:
+        count = jnp.reshape(lax.convert_element_type(device(lengths), np.int32), (-1, 1, 1, 1))
+        offset = count - np.int32(queries)
+        allowed.append(np.arange(keys, dtype=np.int32) < count)
+    visible = allowed_keys(node, queries, keys, offset)
+    if visible is not None:
+        allowed.append(visible)
+    bias = None
+    if mask is not None:
+        mask = device(mask)
+        short = keys - mask.shape[-1]
+        if short > 0:
+            fill = np.False_ if mask.dtype == np.bool_ else like(mask, -np.inf)
+            mask = lax.pad(mask, fill, [(0, 0, 0)] * (mask.ndim - 1) + [(0, short, 0)])
+        if mask.dtype == np.bool_:
+            allowed.append(mask)
+        else:
+            bias = lax.convert_element_type(mask, dtype)
+    if not allowed:
+        return bias
+    seen = allowed[0]
+    for one in allowed[1:]:
+        seen = seen & one
+    none, start = np.asarray(-np.inf, dtype), np.asarray(0, dtype)
+    return select(seen, start if bias is None else bias, none)
+
+
+def attention(
+    node: Node,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    past_key: Value | None = None,
+    past_value: Value | None = None,
+    lengths: Value | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """softmax(scale * Q K' + bias) V; returns also the keys, the values and the scores."""
+    q, k, v = device(q), device(k), device(v)
+    flat = q.ndim == 3
+    if flat:
+        heads, kv_heads = node.get("q_num_heads", None), node.get("kv_num_heads", None)
+        if not heads or not kv_heads:
+            raise OnnxError("q_num_heads and kv_num_heads are required for inputs of rank 3")
+        q, k, v = split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        k = lax.concatenate([device(past_key), k], 2)
+        v = lax.concatenate([device(past_value), v], 2)
+    present = (k, v)
+    times = q.shape[1] // k.shape[1]
+    k, v = repeat_heads(k, times), repeat_heads(v, times)
+
+    root = math.sqrt(node.get("scale", 1 / math.sqrt(q.shape[-1])))
+    batched = (((3,), (3,)), ((0, 1), (0, 1)))
+    scores = lax.dot_general(q * like(q, root), k * like(k, root), batched)
+    seen = scores
+    mode = node.get("qk_matmul_output_mode", 0)
+    cap = node.get("softcap", 0.0)
+    if cap:
+        scores = lax.tanh(scores / like(scores, cap)) * like(scores, cap)
+    seen = scores if mode == 1 else seen
+    bias = attention_bias(node, q, k.shape[2], mask, past, lengths)
+    if bias is not None:
+        scores = scores + jnp.reshape(bias, (1,) * (4 - bias.ndim) + bias.shape)
+    seen = scores if mode == 2 else seen
+    chances = probabilities(node, scores, bias)
+    seen = lax.convert_element_type(chances, q.dtype) if mode == 3 else seen
+    chances = lax.convert_element_type(chances, q.dtype)
+    result = lax.dot_general(chances, v, (((3,), (2,)), ((0, 1), (0, 1))))
+    return (merge_heads(result) if flat else result, *present, seen)
+
+
+def probabilities(node: Node, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Softmax over keys; queries that may see none get zeros."""
+    from onnx import helper
+
+    precision = node.get("softmax_precision", 0)
+    if precision:
+        dtype = helper.tensor_dtype_to_np_dtype(precision)
+        scores = lax.convert_element_type(scores, dtype)
+    if bias is None:
+        return softmax_along(scores, 3)
+    # Where everything is -inf the maximum is too, and its differences would be NaN.
+    blind = jnp.equal(jnp.max(bias, axis=-1, keepdims=True), like(bias, -np.inf))
+    safe = select(blind, np.asarray(0, scores.dtype), scores)
+    return select(blind, np.asarray(0, scores.dtype), softmax_along(safe, 3))
+
+
+def rotary_embedding(
+    node: Node, x: Value, cosine: Value, sine: Value, positions: Value | None = None
+) -> jax.Array:
+    """Rotate pairs of features by angles that grow with the position."""
+    from xrl_jax.frontends.onnx_ops.indexing import wrap
+    from xrl_jax.frontends.onnx_ops.shape import gather_axis
+
+    x = device(x)
+    flat = x.ndim == 3
+    # To [B, S, H, D], where the tables [B, S, D/2] meet after one new axis.
+    if flat:
+        heads = node.attributes["num_heads"]
+        x = jnp.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
+    else:
+        x = lax.transpose(x, (0, 2, 1, 3))
+    cosine, sine = device(cosine), device(sine)
+    if positions is not None:
+        index = wrap(positions, cosine.shape[0])
+        cosine, sine = gather_axis(cosine, index, 0), gather_axis(sine, index, 0)
+    width = node.get("rotary_embedding_dim", 0) or x.shape[-1]
+    half = width // 2
+    cosine, sine = (lax.expand_dims(t[..., :half], (2,)) for t in (cosine, sine))
+    turned, kept = x[..., :width], x[..., width:]
+    if node.get("interleaved", 0):
+        one, two = turned[..., 0::2], turned[..., 1::2]
+    else:
+        one, two = turned[..., :half], turned[..., half:]
+    real, imaginary = cosine * one - sine * two, sine * one + cosine * two
+    if node.get("interleaved", 0):
+        pairs = jnp.stack([real, imaginary], axis=-1)
+        turned = jnp.reshape(pairs, turned.shape)
+    else:
+        turned = lax.concatenate([real, imaginary], 3)
+    result = lax.concatenate([turned, kept], 3) if kept.shape[-1] else turned
+    if flat:
+        return jnp.reshape(result, (*result.shape[:2], -1))
+    return lax.transpose(result, (0, 2, 1, 3))
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "Attention": attention,
+    "RotaryEmbedding": rotary_embedding,
+}

@@ -1,0 +1,167 @@
+"""What every ONNX translation shares: errors, the parsed node and graph, and a few array helpers.
+
+A value is a NumPy array ("host": known while tracing, so that it can decide shapes) or a JAX array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+if TYPE_CHECKING:
+    import onnx
+
+Value = np.ndarray | jax.Array
+Result = Value | tuple[Value | None, ...] | list[Value]
+Translation = Callable[..., Result]
+
+
+class OnnxError(ValueError):
+    """The model is damaged or cannot be read; the message names the culprit."""
+
+
+class UnsupportedOnnxError(OnnxError):
+    """The model is valid, but uses something that has no translation.
+
+    `names` holds one short name per problem, such as "NonZero" or "Cast to FLOAT8E5M2".
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+class UnknownValueError(UnsupportedOnnxError):
+    """A value that decides shapes is not known while tracing; `needs` is its name in the model."""
+
+    def __init__(self, node: Node, what: str, value: Value) -> None:
+        super().__init__(
+            f"{node}: {what} that is not known while tracing is not supported",
+            (f"{node.op} with unknown {what}",),
+        )
+        self.value = value
+        self.needs = ""
+
+    def named(self, name: str) -> None:
+        """Say which value it is, and how to give it if it is an input of the model."""
+        self.needs = name
+        self.args = (
+            f"{self}: '{name}' decides shapes (if it is an input of the model, give its value "
+            f"with constants={{'{name}': ...}})",
+        )
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX node; subgraph attributes are `Graph`s, and callables once the node is evaluated."""
+
+    op: str
+    domain: str
+    name: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    proto: onnx.NodeProto = field(repr=False)
+
+    def __str__(self) -> str:
+        label = f"'{self.name}'" if self.name else f"that makes {', '.join(self.outputs)!r}"
+        return f"node {label} ({self.domain or 'ai.onnx'}.{self.op}, opset {self.opset})"
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return an attribute, or what ONNX says it is when absent."""
+        return self.attributes.get(name, default)
+
+    def unsupported(self, reason: str) -> UnsupportedOnnxError:
+        return UnsupportedOnnxError(f"{self}: {reason} is not supported", (f"{self.op}: {reason}",))
+
+    def host(self, value: Value, what: str) -> np.ndarray:
+        """Return a value that has to be known while tracing, as those that decide shapes have."""
+        if not is_host(value):
+            raise UnknownValueError(self, what, value)
+        return np.asarray(value)
+
+    def ints(self, value: Value, what: str) -> tuple[int, ...]:
+        return tuple(int(item) for item in self.host(value, what).reshape(-1))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An ONNX graph, its nodes in topological order; Constant nodes count as initialisers."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initialisers: Mapping[str, np.ndarray]
+
+
+def is_host(value: Value | None) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def canonical(dtype: Any) -> np.dtype:
+    """Return the dtype that JAX gives this one: 64 bits narrow to 32 unless x64 is enabled."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def device(value: Value) -> jax.Array:
+    """Turn a host value into a JAX constant."""
+    if isinstance(value, jax.Array):
+        return value
+    return jnp.asarray(np.asarray(value).astype(canonical(value.dtype)))
+
+
+def is_float(value: Value) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def like(value: Value, number: float) -> Any:
+    """Return a NumPy scalar of the value's dtype, which lax takes as a literal."""
+    return np.dtype(value.dtype).type(number)
+
+
+def literal(value: Value, rank: int) -> Value:
+    """Turn a host array of one element into a scalar, so that graphs show its value."""
+    if is_host(value) and value.size == 1 and value.ndim <= rank:
+        return np.asarray(value).reshape(())[()]
+    return value
+
+
+def align(*values: Value) -> list[Value]:
+    """Prepare values for a broadcasting elementwise operation; at least one becomes traced."""
+    rank = max(value.ndim for value in values)
+    if all(is_host(value) for value in values):
+        return [device(value) for value in values]
+    traced_rank = max(value.ndim for value in values if not is_host(value))
+    return [literal(value, min(rank, traced_rank)) for value in values]
+
+
+def broadcast(*values: Value) -> list[jax.Array]:
+    """Broadcast values to their common shape."""
+    shape = np.broadcast_shapes(*(value.shape for value in values))
+    return [jnp.broadcast_to(device(value), shape) for value in values]
+
+
+def select(condition: Value, chosen: Value, other: Value) -> jax.Array:
+    """Return chosen where condition holds, else other, broadcast (jnp.where nests a jit)."""
+    condition, chosen, other = broadcast(condition, chosen, other)
+    return lax.select(condition, chosen, other)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return a non-negative axis."""
+    if not -rank <= axis < max(rank, 1):
+        raise OnnxError(f"axis {axis} is out of range for rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """Return the dtype to sum in: float32 for the 16-bit floats."""
+    return np.dtype(np.float32) if jnp.finfo(dtype).bits < 32 else np.dtype(dtype)

@@ -1,0 +1,156 @@
+"""If, Loop and Scan of ONNX. A subgraph attribute arrives here as a function of its inputs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.frontends.onnx_ops.base import (
+    Node,
+    Translation,
+    Value,
+    axis_of,
+    canonical,
+    device,
+    is_host,
+)
+
+# Loops of up to this many known rounds are unrolled, which keeps loop counters known.
+UNROLL_LIMIT = 32
+
+
+def truth(value: Value) -> Value:
+    """Return a condition as a rank-0 value; ONNX also allows one element of any shape."""
+    return value.reshape(())
+
+
+def if_(node: Node, condition: Value) -> list[Value] | tuple[jax.Array, ...]:
+    then, other = node.attributes["then_branch"], node.attributes["else_branch"]
+    if is_host(condition):
+        return then() if bool(truth(condition)) else other()
+    structs = [jax.eval_shape(lambda f=f: [device(v) for v in f()]) for f in (then, other)]
+    kinds = [[(s.shape, s.dtype) for s in struct] for struct in structs]
+    if kinds[0] != kinds[1]:
+        raise node.unsupported("branches of different shapes or types")
+    branches = [lambda f=f: tuple(device(value) for value in f()) for f in (then, other)]
+    return lax.cond(truth(condition), *branches)
+
+
+def loop(
+    node: Node, trips: Value | None, condition: Value | None, *carried: Value
+) -> list[Value] | tuple[jax.Array, ...]:
+    body = node.attributes["body"]
+    go_on: Value = np.asarray(True) if condition is None else truth(condition)
+    limit = None if trips is None else truth(trips)
+    if is_host(go_on) and not bool(go_on):
+        limit = np.asarray(0, np.int64)
+    count = len(carried)
+    if (limit is not None and not is_host(limit)) or not is_host(go_on):
+        return while_loop(node, limit, go_on, carried)
+
+    # Unroll while the condition stays known.
+    values, collected, round_ = list(carried), [], 0
+    while limit is None or round_ < int(limit):
+        if round_ == UNROLL_LIMIT:
+            break
+        results = body(np.asarray(round_, np.int64), np.asarray(True), *values)
+        if not is_host(results[0]):
+            return while_loop(node, limit, go_on, carried)
+        values = results[1 : 1 + count]
+        collected.append(results[1 + count :])
+        round_ += 1
+        if not bool(truth(results[0])):
+            return [*values, *stack_rounds(node, collected)]
+    if limit is None:
+        raise node.unsupported("an endless loop")
+    if round_ == int(limit):
+        return [*values, *stack_rounds(node, collected)]
+    return counted_loop(node, int(limit), carried)
+
+
+def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
+    scans = len(node.outputs) - (len(node.inputs) - 2)
+    if scans <= 0:
+        return []
+    if not collected:
+        raise node.unsupported("collected outputs of no rounds")
+    return [
+        jnp.stack([device(value) for value in column]) for column in zip(*collected, strict=True)
+    ]
+
+
+def counted_loop(node: Node, limit: int, carried: tuple[Value, ...]) -> tuple[jax.Array, ...]:
+    """A known number of rounds whose condition stays true: lax.scan."""
+    body, count = node.attributes["body"], len(carried)
+
+    def step(state, round_):
+        results = body(round_, np.asarray(True), *state)
+        outputs = [device(value) for value in results[1:]]
+        return tuple(outputs[:count]), tuple(outputs[count:])
+
+    first = tuple(device(value) for value in carried)
+    rounds = np.arange(limit, dtype=canonical(np.int64))
+    last, collected = lax.scan(step, first, rounds)
+    return (*last, *collected)
+
+
+def while_loop(
+    node: Node, limit: Value | None, go_on: Value, carried: tuple[Value, ...]
+) -> tuple[jax.Array, ...]:
+    """Rounds that depend on data: lax.while_loop, which cannot collect outputs."""
+    body, count = node.attributes["body"], len(carried)
+    if len(node.outputs) > count:
+        raise node.unsupported("collected outputs of a number of rounds that depends on data")
+    counter = canonical(np.int64)
+
+    def proceed(state):
+        round_, live, _ = state
+        if limit is None:
+            return live
+        return lax.bitwise_and(live, lax.lt(round_, device(limit).astype(counter)))
+
+    def step(state):
+        round_, live, values = state
+        results = [device(value) for value in body(round_, live, *values)]
+        return round_ + counter.type(1), truth(results[0]), tuple(results[1 : 1 + count])
+
+    first = (
+        jnp.zeros((), counter),
+        device(go_on),
+        tuple(device(value) for value in carried),
+    )
+    return lax.while_loop(proceed, step, first)[2]
+
+
+def scan(node: Node, *values: Value) -> tuple[jax.Array, ...]:
+    """Scan of opset 9 on: states first, then the inputs to scan over."""
+    if node.opset < 9:
+        raise node.unsupported("the batched form before opset 9")
+    body, scanned = node.attributes["body"], node.attributes["num_scan_inputs"]
+    count = len(values) - scanned
+    outputs = len(node.outputs) - count
+    axes = node.get("scan_input_axes", (0,) * scanned)
+    directions = node.get("scan_input_directions", (0,) * scanned)
+    inputs = []
+    for value, axis, backwards in zip(values[count:], axes, directions, strict=True):
+        moved = jnp.moveaxis(device(value), axis_of(axis, value.ndim), 0)
+        inputs.append(lax.rev(moved, (0,)) if backwards else moved)
+
+    def step(state, slices):
+        results = [device(value) for value in body(*state, *slices)]
+        return tuple(results[:count]), tuple(results[count:])
+
+    first = tuple(device(value) for value in values[:count])
+    last, collected = lax.scan(step, first, tuple(inputs))
+    made = []
+    out_axes = node.get("scan_output_axes", (0,) * outputs)
+    out_directions = node.get("scan_output_directions", (0,) * outputs)
+    for value, axis, backwards in zip(collected, out_axes, out_directions, strict=True):
+        value = lax.rev(value, (0,)) if backwards else value
+        made.append(jnp.moveaxis(value, 0, axis_of(axis, value.ndim)))
+    return (*last, *made)
+
+
+TRANSLATIONS: dict[str, Translation] = {"If": if_, "Loop": loop, "Scan": scan}

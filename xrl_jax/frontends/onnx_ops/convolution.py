@@ -1,0 +1,167 @@
+"""Convolutions of ONNX, in its own layout: NC... inputs, OI... kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.frontends.onnx_ops.base import Node, OnnxError, Translation, Value, device
+
+Pads = list[tuple[int, int]]
+
+
+def same_pads(
+    auto: str, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
+) -> Pads:
+    """Pads so that the output is ceil(size / stride); the odd one goes where `auto` says."""
+    pads = []
+    for n, k, s in zip(size, window, strides, strict=True):
+        total = max((-(-n // s) - 1) * s + k - n, 0)
+        half = total // 2
+        pads.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+    return pads
+
+
+def window_pads(
+    node: Node, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
+) -> Pads:
+    """Resolve auto_pad and pads; `window` counts dilation."""
+    auto = node.get("auto_pad", "NOTSET") or "NOTSET"
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        return same_pads(auto, size, window, strides)
+    flat = node.get("pads", (0,) * (2 * len(size))) if auto == "NOTSET" else (0,) * (2 * len(size))
+    return list(zip(flat[: len(size)], flat[len(size) :], strict=True))
+
+
+def dilated(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+
+
+def layout(rank: int) -> lax.ConvDimensionNumbers:
+    plain = tuple(range(rank))
+    return lax.ConvDimensionNumbers(plain, plain, plain)
+
+
+def add_bias(x: jax.Array, bias: Value | None) -> jax.Array:
+    """Add one value per channel (axis 1)."""
+    if bias is None:
+        return x
+    return x + jnp.reshape(device(bias), (1, -1) + (1,) * (x.ndim - 2))
+
+
+def convolve(node: Node, x: jax.Array, kernel: jax.Array, out: np.dtype | None = None) -> jax.Array:
+    spatial = x.ndim - 2
+    if kernel.ndim != x.ndim:
+        raise OnnxError(f"kernel of rank {kernel.ndim} for an input of rank {x.ndim}")
+    strides = node.get("strides", (1,) * spatial)
+    dilations = node.get("dilations", (1,) * spatial)
+    window = dilated(kernel.shape[2:], dilations)
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=strides,
+        padding=window_pads(node, x.shape[2:], window, strides),
+        rhs_dilation=dilations,
+        dimension_numbers=layout(x.ndim),
+        feature_group_count=node.get("group", 1),
+        preferred_element_type=out,
+    )
+
+
+def conv(node: Node, x: Value, kernel: Value, bias: Value | None = None) -> jax.Array:
+    return add_bias(convolve(node, device(x), device(kernel)), bias)
+
+
+def transposed_pads(
+    node: Node, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
+) -> tuple[Pads, Sequence[int]]:
+    """Return the pads and output padding of a transposed convolution."""
+    spatial = len(size)
+    extra = node.get("output_padding", (0,) * spatial)
+    auto = node.get("auto_pad", "NOTSET") or "NOTSET"
+    shape = node.get("output_shape", None)
+    if shape is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        shape = tuple(n * s for n, s in zip(size, strides, strict=True))
+    if shape is None:
+        return window_pads(node, size, window, strides), extra
+    pads = []
+    for n, k, s, e, wanted in zip(size, window, strides, extra, shape[-spatial:], strict=True):
+        total = s * (n - 1) + e + k - wanted
+        half = total // 2
+        # A negative total makes the output larger than all contributions: zeros at the end.
+        pads.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+    return pads, extra
+
+
+def conv_transpose(node: Node, x: Value, kernel: Value, bias: Value | None = None) -> jax.Array:
+    """Transposed convolution; kernel [C, M/group, ...]."""
+    x, kernel = device(x), device(kernel)
+    spatial = x.ndim - 2
+    groups = node.get("group", 1)
+    strides = node.get("strides", (1,) * spatial)
+    dilations = node.get("dilations", (1,) * spatial)
+    window = dilated(kernel.shape[2:], dilations)
+    pads, extra = transposed_pads(node, x.shape[2:], window, strides)
+    channels, per_group = kernel.shape[:2]
+    # [C, M/g, ...] to [M, C/g, ...], taps reversed: the kernel of the equal plain convolution.
+    if groups > 1:
+        kernel = jnp.reshape(kernel, (groups, channels // groups, *kernel.shape[1:]))
+        kernel = jnp.swapaxes(kernel, 1, 2)
+        kernel = jnp.reshape(kernel, (groups * per_group, channels // groups, *kernel.shape[3:]))
+    else:
+        kernel = jnp.swapaxes(kernel, 0, 1)
+    kernel = lax.rev(kernel, tuple(range(2, x.ndim)))
+    padding = [
+        (k - 1 - low, k - 1 - high + more)
+        for k, (low, high), more in zip(window, pads, extra, strict=True)
+    ]
+    result = lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=(1,) * spatial,
+        padding=padding,
+        lhs_dilation=strides,
+        rhs_dilation=dilations,
+        dimension_numbers=layout(x.ndim),
+        feature_group_count=groups,
+    )
+    return add_bias(result, bias)
+
+
+def col2im(node: Node, x: Value, image: Value, block: Value) -> jax.Array:
+    """Sum columns [N, C * block, L] back into images [N, C, ...]."""
+    x = device(x)
+    size, kernel = node.ints(image, "image_shape"), node.ints(block, "block_shape")
+    spatial = len(size)
+    strides = node.get("strides", (1,) * spatial)
+    dilations = node.get("dilations", (1,) * spatial)
+    pads = window_pads(node, size, dilated(kernel, dilations), strides)
+    counts = [
+        (n + sum(p) - (k - 1) * d - 1) // s + 1
+        for n, k, d, s, p in zip(size, kernel, dilations, strides, pads, strict=True)
+    ]
+    batch, taps = x.shape[0], math.prod(kernel)
+    x = jnp.reshape(x, (batch, -1, taps, *counts))
+    padded = [n + sum(p) for n, p in zip(size, pads, strict=True)]
+    total = jnp.zeros((batch, x.shape[1], *padded), x.dtype)
+    for tap, place in enumerate(np.ndindex(*kernel)):
+        amounts = [(0, 0, 0), (0, 0, 0)]
+        for i, offset in enumerate(place):
+            low = offset * dilations[i]
+            high = padded[i] - low - ((counts[i] - 1) * strides[i] + 1)
+            amounts.append((low, high, strides[i] - 1))
+        total = total + lax.pad(x[:, :, tap], x.dtype.type(0), amounts)
+    crops = tuple(slice(low, low + n) for n, (low, _) in zip(size, pads, strict=True))
+    return total[(slice(None), slice(None), *crops)]
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "Col2Im": col2im,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+}

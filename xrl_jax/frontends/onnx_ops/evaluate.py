@@ -1,0 +1,104 @@
+"""Runs a parsed ONNX graph on values: known ones fold on the host, the others trace to lax."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from xrl_jax.frontends.onnx_ops import TRANSLATIONS
+from xrl_jax.frontends.onnx_ops.base import (
+    Graph,
+    Node,
+    OnnxError,
+    UnknownValueError,
+    Value,
+    is_host,
+)
+from xrl_jax.frontends.onnx_ops.shape import HOST_LIMIT
+
+# These look at shapes only, or decide by themselves whether their result stays on the host.
+SELF_FOLDING = frozenset(
+    "Cast CastLike BitCast ConstantOfShape Dropout Expand EyeLike Identity If Loop Range Scan "
+    "Shape Size Tile".split()
+)
+
+
+def run_graph(graph: Graph, scope: Mapping[str, Value], *inputs: Value) -> list[Value]:
+    """Return the graph's outputs; `scope` holds the values of enclosing graphs."""
+    values = dict(scope)
+    values.update(graph.initialisers)
+    values.update(zip(graph.inputs, inputs, strict=False))
+    for node in graph.nodes:
+        results = run_node(node, values)
+        values.update(
+            (name, value)
+            for name, value in zip(node.outputs, results, strict=False)
+            if name and value is not None
+        )
+    return [values[name] for name in graph.outputs]
+
+
+def run_node(node: Node, values: Mapping[str, Value]) -> Sequence[Value | None]:
+    inputs = [values[name] if name else None for name in node.inputs]
+    try:
+        if folds(node, inputs):
+            return fold(node, inputs)
+        results = TRANSLATIONS[node.op](bind_subgraphs(node, values), *inputs)
+    except UnknownValueError as error:
+        names = zip(node.inputs, inputs, strict=True)
+        name = next((name for name, value in names if value is error.value), "")
+        if name and not error.needs:
+            error.named(name)
+        raise
+    except OnnxError as error:
+        if str(error).startswith(("node ", "model ")):
+            raise
+        raise OnnxError(f"{node}: {error}") from error
+    except (TypeError, ValueError, IndexError, KeyError, ZeroDivisionError) as error:
+        shapes = ", ".join("-" if x is None else f"{x.dtype}{list(x.shape)}" for x in inputs)
+        raise OnnxError(f"{node}, given {shapes}: {error}") from error
+    return results if isinstance(results, tuple | list) else (results,)
+
+
+def bind_subgraphs(node: Node, values: Mapping[str, Value]) -> Node:
+    """Turn subgraph attributes into functions of their inputs."""
+    if not any(isinstance(value, Graph) for value in node.attributes.values()):
+        return node
+    bound = {
+        name: functools.partial(run_graph, value, values) if isinstance(value, Graph) else value
+        for name, value in node.attributes.items()
+    }
+    return dataclasses.replace(node, attributes=bound)
+
+
+def folds(node: Node, inputs: Sequence[Value | None]) -> bool:
+    """Whether a node's value is computed now, because all its inputs are known and small."""
+    if node.op in SELF_FOLDING or not inputs or not any(x is not None for x in inputs):
+        return False
+    known = [x for x in inputs if x is not None]
+    return all(is_host(x) for x in known) and sum(x.size for x in known) <= HOST_LIMIT
+
+
+def fold(node: Node, inputs: Sequence[Value | None]) -> list[np.ndarray]:
+    """Compute a node with the onnx package's reference implementation."""
+    from onnx import ValueInfoProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    given = {
+        name: np.asarray(x) for name, x in zip(node.inputs, inputs, strict=True) if x is not None
+    }
+    wanted = [name for name in node.outputs if name]
+    graph = helper.make_graph(
+        [node.proto],
+        "fold",
+        [ValueInfoProto(name=name) for name in given],
+        [ValueInfoProto(name=name) for name in wanted],
+    )
+    opsets = [helper.make_opsetid(node.domain, node.opset)]
+    model = helper.make_model(graph, opset_imports=opsets)
+    with np.errstate(all="ignore"):
+        computed = dict(zip(wanted, ReferenceEvaluator(model).run(None, given), strict=True))
+    return [np.asarray(computed[name]) if name else np.zeros(0) for name in node.outputs]

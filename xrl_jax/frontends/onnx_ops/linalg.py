@@ -1,0 +1,61 @@
+"""Matrix products and what is built on them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.frontends.onnx_ops.base import (
+    Node,
+    Translation,
+    Value,
+    align,
+    device,
+    like,
+)
+
+
+def matmul_arrays(a: jax.Array, b: jax.Array, out: np.dtype | None = None) -> jax.Array:
+    """Multiply as numpy.matmul does: one plain dot_general unless b has batches."""
+    if b.ndim <= 2:
+        numbers = (((a.ndim - 1,), (max(b.ndim - 2, 0),)), ((), ()))
+        return lax.dot_general(a, b, numbers, preferred_element_type=out)
+    return jnp.matmul(a, b, preferred_element_type=out)
+
+
+def matmul(node: Node, a: Value, b: Value) -> jax.Array:
+    return matmul_arrays(device(a), device(b))
+
+
+def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> jax.Array:
+    """alpha * A' B' + beta * C, where ' may be a transposition."""
+    a, b = device(a), device(b)
+    left = 0 if node.get("transA", 0) else 1
+    right = 1 if node.get("transB", 0) else 0
+    result = lax.dot_general(a, b, (((left,), (right,)), ((), ())))
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    if alpha != 1:
+        result = result * like(result, alpha)
+    if c is None or beta == 0:
+        return result
+    _, c = align(result, c)
+    return jnp.add(result, c if beta == 1 else c * like(c, beta))
+
+
+def einsum(node: Node, *operands: Value) -> jax.Array:
+    equation = node.attributes["equation"].replace(" ", "")
+    return jnp.einsum(equation, *(device(x) for x in operands))
+
+
+def determinant(node: Node, x: Value) -> jax.Array:
+    return jnp.linalg.det(device(x))
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "Det": determinant,
+    "Einsum": einsum,
+    "Gemm": gemm,
+    "MatMul": matmul,
+}

@@ -1,0 +1,363 @@
+"""Whether a graph is well formed: on the host, with a message that shows the node and its neighbours.
+
+`check_program` checks whole programs, `valid.is_valid` is the cheap form for the inside of jit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from xrl_jax.graph import attributes, ops
+from xrl_jax.graph.graph import (
+    GraphError,
+    Node,
+    TensorGraph,
+    flat_operands,
+    infer,
+    pack_attrs,
+    padded,
+)
+from xrl_jax.graph.program import Array, Binding, Call, Equation, Input
+from xrl_jax.graph.text import format_node, format_type
+
+# Least and most value of attributes that are plain integers; for others the shape rules decide.
+_RANGES: Mapping[str, tuple[int, int | None]] = MappingProxyType(
+    dict.fromkeys(("window", "stride", "lhs_dilation", "rhs_dilation"), (1, None))
+    | dict.fromkeys(("groups", "batch_groups"), (1, None))
+    | dict.fromkeys(("start", "limit", "interior", "shape", "n_args", "index"), (0, None))
+    | dict.fromkeys(("pinned", "reverse", "method"), (0, 1))
+    | {"rank": (0, ops.MAX_RANK)}
+)
+
+_REF_KINDS: Mapping[str, type] = MappingProxyType(
+    {
+        "input": Input,
+        "weight": Input,
+        "array": Array,
+        "const": Array,
+        "opaque": Equation,
+        "call": Call,
+    }
+)
+_HOLDERS = ("opaque", "call", "pack", "proj")  # what may read arrays of more than MAX_RANK
+
+
+class View:
+    """A graph on the host, by slot, and the way to complain about one of them."""
+
+    def __init__(self, graph: TensorGraph, name: str) -> None:
+        host = jax.tree.map(np.asarray, graph)
+        self.name = name
+        self.f = host.nodes
+        self.graph = host
+        self.n = len(self.f.op)
+        self.table = host.senders.reshape(-1, ops.MAX_ARGS) if len(host.senders) else host.senders
+        self.live = [int(i) for i in np.flatnonzero(self.f.op != ops.HOLE)]
+
+    def args(self, slot: int) -> list[int]:
+        return [int(a) for a in self.table[slot] if a]
+
+    def op(self, slot: int) -> str:
+        code = int(self.f.op[slot])
+        return ops.OP_NAMES[code] if 0 <= code < ops.N_OPS else f"op code {code}"
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """Nodes by slot, with slots for arguments; for graphs whose op and dtype codes are known."""
+        return [self.node(slot) for slot in range(self.n)]
+
+    def node(self, slot: int) -> Node:
+        f, rank = self.f, int(self.f.rank[slot])
+        shape = tuple(int(d) for d in f.shape[slot][: max(rank, 0)])
+        return Node(
+            op=self.op(slot),
+            args=tuple(self.args(slot)),
+            attrs=tuple(int(a) for a in f.attrs[slot]),
+            lowering=int(f.lowering[slot]),
+            shape=shape + (1,) * (rank - len(shape)),
+            dtype=ops.DTYPES[int(f.dtype[slot])],
+            value=float(f.value[slot]),
+            ref=int(f.ref[slot]),
+        )
+
+    def text(self, slot: int) -> str:
+        """One line on a slot, however broken."""
+        if not 0 <= slot < self.n:
+            return f"%{slot}: outside the bucket of {self.n}"
+        op, args = self.op(slot), self.args(slot)
+        if op not in ops.OPS or not 0 <= self.f.dtype[slot] < len(ops.DTYPES):
+            names = ", ".join(f"%{a}" for a in args)
+            return f"%{slot}: dtype code {int(self.f.dtype[slot])} = {op}({names})"
+        if op == "hole":
+            return f"%{slot}: hole"
+        first = args[0] if args and 0 <= args[0] < self.n else 0
+        rank = int(self.f.rank[first]) if args else 0
+        return format_node(self.node(slot), f"%{slot}", [f"%{a}" for a in args], rank)
+
+    def fail(self, slot: int, message: str) -> NoReturn:
+        """Raise with the node, its arguments and its consumers."""
+        lines = [f"{self.name}: node %{slot} ({self.op(slot)}): {message}"]
+        lines.append("  " + self.text(slot))
+        args = dict.fromkeys(self.args(slot))
+        users = [u for u in self.live if slot in self.args(u)][:8]
+        for title, slots in (("its arguments", args), ("used by", users)):
+            if slots:
+                lines += [f"{title}:", *("  " + self.text(s) for s in slots)]
+        raise GraphError("\n".join(lines))
+
+
+def _check_edges(view: View) -> None:
+    g, n = view.graph, view.n
+    width = ops.MAX_ARGS
+    slots = np.repeat(np.arange(n), width)
+    columns = np.tile(np.arange(width), n)
+    if any(len(column) != n * width for column in (g.senders, g.receivers, g.edges)):
+        raise GraphError(f"{view.name}: {n} nodes need {n * width} edges")
+    if list(g.n_node) != [n] or list(g.n_edge) != [n * width]:
+        raise GraphError(f"{view.name}: n_node and n_edge must be {n} and {n * width}")
+    wrong = np.flatnonzero((g.receivers != slots) | (g.edges != columns))
+    if len(wrong):
+        at = int(wrong[0])
+        view.fail(
+            int(slots[at]),
+            f"edges are not in (receiver, slot) order: edge {at} is "
+            f"({int(g.receivers[at])}, {int(g.edges[at])}), not ({int(slots[at])}, {int(columns[at])})",
+        )
+
+
+def _check_args(view: View) -> None:
+    if view.n and view.f.op[0] != ops.HOLE:
+        view.fail(0, "slot 0 must be a hole: it stands for 'no argument'")
+    for slot in range(view.n):
+        op = view.op(slot)
+        row = view.table[slot]
+        args = view.args(slot)
+        if op not in ops.OPS:
+            view.fail(slot, f"unknown op code (known: 0 to {ops.N_OPS - 1})")
+        if op == "hole":
+            if args:
+                view.fail(slot, f"a hole has arguments {args}")
+            continue
+        for a in args:
+            if not 0 <= a < view.n:
+                view.fail(slot, f"argument %{a} is outside the bucket of {view.n}")
+            if view.f.op[a] == ops.HOLE:
+                view.fail(slot, f"argument %{a} is a hole")
+        if np.any(row[: len(args)] == 0):
+            view.fail(slot, f"there is a gap in its arguments {row.tolist()}")
+        least, most = ops.OPS[op].arity
+        if not least <= len(args) <= most:
+            wanted = str(least) if least == most else f"{least} to {most}"
+            view.fail(slot, f"takes {wanted} arguments, got {len(args)}")
+
+
+def _check_depth(view: View) -> None:
+    depth = view.graph.globals.depth
+    bad = [s for s in view.live if any(depth[a] >= depth[s] for a in view.args(s))]
+    if not bad:
+        return
+    left = set(view.live)
+    while ready := [s for s in left if not left.intersection(view.args(s))]:
+        left.difference_update(ready)
+    if left:
+        path = [min(left)]
+        while path[-1] not in path[:-1]:
+            path.append(next(a for a in view.args(path[-1]) if a in left))
+        cycle = path[path.index(path[-1]) :]
+        view.fail(cycle[0], f"is part of a cycle: {' <- '.join(f'%{s}' for s in cycle)}")
+    own, args = int(depth[bad[0]]), {f"%{a}": int(depth[a]) for a in view.args(bad[0])}
+    view.fail(bad[0], f"depth {own} is not above those of its arguments, {args}")
+
+
+def _attribute_error(node: Node, args: Sequence[Node]) -> str | None:
+    """What is out of range in a node's attributes."""
+    spec = node.spec
+    arg_rank = len(args[0].shape) if args else 0
+    for field in spec.fields:
+        values = node.attrs[field.offset : field.offset + field.width]
+        name, value = field.name, values[0]
+        names = attributes.names_of(name)
+        if names is not None and value not in names:
+            return f"attribute {name}={value} is out of range"
+        if name == "axes" and not 0 <= value < 1 << arg_rank:
+            return f"attribute axes={value} is not a mask of {arg_rank} axes"
+        rank = arg_rank if args else len(node.shape)
+        if name == "axis" and not 0 <= value < rank:
+            return f"attribute axis={value} is outside 0..{rank - 1}"
+        if name in attributes.PACKED:
+            rank = len(args[1].shape) if name.startswith("rhs") else arg_rank
+            dims = attributes.dims_of(value)
+            if dims is None or len(set(dims)) < len(dims) or any(d >= rank for d in dims):
+                return f"attribute {name}={value} is not a list of distinct axes below {rank}"
+        least, most = _RANGES.get(name, (None, None))
+        for v in values:
+            if (least is not None and v < least) or (most is not None and v > most):
+                limits = f"at least {least}" if most is None else f"{least} to {most}"
+                return f"attribute {name}={v} is out of range: {limits}"
+        if field.width > 1:
+            used = attributes.used_width(node.op, field, len(node.shape), arg_rank)
+            fill = pack_attrs(node.op, {})[field.offset : field.offset + field.width]
+            if values[used:] != fill[used:]:
+                return f"attribute {name}={values} must end in {fill[used:]} beyond entry {used}"
+    if node.op == "dot":
+        for side in ("lhs", "rhs"):
+            codes = (node.attr(f"{side}_contract"), node.attr(f"{side}_batch"))
+            contract, batch = (set(attributes.dims_of(c) or ()) for c in codes)  # type: ignore[arg-type]
+            if contract & batch:
+                return f"{side} axes {sorted(contract & batch)} are contracted and batched"
+    end = max((f.offset + f.width for f in spec.fields), default=0)
+    if any(node.attrs[end:]):
+        return f"attribute integers beyond entry {end} are not zero"
+    return None
+
+
+def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
+    for slot in view.live:
+        if not 0 <= view.f.dtype[slot] < len(ops.DTYPES):
+            view.fail(slot, f"unknown dtype code {int(view.f.dtype[slot])}")
+    for slot in view.live:
+        rank, op = int(view.f.rank[slot]), view.op(slot)
+        node = view.nodes[slot]
+        args = [view.nodes[a] for a in node.args]
+        if rank < 0:
+            view.fail(slot, f"rank {rank} is negative")
+        if np.any(view.f.shape[slot] < 0) or np.any(view.f.shape[slot][rank:] != 1):
+            view.fail(slot, f"shape {view.f.shape[slot].tolist()} is not {rank} sizes, then ones")
+        most = None if lowerings is None else lowerings.get(op, 1)
+        if node.lowering < 0 or (most is not None and node.lowering >= most):
+            known = "" if most is None else f" (known: 0 to {most - 1})"
+            view.fail(slot, f"lowering {node.lowering} is out of range{known}")
+        if wrong := _attribute_error(node, args):
+            view.fail(slot, wrong)
+        same = {args[i].dtype for i in attributes.SAME_DTYPE.get(op, ()) if i < len(args)}
+        if len(same) > 1:
+            view.fail(slot, f"arguments must have one dtype, got {', '.join(sorted(same))}")
+        wide = [a for a in args if len(a.shape) > ops.MAX_RANK]
+        if wide and op not in _HOLDERS:
+            view.fail(slot, f"takes arrays of at most {ops.MAX_RANK} dimensions")
+        if node.spec.shape == "given":
+            continue
+        found = infer(op, node.attrs, args)
+        if found is None:
+            view.fail(slot, "arguments and attributes do not fit its shape rule")
+        if found != (node.shape, node.dtype):
+            has, should = format_type(node.shape, node.dtype), format_type(*found)
+            view.fail(slot, f"has type {has}, its rule gives {should}")
+
+
+def matches(node: Node, aval: Any) -> bool:
+    dtype = str(aval.dtype)
+    dtype = dtype if dtype in ops.DTYPE_CODE else "extended"
+    same_rank = len(node.shape) == len(aval.shape)
+    return same_rank and padded(node.shape) == padded(aval.shape) and node.dtype == dtype
+
+
+def aval_type(aval: Any) -> str:
+    return format_type(aval.shape, str(aval.dtype))
+
+
+def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
+    for slot in view.live:
+        node = view.nodes[slot]
+        kind = _REF_KINDS.get(node.op)
+        if node.ref < -1 or (kind is None and node.ref != -1):
+            view.fail(slot, f"refers to binding @{node.ref}, but {node.op} takes none")
+        if kind is not None and node.ref < 0 and node.op != "const":
+            view.fail(
+                slot, f"refers to no binding, but {node.op} needs one of kind {kind.__name__}"
+            )
+        if node.op == "proj" and view.op(node.args[0]) not in ("opaque", "call"):
+            view.fail(slot, "takes the result of an opaque node or a call only")
+        if node.op in ("opaque", "call"):
+            wanted, got = node.attr("n_args"), len(flat_operands(view.nodes, node))
+            if got != wanted:
+                view.fail(slot, f"n_args is {wanted}, but it has {got} operands")
+        if bindings is None or kind is None or node.ref < 0:
+            continue
+        if node.ref >= len(bindings):
+            view.fail(slot, f"refers to binding @{node.ref}, but there are {len(bindings)}")
+        binding = bindings[node.ref]
+        if not isinstance(binding, kind):
+            found = type(binding).__name__
+            view.fail(slot, f"@{node.ref} is of kind {found}, but {node.op} needs {kind.__name__}")
+        if isinstance(binding, Array) and not matches(node, binding.value):
+            view.fail(slot, f"@{node.ref} is {aval_type(binding.value)}")
+        if isinstance(binding, Equation) and binding.n_outputs == 1:
+            if not matches(node, binding.avals[0]):
+                view.fail(slot, f"@{node.ref} gives {aval_type(binding.avals[0])}")
+    if bindings is not None:
+        _check_projections(view, bindings)
+
+
+def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
+    for slot in view.live:
+        node = view.nodes[slot]
+        if node.op != "proj":
+            continue
+        binding = bindings[view.nodes[node.args[0]].ref]
+        equation = binding.equation if isinstance(binding, Call) else binding
+        if not isinstance(equation, Equation):
+            continue  # an inlined body: `check_program` knows its results
+        index = node.attr("index")
+        assert isinstance(index, int)
+        if index >= equation.n_outputs:
+            view.fail(slot, f"index {index}, but {equation.name} has {equation.n_outputs} results")
+        if not matches(node, equation.avals[index]):
+            view.fail(slot, f"result {index} is {aval_type(equation.avals[index])}")
+
+
+def _check_weight_only(view: View) -> None:
+    flags = view.f.weight_only
+    for slot in view.live:
+        node = view.nodes[slot]
+        if node.op in ("weight", "array", "const", "iota"):
+            wanted = True
+        elif node.op == "input" or (node.op in ("opaque", "call") and node.attr("pinned")):
+            wanted = False
+        else:
+            wanted = all(flags[a] for a in node.args)
+        if bool(flags[slot]) != wanted:
+            view.fail(slot, f"weight_only is {bool(flags[slot])}, its arguments make it {wanted}")
+
+
+def _check_outputs(view: View) -> None:
+    outputs = view.graph.globals.outputs
+    n_out = int(np.sum(outputs >= 0))
+    if np.any(outputs[:n_out] < 0) or np.any(outputs < -1):
+        raise GraphError(f"{view.name}: outputs {outputs.tolist()} are not slots, then -1")
+    for i, slot in enumerate(outputs[:n_out].tolist()):
+        if slot >= view.n or view.f.op[slot] == ops.HOLE:
+            raise GraphError(f"{view.name}: output {i} is no node: {view.text(slot)}")
+
+
+def check(
+    graph: TensorGraph,
+    *,
+    bindings: Sequence[Binding] | None = None,
+    lowerings: Mapping[str, int] | None = None,
+    name: str = "graph",
+) -> None:
+    """Nothing, if the graph is well formed.
+
+    Args:
+      bindings: what the references index; without it only their presence is checked.
+      lowerings: how many lowerings each op has (one where it is missing); without it any number goes.
+      name: what messages call the graph.
+
+    Raises:
+      GraphError: names the first offending node and shows it with its arguments and consumers, as `%slot`.
+    """
+    view = View(graph, name)
+    _check_edges(view)
+    _check_args(view)
+    _check_depth(view)
+    _check_types(view, lowerings)
+    _check_refs(view, bindings)
+    _check_weight_only(view)
+    _check_outputs(view)

@@ -1,0 +1,104 @@
+"""Whether the graphs of a program fit together: calls and bodies, arguments, weights, numbers of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from xrl_jax.graph.check import View, aval_type, check, matches
+from xrl_jax.graph.graph import GraphError
+from xrl_jax.graph.program import Call, Input, Program
+
+
+def _n_inputs(program: Program, call: Call) -> int | None:
+    """How many operands a run of the call's bodies takes; None where a body's inputs do not fit it."""
+    n_in = [len(program.bodies[b].in_avals) for b in call.bodies]
+    params = call.equation.params if call.equation is not None else {}
+    if call.kind == "while":
+        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+        n_carry = n_in[1] - n_body
+        return n_cond + n_body + n_carry if n_in[0] - n_cond == n_carry else None
+    if len(set(n_in)) != 1:
+        return None
+    return n_in[0] + 1 if call.kind == "cond" else n_in[0]
+
+
+_N_BODIES: Mapping[str, int | None] = MappingProxyType(
+    {"inline": 1, "scan": 1, "while": 2, "cond": None}
+)
+
+
+def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
+    """Calls of a graph that may run bodies 0 to `callable_bodies - 1`."""
+    for slot in view.live:
+        node = view.nodes[slot]
+        binding = program.bindings[node.ref] if node.ref >= 0 else None
+        source = view.nodes[node.args[0]] if node.op == "proj" else None
+        if source is not None and source.op == "call":
+            call = program.bindings[source.ref]
+            assert isinstance(call, Call)
+            n_out, index = program.bodies[call.bodies[0]].n_outputs, node.attr("index")
+            if call.equation is None and int(index) >= n_out:  # type: ignore[arg-type]
+                view.fail(slot, f"index {index}, but body{call.bodies[0]} has {n_out} results")
+        if not isinstance(binding, Call):
+            continue
+        if binding.kind not in _N_BODIES:
+            view.fail(slot, f"call of kind {binding.kind!r} (known: {', '.join(_N_BODIES)})")
+        wanted = _N_BODIES[binding.kind]
+        if wanted not in (None, len(binding.bodies)) or not binding.bodies:
+            view.fail(slot, f"a call of kind {binding.kind} has {len(binding.bodies)} bodies")
+        for b in binding.bodies:
+            if not 0 <= b < callable_bodies:
+                view.fail(
+                    slot, f"runs body{b}, but only those before it are: 0 to {callable_bodies - 1}"
+                )
+        n_args, n_in = node.attr("n_args"), _n_inputs(program, binding)
+        if n_in is None:
+            view.fail(slot, f"the bodies of this {binding.kind} differ in their inputs")
+        if n_args != n_in:
+            view.fail(slot, f"has {n_args} operands, its {binding.kind} takes {n_in}")
+
+
+def _check_inputs(
+    view: View, program: Program, in_avals: Sequence[Any], weights: Sequence[bool] | None
+) -> None:
+    for slot in view.live:
+        node = view.nodes[slot]
+        binding = program.bindings[node.ref] if node.ref >= 0 else None
+        if not isinstance(binding, Input):
+            continue
+        at = binding.position
+        if not 0 <= at < len(in_avals):
+            view.fail(slot, f"argument {at}, but there are {len(in_avals)}")
+        if not matches(node, in_avals[at]):
+            view.fail(slot, f"argument {at} is {aval_type(in_avals[at])}")
+        if weights is not None and weights[at] != (node.op == "weight"):
+            wanted = "weight" if weights[at] else "input"
+            view.fail(slot, f"argument {at} is no {node.op}: the program says {wanted}")
+
+
+def check_program(program: Program, *, lowerings: Mapping[str, int] | None = None) -> None:
+    """Nothing, if all graphs are well formed and fit together: calls, arguments, weights, numbers of results.
+
+    Raises:
+      GraphError: as `check`; names the graph as well.
+    """
+    if len(program.weights) != len(program.in_avals):
+        raise GraphError(
+            f"program: {len(program.in_avals)} arguments, but {len(program.weights)} weight flags"
+        )
+    whole = (program.graph, program.in_avals, program.n_outputs, program.weights)
+    parts = [("main", *whole, len(program.bodies))]
+    for i, body in enumerate(program.bodies):
+        parts.append((f"body{i}", body.graph, body.in_avals, body.n_outputs, None, i))  # type: ignore[arg-type]
+    for name, graph, in_avals, n_outputs, weights, callable_bodies in parts:
+        check(graph, bindings=program.bindings, lowerings=lowerings, name=name)
+        view = View(graph, name)
+        _check_inputs(view, program, in_avals, weights)
+        _check_calls(view, program, callable_bodies)
+        n_found = int(np.sum(view.graph.globals.outputs >= 0))
+        if n_found != n_outputs:
+            raise GraphError(f"{name}: has {n_found} outputs, should have {n_outputs}")

@@ -1,0 +1,396 @@
+"""Tensor graphs as padded jraph structures.
+
+A tensor graph is a `jraph.GraphsTuple` of fixed size: N nodes (a bucket), A argument slots each. Node 0 is always a hole and
+stands for "no argument", so every gather is in range. Edges are kept in (receiver, slot) order: the argument table
+[N, A] is a reshape of the senders. Slots are stable under rewriting; compaction happens when a bucket grows.
+
+Letters: N nodes, A arguments, K attributes, R rank, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+
+from xrl_jax.graph import ops, shapes
+
+BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_DEPTH_STEP = 32  # between neighbours at first, so that most rewrites lift nothing
+_HEADROOM = 24  # free slots a graph starts with, so that the first rewrites fit
+
+
+class GraphError(ValueError):
+    """A tensor graph that is not well formed; the message names the node."""
+
+
+class Nodes(NamedTuple):
+    """Node features, set once when a node is made."""
+
+    op: jax.Array  # [N] int32, index into ops.OP_NAMES; 0 is a hole
+    attrs: jax.Array  # [N, K] int32, laid out by the op's fields
+    lowering: jax.Array  # [N] int32, which way of becoming lax code; 0 is the plain one
+    shape: jax.Array  # [N, R] int32, padded by ones
+    rank: jax.Array  # [N] int32
+    dtype: jax.Array  # [N] int32, index into ops.DTYPES
+    value: jax.Array  # [N] float32, of scalar constants
+    ref: jax.Array  # [N] int32, into the bindings; -1 for none
+    weight_only: jax.Array  # [N] bool, depends on weights and constants alone
+    cost: jax.Array  # [N] float32, seconds
+
+
+class Globals(NamedTuple):
+    """What belongs to the graph as a whole."""
+
+    outputs: jax.Array  # [O] int32 node indices, padded by -1
+    depth: jax.Array  # [N] int32, a topological order: above every argument's; 0 on holes
+
+
+if TYPE_CHECKING:
+
+    class TensorGraph(NamedTuple):
+        """`jraph.GraphsTuple` as type checkers should see it: its own fields are trees of anything."""
+
+        nodes: Nodes
+        edges: jax.Array  # [N * A] int32, slot
+        receivers: jax.Array  # [N * A] int32
+        senders: jax.Array  # [N * A] int32
+        globals: Globals
+        n_node: jax.Array  # [1] int32
+        n_edge: jax.Array  # [1] int32
+else:
+    TensorGraph = jraph.GraphsTuple
+
+
+def args_of(graph: TensorGraph) -> jax.Array:
+    """The argument table [N, A]; 0 where there is no argument."""
+    return graph.senders.reshape(-1, ops.MAX_ARGS)
+
+
+def with_args(graph: TensorGraph, table: jax.Array) -> TensorGraph:
+    """The graph with another argument table [N, A]."""
+    return graph._replace(senders=table.reshape(-1))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node on the host. `args` index the surrounding list of nodes."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    attrs: tuple[int, ...] = (0,) * ops.MAX_ATTRS
+    lowering: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    value: float = 0.0
+    ref: int = -1
+
+    @property
+    def spec(self) -> ops.OpSpec:
+        return ops.OPS[self.op]
+
+    def attr(self, name: str) -> int | tuple[int, ...]:
+        """An attribute by name: an integer, or a tuple where the field is wide."""
+        field = self.spec.field(name)
+        values = self.attrs[field.offset : field.offset + field.width]
+        return values[0] if field.width == 1 else values
+
+
+def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
+    """The attribute vector [K] of an op from named values; narrow sequences are filled up (see `_FILL`)."""
+    out = [0] * ops.MAX_ATTRS
+    spec = ops.OPS[op]
+    for field in spec.fields:
+        fill = _FILL.get((op, field.name), 0)
+        given = values.get(field.name)
+        if given is None:
+            given = ()
+        elif field.width == 1:
+            given = (given,)  # type: ignore[assignment]
+        row = [int(v) for v in given]  # type: ignore[union-attr]
+        if len(row) > field.width:
+            raise GraphError(f"{op}.{field.name} takes {field.width} values, got {len(row)}: {row}")
+        for i in range(field.width):
+            default = i if fill == "index" else int(fill)
+            out[field.offset + i] = row[i] if i < len(row) else default
+    unknown = set(values) - {f.name for f in spec.fields}
+    if unknown:
+        spec.field(sorted(unknown)[0])
+    return tuple(out)
+
+
+# How a wide attribute is filled up beyond the rank; elsewhere by zeros.
+_FILL: dict[tuple[str, str], int | str] = {
+    ("transpose", "perm"): "index",
+    ("reshape", "shape"): 1,
+    ("broadcast", "shape"): 1,
+    ("broadcast", "dims"): -1,
+    ("slice", "limit"): 1,
+    ("slice", "stride"): 1,
+    **{(w, f): 1 for w in ("window_sum", "window_max", "window_min") for f in ("window", "stride")},
+    **{("conv", f): 1 for f in ("stride", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")},
+}
+
+
+def padded(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape padded by ones to R entries; longer ones are cut (such nodes are only read by opaque ones)."""
+    return tuple(shape[: ops.MAX_RANK]) + (1,) * (ops.MAX_RANK - len(shape))
+
+
+def infer(
+    op: str, attrs: Sequence[int], args: Sequence[Node]
+) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of a node from its arguments, or None where they do not fit.
+
+    Raises:
+      GraphError: the op's shape is given with the node, so it cannot be inferred.
+    """
+    spec = ops.OPS[op]
+    if spec.shape == "given":
+        raise GraphError(f"the shape of a {op!r} node is not inferred")
+    sizes = np.ones((ops.MAX_ARGS, ops.MAX_RANK), np.int64)
+    ranks = np.zeros(ops.MAX_ARGS, np.int64)
+    for i, arg in enumerate(args):
+        sizes[i], ranks[i] = padded(arg.shape), len(arg.shape)
+    shape, rank, ok = shapes.shape_of(spec, attrs, sizes, ranks, len(args))
+    if not ok:
+        return None
+    dtypes = tuple(ops.DTYPE_CODE[a.dtype] for a in args)
+    return tuple(int(d) for d in shape[:rank]), ops.DTYPES[shapes.dtype_of(spec, attrs, dtypes)]
+
+
+def bucket_for(n_nodes: int) -> int:
+    """The bucket a graph of `n_nodes` starts in."""
+    for size in BUCKETS:
+        if n_nodes + 1 + _HEADROOM <= size:
+            return size
+    raise GraphError(f"a graph of {n_nodes} nodes exceeds the largest bucket, {BUCKETS[-1]}")
+
+
+def build(
+    nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
+) -> TensorGraph:
+    """A tensor graph from nodes in topological order; node i of the list gets slot i + 1.
+
+    Args:
+      nodes: every argument index is smaller than the node's own.
+      outputs: indices into `nodes`.
+      bucket: number of slots; by default the smallest bucket with room to rewrite.
+    """
+    size = bucket or bucket_for(len(nodes))
+    if len(nodes) + 1 > size:
+        raise GraphError(f"{len(nodes)} nodes do not fit into a bucket of {size}")
+    n_out = max(8, 1 << (max(len(outputs), 1) - 1).bit_length())
+    op = np.zeros(size, np.int32)
+    attrs = np.zeros((size, ops.MAX_ATTRS), np.int32)
+    lowering = np.zeros(size, np.int32)
+    shape = np.ones((size, ops.MAX_RANK), np.int32)
+    rank = np.zeros(size, np.int32)
+    dtype = np.zeros(size, np.int32)
+    value = np.zeros(size, np.float32)
+    ref = np.full(size, -1, np.int32)
+    weight_only = np.zeros(size, bool)
+    depth = np.zeros(size, np.int32)
+    table = np.zeros((size, ops.MAX_ARGS), np.int32)
+    for i, node in enumerate(nodes):
+        slot = i + 1
+        if len(node.args) > ops.MAX_ARGS:
+            raise GraphError(f"node %{i} ({node.op}) has {len(node.args)} arguments")
+        if any(a >= i or a < 0 for a in node.args):
+            raise GraphError(f"node %{i} ({node.op}) comes before its arguments {node.args}")
+        args = [a + 1 for a in node.args]
+        op[slot] = node.spec.code
+        attrs[slot] = node.attrs
+        lowering[slot] = node.lowering
+        shape[slot] = padded(node.shape)
+        rank[slot] = len(node.shape)
+        dtype[slot] = ops.DTYPE_CODE[node.dtype]
+        value[slot] = node.value
+        ref[slot] = node.ref
+        table[slot, : len(args)] = args
+        pinned = node.op in ("opaque", "call") and node.attr("pinned")
+        if node.op in ("weight", "array", "const", "iota"):
+            weight_only[slot] = True
+        elif node.op != "input" and not pinned:
+            weight_only[slot] = all(weight_only[a] for a in args)
+        depth[slot] = _DEPTH_STEP + max((int(depth[a]) for a in args), default=0)
+    out = np.full(n_out, -1, np.int32)
+    out[: len(outputs)] = [o + 1 for o in outputs]
+    features = Nodes(
+        op,  # type: ignore[arg-type]
+        attrs,
+        lowering,
+        shape,
+        rank,
+        dtype,
+        value,
+        ref,
+        weight_only,
+        np.zeros(size, np.float32),
+    )
+    return TensorGraph(
+        nodes=jax.tree.map(jnp.asarray, features),
+        edges=jnp.tile(jnp.arange(ops.MAX_ARGS, dtype=jnp.int32), size),
+        senders=jnp.asarray(table.reshape(-1)),
+        receivers=jnp.repeat(jnp.arange(size, dtype=jnp.int32), ops.MAX_ARGS),
+        globals=Globals(jnp.asarray(out), jnp.asarray(depth)),
+        n_node=jnp.asarray([size], jnp.int32),
+        n_edge=jnp.asarray([size * ops.MAX_ARGS], jnp.int32),
+    )
+
+
+def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]]:
+    """The live nodes in topological order, the outputs as indices into them, and each node's slot.
+
+    Only nodes that an output or a pinned node depends on are live.
+    """
+    host = jax.tree.map(np.asarray, graph)
+    f: Nodes = host.nodes
+    table = host.senders.reshape(-1, ops.MAX_ARGS)
+    outputs = [int(o) for o in host.globals.outputs if o >= 0]
+    pinned = [
+        int(i)
+        for i in np.flatnonzero(
+            np.isin(f.op, [ops.OPS["opaque"].code, ops.OPS["call"].code]) & (f.attrs[:, 0] == 1)
+        )
+    ]
+    order: list[int] = []
+    state: dict[int, int] = {}  # 1 while its arguments are visited, 2 when done
+    for root in pinned + outputs:
+        stack = [root]
+        while stack:
+            n = stack[-1]
+            if state.get(n) == 2:
+                stack.pop()
+                continue
+            pending = [int(a) for a in table[n] if a and state.get(int(a)) != 2]
+            if not pending:
+                state[n] = 2
+                order.append(n)
+                stack.pop()
+            elif state.get(n) == 1 and any(state.get(a) == 1 for a in pending):
+                raise GraphError(f"the graph has a cycle through node %{n}")
+            else:
+                state[n] = 1
+                stack.extend(reversed(pending))
+    order.sort(key=lambda n: (int(host.globals.depth[n]), n))
+    index = {slot: i for i, slot in enumerate(order)}
+    nodes = [
+        Node(
+            op=ops.OP_NAMES[int(f.op[n])],
+            args=tuple(index[int(a)] for a in table[n] if a),
+            attrs=tuple(int(a) for a in f.attrs[n]),
+            lowering=int(f.lowering[n]),
+            shape=tuple(int(d) for d in f.shape[n][: min(int(f.rank[n]), ops.MAX_RANK)])
+            + (1,) * max(int(f.rank[n]) - ops.MAX_RANK, 0),
+            dtype=ops.DTYPES[int(f.dtype[n])],
+            value=float(f.value[n]),
+            ref=int(f.ref[n]),
+        )
+        for n in order
+    ]
+    return nodes, tuple(index[o] for o in outputs), order
+
+
+def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
+    """The graph compacted into a larger (by default the next) bucket; costs are kept."""
+    nodes, outputs, slots = nodes_of(graph)
+    n = graph.nodes.op.shape[0]
+    size = bucket or next((b for b in BUCKETS if b > n), 0)
+    if not size:
+        raise GraphError(f"the graph is in the largest bucket already ({n})")
+    grown = build(nodes, outputs, bucket=size)
+    cost = jnp.zeros(size, jnp.float32).at[1 : len(slots) + 1].set(graph.nodes.cost[jnp.asarray(slots)])
+    return grown._replace(nodes=grown.nodes._replace(cost=cost))
+
+
+def n_live(graph: TensorGraph) -> jax.Array:
+    """Number of nodes that are not holes."""
+    return jnp.sum(graph.nodes.op != ops.HOLE)
+
+
+def use_counts(graph: TensorGraph) -> jax.Array:
+    """How often each node is an argument or an output, [N]; pinned nodes count once more."""
+    n = graph.nodes.op.shape[0]
+    alive = (graph.nodes.op[graph.receivers] != ops.HOLE) & (graph.senders > 0)
+    uses = jnp.zeros(n, jnp.int32).at[graph.senders].add(alive.astype(jnp.int32))
+    outputs = graph.globals.outputs
+    uses = uses.at[jnp.maximum(outputs, 0)].add((outputs > 0).astype(jnp.int32))
+    code = graph.nodes.op
+    opaque = (code == ops.OPS["opaque"].code) | (code == ops.OPS["call"].code)
+    return uses + (opaque & (graph.nodes.attrs[:, 0] == 1)).astype(jnp.int32)
+
+
+def remove_dead(graph: TensorGraph) -> TensorGraph:
+    """Turn into holes what no output and no pinned node depends on; slots do not move."""
+
+    def dead(g: TensorGraph) -> jax.Array:
+        return (use_counts(g) == 0) & (g.nodes.op != ops.HOLE)
+
+    def step(carry: tuple[TensorGraph, jax.Array]) -> tuple[TensorGraph, jax.Array]:
+        g, gone = carry
+        table = jnp.where(gone[:, None], 0, args_of(g))
+        nodes = g.nodes._replace(
+            op=jnp.where(gone, ops.HOLE, g.nodes.op), cost=jnp.where(gone, 0.0, g.nodes.cost)
+        )
+        depth = jnp.where(gone, 0, g.globals.depth)
+        g = with_args(g._replace(nodes=nodes, globals=g.globals._replace(depth=depth)), table)
+        return g, dead(g)
+
+    return jax.lax.while_loop(lambda c: jnp.any(c[1]), step, (graph, dead(graph)))[0]
+
+
+def raise_depths(graph: TensorGraph) -> TensorGraph:
+    """Lift `depth` where an argument is not below its consumer: a topological order again, after a rewrite.
+
+    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and `is_acyclic` is then false.
+    """
+    table = args_of(graph)
+    n = table.shape[0]
+    live = graph.nodes.op != ops.HOLE
+
+    def lift(depth: jax.Array) -> jax.Array:
+        need = jnp.max(jnp.where(table > 0, depth[table], 0), axis=1) + 1
+        return jnp.where(live, jnp.maximum(depth, need), 0)
+
+    def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        old, new = carry
+        return jnp.any(old != new) & (jnp.max(new) < 4 * n * _DEPTH_STEP)
+
+    first = graph.globals.depth
+    depth = jax.lax.while_loop(unsettled, lambda c: (c[1], lift(c[1])), (first, lift(first)))[1]
+    return graph._replace(globals=graph.globals._replace(depth=depth))
+
+
+def is_acyclic(graph: TensorGraph) -> jax.Array:
+    """Whether `depth` is above the depth of every argument, which no cyclic graph admits."""
+    table = args_of(graph)
+    depth = graph.globals.depth
+    live = graph.nodes.op != ops.HOLE
+    return jnp.all((depth[:, None] > depth[table]) | (table == 0) | ~live[:, None])
+
+
+def renumber(nodes: Sequence[Node], outputs: Sequence[int], keep: Sequence[int]) -> tuple[list[Node], tuple[int, ...]]:
+    """The sublist `keep` (ascending, closed under arguments) with indices rewritten."""
+    index = {old: new for new, old in enumerate(keep)}
+    kept = [replace(nodes[i], args=tuple(index[a] for a in nodes[i].args)) for i in keep]
+    return kept, tuple(index[o] for o in outputs)
+
+
+def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
+    """The operands of an `opaque` or `call` node of `nodes`, in order.
+
+    Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a pinned node holds beyond
+    its `n_args` operands, the link to the pinned node before it, is left out.
+    """
+    operands = list(node.args)
+    while operands and nodes[operands[0]].op == "pack":
+        operands[:1] = nodes[operands[0]].args
+    n_args = node.attr("n_args")
+    assert isinstance(n_args, int)
+    return operands[:n_args]

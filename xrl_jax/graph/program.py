@@ -1,0 +1,196 @@
+"""A program: a main graph, folded bodies, and what their nodes refer to on the host.
+
+The graphs are arrays and are rewritten inside jit; the bindings never change while a program is optimised, so a rewritten
+program is the old one with other graphs (`with_graphs`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph
+
+
+@dataclass(frozen=True)
+class Input:
+    """A flat argument of the graph (main or body) that holds the node."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """A constant array, or an array the function closes over."""
+
+    value: Any  # numpy or jax array, of the node's shape and dtype
+
+
+@dataclass(frozen=True)
+class Equation:
+    """An equation the op table cannot say: bound again as it was, with its operands in order."""
+
+    primitive: Any
+    params: dict[str, Any]
+    n_outputs: int
+    avals: tuple[Any, ...]  # of the results; one result: the node itself, several: its projections
+
+    @property
+    def name(self) -> str:
+        return str(self.primitive.name)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A run of folded bodies: inlined, or as the control flow of `equation` (scan, while, cond) with the bodies put in.
+
+    `kind` is "inline", "scan", "while" or "cond"; for the last three `bodies` are in the order of the equation's jaxprs
+    (scan: the body; while: condition, body; cond: the branches).
+    """
+
+    kind: str
+    bodies: tuple[int, ...]
+    equation: Equation | None = None
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Static:
+    """An argument leaf that is no array (a string, a function): part of the tree structure, not of the leaves."""
+
+    value: Any
+
+
+def is_array_like(leaf: Any) -> bool:
+    """Whether JAX traces this leaf: an array, something with shape and dtype, or a Python number."""
+    return isinstance(leaf, (bool, int, float, complex)) or (
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    )
+
+
+def flatten_args(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Array leaves of `(args, kwargs)` and the tree structure, which holds every other leaf as a `Static`.
+
+    The structure is the one of `Program.in_tree`; two calls agree in it only when their static leaves are equal.
+    """
+    wrapped = jax.tree.map(lambda x: x if is_array_like(x) else Static(x), (args, kwargs))
+    return jax.tree.flatten(wrapped)
+
+
+def unflatten_args(tree: Any, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`(args, kwargs)` from what `flatten_args` returned."""
+    wrapped = jax.tree.unflatten(tree, leaves)
+    return jax.tree.map(
+        lambda x: x.value if isinstance(x, Static) else x,
+        wrapped,
+        is_leaf=lambda x: isinstance(x, Static),
+    )
+
+
+Binding = Input | Array | Equation | Call
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph that runs `count` times for one run of the program (an estimate for while loops and branches)."""
+
+    graph: TensorGraph
+    in_avals: tuple[Any, ...]
+    n_outputs: int
+    count: float
+    name: str = "body"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What `from_jax` returns and searches rewrite.
+
+    Attributes:
+      graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat arguments.
+      bodies: folded bodies, callees before callers.
+      bindings: what `ref` of any node of any graph indexes.
+      in_avals: shape and dtype of every flat argument.
+      weights: for every flat argument, whether it stays the same between calls.
+      in_tree: structure of `(args, kwargs)` as `flatten_args` gives it.
+      out_tree: structure of the result.
+      n_outputs: number of flat results.
+      fn: the traced function, for derivatives and for calls of other shapes; None where there is none (a loaded program).
+    """
+
+    graph: TensorGraph
+    bodies: tuple[Body, ...]
+    bindings: tuple[Binding, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    weights: tuple[bool, ...]
+    in_tree: Any
+    out_tree: Any
+    n_outputs: int
+    fn: Callable[..., Any] | None = field(default=None, compare=False)
+
+    @property
+    def graphs(self) -> tuple[TensorGraph, ...]:
+        """The main graph, then the bodies' graphs."""
+        return (self.graph, *(b.graph for b in self.bodies))
+
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """How often each of `graphs` runs."""
+        return (1.0, *(b.count for b in self.bodies))
+
+    def with_graphs(self, graphs: Sequence[TensorGraph]) -> Program:
+        """The same program with rewritten graphs, in the order of `graphs`."""
+        bodies = tuple(replace(b, graph=g) for b, g in zip(self.bodies, graphs[1:], strict=True))
+        return replace(self, graph=graphs[0], bodies=bodies)
+
+    def digests(self) -> np.ndarray:
+        """Content of every binding as [D, 2] uint32, for the identity hash; at least one row."""
+        rows = [_digest(b) for b in self.bindings] or [np.zeros(2, np.uint32)]
+        return np.stack(rows)
+
+    def opaque_share(self) -> float:
+        """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
+        nodes = [n for g in self.graphs for n in graph_lib.nodes_of(g)[0]]
+        work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
+        return sum(n.op == "opaque" for n in work) / max(len(work), 1)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program as it stands, node by node through its lowerings (traceable)."""
+        from xrl_jax.backends.xla import to_jax  # the way out; imported late, graphs know no backend
+
+        return to_jax(self)(*args, **kwargs)
+
+    def __str__(self) -> str:
+        from xrl_jax.graph.text import format_program
+
+        return format_program(self)
+
+
+def _digest(binding: Binding) -> np.ndarray:
+    h = hashlib.sha256()
+    match binding:
+        case Input(position):
+            h.update(f"input {position}".encode())
+        case Array(value):
+            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+                h.update(str(value.dtype).encode())
+                value = jax.random.key_data(value)
+            host = np.asarray(value)
+            h.update(f"array {host.dtype} {host.shape}".encode())
+            h.update(np.ascontiguousarray(host).tobytes())
+        case Equation(_, params, _, avals):
+            named = sorted((k, str(v)) for k, v in params.items())
+            h.update(f"equation {binding.name} {named} {avals}".encode())
+        case Call(kind, bodies, equation):
+            h.update(f"call {kind} {bodies}".encode())
+            if equation is not None:
+                h.update(_digest(equation).tobytes())
+    return np.frombuffer(h.digest()[:8], np.uint32).copy()
+
+

@@ -1,0 +1,220 @@
+"""Shape and dtype rules, in array form: one entry per rule named in the op table.
+
+A rule sees one node: `(xp, attrs [K], shapes [A, R], ranks [A], n_args) -> (shape [R], rank, ok)`, with shapes padded by
+ones. `xp` is `numpy` on the host and `jax.numpy` inside jit, so the same rule checks a parsed graph and types a rewrite
+under vmap. `ok` is false where the arguments or attributes do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from xrl_jax.graph import ops
+
+ShapeRule = Callable[..., tuple[Any, Any, Any]]
+R = ops.MAX_RANK
+
+
+def unpack(xp: Any, code: Any) -> Any:
+    """Dimension numbers packed by `ops.pack_dims`, as a vector [R] filled with -1."""
+    return (code // xp.asarray([8**i for i in range(R)])) % 8 - 1
+
+
+def _count(xp: Any, dims: Any) -> Any:
+    return xp.sum(dims >= 0)
+
+
+def _index(xp: Any) -> Any:
+    return xp.arange(R)
+
+
+def _compress(xp: Any, sizes: Any, valid: Any) -> tuple[Any, Any, Any]:
+    """Sizes where valid, in order, padded by ones to R; and their number."""
+    n = xp.sum(valid)
+    place = xp.cumsum(valid) - 1
+    chosen = (place[None, :] == _index(xp)[:, None]) & valid[None, :]
+    return xp.where(_index(xp) < n, xp.sum(chosen * sizes[None, :], axis=1), 1), n, n <= R
+
+
+def elementwise(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """Equal shapes, where any argument may be a scalar (as in jaxprs)."""
+    present = xp.arange(ops.MAX_ARGS) < n_args
+    chosen = xp.argmax(present & (ranks > 0))
+    shape, rank = shapes[chosen], ranks[chosen]
+    fits = (ranks == 0) | ((ranks == rank) & xp.all(shapes == shape, axis=1))
+    return shape, rank, xp.all(fits | ~present)
+
+
+def like_first(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """The first argument's shape."""
+    return shapes[0], ranks[0], ranks[0] <= R
+
+
+def transpose(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """out[i] = in[perm[i]]; perm is filled up with the identity."""
+    perm = attrs[:R]
+    every = xp.all(xp.any(perm[:, None] == _index(xp), axis=0))
+    ok = every & xp.all((_index(xp) < ranks[0]) | (perm == _index(xp)))
+    return shapes[0][xp.clip(perm, 0, R - 1)], ranks[0], ok
+
+
+def reshape(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """The shape is an attribute; the number of elements stays."""
+    shape = attrs[:R]
+    return shape, attrs[R], xp.prod(shape) == xp.prod(shapes[0])
+
+
+def broadcast(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """Input dimension i becomes output dimension dims[i], of the same size or stretched from 1."""
+    shape, rank, dims = attrs[:R], attrs[R], attrs[R + 1 : 2 * R + 1]
+    used = _index(xp) < ranks[0]
+    target = shape[xp.clip(dims, 0, R - 1)]
+    rising = xp.all((dims[1:] > dims[:-1]) | ~used[1:])
+    fits = (dims >= 0) & (dims < rank) & ((shapes[0] == target) | (shapes[0] == 1))
+    return shape, rank, xp.all(fits | ~used) & rising
+
+
+def concat(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """Sizes add up along `axis`, and agree elsewhere."""
+    present = (xp.arange(ops.MAX_ARGS) < n_args)[:, None]
+    along = _index(xp) == attrs[0]
+    total = xp.sum(xp.where(present, shapes, 0), axis=0)
+    same = xp.all((shapes == shapes[0]) | along | ~present)
+    same &= xp.all((ranks == ranks[0]) | ~present[:, 0])
+    return (
+        xp.where(along, total, shapes[0]),
+        ranks[0],
+        same & (attrs[0] >= 0) & (attrs[0] < ranks[0]),
+    )
+
+
+def slice_(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """in[start:limit:stride] in every dimension."""
+    start, limit, stride = attrs[:R], attrs[R : 2 * R], attrs[2 * R : 3 * R]
+    ok = xp.all((start >= 0) & (start <= limit) & (limit <= shapes[0]) & (stride >= 1))
+    return (limit - start + stride - 1) // xp.maximum(stride, 1), ranks[0], ok
+
+
+def pad(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """low and high may be negative; `interior` elements go between neighbours."""
+    low, high, interior = attrs[:R], attrs[R : 2 * R], attrs[2 * R : 3 * R]
+    size = shapes[0]
+    shape = low + high + size + xp.maximum(size - 1, 0) * interior
+    return shape, ranks[0], xp.all(shape >= 0) & xp.all(interior >= 0) & (ranks[1] == 0)
+
+
+def reduce(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """The axes of the mask disappear."""
+    gone = (attrs[0] >> _index(xp)) & 1
+    shape, rank, _ = _compress(xp, shapes[0], (gone == 0) & (_index(xp) < ranks[0]))
+    return shape, rank, (attrs[0] >> ranks[0]) == 0
+
+
+def window(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """Pooling over at most four dimensions: (in + low + high - window) // stride + 1."""
+    size, stride, low, high = (attrs[4 * i : 4 * i + 4] for i in range(4))
+    room = shapes[0][:4] + low + high - size
+    out = xp.where(room < 0, 0, room // xp.maximum(stride, 1) + 1)
+    tail = xp.ones(R - 4, out.dtype)
+    return xp.concatenate([out, tail]), ranks[0], (ranks[0] <= 4) & xp.all(size >= 1)
+
+
+def dot(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """`dot_general`: batch dimensions, then free ones of the left, then of the right argument."""
+    lc, rc, lb, rb = (unpack(xp, attrs[i]) for i in range(4))
+    lhs, rhs = shapes[0], shapes[1]
+
+    def free(contract: Any, batch: Any, rank: Any) -> Any:
+        taken = (contract[:, None] == _index(xp)) | (batch[:, None] == _index(xp))
+        return ~xp.any(taken, axis=0) & (_index(xp) < rank)
+
+    def agree(left: Any, right: Any) -> Any:
+        sizes = lhs[xp.clip(left, 0, R - 1)] == rhs[xp.clip(right, 0, R - 1)]
+        inside = (left < ranks[0]) & (right < ranks[1])
+        return xp.all((sizes & inside) | (left < 0)) & (_count(xp, left) == _count(xp, right))
+
+    sizes = xp.concatenate([lhs[xp.clip(lb, 0, R - 1)], lhs, rhs])
+    valid = xp.concatenate([lb >= 0, free(lc, lb, ranks[0]), free(rc, rb, ranks[1])])
+    shape, rank, fits = _compress(xp, sizes, valid)
+    return shape, rank, agree(lc, rc) & agree(lb, rb) & fits
+
+
+def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
+    """`conv_general_dilated` over one or two spatial dimensions."""
+    stride, low, high, lhs_dilation, rhs_dilation = (attrs[2 * i : 2 * i + 2] for i in range(5))
+    groups, batch_groups = attrs[10], attrs[11]
+    table = xp.asarray(ops.LAYOUTS)
+    lhs_at, rhs_at, out_at = (table[xp.clip(attrs[i], 0, len(ops.LAYOUTS) - 1)] for i in (12, 13, 14))
+    lhs, rhs = shapes[0][lhs_at], shapes[1][rhs_at]
+    two = lhs_at[3] >= 0
+    used = xp.stack([two | True, two])
+
+    def dilate(n: Any, d: Any) -> Any:
+        return xp.where(n == 0, 0, (n - 1) * d + 1)
+
+    room = dilate(lhs[2:], lhs_dilation) + low + high - dilate(rhs[2:], rhs_dilation)
+    spatial = xp.where(room < 0, 0, room // xp.maximum(stride, 1) + 1)
+    sizes = xp.concatenate(
+        [
+            xp.stack([lhs[0] // xp.maximum(batch_groups, 1), rhs[0]]),
+            xp.where(used, spatial, 1),
+        ]
+    )
+    place = out_at[:, None] == _index(xp)
+    shape = xp.where(xp.any(place, axis=0), xp.sum(place * sizes[:, None], axis=0), 1)
+    same_rank = (rhs_at[3] >= 0) == two
+    ok = (ranks[0] == xp.where(two, 4, 3)) & (ranks[1] == ranks[0]) & same_rank
+    ok &= ((out_at[3] >= 0) == two) & (lhs[1] == rhs[1] * groups)
+    ok &= (rhs[0] % xp.maximum(groups, 1) == 0) & (lhs[0] % xp.maximum(batch_groups, 1) == 0)
+    return shape, ranks[0], ok & xp.all(stride >= 1) & (groups >= 1) & (batch_groups >= 1)
+
+
+# "given" nodes carry their shape; a rewrite never makes one except a scalar constant.
+SHAPE_RULES: Mapping[str, ShapeRule] = MappingProxyType(
+    {
+        "given": lambda xp, attrs, shapes, ranks, n_args: (
+            xp.ones(R, shapes.dtype),
+            xp.zeros((), ranks.dtype),
+            n_args == 0,
+        ),
+        "elementwise": elementwise,
+        "arg0": like_first,
+        "transpose": transpose,
+        "reshape": reshape,
+        "broadcast": broadcast,
+        "concat": concat,
+        "slice": slice_,
+        "pad": pad,
+        "reduce": reduce,
+        "window": window,
+        "dot": dot,
+        "conv": conv,
+    }
+)
+SHAPE_FAMILIES: tuple[str, ...] = tuple(SHAPE_RULES)
+
+
+def shape_of(op: ops.OpSpec, attrs: Any, shapes: Any, ranks: Any, n_args: int) -> tuple[Any, Any, Any]:
+    """Host-side shape inference of one node; see the module docstring for the arguments."""
+    return SHAPE_RULES[op.shape](
+        np, np.asarray(attrs), np.asarray(shapes), np.asarray(ranks), n_args
+    )
+
+
+def dtype_of(op: ops.OpSpec, attrs: Any, arg_dtypes: tuple[int, ...]) -> int:
+    """Host-side dtype code of one node's output; -1 where it is given with the node."""
+    match op.dtype:
+        case "arg0":
+            return arg_dtypes[0]
+        case "arg1":
+            return arg_dtypes[1]
+        case "bool":
+            return ops.DTYPE_CODE["bool"]
+        case "attr":
+            return int(attrs[op.field("dtype").offset])
+        case _:
+            return -1

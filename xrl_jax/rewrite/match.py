@@ -1,0 +1,218 @@
+"""Finding all candidates of a rule table in a tensor graph, in three phases, and again after a change.
+
+1. Bit masks: a node's operator and its arguments' operators each select a set of rows (pattern trees); their intersection is
+   what may match at the node.
+2. Compress: the few (node, row) pairs whose bit is set.
+3. Bind and evaluate: positions by following argument slots, then conditions and types in the bytecode, on the survivors only.
+
+Rules with two roots are joined at the consumers of the operand they share, never over all pairs of nodes. The masks of a graph
+are kept; after a rewrite only nodes within pattern height above the change are matched again.
+
+Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.rewrite.instantiate import bind, bind_tree, instantiate
+from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
+
+HEIGHT = 4  # patterns reach at most this many argument steps below their root
+
+
+class Candidates(NamedTuple):
+    """Where rules apply, compressed to the front; slots beyond `count` are empty."""
+
+    entry: jax.Array  # [M] int32, index into the table's entries; -1 empty
+    root: jax.Array  # [M] int32
+    partner: jax.Array  # [M] int32, second root; 0 for none
+    count: jax.Array  # scalar int32, how many there are (may exceed M: then some are missing)
+
+
+def _rows_possible(table: RuleTable, graph: TensorGraph) -> jax.Array:
+    """Phase 1: [N, W] uint32, rows that may match at each node."""
+    code = graph.nodes.op
+    args = args_of(graph)
+    bits = table.root_bits[code]
+    for slot in range(N_ARG_BITS):
+        bits &= table.arg_bits[slot, code[args[:, slot]]]
+    return bits
+
+
+def _unpack_bits(words: jax.Array) -> jax.Array:
+    """[N, W] words to [N, 32 W] booleans."""
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(words.shape[0], -1).astype(bool)
+
+
+def _ranked(flags: jax.Array, first: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """Flat indices of the flags numbered first .. first + capacity, and which of them exist."""
+    total = jnp.cumsum(flags.astype(jnp.int32))
+    wanted = first + 1 + jnp.arange(capacity, dtype=jnp.int32)
+    index = jnp.searchsorted(total, wanted, side="left").astype(jnp.int32)
+    exists = wanted <= total[-1]
+    return jnp.where(exists, index, 0), exists
+
+
+def _row_matches(table: RuleTable, graph: TensorGraph, node: jax.Array, row: jax.Array, length: jax.Array) -> jax.Array:
+    """Phase 3 for one (node, row): the tree binds and, for rules with one root, the whole rule holds."""
+    entry = table.row_entry[row]
+    bound, ok = bind_tree(table, row, node, graph)
+    single = table.entry_rows[entry, 1] < 0
+    joint = jnp.concatenate([bound, jnp.zeros(P, jnp.int32)])
+    made = instantiate(table, entry, joint, graph, length)
+    return ok & (made.ok | ~single)
+
+
+def _match_nodes(table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array, capacity: int) -> jax.Array:
+    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, in chunks of `capacity` survivors."""
+    possible = jnp.where(among[:, None], _rows_possible(table, graph), 0)
+    flags = _unpack_bits(possible).reshape(-1)
+    n_rows = table.row_entry.shape[0]
+    total = jnp.sum(flags)
+
+    def chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first, hit = carry
+        index, exists = _ranked(flags, first, capacity)
+        node, row = index // n_rows, index % n_rows
+        length = jnp.max(jnp.where(exists, table.length[table.row_entry[row]], 0))
+        ok = jax.vmap(_row_matches, in_axes=(None, None, 0, 0, None))(table, graph, node, row, length)
+        bit = jnp.where(ok & exists, jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0))
+        return first + capacity, hit.at[node, row // 32].add(bit)
+
+    start = (jnp.int32(0), jnp.where(among[:, None], jnp.uint32(0), masks))
+    return jax.lax.while_loop(lambda c: c[0] < total, chunk, start)[1]
+
+
+def match(table: RuleTable, graph: TensorGraph, *, capacity: int = 512) -> jax.Array:
+    """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
+
+    For a rule with one root the rule holds there; for one root of a two-root rule its tree binds there.
+
+    Args:
+      capacity: survivors handled at once; affects speed only.
+    """
+    n = graph.nodes.op.shape[0]
+    masks = jnp.zeros((n, table.n_words), jnp.uint32)
+    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, capacity)
+
+
+def rematch(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, changed: jax.Array, *, capacity: int = 64
+) -> jax.Array:
+    """Masks after a rewrite: nodes within pattern height above `changed` [N] bool are matched again, the others kept."""
+    args = args_of(graph)
+    dirty = changed
+    for _ in range(HEIGHT):
+        dirty |= jnp.any(dirty[args] & (args > 0), axis=1)
+    live = graph.nodes.op != ops.HOLE
+    masks = jnp.where(live[:, None], masks, 0)
+    return _match_nodes(table, graph, dirty & live, masks, capacity)
+
+
+def candidates(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int, pair_size: int | None = None
+) -> Candidates:
+    """All candidates of the matched graph: single roots by node and row, then pairs.
+
+    Args:
+      size: M, room for candidates.
+      pair_size: room for pairs before they are checked; `size` by default.
+    """
+    n_rows = table.row_entry.shape[0]
+    bits = _unpack_bits(masks)
+    single = table.entry_rows[table.row_entry, 1] < 0
+    flags = (bits & single[None, :]).reshape(-1)
+    index, exists = _ranked(flags, jnp.int32(0), size)
+    node, row = index // n_rows, index % n_rows
+    n_single = jnp.sum(flags)
+    entry = jnp.where(exists, table.row_entry[row], -1)
+    pair_entry, root, partner, n_pairs = _pairs(table, graph, bits & ~single[None, :], pair_size or size)
+    # Pairs go behind the singles, wherever there is room.
+    at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
+    put = lambda old, new: old.at[at].set(new, mode="drop")  # noqa: E731
+    return Candidates(
+        put(entry, pair_entry), put(jnp.where(exists, node, 0), root), put(jnp.zeros(size, jnp.int32), partner),
+        n_single + n_pairs,
+    )  # fmt: skip
+
+
+def _pairs(
+    table: RuleTable, graph: TensorGraph, bits: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Two-root candidates: entry [size] (-1 empty), root, partner, and their number."""
+    n_rows = table.row_entry.shape[0]
+    flags = bits.reshape(-1)
+    index, exists = _ranked(flags, jnp.int32(0), size)
+    node, row = index // n_rows, index % n_rows
+    entry, role = table.row_entry[row], table.row_role[row]
+    bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
+    operand = bound[jnp.arange(size), table.shared[entry, role]]
+    # Matches of an entry at one operand lie together once sorted; a first root meets the second roots of its run.
+    n_entries = table.entry_rule.shape[0]
+    n_nodes = graph.nodes.op.shape[0]
+    key = jnp.where(exists, operand * n_entries + entry, n_nodes * n_entries)
+    first_key = jnp.where(exists & (role == 0), key, -1)
+    second_key = jnp.where(exists & (role == 1), key, n_nodes * n_entries)
+    order = jnp.argsort(second_key)
+    ordered = second_key[order]
+    low = jnp.searchsorted(ordered, first_key, side="left")
+    high = jnp.searchsorted(ordered, first_key, side="right")
+    ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0))
+    slot = jnp.arange(size)
+    left = jnp.minimum(jnp.searchsorted(ends, slot, side="right"), size - 1)
+    offset = slot - jnp.where(left > 0, ends[left - 1], 0)
+    present = slot < ends[-1]
+    right = order[jnp.clip(low[left] + offset, 0, size - 1)]
+    e = jnp.where(present, entry[left], 0)
+    root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
+    keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
+    length = jnp.max(jnp.where(keep, table.length[e], 0))
+
+    def holds(entry: jax.Array, root: jax.Array, partner: jax.Array) -> jax.Array:
+        joint, ok = bind(table, entry, root, partner, graph)
+        return ok & instantiate(table, entry, joint, graph, length).ok
+
+    keep &= jax.vmap(holds)(e, root, partner)
+    keep &= ~_closes_cycle(graph, root, partner, keep)
+    overflow = (jnp.sum(flags) > size) | (ends[-1] > size)
+    count = jnp.where(overflow, jnp.maximum(ends[-1], jnp.sum(flags)), jnp.sum(keep))
+    return jnp.where(keep, e, -1), root, partner, count.astype(jnp.int32)
+
+
+def _closes_cycle(graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array) -> jax.Array:
+    """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
+
+    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths are safe. The exact test is one sweep
+    over the nodes in that order with a bit for each pair left.
+    """
+    depth = graph.globals.depth
+    low = jnp.where(depth[root] <= depth[partner], root, partner)
+    high = jnp.where(depth[root] <= depth[partner], partner, root)
+    suspicious = among & (depth[root] != depth[partner])
+    args = args_of(graph)
+    order = jnp.argsort(depth)
+    m = root.shape[0]
+    n_words = -(-m // 32)
+    lane = jnp.arange(m)
+    bit = jnp.where(suspicious, jnp.uint32(1) << (lane % 32).astype(jnp.uint32), jnp.uint32(0))
+    seeds = jnp.zeros((args.shape[0], n_words), jnp.uint32).at[low, lane // 32].add(bit)
+    seeds = seeds.at[0].set(0)
+    lowest = jnp.min(jnp.where(suspicious, depth[low], jnp.iinfo(jnp.int32).max))
+    highest = jnp.max(jnp.where(suspicious, depth[high], -1))
+    start = jnp.sum(depth < lowest)
+    stop = jnp.sum(depth <= highest)
+
+    def visit(i: jax.Array, reach: jax.Array) -> jax.Array:
+        n = order[i]
+        above = jax.lax.reduce(reach[args[n]], jnp.uint32(0), jax.lax.bitwise_or, (0,))
+        return reach.at[n].set(reach[n] | above)
+
+    reach = jax.lax.fori_loop(start, jnp.maximum(stop, start), visit, seeds)
+    return suspicious & ((reach[high, lane // 32] >> (lane % 32).astype(jnp.uint32)) & 1 == 1)
