@@ -1,11 +1,14 @@
 """A superoptimiser for tensor graphs in JAX: verified rewrites, measured costs, and search.
 
-The public names are listed in `__all__` and load their modules when they are first used, so that the import stays light.
+The public names are listed in `__all__` and load their modules when they are first used, so that
+the import stays light.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,18 +17,33 @@ if TYPE_CHECKING:
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
     from xrl_jax.graph.program import Program
+    from xrl_jax.optimize import optimize
+    from xrl_jax.search.base import Budget
 
-__all__ = ["Program", "TraceError", "fold", "from_jax", "from_onnx", "to_jax", "unfold"]
+__all__ = ["Budget", "Program", "TraceError", "fold", "from_jax", "from_onnx", "optimize", "to_jax", "unfold"]
 
 _MODULES = {
+    "Budget": "xrl_jax.search.base",
     "Program": "xrl_jax.graph.program",
     "TraceError": "xrl_jax.frontends.jaxpr",
     "fold": "xrl_jax.frontends.fold",
     "from_jax": "xrl_jax.frontends.jaxpr",
     "from_onnx": "xrl_jax.frontends.onnx",
+    "optimize": "xrl_jax.optimize",
     "to_jax": "xrl_jax.backends.xla",
     "unfold": "xrl_jax.frontends.fold",
 }
+
+
+class _Package(ModuleType):
+    """Keeps a submodule from hiding the public function of the same name when it is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

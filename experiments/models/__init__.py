@@ -20,7 +20,10 @@ __all__ = ["MODELS", "Model", "get"]
 
 
 def get(name: str, **options: Any) -> Model:
-    """The model called `name`, built with its constructor's `options`; raises ValueError for an unknown name."""
+    """The model called `name`, built with its constructor's `options`.
+
+    Raises ValueError for an unknown name.
+    """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; known are {', '.join(sorted(MODELS))}")
     return MODELS[name](**options)

@@ -1,8 +1,8 @@
 """What every network here provides, and how its weights are drawn.
 
-A network is written as an ordinary JAX user would write it, with no tuning for the optimiser. Its weights come from a
-NumPy generator, so that they do not depend on the JAX version, and are scaled by fan-in, so that activations neither
-die nor blow up and the outputs tell inputs apart.
+A network is written as an ordinary JAX user would write it, with no tuning for the optimiser. Its
+weights come from a NumPy generator, so that they do not depend on the JAX version, and are scaled
+by fan-in, so that activations neither die nor blow up and the outputs tell inputs apart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], *, std: float) -> n
 def conv_kernel(
     rng: np.random.Generator, out_channels: int, in_channels: int, size: int, *, gain: float = 2.0
 ) -> np.ndarray:
-    """OIHW kernel with variance `gain` / fan-in; gain 2 keeps the second moment through a ReLU (He et al. 2015)."""
+    """OIHW kernel with variance `gain` / fan-in.
+
+    Gain 2 keeps the second moment through a ReLU (He et al. 2015, arXiv:1502.01852).
+    """
     std = math.sqrt(gain / (in_channels * size * size))
     return normal(rng, (out_channels, in_channels, size, size), std=std)
 
@@ -48,7 +51,7 @@ def conv_kernel(
 def image(rng: np.random.Generator, size: int) -> np.ndarray:
     """Example image [1, 3, size, size]: a coarse pattern with noise on it, about unit variance.
 
-    Noise alone would average out in the global pooling and make all images look alike to the network.
+    Noise alone would average out in the global pooling, and all images would look alike.
     """
     coarse = rng.standard_normal((1, 3, 4, 4), dtype=np.float32)
     repeats = -(-size // 4)

@@ -1,4 +1,4 @@
-"""BERT-base encoder (Devlin et al. 2019, arXiv:1810.04805), inference: embeddings, layers, pooler."""
+"""BERT-base (Devlin et al. 2019, arXiv:1810.04805), inference: embeddings, layers, pooler."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def bert(
 ) -> Model:
     """BERT with random weights; the feed-forward width is four times `width`.
 
-    Inputs are token ids, token types and the attention mask (1 keeps a position), all int32 [batch, tokens]; the last
-    eighth of the example's positions is padding. Outputs are the hidden states [batch, tokens, width] and the pooled
-    first token [batch, width]. With `scan`, the weights of the layers are stacked and the layers run under `lax.scan`.
+    Inputs are token ids, token types and the attention mask (1 keeps a position), all int32
+    [batch, tokens]; the last eighth of the example's positions is padding. Outputs are the hidden
+    states [batch, tokens, width] and the pooled first token [batch, width]. With `scan`, the
+    weights of the layers are stacked and the layers run under `lax.scan`.
     """
     if width % heads:
         raise ValueError(f"bert: {heads} heads do not divide width {width}")

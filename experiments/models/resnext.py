@@ -63,14 +63,15 @@ def resnext50(
 ) -> Model:
     """ResNeXt-50 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes; `groups` must divide `128 * width`.
-    `blocks` gives the number of blocks of each stage; `image_size` is at least 32.
+    `width` multiplies all channel counts but the image's and the classes; `groups` must divide
+    `128 * width`. `blocks` gives the blocks of each stage; `image_size` is at least 32.
     """
     if image_size < 32:
         raise ValueError(f"resnext50: image_size {image_size} is too small, use at least 32")
     if scaled(128, width) % groups:
         raise ValueError(
-            f"resnext50: {groups} groups do not divide {scaled(128, width)} channels, change groups or width"
+            f"resnext50: {groups} groups do not divide {scaled(128, width)} channels, "
+            "change groups or width"
         )
     rng = np.random.default_rng(seed)
 

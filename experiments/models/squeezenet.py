@@ -1,4 +1,4 @@
-"""SqueezeNet 1.1 (Iandola et al. 2016, arXiv:1602.07360, and the authors' later release 1.1), NCHW, inference."""
+"""SqueezeNet 1.1 (Iandola et al. 2016, arXiv:1602.07360; the authors' release 1.1), NCHW."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def squeezenet(
 ) -> Model:
     """SqueezeNet 1.1 with random weights.
 
-    `image_size` is at least 32; `width` multiplies all channel counts but the image's and the classes.
+    `image_size` is at least 32; `width` multiplies all channel counts but the image's and the
+    classes.
     """
     if image_size < 32:
         raise ValueError(f"squeezenet: image_size {image_size} is too small, use at least 32")

@@ -175,7 +175,7 @@ def test_full_sizes_are_the_published_ones() -> None:
         return sum(leaf.size for leaf in jax.tree.leaves(models.get(name).weights))
 
     assert parameters("squeezenet") == 1_235_496
-    # 25,028,904 trained parameters and a stored mean and variance for each of 34,112 normalised channels.
+    # 25,028,904 trained parameters; a stored mean and variance for each normalised channel.
     assert parameters("resnext50") == 25_028_904 + 2 * 34_112
     # The published 109,482,240 count a table of 512 positions; this one has 128.
     assert parameters("bert") == 109_482_240 - (512 - 128) * 768

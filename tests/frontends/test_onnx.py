@@ -165,6 +165,21 @@ class TestShapes:
         assert loaded.fn({}, jnp.arange(6.0)).shape == (2, 3)
 
 
+class TestWithoutX64:
+    def test_64_bit_models_narrow_to_32(self):
+        nodes = [helper.make_node("ArgMax", ["x"], ["y"], axis=0, keepdims=0)]
+        proto = model(nodes, [tensor("x", [3], TensorProto.DOUBLE)], [tensor("y", [], INT64)])
+        loaded = load_onnx(proto)
+        assert loaded.inputs[0].dtype == np.float32
+        assert loaded.fn({}, np.array([1.0, 3.0, 2.0])).dtype == np.int32
+
+    def test_slice_ends_beyond_32_bits_still_mean_the_end(self):
+        node = helper.make_node("Slice", ["x", "first", "last"], ["y"])
+        bounds = [array("first", [1], np.int64), array("last", [2**63 - 1], np.int64)]
+        loaded = load_onnx(model([node], [tensor("x", [4])], [tensor("y", [3])], bounds))
+        np.testing.assert_array_equal(loaded.fn({}, jnp.arange(4.0)), [1, 2, 3])
+
+
 class TestUnsupported:
     def test_lists_every_operator_at_once(self):
         nodes = [
@@ -210,7 +225,9 @@ class TestUnsupported:
         loaded = load_onnx(model([node], [tensor("x", [2])], [tensor("y", [2])]))
         assert primitives(loaded.fn, {}, *loaded.inputs) == []
 
-    @pytest.mark.parametrize(("opset", "message"), [(6, "older than 7"), (999, "newer")])
+    @pytest.mark.parametrize(
+        ("opset", "message"), [(6, "older than 7, where Add changed"), (999, "newer")]
+    )
     def test_opset_out_of_range(self, opset, message):
         proto = linear_model()
         proto.opset_import[0].version = opset

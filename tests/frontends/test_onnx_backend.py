@@ -15,7 +15,8 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 from onnx.numpy_helper import to_array
 
-from xrl_jax.frontends.onnx import UnsupportedOnnxError, load_onnx
+from xrl_jax.backends.xla import to_jax
+from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx, load_onnx
 from xrl_jax.frontends.onnx_ops.base import UnknownValueError
 
 SAMPLE_SIZE = 200
@@ -23,13 +24,14 @@ SAMPLE_SIZE = 200
 FAST_COMPILE: Any = {"xla_backend_optimization_level": "0"}
 
 
-def through_jit(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
+def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
     """The callable under test: (model, known inputs) to a function of the other inputs."""
-    loaded = load_onnx(model, constants=constants)
+    weights = load_onnx(model, constants=constants).weights
+    program = to_jax(from_onnx(model, constants=constants))
 
     def call(*arrays: np.ndarray) -> Any:
-        run = jax.jit(loaded.fn).lower(loaded.weights, *arrays)
-        return run.compile(compiler_options=FAST_COMPILE)(loaded.weights, *arrays)
+        lowered = jax.jit(program).lower(weights, *arrays)
+        return lowered.compile(compiler_options=FAST_COMPILE)(weights, *arrays)
 
     return call
 
@@ -48,7 +50,7 @@ def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
         try:
             return load(case.model, constants), [a for n, a in arrays.items() if n not in constants]
         except UnknownValueError as error:
-            wanted = [error.needs] if error.needs in arrays else whole_numbers(arrays)
+            wanted = [error.needs] if error.needs in arrays else parameters(arrays)
             new = [name for name in wanted if name not in constants]
             if not new:
                 raise
@@ -56,39 +58,49 @@ def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
 
 
 def named_arrays(protos: Any, values: Sequence[Any]) -> dict[str, Any]:
-    """Arrays by name; some cases hold them as protobufs."""
-    return {
-        proto.name: to_array(value) if isinstance(value, onnx.TensorProto) else value
-        for proto, value in zip(protos, values, strict=False)
-    }
+    """Arrays by name; some cases hold them as protobufs or scalars."""
+    arrays = {}
+    for proto, value in zip(protos, values, strict=False):
+        if isinstance(value, onnx.TensorProto):
+            value = to_array(value)
+        arrays[proto.name] = np.asarray(value) if isinstance(value, np.generic) else value
+    return arrays
 
 
-def whole_numbers(arrays: dict[str, Any]) -> list[str]:
-    return [n for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind in "iub"]
+def parameters(arrays: dict[str, Any]) -> list[str]:
+    """Inputs that may decide shapes through other nodes: whole numbers and scalars."""
+    known = ((n, a) for n, a in arrays.items() if isinstance(a, np.ndarray))
+    return [name for name, a in known if a.dtype.kind in "iub" or a.ndim == 0]
 
 
 def run_case(
-    case: Any, load: Callable[..., Any] = through_jit, detail: list[str] | None = None
+    case: Any,
+    load: Callable[..., Any] = through_program,
+    *,
+    x64: bool = True,
+    detail: list[str] | None = None,
 ) -> str:
-    """Return "passed", "unsupported: name", "wrong" or "crashed"."""
-    with jax.enable_x64(True):
+    """Return "passed", "unsupported: name", "wrong" or "crashed"; `detail` receives the reason.
+
+    Without x64, results of 64 bits are expected in 32.
+    """
+    notes: list[str] = [] if detail is None else detail
+    with jax.enable_x64(x64):
         try:
             for inputs, expected in case.data_sets:
                 arrays = named_arrays(case.model.graph.input, inputs)
-                expected = list(named_arrays(case.model.graph.output, expected).values())
+                expected = named_arrays(case.model.graph.output, expected)
                 call, rest = load_case(case, arrays, load)
                 actual = call(*(np.asarray(array) for array in rest))
                 actual = actual if isinstance(actual, tuple) else (actual,)
-                difference = compare(actual, expected, case.rtol, case.atol)
+                difference = compare(actual, list(expected.values()), case.rtol, case.atol)
                 if difference:
-                    if detail is not None:
-                        detail.append(difference)
+                    notes.append(difference)
                     return "wrong"
         except UnsupportedOnnxError as error:
             return f"unsupported: {error.names[0]}"
         except Exception as error:  # a crash is a result of this test, and fails it
-            if detail is not None:
-                detail.append(f"{type(error).__name__}: {error}")
+            notes.append(f"{type(error).__name__}: {error}")
             return "crashed"
     return "passed"
 
@@ -99,8 +111,9 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: f
         return f"{len(actual)} outputs instead of {len(expected)}"
     for got, want in zip(actual, expected, strict=True):
         got, want = np.asarray(got), np.asarray(want)
-        if got.dtype != want.dtype or got.shape != want.shape:
-            return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
+        dtype = jax.dtypes.canonicalize_dtype(want.dtype)
+        if got.dtype != dtype or got.shape != want.shape:
+            return f"{got.dtype}{got.shape} instead of {dtype}{want.shape}"
         if got.dtype.name == "bfloat16":
             rtol = max(rtol, 2**-6)  # two units in the last place, as onnx's own runner allows
         kind = np.complex128 if want.dtype.kind == "c" else np.float64
@@ -164,7 +177,7 @@ def test_a_wrong_result_is_seen():
         return lambda x: x
 
     detail: list[str] = []
-    assert run_case(case_named("test_abs"), wrong, detail) == "wrong"
+    assert run_case(case_named("test_abs"), wrong, detail=detail) == "wrong"
     assert detail[0].startswith("differs")
 
 
@@ -173,5 +186,5 @@ def test_a_crash_is_seen():
         raise RuntimeError("broken")
 
     detail: list[str] = []
-    assert run_case(case_named("test_abs"), crash, detail) == "crashed"
+    assert run_case(case_named("test_abs"), crash, detail=detail) == "crashed"
     assert detail == ["RuntimeError: broken"]

@@ -65,7 +65,7 @@ class _Maker:
         return len(self.nodes) - 1
 
     def emit(self, op: str, args: Sequence[int], bound: float, **attrs: object) -> int | None:
-        """The index of a new node, or None where it does not fit, is too large or its values may be."""
+        """The index of a new node, or None where it does not fit or would be too large."""
         packed = pack_attrs(op, attrs)  # type: ignore[arg-type]
         found = infer(op, packed, [self.nodes[a] for a in args])
         if found is None or bound > _BOUND:
@@ -255,7 +255,7 @@ class _Maker:
             )
 
     def convs(self) -> None:
-        """One to three convolutions of one operand, mostly NCHW, some grouped, strided or padded."""
+        """One to three convolutions of one operand, mostly NCHW, some grouped or strided."""
         x = self.pick(4)
         if x is None:
             return

@@ -49,8 +49,8 @@ def test_masks_hold_sets_of_axes():
 
 def test_layouts_are_those_of_convolution_dimension_numbers():
     numbers = lax.conv_dimension_numbers((1, 8, 8, 3), (3, 3, 3, 4), ("NHWC", "HWIO", "NHWC"))
-    assert ops.LAYOUTS[ops.LAYOUT_CODE[numbers.lhs_spec]] == (0, 3, 1, 2)
-    assert ops.LAYOUTS[ops.LAYOUT_CODE[numbers.rhs_spec]] == (3, 2, 0, 1)
+    assert ops.LAYOUTS[ops.LAYOUT_CODE[tuple(numbers.lhs_spec)]] == (0, 3, 1, 2)
+    assert ops.LAYOUTS[ops.LAYOUT_CODE[tuple(numbers.rhs_spec)]] == (3, 2, 0, 1)
     assert len(ops.LAYOUTS) == 6 + 24
 
 

@@ -25,8 +25,7 @@ from jax.extend.core import Literal
 
 _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
 _JITS = ("jit", "pjit")
-_FREE = ("reshape", "squeeze", "expand_dims")
-_GROWING = ("broadcast_in_dim", "iota", "convert_element_type")
+_FREE = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 _CHEAP = frozenset(
     "iota broadcast_in_dim reshape squeeze convert_element_type transpose add sub mul div max min neg abs eq ne lt le gt ge "
     "and or not xor select_n rem floor sign concatenate pad slice".split()
@@ -153,7 +152,7 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
             v
             for v in made
             if maker[v].primitive.name in _FREE
-            or (maker[v].primitive.name in _GROWING and growth(v) > 0)
+            or (maker[v].primitive.name == "convert_element_type" and growth(v) > 0)
         ]
         total = sum(_nbytes(v.aval) for v in made)
         if not back and max_bytes is not None and total > max_bytes:

@@ -13,7 +13,7 @@ import jax
 
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.graph.graph import GraphError, Node, nodes_of
-from xrl_jax.graph.program import Array, Call, Equation, Input, Program
+from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
 
 # The parameters of a control-flow equation that hold its jaxprs, in the order of `Call.bodies`.
 _JAXPR_PARAMS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -42,7 +42,7 @@ def to_jax(program: Program) -> Callable[..., Any]:
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        flat, tree = jax.tree.flatten((args, kwargs))
+        flat, tree = flatten_args(args, kwargs)
         if tree != program.in_tree:
             raise TypeError(
                 f"the program was made for arguments of structure {program.in_tree}, got {tree}"

@@ -6,7 +6,6 @@ This is the host side of `roofline`: it decides what is measured, keeps every ti
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ from xrl_jax.cost import regions, roofline
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
 from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Timing
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 
@@ -96,11 +95,11 @@ class Oracle:
         self,
         wanted: Mapping[tuple[int, int], Region],
         *,
-        deadline: float,
+        clock: Stopwatch,
         limit: int | None = None,
         progress: Callable[[], Any] | None = None,
     ) -> int:
-        """Time regions (or find them in the store) until `deadline` (of time.monotonic) or `limit`; how many are known now.
+        """Time regions (or find them in the store) until `clock` has run out or `limit` is reached; how many are known now.
 
         Args:
           wanted: regions by signature, the most important first.
@@ -111,7 +110,7 @@ class Oracle:
         for sig, region in wanted.items():
             timing = stored.get(by_key[sig])
             if timing is None:
-                if time.monotonic() >= deadline or (limit is not None and self.spending.measurements >= limit):
+                if clock.done or (limit is not None and self.spending.measurements >= limit):
                     continue
                 timing = self._time(region)
             else:
@@ -133,7 +132,7 @@ class Oracle:
         return self._launch
 
     def _time(self, region: Region) -> Timing:
-        start = time.monotonic()
+        clock = Stopwatch(0.0)
         try:
             job = regions.region_job(region, self.options)
         except Exception as error:  # a lowering that cannot be traced costs itself only
@@ -143,18 +142,18 @@ class Oracle:
         self.spending.measurements += 1
         self.spending.failures += not timing.ok
         self.spending.compile_seconds += timing.compile_seconds
-        self.spending.measure_seconds += time.monotonic() - start
+        self.spending.measure_seconds += clock.elapsed
         if timing.status != "killed":  # the process may have died of something else
             self.store.put({regions.region_key(region, self.options): timing})
         return timing
 
     def time_jobs(self, jobs: Sequence[Job], *, reference: Job | None = None, seconds_per_job: float = 1.0) -> list[Timing]:
         """Time whole programs, each in turn with the reference."""
-        start = time.monotonic()
+        clock = Stopwatch(0.0)
         timings = self.worker.measure(jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=300.0)
         self.spending.measurements += len(jobs)
         self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
-        self.spending.measure_seconds += time.monotonic() - start
+        self.spending.measure_seconds += clock.elapsed
         return timings
 
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:

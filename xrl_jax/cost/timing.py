@@ -353,3 +353,27 @@ def measure(fn: Callable[..., Any], *args: Any, seconds: float = 1.0) -> Timing:
 def error_text(error: BaseException, *, limit: int = 2000) -> str:
     """The error in one string, cut to `limit` characters from its start."""
     return f"{type(error).__name__}: {error}"[:limit]
+
+
+@dataclasses.dataclass
+class Stopwatch:
+    """What is left of a budget of seconds; the only clock a search sees."""
+
+    seconds: float
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        return self.seconds - self.elapsed
+
+    @property
+    def done(self) -> bool:
+        return self.left <= 0
+
+    def part(self, share: float) -> Stopwatch:
+        """A stopwatch that starts now and ends after `share` of what is left."""
+        return Stopwatch(max(self.left, 0.0) * share)

@@ -1,9 +1,11 @@
-"""Folding: equal repeated regions of the main graph become one body that is called several times; and its inverse.
+"""Folding: equal repeated regions of the main graph become one body that is called several times;
+and its inverse.
 
-The twelve layers of a transformer are one graph twelve times over. Folded, matching, policy, cost and timing see it once,
-and a rewrite of the body is a rewrite of all layers. Regions are found as in compressors: each node is a token (everything
-about it but where its arguments come from), a window of tokens that comes back after p nodes proposes the period p, and a
-stretch of tokens equal to those p later is a run of repeats. What then counts is the dataflow, compared exactly.
+The twelve layers of a transformer are one graph twelve times over. Folded, matching, policy, cost
+and timing see it once, and a rewrite of the body is a rewrite of all layers. Regions are found as
+in compressors: each node is a token (everything about it but where its arguments come from), a
+window of tokens that comes back after p nodes proposes the period p, and a stretch of tokens equal
+to those p later is a run of repeats. What then counts is the dataflow, compared exactly.
 """
 
 from __future__ import annotations
@@ -35,22 +37,30 @@ from xrl_jax.graph.program import Array, Call, Input, Program
 MIN_REGION = 8  # compute nodes in a region that is worth a call
 _MAX_PERIODS = 64  # proposed periods that are looked at, the most frequent first
 _MAX_PHASES = 8  # places to cut a run at that are tried, those with the fewest values across first
+_MAX_REFUSED = 64  # stretches whose dataflow does not repeat, before the search ends
 _SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same
 
 
 def fold(program: Program) -> Program:
     """The program with equal repeated regions of its main graph as bodies with a count.
 
-    Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. What differs between the copies
-    becomes an input of the body; what is used outside of a copy an output.
+    Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. What differs
+    between the copies becomes an input of the body; what is used outside of a copy an output.
     """
     host = disassemble(program)
-    runs = _find_runs(host.main)
-    return _like(program, _replace_runs(host, runs)) if runs else program
+    folded = fold_host(host)
+    return program if folded is host else _like(program, folded)
+
+
+def fold_host(host: HostProgram) -> HostProgram:
+    """`fold` on the host: a graph too large for any bucket may fit once it is folded."""
+    main = live(host.main)
+    runs = _find_runs(main)
+    return _replace_runs(replace(host, main=main), runs) if runs else host
 
 
 def unfold(program: Program) -> Program:
-    """The program with every "inline" call replaced by its body's nodes, in the main graph and in bodies."""
+    """The program with every "inline" call replaced by its body's nodes, in all graphs."""
     host = disassemble(program)
     done: list[HostGraph] = []
     for body in host.bodies:
@@ -68,7 +78,7 @@ def _like(program: Program, host: HostProgram) -> Program:
     )
 
 
-# --- finding -----------------------------------------------------------------------------------------------------------
+# --- finding -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,9 @@ class _Run:
     """`copies` regions of `period` nodes each, one after the other from `start` in `order`."""
 
     order: Sequence[int]  # indices of the nodes that are no sources
+    last_use: (
+        np.ndarray
+    )  # by position in `order`: the last position with a use; the end for outputs
     start: int
     period: int
     copies: int
@@ -86,13 +99,13 @@ class _Run:
 
 
 def _tokens(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
-    """A number for each node of `order`, equal for nodes that agree in all but where their arguments come from."""
+    """A number for each node of `order`: equal for nodes that differ in their arguments only."""
     numbers: dict[Any, int] = {}
 
     def argument(node: Node) -> Any:
         if node.op in ("const", "iota"):
             return source_key(node)
-        return (node.op in ops.SOURCES, node.shape, node.dtype)
+        return (node.shape, node.dtype)
 
     out = []
     for i in order:
@@ -104,31 +117,50 @@ def _tokens(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
     return np.asarray(out, np.int64)
 
 
+def _order(graph: HostGraph) -> list[int]:
+    """The nodes that are no sources, in trace order, but first those that come once and need no
+    others.
+
+    So the slices that hand step t of an unrolled loop its row stand before the loop, and the steps
+    are equal.
+    """
+    order = [i for i, n in enumerate(graph.nodes) if n.op not in ops.SOURCES]
+    tokens = _tokens(graph, order)
+    often = np.bincount(tokens)[tokens] > 1
+    ready = [n.op in ops.SOURCES for n in graph.nodes]
+    for i, repeats in zip(order, often, strict=True):
+        node = graph.nodes[i]
+        ready[i] = not repeats and not is_pinned(node) and all(ready[a] for a in node.args)
+    return [i for i in order if ready[i]] + [i for i in order if not ready[i]]
+
+
 def _find_runs(graph: HostGraph) -> list[_Run]:
     """Disjoint runs, those that save most nodes first."""
-    order = [i for i, n in enumerate(graph.nodes) if n.op not in ops.SOURCES]
+    order = _order(graph)
     tokens = _tokens(graph, order)
     last_use = _last_uses(graph, order)
     found: list[_Run] = []
     unique = -1  # tokens of taken or refused nodes are replaced by numbers that equal nothing
+    refused = 0
     while True:
         stretch = _best_stretch(tokens)
-        if stretch is None:
+        if stretch is None or refused > _MAX_REFUSED:
             return sorted(found, key=lambda r: r.start)
         start, period, length = stretch
         run = _cut(graph, order, start, period, length, last_use)
-        # Where the dataflow of a stretch does not repeat, one token breaks it up, and its parts are tried again.
+        # Where the dataflow does not repeat, one token breaks the stretch, and its parts are tried.
         taken = slice(start + length // 2, start + length // 2 + 1)
         if run is not None:
             found.append(run)
             taken = slice(run.start, run.start + run.period * run.copies)
+        refused += run is None
         n = len(tokens[taken])
         tokens[taken] = np.arange(unique - n + 1, unique + 1)
         unique -= n
 
 
 def _best_stretch(tokens: np.ndarray) -> tuple[int, int, int] | None:
-    """(start, period, length) of the stretch that saves most nodes: tokens[start + i] == tokens[start + i + period]."""
+    """The stretch with tokens[i] == tokens[i + period] that saves most: (start, period, length)."""
     best, saved = None, 0
     for period in _periods(tokens):
         equal = np.concatenate([[0], tokens[period:] == tokens[:-period], [0]]).astype(np.int8)
@@ -148,10 +180,10 @@ def _periods(tokens: np.ndarray) -> list[int]:
     seen: dict[bytes, int] = {}
     votes: Counter[int] = Counter()
     for i, window in enumerate(windows):
-        key = window.tobytes()
-        if key in seen and i - seen[key] >= MIN_REGION:
-            votes[i - seen[key]] += 1
-        seen[key] = i
+        distance = i - seen.setdefault(window.tobytes(), i)
+        if distance >= MIN_REGION:  # shorter periods count by their multiples
+            votes[distance] += 1
+            seen[window.tobytes()] = i
     return [period for period, _ in votes.most_common(_MAX_PERIODS)]
 
 
@@ -168,11 +200,18 @@ def _last_uses(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
 
 
 def _cut(
-    graph: HostGraph, order: Sequence[int], start: int, period: int, length: int, last_use: np.ndarray
+    graph: HostGraph,
+    order: Sequence[int],
+    start: int,
+    period: int,
+    length: int,
+    last_use: np.ndarray,
 ) -> _Run | None:
     """The best run in a stretch: most copies, then fewest values that cross its cuts."""
     copies = length // period + 1
-    crossing = np.zeros(len(order) + 2, np.int64)  # at each position, values made before it and used at or after it
+    crossing = np.zeros(
+        len(order) + 2, np.int64
+    )  # at each position, values made before it and used at or after it
     for i, end in enumerate(last_use):
         crossing[i + 1] += 1
         crossing[min(end, len(order)) + 1] -= 1
@@ -181,7 +220,7 @@ def _cut(
     costs = [int(crossing[s : s + copies * period + 1 : period].sum()) for s in phases]
     best: _Run | None = None
     for k in np.argsort(costs, kind="stable")[:_MAX_PHASES]:
-        run = _same_dataflow(graph, _Run(order, phases[int(k)], period, copies))
+        run = _same_dataflow(graph, _Run(order, last_use, phases[int(k)], period, copies))
         if run is not None and (best is None or run.copies > best.copies):
             best = run
         if best is not None and best.copies == copies:
@@ -197,7 +236,7 @@ def _same_dataflow(graph: HostGraph, run: _Run) -> _Run | None:
         at = {n: i for i, n in enumerate(members)}
         args = [[at.get(a) for a in graph.nodes[n].args] for n in members]
         outside = {a for n in members for a in graph.nodes[n].args if a not in at}
-        inside_used = _used_outside(graph, members)
+        inside_used = [members[r] for r in _results(run, c)]
         whole = not any(graph.nodes[a].dtype == "tuple" for a in [*outside, *inside_used])
         signatures.append((tuple(map(tuple, args)), True) if whole else (c, False))
     best = (0, 0)
@@ -209,24 +248,24 @@ def _same_dataflow(graph: HostGraph, run: _Run) -> _Run | None:
     copies, first = best[0], -best[1]
     if copies < 2:
         return None
-    return _Run(run.order, run.start + first * run.period, run.period, copies)
+    return _Run(run.order, run.last_use, run.start + first * run.period, run.period, copies)
 
 
-def _used_outside(graph: HostGraph, members: Sequence[int]) -> list[int]:
-    """The members that nodes outside of them or the graph's outputs use."""
-    inside = set(members)
-    used = {a for i, n in enumerate(graph.nodes) if i not in inside for a in n.args}
-    return [m for m in members if m in used or m in graph.outputs]
+def _results(run: _Run, copy: int) -> set[int]:
+    """The members of a copy, counted from its start, that are used outside of it."""
+    first = run.start + copy * run.period
+    last_use = run.last_use[first : first + run.period]
+    return {int(r) for r in np.flatnonzero(last_use >= first + run.period)}
 
 
-# --- replacing ---------------------------------------------------------------------------------------------------------
+# --- replacing -----------------------------------------------------------------------------------
 
 
 def _replace_runs(host: HostProgram, runs: Sequence[_Run]) -> HostProgram:
     """The runs as calls of new bodies."""
     bindings = Bindings(host.bindings)
     bodies = list(host.bodies)
-    calls: dict[int, tuple[list[int], list[int], list[int], Node]] = {}  # by the last member of a copy
+    calls: dict[int, tuple[list[int], list[int], Node]] = {}  # by the last member of a copy
     inside: set[int] = set()
     for run in runs:
         body, operands, results = _body(host.main, run, bindings)
@@ -238,12 +277,12 @@ def _replace_runs(host: HostProgram, runs: Sequence[_Run]) -> HostProgram:
             outs = [members[r] for r in results]
             single = host.main.nodes[outs[0]] if len(outs) == 1 else Node("call", dtype="tuple")
             call = Node("call", shape=single.shape, dtype=single.dtype, ref=ref)
-            calls[members[-1]] = ([o[c] for o in operands], outs, list(members), call)
+            calls[members[-1]] = ([o[c] for o in operands], outs, call)
     nodes: list[Node] = []
     new: dict[int, int] = {}
     for i, node in enumerate(host.main.nodes):
         if i in calls:
-            operands, outs, _, call = calls[i]
+            operands, outs, call = calls[i]
             index = attach(nodes, call, [new[o] for o in operands])
             if len(outs) == 1:
                 new[outs[0]] = index
@@ -264,7 +303,7 @@ def _replace_runs(host: HostProgram, runs: Sequence[_Run]) -> HostProgram:
 def _body(
     graph: HostGraph, run: _Run, bindings: Bindings
 ) -> tuple[HostGraph, list[tuple[int, ...]], list[int]]:
-    """The body of a run; for each of its inputs the operand in each copy; and the members that are results."""
+    """A run's body, the operands of each of its inputs (one per copy), and which members result."""
     copies = [run.members(c) for c in range(run.copies)]
     at = {n: i for i, n in enumerate(copies[0])}
     inputs: dict[tuple[int, ...], int] = {}
@@ -289,11 +328,14 @@ def _body(
             args.append(inputs[each])
         new.append(len(nodes))
         nodes.append(replace(graph.nodes[member], args=tuple(args)))
-    used = [set(_used_outside(graph, c)) for c in copies]
-    results = [j for j in range(run.period) if any(c[j] in u for c, u in zip(copies, used, strict=True))]
+    results = sorted(set().union(*(_results(run, c) for c in range(run.copies))))
     in_avals = tuple(_aval(graph, each, bindings) for each in operands)
     name = f"repeat of {run.period}"
-    return HostGraph(tuple(nodes), tuple(new[j] for j in results), in_avals, name), operands, results
+    return (
+        HostGraph(tuple(nodes), tuple(new[j] for j in results), in_avals, name),
+        operands,
+        results,
+    )
 
 
 def _aval(graph: HostGraph, each: Sequence[int], bindings: Bindings) -> jax.ShapeDtypeStruct:
@@ -314,11 +356,11 @@ def _aval(graph: HostGraph, each: Sequence[int], bindings: Bindings) -> jax.Shap
     return struct(equation.avals[index])
 
 
-# --- unfolding ---------------------------------------------------------------------------------------------------------
+# --- unfolding -----------------------------------------------------------------------------------
 
 
 def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) -> HostGraph:
-    """The graph with its inline calls replaced by the nodes of `bodies`, which hold none themselves."""
+    """The graph with the nodes of `bodies`, which hold no inline calls, in place of its calls."""
     nodes: list[Node] = []
     sources: dict[Any, int] = {}
 

@@ -1,13 +1,15 @@
 """Programs on the host while a front end makes them: lists of nodes, before they become arrays.
 
-`HostProgram` is what tracing and folding work on; `assemble` turns it into the graphs and bodies of a `Program`: it drops
-dead code, finds out which body inputs are weights, counts how often a body runs, and leaves out what nothing refers to.
+`HostProgram` is what tracing and folding work on; `assemble` turns it into the graphs and bodies of
+a `Program`: it drops dead code, finds out which body inputs are weights, counts how often a body
+runs, and leaves out what nothing refers to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +20,12 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
 from xrl_jax.graph.program import Array, Binding, Body, Call, Input, Program
 
-# How often the condition and the body of a while loop run: nobody knows, and a loop that pays runs more than a few times.
+# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
+CONTROL_FLOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+)
+# How often the condition and the body of a while loop run: nobody knows, and a loop that pays runs
+# more than a few times.
 WHILE_COUNT = 8.0
 
 
@@ -40,7 +47,7 @@ class HostGraph:
 
 @dataclass(frozen=True)
 class HostProgram:
-    """A main graph, bodies (callees before callers) and the bindings that the nodes of all graphs refer to."""
+    """A main graph, bodies (callees before callers) and the bindings that all nodes refer to."""
 
     main: HostGraph
     bodies: tuple[HostGraph, ...]
@@ -67,7 +74,7 @@ class Bindings:
 
 
 def _key(binding: Binding) -> Any:
-    """Equal keys mean equal bindings; arrays and unhashable parameters are equal to themselves only."""
+    """Equal keys mean equal bindings; arrays and unhashable parameters equal only themselves."""
     if isinstance(binding, Input):
         return ("input", binding.position)
     if isinstance(binding, Array):
@@ -78,9 +85,17 @@ def _key(binding: Binding) -> Any:
     if isinstance(binding, Call) and binding.equation is None:
         return ("call", binding.kind, binding.bodies)
     equation = binding.equation if isinstance(binding, Call) else binding
-    bodies = binding.bodies if isinstance(binding, Call) else ()
     assert equation is not None
-    key = (equation.name, bodies, tuple(sorted(equation.params.items(), key=lambda p: p[0])), equation.avals)
+    params, bodies = equation.params, ()
+    if isinstance(binding, Call):  # the bodies say what the jaxprs say
+        bodies = binding.bodies
+        params = {k: v for k, v in params.items() if k not in CONTROL_FLOW[binding.kind]}
+    key = (
+        equation.name,
+        bodies,
+        tuple(sorted(params.items(), key=lambda p: p[0])),
+        equation.avals,
+    )
     try:
         hash(key)
     except TypeError:
@@ -111,9 +126,7 @@ def is_pinned(node: Node) -> bool:
     return node.op in ("opaque", "call") and node.attr("pinned") == 1
 
 
-def attach(
-    nodes: list[Node], node: Node, operands: Sequence[int], after: int | None = None
-) -> int:
+def attach(nodes: list[Node], node: Node, operands: Sequence[int], after: int | None = None) -> int:
     """Append an `opaque` or `call` node with any number of operands; returns its index.
 
     Args:
@@ -154,8 +167,10 @@ def live(graph: HostGraph) -> HostGraph:
     return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
-def weight_only(graph: HostGraph, inputs: Sequence[bool], bindings: Sequence[Binding]) -> list[bool]:
-    """For every node, whether it depends on constants and on those inputs alone that are weights."""
+def weight_only(
+    graph: HostGraph, inputs: Sequence[bool], bindings: Sequence[Binding]
+) -> list[bool]:
+    """For every node, whether it depends on nothing but constants and inputs that are weights."""
     known: list[bool] = []
     for node in graph.nodes:
         if node.op in ("input", "weight"):
@@ -166,7 +181,8 @@ def weight_only(graph: HostGraph, inputs: Sequence[bool], bindings: Sequence[Bin
 
 
 def call_sites(call: Call, flags: Sequence[bool]) -> list[tuple[int, float, list[bool]]]:
-    """What a call means for each of its bodies: (body, runs for one run of the caller, which inputs are weights).
+    """What a call means for each of its bodies: (body, runs for one run of the caller, which inputs
+    are weights).
 
     Args:
       flags: for each operand of the call node, whether it depends on weights alone.
@@ -202,7 +218,8 @@ def _settle(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, li
     graphs = [host.main, *host.bodies]
     inputs: list[list[bool]] = [list(weights)] + [[True] * len(b.in_avals) for b in host.bodies]
     counts = [1.0] + [0.0] * len(host.bodies)
-    # Bodies stand before their callers, so callers are visited from the end: all sites of a body are known when it comes.
+    # Bodies stand before their callers, so callers are visited from the end: all sites of a body
+    # are known when it comes.
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         known = weight_only(graphs[g], inputs[g], host.bindings)
         for node in graphs[g].nodes:
@@ -227,7 +244,7 @@ def _settle(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, li
 
 
 def _prune(host: HostProgram) -> HostProgram:
-    """Without dead code, bodies that nothing calls and bindings that nothing refers to; numbers are rewritten."""
+    """Without dead code, bodies that nothing calls and bindings that nothing refers to."""
     graphs = [live(host.main), *(live(b) for b in host.bodies)]
     called: set[int] = set()
     for g in [0, *range(len(graphs) - 1, 0, -1)]:

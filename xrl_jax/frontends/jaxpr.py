@@ -1,8 +1,8 @@
 """`from_jax`: any JAX function as a Program.
 
-The function is traced to a jaxpr. Calls in it are inlined, control flow becomes bodies, what the op table can say becomes
-native nodes (`jaxpr_ops`), and every other equation an opaque node that keeps the equation. No function is refused that JAX
-can trace.
+The function is traced to a jaxpr. Calls in it are inlined, control flow becomes bodies, what the op
+table can say becomes native nodes (`jaxpr_ops`), and every other equation an opaque node that keeps
+the equation. No function is refused that JAX can trace.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from xrl_jax.frontends import fold as fold_lib
+from xrl_jax.frontends.fold import fold_host
 from xrl_jax.frontends.host import (
+    CONTROL_FLOW,
     Bindings,
     HostGraph,
     HostProgram,
     assemble,
     attach,
     dtype_name,
+    live,
     source_key,
     struct,
 )
@@ -40,8 +42,9 @@ from xrl_jax.graph.program import (
     unflatten_args,
 )
 
-# A jit called more than once becomes a body if it has at least this many equations, counting those of calls in it. Smaller
-# ones (softmax, gelu, variance: most are JAX's own helpers) are inlined, so that rules match across their border.
+# A jit called more than once becomes a body if it has at least this many equations, counting those
+# of calls in it. Smaller ones (softmax, gelu, variance: most are JAX's own helpers) are inlined, so
+# that rules match across their border.
 MIN_SHARED_EQUATIONS = 16
 
 _JITS = ("jit", "pjit")
@@ -62,8 +65,6 @@ _INLINED = (
     "custom_vmap_call",
 )
 _JAXPR_NAMES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
-_CONTROL_FLOW = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 class TraceError(ValueError):
@@ -81,26 +82,26 @@ def from_jax(
 
     Args:
       fn: a function of pytrees. Arrays it closes over count as weights.
-      example_args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers; any other leaf (a string, a function)
-        is static, a part of the arguments' structure.
+      example_args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers; any other leaf
+        (a string, a function) is static, a part of the arguments' structure.
       weights: positions of the positional arguments that stay the same between calls.
-      fold: whether jits called more than once and equal repeated regions become bodies; without it everything but
-        control flow is in the main graph.
+      fold: whether jits called more than once and equal repeated regions become bodies; without it
+        everything but control flow is in the main graph.
       example_kwargs: keyword arguments, like `example_args`.
 
     Raises:
       TraceError: `fn` cannot be traced with these arguments.
       ValueError: a position in `weights` is out of range.
     """
-    weights = _weight_positions(weights, len(example_args))
+    constant = _weight_positions(weights, len(example_args))
     leaves, in_tree = flatten_args(example_args, example_kwargs)
     closed, out_tree = _trace(fn, leaves, in_tree)
-    positional = [jax.tree.structure(flatten_args((a,), {})[0]).num_leaves for a in example_args]
-    flags = [i in weights for i, n in enumerate(positional) for _ in range(n)]
-    flags += [False] * (len(leaves) - len(flags))
+    flags = [i in constant for i, a in enumerate(example_args) for _ in flatten_args((a,), {})[0]]
+    flags += [False] * (len(leaves) - len(flags))  # keyword arguments
     host = _Tracing(closed, share=fold).program()
-    program = assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn)
-    return fold_lib.fold(program) if fold else program
+    if fold:
+        host = fold_host(host)
+    return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn)
 
 
 def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
@@ -108,7 +109,8 @@ def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
     for w in positions:
         if not -n_args <= w < n_args:
             raise ValueError(
-                f"weights={positions!r}: there is no positional argument {w}, the function is called with {n_args}"
+                f"weights={positions!r}: there is no positional argument {w}, the function is "
+                f"called with {n_args}"
             )
     return {w % n_args for w in positions}
 
@@ -125,10 +127,14 @@ def _trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple
 
     try:
         closed = jax.make_jaxpr(flat)(*leaves)
-    except Exception as error:  # whatever the user's function raises is the reason why it cannot be traced
+    except (
+        Exception
+    ) as error:  # whatever the user's function raises is the reason why it cannot be traced
         name = getattr(fn, "__name__", None) or repr(fn)
         lines = [line for line in str(error).splitlines() if line.strip()][:3]
-        reason = "\n  ".join([type(error).__name__ + ": " + (lines[0] if lines else ""), *lines[1:]])
+        reason = "\n  ".join(
+            [type(error).__name__ + ": " + (lines[0] if lines else ""), *lines[1:]]
+        )
         raise TraceError(f"cannot trace {name!r}:\n  {reason}\n{_advice(error)}") from error
     return closed, out_trees[-1]
 
@@ -143,7 +149,7 @@ def _advice(error: Exception) -> str:
     if isinstance(error, concrete):
         return (
             "It needs the value of an argument while it is traced. Close over that value "
-            "(functools.partial or a lambda) to make it static, or use jax.lax.cond, jnp.where and the like."
+            "(functools.partial, a lambda) to make it static, or use lax.cond, jnp.where and so on."
         )
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return "It keeps traced values between calls. Return them instead of storing them."
@@ -160,8 +166,16 @@ def _inner(equation: Any) -> Any | None:
     if equation.primitive.name not in _INLINED:
         return None
     params = equation.params
-    for key in ("in_shardings", "out_shardings", "in_layouts", "out_layouts", "compiler_options_kvs"):
-        if any(v is not None and type(v).__name__ != "UnspecifiedValue" for v in params.get(key, ())):
+    for key in (
+        "in_shardings",
+        "out_shardings",
+        "in_layouts",
+        "out_layouts",
+        "compiler_options_kvs",
+    ):
+        if any(
+            v is not None and type(v).__name__ != "UnspecifiedValue" for v in params.get(key, ())
+        ):
             return None
     for key in _JAXPR_NAMES:
         inner, _ = _open(params.get(key))
@@ -171,13 +185,16 @@ def _inner(equation: Any) -> Any | None:
 
 
 class _Tracing:
-    """What the graphs of one traced function share: bindings, bodies, and how often each jit is called."""
+    """What the graphs of one function share: bindings, bodies, how often each jit is called."""
 
     def __init__(self, closed: Any, *, share: bool) -> None:
         self.closed = closed
         self.bindings = Bindings()
         self.bodies: list[HostGraph] = []
         self.body_of: dict[Any, int] = {}
+        self.inferred: dict[
+            Any, Any
+        ] = {}  # shapes and dtypes by op, attributes and arguments: layers repeat
         self.sites: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}
         self._count(closed.jaxpr)
@@ -197,13 +214,14 @@ class _Tracing:
         return HostGraph(tuple(builder.nodes), tuple(outputs), in_avals, name)
 
     def body(self, closed: Any, name: str) -> int:
-        """The index of the body of a closed jaxpr; equal (identical) jaxprs share one."""
+        """The index of the body of a closed jaxpr; jaxprs that say the same share one."""
         jaxpr, consts = _open(closed)
         key = (id(jaxpr), *(id(c) for c in consts))
         if key not in self.body_of:
-            graph = self.graph(closed, name)
-            self.body_of[key] = len(self.bodies)
-            self.bodies.append(graph)
+            graph = live(self.graph(closed, name))
+            if graph not in self.bodies:
+                self.bodies.append(graph)
+            self.body_of[key] = self.bodies.index(graph)
         return self.body_of[key]
 
     def is_shared(self, inner: Any) -> bool:
@@ -217,7 +235,7 @@ class _Tracing:
         )
 
     def _count(self, jaxpr: Any) -> int:
-        """Number of equations, those of inner calls included; call sites are counted on the way, each jaxpr once."""
+        """Number of equations, those of inner calls included; counts call sites on the way."""
         if id(jaxpr) in self.sizes:
             return self.sizes[id(jaxpr)]
         size = 0
@@ -234,8 +252,8 @@ class _Tracing:
 
 
 def _control_flow_jaxprs(equation: Any) -> list[Any]:
-    """The closed jaxprs of scan, while and cond, in the order of `Call.bodies`; none for other primitives."""
-    values = [equation.params[k] for k in _CONTROL_FLOW.get(equation.primitive.name, ())]
+    """The jaxprs of scan, while and cond, in the order of `Call.bodies`; none for others."""
+    values = [equation.params[k] for k in CONTROL_FLOW.get(equation.primitive.name, ())]
     return [j for v in values for j in (v if isinstance(v, (tuple, list)) else (v,))]
 
 
@@ -263,7 +281,10 @@ class _GraphBuilder:
         vector = pack_attrs(op, attrs)
         if any(not -(2**31) <= a < 2**31 for a in vector):
             return None
-        inferred = infer(op, vector, operands)
+        key = (op, vector, tuple((n.shape, n.dtype) for n in operands))
+        if key not in self.tracing.inferred:
+            self.tracing.inferred[key] = infer(op, vector, operands)
+        inferred = self.tracing.inferred[key]
         if inferred is None:
             return None
         shape, dtype = inferred
@@ -297,7 +318,7 @@ class _GraphBuilder:
             if isinstance(atom, Literal):
                 value = atom.val
                 if not hasattr(value, "dtype"):
-                    value = np.asarray(value, atom.aval.dtype)
+                    value = np.asarray(value, atom.aval.dtype)  # type: ignore[attr-defined]
                 return self.array(value)
             return env[atom]
 
@@ -315,7 +336,7 @@ class _GraphBuilder:
                 body = self.tracing.body(inner, str(equation.params.get("name") or name))
                 return self.bound(Call("inline", (body,)), "call", equation, args)
             return self.run(*_open(inner), args)
-        if name in _CONTROL_FLOW:
+        if name in CONTROL_FLOW:
             bodies = tuple(
                 self.tracing.body(j, f"{name} {i}" if name != "scan" else name)
                 for i, j in enumerate(_control_flow_jaxprs(equation))
@@ -387,7 +408,7 @@ def _equation(equation: Any) -> Equation:
 
 
 def _exact_float32(value: np.ndarray) -> float | None:
-    """The scalar as a float32 that says it exactly; None for NaN, subnormals (which XLA may flush) and all others."""
+    """The scalar as a float32 that says it exactly, or None; NaN and subnormals are not trusted."""
     if value.dtype.kind == "c":
         return None
     narrow = np.asarray(value).astype(np.float32)

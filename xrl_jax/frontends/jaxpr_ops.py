@@ -1,7 +1,8 @@
 """From JAX primitives to native nodes: one dict, primitive name -> translation.
 
-A translation says in nodes exactly what the equation says, so that the plain lowering of the nodes is bit-identical to it,
-or returns None, and the equation stays opaque. Parameters are read by name, for their sets differ between versions of JAX.
+A translation says in nodes exactly what the equation says, so that the plain lowering of the nodes
+is bit-identical to it, or returns None, and the equation stays opaque. Parameters are read by name,
+for their sets differ between versions of JAX.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ class Emit(Protocol):
 
     def node(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
         """Append a node; None where its arguments and attributes do not fit the op."""
+        ...
 
     def source(self, node: Node) -> int:
         """The index of a source equal to this one."""
+        ...
 
     def shape(self, index: int) -> tuple[int, ...]:
         """The shape of a node."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Site:
     out_avals: tuple[Any, ...]
 
     def plain(self, *known: str) -> bool:
-        """Whether every parameter is one of `known` or at rest (None, as `sharding` and `accuracy` mostly are)."""
+        """Whether parameters beyond `known` are None, as `sharding` and `accuracy` mostly are."""
         return all(v is None for k, v in self.params.items() if k not in known)
 
 
@@ -50,7 +54,7 @@ Translation = Callable[[Emit, Site], Result]
 
 
 def _elementwise(op: str) -> Translation:
-    """An op of no attributes; operands that JAX stretches from size 1 are broadcast first (scalars need not be)."""
+    """An op of no attributes; operands that JAX stretches from size 1 are broadcast first."""
 
     def translate(emit: Emit, site: Site) -> Result:
         if not site.plain():
@@ -71,12 +75,12 @@ def _elementwise(op: str) -> Translation:
 
 
 def _alias(emit: Emit, site: Site) -> Result:
-    """The operand itself: the primitive means something to transformations or to the allocator only."""
+    """The operand itself: the primitive matters to transformations or the allocator only."""
     return site.args[0]
 
 
 def _cast(emit: Emit, site: Site) -> Result:
-    """`convert_element_type`; to the same dtype (a change of weak type) it is the operand itself."""
+    """`convert_element_type`; to the same dtype (other weak type) it is the operand itself."""
     if not site.plain("new_dtype", "weak_type"):
         return None
     if site.in_avals[0].dtype == site.out_avals[0].dtype:
@@ -138,7 +142,9 @@ def _split(emit: Emit, site: Site) -> Result:
     for size in site.params["sizes"]:
         start = [at if d == axis else 0 for d in range(len(shape))]
         limit = [at + size if d == axis else n for d, n in enumerate(shape)]
-        parts.append(emit.node("slice", site.args, start=start, limit=limit, stride=(1,) * len(shape)))
+        parts.append(
+            emit.node("slice", site.args, start=start, limit=limit, stride=(1,) * len(shape))
+        )
         at += size
     return parts
 
@@ -163,7 +169,9 @@ def _unstack(emit: Emit, site: Site) -> Result:
         start = [k if d == axis else 0 for d in range(len(shape))]
         limit = [k + 1 if d == axis else n for d, n in enumerate(shape)]
         part = emit.node("slice", site.args, start=start, limit=limit, stride=(1,) * len(shape))
-        parts.append(part if part is None else emit.node("reshape", [part], shape=out, rank=len(out)))
+        parts.append(
+            part if part is None else emit.node("reshape", [part], shape=out, rank=len(out))
+        )
     return parts
 
 
@@ -278,8 +286,8 @@ def _dot(emit: Emit, site: Site) -> Result:
 
 
 _CONV_PARAMS = (
-    "window_strides padding lhs_dilation rhs_dilation dimension_numbers feature_group_count batch_group_count precision "
-    "preferred_element_type"
+    "window_strides padding lhs_dilation rhs_dilation dimension_numbers "
+    "feature_group_count batch_group_count precision preferred_element_type"
 ).split()
 
 
@@ -316,10 +324,10 @@ def _conv(emit: Emit, site: Site) -> Result:
 
 # Ops that have a primitive's name and no attributes.
 _SAME_NAME = (
-    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh asinh acosh atanh "
-    "erf erfc erf_inv lgamma digamma abs sign floor ceil not square population_count clz is_finite "
-    "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic "
-    "add mul max min and or xor ne eq ge gt le lt clamp"
+    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh "
+    "cosh asinh acosh atanh erf erfc erf_inv lgamma digamma abs sign floor ceil not square "
+    "population_count clz is_finite sub div rem pow atan2 nextafter shift_left "
+    "shift_right_logical shift_right_arithmetic add mul max min and or xor ne eq ge gt le lt clamp"
 ).split()
 _REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
 

@@ -77,7 +77,7 @@ def load_onnx(
     """
     model = expand_functions(read_model(path))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    check_opset(opsets)
+    check_opset(model, opsets)
     check_supported(model, opsets)
     graph = parse_graph(model.graph, opsets)
     known = dict(constants or {})
@@ -91,7 +91,8 @@ def load_onnx(
     def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
         if len(arrays) != len(names):
             raise TypeError(f"the model has {len(names)} inputs {names}, not {len(arrays)}")
-        scope = {**rest, **weights, **dict(zip(names, arrays, strict=True))}
+        given = {**weights, **dict(zip(names, arrays, strict=True))}
+        scope = {**rest, **{name: device(value) for name, value in given.items()}}
         outputs = [device(value) for value in run_graph(program, scope)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -190,7 +191,7 @@ def has_body(node: onnx.NodeProto) -> bool:
     return schema.has_function or schema.has_context_dependent_function
 
 
-def check_opset(opsets: Mapping[str, int]) -> None:
+def check_opset(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
     from onnx import defs
 
     version, newest = opsets.get("", OLDEST_OPSET), defs.onnx_opset_version()
@@ -200,12 +201,30 @@ def check_opset(opsets: Mapping[str, int]) -> None:
             "install a newer one",
             (f"opset {version}",),
         )
-    if version < OLDEST_OPSET:
+    changed = sorted(
+        {node.op_type for node in walk(model.graph) if changed_since(node, version)}
+        if version < OLDEST_OPSET
+        else ()
+    )
+    if changed:
         raise UnsupportedOnnxError(
-            f"model uses opset {version}, older than {OLDEST_OPSET}: convert it first with "
-            "onnx.version_converter.convert_version",
+            f"model uses opset {version}, older than {OLDEST_OPSET}, where {', '.join(changed)} "
+            "changed: convert it first with onnx.version_converter.convert_version",
             (f"opset {version}",),
         )
+
+
+def changed_since(node: onnx.NodeProto, version: int) -> bool:
+    """Whether an operator meant something else at an old opset than at the oldest supported."""
+    from onnx import defs
+
+    if node.domain not in ("", "ai.onnx") or not defs.has(node.op_type):
+        return False
+    try:
+        old = defs.get_schema(node.op_type, version)
+    except defs.SchemaError:
+        return True
+    return old.since_version != defs.get_schema(node.op_type, OLDEST_OPSET).since_version
 
 
 def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:

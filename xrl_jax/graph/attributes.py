@@ -1,6 +1,7 @@
 """Attribute fields: what their integers mean, and how they are read and written.
 
-Masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`), precisions and dtypes are names.
+Masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`), precisions and
+dtypes are names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _layouts(letters: str) -> dict[int, str]:
 
 @cache
 def precisions() -> dict[int, str]:
-    """Text of every code of the `precision` attribute; a pair of equal precisions is written once."""
+    """Text of every code of the `precision` attribute; a pair of equals is written once."""
     names = {0: "none"}
     for code in count(1):
         try:
@@ -80,7 +81,7 @@ def dims_of(code: int) -> tuple[int, ...] | None:
 
 
 def used_width(op: str, field: ops.Field, rank: int, arg_rank: int) -> int:
-    """How many entries of a wide field matter to a node of this rank with a first argument of `arg_rank`."""
+    """How many entries of a wide field matter, by the node's rank and its first argument's."""
     if op == "conv":
         wanted = arg_rank - 2
     else:

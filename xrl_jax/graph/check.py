@@ -1,4 +1,4 @@
-"""Whether a graph is well formed: on the host, with a message that shows the node and its neighbours.
+"""Whether a graph is well formed: on the host, with a message that shows the node.
 
 `check_program` checks whole programs, `valid.is_valid` is the cheap form for the inside of jit.
 """
@@ -69,7 +69,7 @@ class View:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """Nodes by slot, with slots for arguments; for graphs whose op and dtype codes are known."""
+        """Nodes by slot, with slots for arguments; op codes must be known."""
         return [self.node(slot) for slot in range(self.n)]
 
     def node(self, slot: int) -> Node:
@@ -126,8 +126,8 @@ def _check_edges(view: View) -> None:
         at = int(wrong[0])
         view.fail(
             int(slots[at]),
-            f"edges are not in (receiver, slot) order: edge {at} is "
-            f"({int(g.receivers[at])}, {int(g.edges[at])}), not ({int(slots[at])}, {int(columns[at])})",
+            f"edges are not in (receiver, slot) order: edge {at} is ({int(g.receivers[at])}, "
+            f"{int(g.edges[at])}), not ({int(slots[at])}, {int(columns[at])})",
         )
 
 
@@ -262,6 +262,11 @@ def aval_type(aval: Any) -> str:
     return format_type(aval.shape, str(aval.dtype))
 
 
+def _equation(binding: Binding) -> Equation | None:
+    binding = binding.equation if isinstance(binding, Call) and binding.equation else binding
+    return binding if isinstance(binding, Equation) else None
+
+
 def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
     for slot in view.live:
         node = view.nodes[slot]
@@ -288,9 +293,9 @@ def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
             view.fail(slot, f"@{node.ref} is of kind {found}, but {node.op} needs {kind.__name__}")
         if isinstance(binding, Array) and not matches(node, binding.value):
             view.fail(slot, f"@{node.ref} is {aval_type(binding.value)}")
-        if isinstance(binding, Equation) and binding.n_outputs == 1:
-            if not matches(node, binding.avals[0]):
-                view.fail(slot, f"@{node.ref} gives {aval_type(binding.avals[0])}")
+        equation = _equation(binding)
+        if equation and equation.n_outputs == 1 and not matches(node, equation.avals[0]):
+            view.fail(slot, f"@{node.ref} gives {aval_type(equation.avals[0])}")
     if bindings is not None:
         _check_projections(view, bindings)
 
@@ -300,9 +305,8 @@ def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
         node = view.nodes[slot]
         if node.op != "proj":
             continue
-        binding = bindings[view.nodes[node.args[0]].ref]
-        equation = binding.equation if isinstance(binding, Call) else binding
-        if not isinstance(equation, Equation):
+        equation = _equation(bindings[view.nodes[node.args[0]].ref])
+        if equation is None:
             continue  # an inlined body: `check_program` knows its results
         index = node.attr("index")
         assert isinstance(index, int)
@@ -347,11 +351,11 @@ def check(
 
     Args:
       bindings: what the references index; without it only their presence is checked.
-      lowerings: how many lowerings each op has (one where it is missing); without it any number goes.
+      lowerings: how many lowerings each op has, one where it is missing; None: any number goes.
       name: what messages call the graph.
 
     Raises:
-      GraphError: names the first offending node and shows it with its arguments and consumers, as `%slot`.
+      GraphError: names the first offending node by its slot and shows it with its neighbours.
     """
     view = View(graph, name)
     _check_edges(view)

@@ -1,4 +1,4 @@
-"""Whether the graphs of a program fit together: calls and bodies, arguments, weights, numbers of results."""
+"""Whether the graphs of a program fit together: calls, arguments, weights, numbers of results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph.check import View, aval_type, check, matches
-from xrl_jax.graph.graph import GraphError
-from xrl_jax.graph.program import Call, Input, Program
+from xrl_jax.graph.graph import GraphError, flat_operands
+from xrl_jax.graph.program import Body, Call, Input, Program
+from xrl_jax.graph.text import format_type
 
 
 def _n_inputs(program: Program, call: Call) -> int | None:
-    """How many operands a run of the call's bodies takes; None where a body's inputs do not fit it."""
+    """How many operands the call's bodies take; None where their numbers of inputs do not fit."""
     n_in = [len(program.bodies[b].in_avals) for b in call.bodies]
     params = call.equation.params if call.equation is not None else {}
     if call.kind == "while":
@@ -36,13 +37,6 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
     for slot in view.live:
         node = view.nodes[slot]
         binding = program.bindings[node.ref] if node.ref >= 0 else None
-        source = view.nodes[node.args[0]] if node.op == "proj" else None
-        if source is not None and source.op == "call":
-            call = program.bindings[source.ref]
-            assert isinstance(call, Call)
-            n_out, index = program.bodies[call.bodies[0]].n_outputs, node.attr("index")
-            if call.equation is None and int(index) >= n_out:  # type: ignore[arg-type]
-                view.fail(slot, f"index {index}, but body{call.bodies[0]} has {n_out} results")
         if not isinstance(binding, Call):
             continue
         if binding.kind not in _N_BODIES:
@@ -60,6 +54,25 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
             view.fail(slot, f"the bodies of this {binding.kind} differ in their inputs")
         if n_args != n_in:
             view.fail(slot, f"has {n_args} operands, its {binding.kind} takes {n_in}")
+        if binding.kind == "inline":
+            _check_inline(view, slot, program.bodies[binding.bodies[0]])
+
+
+def _check_inline(view: View, slot: int, body: Body) -> None:
+    """Operands and results of an inlined body have the types that the body has."""
+    for i, a in enumerate(flat_operands(view.nodes, view.nodes[slot])):
+        if not matches(view.nodes[a], body.in_avals[i]):
+            view.fail(slot, f"operand {i} is %{a}, its body takes {aval_type(body.in_avals[i])}")
+    inside = View(body.graph, body.name)
+    results = [inside.nodes[o] for o in inside.graph.globals.outputs.tolist() if o > 0]
+    users = [u for u in view.live if slot in view.nodes[u].args and view.nodes[u].op == "proj"]
+    for user, index in [(u, view.nodes[u].attr("index")) for u in users] or [(slot, 0)]:
+        assert isinstance(index, int)
+        if index >= len(results):
+            view.fail(user, f"index {index}, but its body has {len(results)} results")
+        if not matches(view.nodes[user], results[index]):
+            found = format_type(results[index].shape, results[index].dtype)
+            view.fail(user, f"result {index} of its body is {found}")
 
 
 def _check_inputs(
@@ -81,7 +94,7 @@ def _check_inputs(
 
 
 def check_program(program: Program, *, lowerings: Mapping[str, int] | None = None) -> None:
-    """Nothing, if all graphs are well formed and fit together: calls, arguments, weights, numbers of results.
+    """Nothing, if all graphs are well formed and fit together.
 
     Raises:
       GraphError: as `check`; names the graph as well.

@@ -8,9 +8,10 @@
       return %4
     }
 
-Nodes are numbered from 1 in topological order, which are their slots in the graph that is read back. An attribute that has
-its default is left out; so are `dtype`, and the `shape` and `rank` of a reshape or broadcast, where they say what the type
-says. What has no readable form (a layout code out of range) is an integer. `#` starts a comment.
+Nodes are numbered from 1 in topological order, which are their slots in the graph that is read
+back. An attribute that has its default is left out; so are `dtype`, and the `shape` and `rank` of a
+reshape or broadcast, where they say what the type says. What has no readable form (a layout code
+out of range) is an integer. `#` starts a comment.
 """
 
 from __future__ import annotations
@@ -117,18 +118,18 @@ def _describe(binding: Binding) -> str:
 def format_graph(
     graph: TensorGraph, bindings: Sequence[Binding] | None = None, *, name: str = ""
 ) -> str:
-    """The live nodes of a graph, one line each; equal for graphs whose nodes stand in the same order.
+    """The live nodes of a graph, one line each, by level and then by slot.
 
     Args:
       bindings: if given, comments say what the references are.
       name: of the graph, for programs.
     """
-    nodes, outputs, _ = nodes_of(graph)
-    # By level rather than by the stored depth, which rewrites lift: the text then survives being read back.
+    nodes, outputs, slots = nodes_of(graph)
+    # By level and slot, not by the stored depth, which rewrites lift and parsing makes anew.
     level: list[int] = []
     for node in nodes:
         level.append(1 + max((level[a] for a in node.args), default=0))
-    order = sorted(range(len(nodes)), key=lambda i: (level[i], i))
+    order = sorted(range(len(nodes)), key=lambda i: (level[i], slots[i]))
     number = {i: f"%{n + 1}" for n, i in enumerate(order)}
     lines = [f"graph {name} {{" if name else "graph {"]
     for i in order:
@@ -357,7 +358,7 @@ def parse_graph(text: str) -> TensorGraph:
     """The graph that `format_graph` wrote; node %i of a text in order gets slot i.
 
     Raises:
-      GraphTextError: with the line and column of what cannot be read, does not exist or does not fit.
+      GraphTextError: with the line and column of what is not syntax, not known or does not fit.
     """
     blocks = _parse_blocks(text)
     if len(blocks) != 1:
@@ -370,7 +371,7 @@ def parse_program(text: str, *, like: Program) -> Program:
     """`like` with the graphs that `format_program` wrote; bindings, types and tree structures stay.
 
     Raises:
-      GraphTextError: as `parse_graph`, or the graphs are not main, body0, body1 ... as many as `like` has.
+      GraphTextError: as `parse_graph`; or the graphs are not main, body0, ... as `like` has them.
     """
     blocks = _parse_blocks(text)
     wanted = ["main", *(f"body{i}" for i in range(len(like.bodies)))]

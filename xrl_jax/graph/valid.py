@@ -42,7 +42,7 @@ def _is_op(code: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def is_valid(graph: TensorGraph) -> jax.Array:
-    """Whether arguments, shapes, dtypes, depths and weight-only flags are as `check` wants them; a bool, jit and vmap work on it."""
+    """Whether arguments, shapes, dtypes, depths and weight-only flags are right; a scalar bool."""
     f, depth, table = graph.nodes, graph.globals.depth, args_of(graph)
     n = f.op.shape[0]
     inside = jnp.all((f.op >= 0) & (f.op < ops.N_OPS)) & jnp.all((table >= 0) & (table < n))

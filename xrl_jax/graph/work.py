@@ -1,8 +1,8 @@
-"""Floating point operations and bytes of a node, in array form: one rule per family, as in `shapes`.
+"""Operations and bytes of a node, in array form: one rule per family, as in `shapes`.
 
-A rule sees one node: `(xp, weight, attrs [K], shapes [A, R], ranks [A], out [R]) -> flops`, with shapes padded by ones and
-`xp` either `numpy` or `jax.numpy`. `weight` is the op's entry in `WEIGHTS`. Counts are float32, because those of whole
-networks overflow 32-bit integers.
+A rule sees one node: `(xp, weight, attrs [K], shapes [A, R], ranks [A], out [R]) -> flops`, with
+shapes padded by ones and `xp` either `numpy` or `jax.numpy`. `weight` is the op's entry in
+`WEIGHTS`. Counts are float32, because those of whole networks overflow 32-bit integers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from xrl_jax.graph.shapes import unpack
 
 WorkRule = Callable[..., Any]
 
-# Operations per element: one for what hardware does in one instruction; a division or square root costs about four of them; a
-# transcendental function what the usual polynomial or rational approximation with its range reduction costs (tanh: degrees 13
-# over 6, thus 13 + division). The roofline needs the order of magnitude; timings correct the rest.
+# Operations per element: one for what hardware does in one instruction; a division or square root
+# costs about four of them; a transcendental function what the usual polynomial or rational
+# approximation with its range reduction costs (tanh: degrees 13 over 6, thus 13 + division). The
+# roofline needs the order of magnitude; timings correct the rest.
 _WEIGHT_GROUPS: Mapping[int, str] = MappingProxyType(
     {
         4: "div sqrt rsqrt rem integer_pow",
@@ -75,7 +76,7 @@ def dot(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> 
 
 
 def conv(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """2 |out| (in features / groups) |kernel|; products with padding and inserted zeros count as well."""
+    """2 |out| (in features / groups) |kernel|; products with padding and inserted zeros count."""
     layout = xp.asarray(ops.LAYOUTS)[xp.clip(attrs[13], 0, len(ops.LAYOUTS) - 1)]
     features = shapes[1][layout[0]].astype(xp.float32)
     return 2.0 * weight * _size(xp, out) * _size(xp, shapes[1]) / xp.maximum(features, 1.0)
@@ -93,7 +94,8 @@ WORK_RULES: Mapping[str, WorkRule] = MappingProxyType(
 )
 WORK_FAMILIES: tuple[str, ...] = tuple(WORK_RULES)
 
-# The shape rule tells the family, but for softmax and scans, which compute though they keep their argument's shape.
+# The shape rule tells the family, but for softmax and scans, which keep their argument's shape and
+# compute all the same.
 _BY_SHAPE: Mapping[str, str] = MappingProxyType(
     {
         "elementwise": "elementwise",
@@ -110,8 +112,8 @@ FAMILY: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("copy", "cast"), "nothing")
 )
 
-# These touch no memory of their own: sources are there, tuples and their parts are pointers, a reshape is another view, and a
-# call's body is counted as a graph of its own.
+# These touch no memory of their own: sources are there, tuples and their parts are pointers, a
+# reshape is another view, and a call's body is counted as a graph of its own.
 NO_BYTES = ("hole", *ops.SOURCES, "pack", "proj", "reshape", "call")
 
 
@@ -153,7 +155,7 @@ def node_work(node: Node, args: Sequence[Node]) -> tuple[float, float]:
 
 
 def graph_work(graph: TensorGraph) -> tuple[jax.Array, jax.Array]:
-    """Flops [N] and bytes [N], float32, of every node; zeros on holes. Pure: jit and vmap work on it."""
+    """Flops [N] and bytes [N], float32, of every node; zeros on holes. For jit and vmap."""
     f = graph.nodes
     table = args_of(graph)
     weights = jnp.asarray([WEIGHTS[n] for n in ops.OP_NAMES], jnp.float32)

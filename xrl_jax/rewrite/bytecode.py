@@ -172,14 +172,14 @@ class Assembler:
         return self.emit(head, *registers)
 
     def vector(self, values: Sequence[int]) -> int:
-        """A literal vector, zero beyond its end."""
-        total = self.emit("imm", imm=0)
-        for i, v in enumerate(values):
-            if v:
-                here = self.emit("=", self.emit("lane"), self.emit("imm", imm=i))
-                total = self.emit("if", here, self.emit("imm", imm=v), total)
+        """A literal vector, zero beyond its end; a few instructions for each run of equal lanes."""
+        row = [*values, *[0] * (K - len(values))]
+        total = self.emit("imm", imm=row[-1])
+        for i in range(K - 1, 0, -1):
+            if row[i - 1] != row[i]:
+                before = self.emit("<", self.emit("lane"), self.emit("imm", imm=i))
+                total = self.emit("if", before, self.emit("imm", imm=row[i - 1]), total)
         return total
-
 
 
 def _alternatives(

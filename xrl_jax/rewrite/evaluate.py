@@ -98,7 +98,8 @@ def _extreme(domain: Domain, a: Value, b: Value, sign: int) -> Value:
 
 def _reduce_extreme(domain: Domain, x: Value, axes: tuple[int, ...], sign: int) -> Value:
     kept = [d for d in range(x.ndim) if d not in axes]
-    rows = np.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[d] for d in kept))
+    rows = np.transpose(x, (*axes, *kept))
+    rows = rows.reshape(math.prod(x.shape[d] for d in axes), *(x.shape[d] for d in kept))
     total = np.broadcast_to(domain.const(-math.inf * sign), rows.shape[1:])
     for row in rows:
         total = _extreme(domain, total, row, sign)
@@ -115,7 +116,8 @@ def _fold(domain: Domain, op: str, parts: Sequence[Value]) -> Value:
 def _compare(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     a, b = (domain.rank(x) for x in args)
     if node.op in ("eq", "ne") and not isinstance(domain, Floats):
-        same = np.equal(*np.broadcast_arrays(*args))
+        left, right = np.broadcast_arrays(*args)
+        same = left == right
         return domain.truth(same if node.op == "eq" else ~same)
     test = {"eq": a == b, "ne": a != b, "ge": a >= b, "gt": a > b, "le": a <= b, "lt": a < b}
     return domain.truth(test[node.op])

@@ -146,7 +146,7 @@ def _canonical(rule: Rule) -> str:
     return text + rest
 
 
-def _variants(rule: Rule) -> list[Rule]:
+def variants(rule: Rule) -> list[Rule]:
     seen: dict[str, Rule] = {}
     for lhs in itertools.product(*(_turnings(p) for p in rule.lhs)):
         variant = replace(rule, lhs=lhs)
@@ -243,12 +243,13 @@ def _bucket(n: int, buckets: Sequence[int], what: str) -> int:
     raise RuleError(f"{n} {what} exceed the largest table, {buckets[-1]}")
 
 
-def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0) -> CompiledRules:
+def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0) -> CompiledRules:
     """The table of `rules`.
 
     Args:
       rules: checked rules, names distinct.
       min_rows: at least this many rows are reserved, so that rules can be added without another bucket.
+      min_code: the same for instructions.
 
     Raises:
       RuleError: a rule too large for the table, by name.
@@ -257,11 +258,11 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0) -> CompiledRules:
     twice = {n for n in names if names.count(n) > 1}
     if twice:
         raise RuleError(f"rules named twice: {', '.join(sorted(twice))}")
-    entries = [(i, _Entry(v)) for i, r in enumerate(rules) for v in _variants(r)]
+    entries = [(i, _Entry(v)) for i, r in enumerate(rules) for v in variants(r)]
     n_rows = sum(len(e.trees) for _, e in entries)
     t = _bucket(max(n_rows, min_rows, 1), _ROW_BUCKETS, "pattern trees")
     longest = max((len(e.assembler.code) for _, e in entries), default=1)
-    n_code = _bucket(longest, _INSTRUCTION_BUCKETS, "instructions of a rule")
+    n_code = _bucket(max(longest, min_code), _INSTRUCTION_BUCKETS, "instructions of a rule")
     w = t // 32
     a: dict[str, np.ndarray] = {
         "root_bits": np.zeros((ops.N_OPS, w), np.uint32),

@@ -10,6 +10,7 @@ from jax import lax
 from xrl_jax.frontends.onnx_ops.base import (
     Node,
     Translation,
+    UnknownValueError,
     Value,
     axis_of,
     canonical,
@@ -47,8 +48,10 @@ def loop(
     if is_host(go_on) and not bool(go_on):
         limit = np.asarray(0, np.int64)
     count = len(carried)
-    if (limit is not None and not is_host(limit)) or not is_host(go_on):
-        return while_loop(node, limit, go_on, carried)
+    if trips is not None and not is_host(trips):
+        return while_loop(node, limit, go_on, carried, trips)
+    if condition is not None and not is_host(condition):
+        return while_loop(node, limit, go_on, carried, condition)
 
     # Unroll while the condition stays known.
     values, collected, round_ = list(carried), [], 0
@@ -97,10 +100,16 @@ def counted_loop(node: Node, limit: int, carried: tuple[Value, ...]) -> tuple[ja
 
 
 def while_loop(
-    node: Node, limit: Value | None, go_on: Value, carried: tuple[Value, ...]
+    node: Node,
+    limit: Value | None,
+    go_on: Value,
+    carried: tuple[Value, ...],
+    unknown: Value | None = None,
 ) -> tuple[jax.Array, ...]:
     """Rounds that depend on data: lax.while_loop, which cannot collect outputs."""
     body, count = node.attributes["body"], len(carried)
+    if len(node.outputs) > count and unknown is not None:
+        raise UnknownValueError(node, "a number of rounds of collected outputs", unknown)
     if len(node.outputs) > count:
         raise node.unsupported("collected outputs of a number of rounds that depends on data")
     counter = canonical(np.int64)

@@ -77,6 +77,31 @@ def conv(node: Node, x: Value, kernel: Value, bias: Value | None = None) -> jax.
     return add_bias(convolve(node, device(x), device(kernel)), bias)
 
 
+def causal_conv(
+    node: Node, x: Value, kernel: Value, bias: Value | None = None, past: Value | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Depthwise convolution over time of x [B, C, L] behind the k - 1 steps before it."""
+    x, kernel = device(x), device(kernel)
+    steps = kernel.shape[2] - 1
+    before = jnp.zeros((*x.shape[:2], steps), x.dtype) if past is None else device(past)
+    whole = lax.concatenate([before, x], 2)
+    result = lax.conv_general_dilated(
+        whole,
+        kernel,
+        (1,),
+        "VALID",
+        dimension_numbers=layout(3),
+        feature_group_count=x.shape[1],
+    )
+    result = add_bias(result, bias)
+    activation = node.get("activation", "none")
+    if activation in ("silu", "swish"):
+        result = result * lax.logistic(result)
+    elif activation != "none":
+        raise node.unsupported(f"activation={activation!r}")
+    return result, lax.slice_in_dim(whole, whole.shape[2] - steps, whole.shape[2], axis=2)
+
+
 def transposed_pads(
     node: Node, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
 ) -> tuple[Pads, Sequence[int]]:
@@ -161,6 +186,7 @@ def col2im(node: Node, x: Value, image: Value, block: Value) -> jax.Array:
 
 
 TRANSLATIONS: dict[str, Translation] = {
+    "CausalConvWithState": causal_conv,
     "Col2Im": col2im,
     "Conv": conv,
     "ConvTranspose": conv_transpose,

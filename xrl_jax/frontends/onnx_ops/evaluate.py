@@ -19,10 +19,14 @@ from xrl_jax.frontends.onnx_ops.base import (
 )
 from xrl_jax.frontends.onnx_ops.shape import HOST_LIMIT
 
-# These look at shapes only, or decide by themselves whether their result stays on the host.
-SELF_FOLDING = frozenset(
-    "Cast CastLike BitCast ConstantOfShape Dropout Expand EyeLike Identity If Loop Range Scan "
-    "Shape Size Tile".split()
+# What exporters build shapes, axes, indices and masks with. Everything else is translated even
+# where its inputs are known: the reference implementation is not exact for all old opsets.
+FOLDING = frozenset(
+    "Abs Add And ArgMax ArgMin Ceil Clip Compress Concat CumSum Div Equal Exp Flatten Floor Gather "
+    "GatherElements GatherND Greater GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg "
+    "NonZero Not OneHot Or Pow Reciprocal Relu ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "Reshape Round ScatterElements ScatterND Sign Slice Split Sqrt Squeeze Sub Sum TopK Transpose "
+    "Trilu Unique Unsqueeze Where Xor".split()
 )
 
 
@@ -76,7 +80,7 @@ def bind_subgraphs(node: Node, values: Mapping[str, Value]) -> Node:
 
 def folds(node: Node, inputs: Sequence[Value | None]) -> bool:
     """Whether a node's value is computed now, because all its inputs are known and small."""
-    if node.op in SELF_FOLDING or not inputs or not any(x is not None for x in inputs):
+    if node.op not in FOLDING:
         return False
     known = [x for x in inputs if x is not None]
     return all(is_host(x) for x in known) and sum(x.size for x in known) <= HOST_LIMIT

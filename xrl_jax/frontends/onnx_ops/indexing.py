@@ -12,6 +12,7 @@ from jax import lax
 from xrl_jax.frontends.onnx_ops.base import (
     Node,
     Translation,
+    UnsupportedOnnxError,
     Value,
     axis_of,
     canonical,
@@ -203,6 +204,13 @@ def reverse_sequence(node: Node, x: Value, lengths: Value) -> jax.Array:
     return gather_points(x, jnp.stack(grid(x.shape, time, index), axis=-1))
 
 
+def known_only(node: Node, *values: Value | None) -> jax.Array:
+    """The size of the result depends on values: only what is known while tracing folds."""
+    raise UnsupportedOnnxError(
+        f"{node}: its result has a size that depends on data, which is not supported", (node.op,)
+    )
+
+
 TRANSLATIONS: dict[str, Translation] = {
     "ArgMax": arg_best(lax.argmax),
     "ArgMin": arg_best(lax.argmin),
@@ -210,6 +218,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "Gather": gather,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "NonZero": known_only,
     "OneHot": one_hot,
     "ReverseSequence": reverse_sequence,
     "Scatter": scatter_elements,
@@ -217,4 +226,5 @@ TRANSLATIONS: dict[str, Translation] = {
     "ScatterND": scatter_nd,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
+    "Unique": known_only,
 }

@@ -1,0 +1,202 @@
+"""Building graphs, reading them back, dead code, depths and buckets."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tests.graph.generators import graphs
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import (
+    GraphError,
+    Node,
+    args_of,
+    bucket_for,
+    build,
+    flat_operands,
+    grow,
+    is_acyclic,
+    n_live,
+    nodes_of,
+    pack_attrs,
+    raise_depths,
+    remove_dead,
+    renumber,
+    use_counts,
+    with_args,
+)
+
+# x, w, x * w, exp(x), (x * w) + x
+_NODES = [
+    Node("input", shape=(3,), ref=0),
+    Node("weight", shape=(3,), ref=1),
+    Node("mul", (0, 1), shape=(3,)),
+    Node("exp", (0,), shape=(3,)),
+    Node("add", (2, 0), shape=(3,)),
+]
+_PINNED = Node("opaque", (0,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=2)
+
+
+def test_a_built_graph_has_node_i_in_slot_i_plus_one():
+    graph = build(_NODES, (4,))
+    assert [ops.OP_NAMES[c] for c in graph.nodes.op[:7]] == (
+        ["hole", "input", "weight", "mul", "exp", "add", "hole"]
+    )
+    assert args_of(graph)[5].tolist() == [3, 1, 0, 0, 0, 0]
+    assert graph.globals.outputs.tolist() == [5] + [-1] * 7
+    assert graph.globals.depth[:7].tolist() == [0, 32, 32, 64, 64, 96, 0]
+    assert graph.nodes.weight_only[:7].tolist() == [False, False, True, False, False, False, False]
+    assert graph.nodes.shape[5].tolist() == [3, 1, 1, 1, 1, 1]
+
+
+def test_what_depends_on_weights_and_constants_alone_is_weight_only():
+    nodes = [
+        Node("weight", shape=(3,)),
+        Node("const", value=1.0),
+        Node("mul", (0, 1), shape=(3,)),
+        Node("opaque", (2,), pack_attrs("opaque", {"pinned": 1, "n_args": 1})),
+        Node("exp", (2,), shape=(3,)),
+    ]
+    graph = build(nodes, (4,))
+    assert graph.nodes.weight_only[1:6].tolist() == [True, True, True, False, True]
+
+
+def test_edges_are_in_receiver_and_slot_order():
+    graph = build(_NODES, (4,))
+    assert graph.receivers[:8].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert graph.edges[:8].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert (graph.n_node.tolist(), graph.n_edge.tolist()) == ([64], [384])
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs())
+def test_nodes_come_back_as_they_were_built(case):
+    graph = build(*case, bucket=64)
+    nodes, outputs, slots = nodes_of(graph)
+    place = {slot - 1: i for i, slot in enumerate(slots)}
+    assert outputs == tuple(place[o] for o in case[1])
+    for i, slot in enumerate(slots):
+        original = case[0][slot - 1]
+        assert nodes[i].args == tuple(place[a] for a in original.args)
+        assert nodes[i].__dict__ | {"args": ()} == original.__dict__ | {"args": ()}
+
+
+def test_only_live_nodes_come_back_pinned_ones_among_them():
+    nodes, outputs, slots = nodes_of(build([*_NODES, _PINNED], (2,)))
+    assert [n.op for n in nodes] == ["input", "weight", "mul", "opaque"]
+    assert (outputs, slots) == ((2,), [1, 2, 3, 6])
+
+
+def test_a_cycle_is_refused_on_the_way_out():
+    graph = build(_NODES, (4,))
+    closed = with_args(graph, args_of(graph).at[3, 1].set(5))
+    with pytest.raises(GraphError, match="cycle through node %"):
+        nodes_of(closed)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([Node("neg", (0,))], "comes before its arguments"),
+        ([Node("neg", (1,)), Node("input")], "comes before its arguments"),
+        ([Node("input"), Node("concat", (0,) * 7)], "has 7 arguments"),
+    ],
+)
+def test_nodes_out_of_order_or_too_wide_are_refused(nodes, message):
+    with pytest.raises(GraphError, match=message):
+        build(nodes, (0,))
+
+
+@pytest.mark.parametrize(("n_nodes", "bucket"), [(1, 64), (39, 64), (40, 128), (999, 1024)])
+def test_the_bucket_leaves_room_to_rewrite(n_nodes, bucket):
+    assert bucket_for(n_nodes) == bucket
+
+
+def test_what_exceeds_a_bucket_is_refused():
+    with pytest.raises(GraphError, match="5 nodes do not fit into a bucket of 5"):
+        build(_NODES, (4,), bucket=5)
+    with pytest.raises(GraphError, match="largest bucket, 16384"):
+        bucket_for(20_000)
+
+
+def test_growing_compacts_and_keeps_costs():
+    graph = build(_NODES, (2,))
+    graph = graph._replace(nodes=graph.nodes._replace(cost=jnp.arange(64, dtype=jnp.float32)))
+    grown = grow(jax.jit(remove_dead)(graph))
+    assert grown.nodes.op.shape == (128,)
+    assert [ops.OP_NAMES[c] for c in grown.nodes.op[1:5]] == ["input", "weight", "mul", "hole"]
+    assert grown.nodes.cost[:5].tolist() == [0, 1, 2, 3, 0]
+
+
+def test_dead_nodes_become_holes_and_slots_stay():
+    graph = build(_NODES, (2,))
+    cleaned = jax.jit(remove_dead)(graph)
+    assert [ops.OP_NAMES[c] for c in cleaned.nodes.op[:6]] == (
+        ["hole", "input", "weight", "mul", "hole", "hole"]
+    )
+    assert args_of(cleaned)[4:6].tolist() == [[0] * 6, [0] * 6]
+    assert cleaned.globals.depth[:6].tolist() == [0, 32, 32, 64, 0, 0]
+    assert int(n_live(cleaned)) == 3
+
+
+def test_a_chain_of_dead_nodes_goes_whole_but_what_pinned_nodes_read_stays():
+    nodes = [
+        Node("input", shape=(3,), ref=0),
+        Node("exp", (0,), shape=(3,)),
+        Node("neg", (1,), shape=(3,)),
+        Node("opaque", (1,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=1),
+        Node("tanh", (2,), shape=(3,)),
+        Node("input", shape=(), ref=2),
+    ]
+    cleaned = jax.jit(remove_dead)(build(nodes, (5,)))
+    assert np.flatnonzero(cleaned.nodes.op).tolist() == [1, 2, 4, 6]
+
+
+def test_uses_count_arguments_outputs_and_pins():
+    graph = build([*_NODES, _PINNED], (4, 4))
+    assert use_counts(graph)[:8].tolist() == [0, 4, 1, 1, 0, 2, 1, 0]
+
+
+def test_dead_code_and_depths_work_under_vmap():
+    pair = [build(_NODES, (2,)), build(_NODES, (3,))]
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair)
+    cleaned = jax.jit(jax.vmap(lambda g: raise_depths(remove_dead(g))))(batch)
+    assert jax.vmap(n_live)(cleaned).tolist() == [3, 2]
+    assert jax.vmap(is_acyclic)(cleaned).tolist() == [True, True]
+
+
+def test_depths_are_raised_only_where_they_must():
+    graph = build(_NODES, (4,))
+    depth = graph.globals.depth.at[3].set(20)
+    lifted = jax.jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
+    assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
+
+
+def test_no_depths_make_a_cyclic_graph_acyclic():
+    graph = build(_NODES, (4,))
+    closed = with_args(graph, args_of(graph).at[3, 1].set(5))
+    assert bool(is_acyclic(graph))
+    assert not bool(is_acyclic(jax.jit(raise_depths)(closed)))
+
+
+def test_renumbering_keeps_a_closed_sublist():
+    nodes, outputs = renumber(_NODES, (3,), [0, 3])
+    assert nodes == [_NODES[0], _NODES[3]]
+    assert outputs == (1,)
+    assert renumber(_NODES, (4,), [0, 1, 2, 4])[0][3].args == (2, 0)
+
+
+def test_operands_are_read_through_packs_and_without_the_order_link():
+    inputs = [Node("input", ref=i) for i in range(8)]
+    attrs = pack_attrs("opaque", {"pinned": 1, "n_args": 8})
+    nodes = [
+        *inputs,
+        Node("pack", (0, 1, 2, 3, 4, 5)),
+        Node("pack", (8, 6, 7)),
+        _PINNED,
+        Node("opaque", (9, 10), attrs, ref=9),
+    ]
+    assert flat_operands(nodes, nodes[11]) == [0, 1, 2, 3, 4, 5, 6, 7]

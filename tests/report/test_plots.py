@@ -1,0 +1,53 @@
+"""Pictures: what they show, and the error without matplotlib."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.report.reports import small_report
+from xrl_jax.cost.timing import Timing
+from xrl_jax.report.plots import draw_history, draw_timings, plot_history
+
+figure_lib = pytest.importorskip("matplotlib.figure")
+
+
+def test_history_is_drawn_as_steps_in_milliseconds_up_to_the_end() -> None:
+    axes = figure_lib.Figure().subplots()
+    draw_history(axes, [(0.5, 0.0075), (12.0, 0.004)], 60.0)
+    x, y = axes.lines[0].get_data()
+    assert list(x) == [0.5, 12.0, 60.0]
+    assert list(y) == [7.5, 4.0, 4.0]
+
+
+def test_timings_are_bars_in_milliseconds_and_failures_are_left_out() -> None:
+    axes = figure_lib.Figure().subplots()
+    report = small_report()
+    baselines = {**report.baselines, "broken": Timing.without("failed", "no memory")}
+    draw_timings(axes, small_report(baselines=baselines))
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["weights as arguments", "weights closed over", "optimised"]
+    assert [bar.get_width() for bar in axes.patches] == [10.0, 8.0, 4.0]
+
+
+@pytest.mark.parametrize("source", [small_report(), small_report(history=()), [(0.0, 1e-3)]])
+def test_the_ending_decides_the_format(tmp_path: Path, source: object) -> None:
+    plot_history(source, tmp_path / "history.png")  # type: ignore[arg-type]
+    plot_history(source, tmp_path / "history.svg")  # type: ignore[arg-type]
+    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "history.svg").read_text(encoding="utf-8")
+
+
+def test_an_empty_history_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot_history([], tmp_path / "history.png")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match="plots need matplotlib: pip install matplotlib"):
+        plot_history(small_report(), tmp_path / "history.png")

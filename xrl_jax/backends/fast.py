@@ -1,0 +1,381 @@
+"""`Fast`: the function that `optimize` returns.
+
+It has the signature and the result structure of the original function. Work on weights is done once and kept for as long
+as the same arrays come in; the rest is compiled with the program's options. Under a transformation it is inlined, and its
+derivative is that of the original, custom rules included.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from xrl_jax.backends.hoist import Hoisted, split
+from xrl_jax.backends.xla import evaluate
+from xrl_jax.graph.program import Program, flatten_args, is_array_like, unflatten_args
+
+Flat = Callable[..., list[Any]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PreparedWeights:
+    """Weights and what was computed from them alone; a pytree.
+
+    Attributes:
+      values: what the optimised call takes in place of the weights.
+      weights: the flat weights themselves, for derivatives.
+    """
+
+    values: tuple[Any, ...]
+    weights: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The weights of the last call (held, so that no other array can take their place) and what was made of them."""
+
+    weights: tuple[Any, ...]
+    values: tuple[Any, ...]
+    run: Callable[..., list[Any]]  # run(inputs)
+
+
+class Fast:
+    """An optimised function.
+
+    Args:
+      program: the optimised program.
+      fn: the original function; None for a loaded program, whose derivative is then the program's own.
+      options: XLA compile options by name, where the call is compiled here and not inside another jit.
+      report: whatever tells of the optimisation.
+      close_over: make the prepared weights compile-time constants; other weights then compile anew.
+      max_bytes: bound for the memory that prepared weights may add; None for no bound.
+
+    Attributes:
+      program, report, options: as given.
+      baseline: the original function.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        fn: Callable[..., Any] | None,
+        *,
+        options: Mapping[str, Any] | Sequence[tuple[str, Any]] = (),
+        report: Any = None,
+        close_over: bool = False,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.program = program
+        self.baseline = fn
+        self.options = dict(options)
+        self.report = report
+        self._close_over = close_over
+        self._max_bytes = max_bytes
+        self._lock = threading.RLock()
+        self._kept: _Kept | None = None
+        self._warned = False
+        self._originals: dict[Any, Callable[..., Any]] = {}
+        if fn is not None:
+            functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.program.in_tree:  # static leaves, or arguments passed otherwise than in the example
+            leaves, tree = self._rebound(args, kwargs)
+        if tree == self.program.in_tree and (run := self._repeated(leaves)) is not None:
+            return jax.tree.unflatten(self.program.out_tree, run())
+        difference = self._difference(leaves, tree)
+        if difference is not None:
+            return self._original(difference, args, kwargs)
+        weights, inputs = self._divided(leaves)
+        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+            with jax.ensure_compile_time_eval():  # arrays only: nothing to stage, even inside a trace
+                flat = self._keep(weights).run(inputs)
+        elif any(isinstance(w, jax.core.Tracer) for w in weights):
+            flat = self._with_derivative(self._flat)(*leaves)
+        else:
+            with jax.ensure_compile_time_eval():
+                values = self._keep(weights).values
+            flat = self._traced(values)(*leaves)
+        return jax.tree.unflatten(self.program.out_tree, flat)
+
+    def prepare(self, *weights: Any) -> PreparedWeights:
+        """The work on weights alone, to be passed to `call`.
+
+        Args:
+          weights: the weight arguments in their order, each a pytree as in a call.
+        """
+        leaves: list[Any] = []
+        places = [p for p, is_weight in enumerate(self._weight_arguments) if is_weight]
+        if len(weights) != len(places):
+            raise TypeError(f"prepare takes {len(places)} weight arguments, got {len(weights)}")
+        for place, given in zip(places, weights, strict=True):
+            flat, tree = flatten_args((given,), {})
+            if tree != self._argument_trees[place]:
+                raise TypeError(
+                    f"weight argument {place} has structure {self._argument_trees[place]} in the program, got {tree}"
+                )
+            leaves += flat
+        avals, _ = self._divided(self.program.in_avals)
+        expected, _ = self._divided(self._expected)
+        for given, aval, fit in zip(leaves, avals, expected, strict=True):
+            if not _fits(given, fit):
+                raise TypeError(f"the program was made for a weight {_text(aval)}, got {_text(given)}")
+        return PreparedWeights(self._hoisted.prepare(leaves), tuple(leaves))
+
+    def call(self, prepared: PreparedWeights, *other_args: Any, **kwargs: Any) -> Any:
+        """The call on prepared weights.
+
+        Args:
+          prepared: from `prepare` of this function.
+          other_args: the positional arguments that are not weights, in their order.
+          kwargs: keyword arguments as in a call.
+        """
+        rest = iter(other_args)
+        n_other = self._weight_arguments.count(False)
+        if len(other_args) != n_other:
+            raise TypeError(f"call takes {n_other} arguments beside the weights, got {len(other_args)}")
+        held = jax.tree.unflatten(self._weight_tree, prepared.weights)
+        held = iter(held)
+        args = tuple(next(held) if w else next(rest) for w in self._weight_arguments)
+        leaves, tree = flatten_args(args, kwargs)
+        difference = self._difference(leaves, tree)
+        if difference is not None:
+            raise TypeError(f"fast.call runs the optimised program only: {difference}")
+        _, inputs = self._divided(leaves)
+        everything = (*leaves, *prepared.values)
+        if any(isinstance(x, jax.core.Tracer) for x in everything):
+            flat = self._traced(prepared.values)(*leaves)
+        else:
+            with jax.ensure_compile_time_eval():
+                flat = self._compiled(prepared.values, inputs)
+        return jax.tree.unflatten(self.program.out_tree, flat)
+
+    # --- the two parts of the call -----------------------------------------------------------------------------------
+
+    def _flat(self, *leaves: Any) -> list[Any]:
+        """The program, nothing hoisted."""
+        return evaluate(self.program, 0, leaves)
+
+    @functools.cached_property
+    def _hoisted(self) -> Hoisted:
+        with self._lock, jax.ensure_compile_time_eval():
+            return split(
+                self._flat,
+                self.program.in_avals,
+                self.program.weights,
+                max_bytes=self._max_bytes,
+            )
+
+    @property
+    def weight_bytes_added(self) -> int:
+        """Bytes of prepared weights that are not weights of the original."""
+        return self._hoisted.bytes_added
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., list[Any]]:
+        return jax.jit(self._hoisted.call, compiler_options=self.options or None)
+
+    def _keep(self, weights: Sequence[Any]) -> _Kept:
+        """The prepared weights, from the last call where the arrays are the same."""
+        kept = self._kept
+        if kept is not None and all(a is b for a, b in zip(kept.weights, weights, strict=True)):
+            return kept
+        with self._lock:
+            values = self._hoisted.prepare(weights)
+            stable = all(isinstance(w, jax.Array) for w in weights)
+            if self._close_over and stable:
+                call = self._hoisted.call
+                run = jax.jit(
+                    lambda inputs: call(values, inputs), compiler_options=self.options or None
+                )
+            else:
+                run = functools.partial(self._compiled, values)
+            kept = _Kept(tuple(weights), values, run)
+            if stable:  # a NumPy array can change in place
+                self._kept = kept
+        return kept
+
+    def _repeated(self, leaves: Sequence[Any]) -> Callable[[], list[Any]] | None:
+        """The run on these leaves if the weights are those of the last call, which need no second look."""
+        kept = self._kept
+        weights, inputs = self._divided(leaves)
+        if kept is None or not all(map(operator.is_, kept.weights, weights)):
+            return None
+        if any(isinstance(x, jax.core.Tracer) for x in inputs):
+            return None
+        if not all(map(_fits, inputs, self._divided(self._expected)[1])):
+            return None
+
+        def run() -> list[Any]:
+            with jax.ensure_compile_time_eval():
+                return kept.run(inputs)
+
+        return run
+
+    def _traced(self, values: Sequence[Any]) -> Flat:
+        """The call on prepared weights, of all leaves, to be inlined into a trace."""
+
+        def flat(*leaves: Any) -> list[Any]:
+            return self._hoisted.call(values, self._divided(leaves)[1])
+
+        return self._with_derivative(flat)
+
+    def _with_derivative(self, flat: Flat) -> Flat:
+        """`flat` with the derivative of the original function."""
+        original = self._flat_original
+        if original is None:
+            return flat
+        fast = jax.custom_jvp(flat)
+
+        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            active = [
+                i
+                for i, (p, t) in enumerate(zip(primals, tangents, strict=True))
+                if not isinstance(t, SymbolicZero) and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
+            ]
+
+            def of_active(*varied: Any) -> list[Any]:
+                leaves = list(primals)
+                for i, x in zip(active, varied, strict=True):
+                    leaves[i] = x
+                return original(*leaves)
+
+            return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
+
+        fast.defjvp(jvp, symbolic_zeros=True)
+        return fast
+
+    @property
+    def _flat_original(self) -> Flat | None:
+        fn = self.baseline
+        if fn is None:
+            return None
+
+        structured = _flattened(fn, self.program.in_tree)
+        return lambda *leaves: jax.tree.leaves(structured(*leaves))
+
+    # --- arguments ---------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _argument_trees(self) -> list[Any]:
+        """The structure of each positional argument, as a call with this argument alone."""
+        args, _ = unflatten_args(self.program.in_tree, self.program.in_avals)
+        return [flatten_args((a,), {})[1] for a in args]
+
+    @functools.cached_property
+    def _weight_arguments(self) -> list[bool]:
+        """For each positional argument, whether it is a weight."""
+        args, _ = unflatten_args(self.program.in_tree, self.program.weights)
+        return [any(flatten_args((a,), {})[0]) for a in args]
+
+    @functools.cached_property
+    def _weight_tree(self) -> Any:
+        """The structure of the tuple of weight arguments."""
+        args, _ = unflatten_args(self.program.in_tree, self.program.in_avals)
+        return jax.tree.structure(
+            tuple(a for a, w in zip(args, self._weight_arguments, strict=True) if w)
+        )
+
+    @functools.cached_property
+    def _expected(self) -> list[tuple[tuple[int, ...], Any, bool | None]]:
+        """Shape, dtype and weak type (None: either) of every leaf."""
+        return [
+            (tuple(a.shape), a.dtype, getattr(a, "weak_type", None)) for a in self.program.in_avals
+        ]
+
+    @functools.cached_property
+    def _unweighted(self) -> list[bool]:
+        return [not w for w in self.program.weights]
+
+    def _divided(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Weights and other leaves."""
+        mask = self.program.weights
+        return list(compress(leaves, mask)), list(compress(leaves, self._unweighted))
+
+    def _rebound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        """The leaves, if possible as if they had been passed by position and by name as in the example."""
+        leaves, tree = flatten_args(args, kwargs)
+        if tree == self.program.in_tree or self.baseline is None:
+            return leaves, tree
+        try:
+            signature = inspect.signature(self.baseline)
+            given = signature.bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):  # no signature, or arguments it refuses: the original says so
+            return leaves, tree
+        example_args, example_kwargs = unflatten_args(self.program.in_tree, self.program.in_avals)
+        names = list(signature.parameters)[: len(example_args)]
+        if set(given) != {*names, *example_kwargs}:
+            return leaves, tree
+        return flatten_args(tuple(given[n] for n in names), {n: given[n] for n in example_kwargs})
+
+    def _difference(self, leaves: Sequence[Any], tree: Any) -> str | None:
+        """What distinguishes the arguments from those the program was made for; None if nothing."""
+        if tree != self.program.in_tree:
+            return f"it was made for arguments {self.program.in_tree}, got {tree}"
+        for leaf, aval, expected in zip(
+            leaves, self.program.in_avals, self._expected, strict=True
+        ):
+            if not _fits(leaf, expected):
+                return f"it was made for an argument {_text(aval)}, got {_text(leaf)}"
+        return None
+
+    def _original(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The original function on other arguments than the example's."""
+        fn = self.baseline
+        if fn is None:
+            raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
+        leaves, tree = flatten_args(args, kwargs)
+        with self._lock:
+            first, self._warned = not self._warned, True
+            if tree not in self._originals:
+                self._originals[tree] = jax.jit(_flattened(fn, tree))
+        if first:
+            warnings.warn(
+                f"the optimised function runs the original here: {difference}", stacklevel=3
+            )
+        return self._originals[tree](*leaves)
+
+
+def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
+    """`fn` of the leaves of its arguments."""
+
+    def flat(*leaves: Any) -> Any:
+        args, kwargs = unflatten_args(tree, leaves)
+        return fn(*args, **kwargs)
+
+    return flat
+
+
+def _fits(leaf: Any, expected: tuple[tuple[int, ...], Any, bool | None]) -> bool:
+    """Whether a leaf has the shape, dtype and weak type that the program was made for."""
+    shape, dtype, weak_type = expected
+    if isinstance(leaf, jax.Array):
+        weak = getattr(leaf, "weak_type", False)
+        return (
+            leaf.shape == shape and leaf.dtype == dtype and (weak_type is None or weak == weak_type)
+        )
+    if not is_array_like(leaf):
+        return False
+    given = getattr(leaf, "dtype", None)
+    weak = given is None
+    kind = jnp.result_type(leaf) if given is None else jax.dtypes.canonicalize_dtype(given)
+    return np.shape(leaf) == shape and kind == dtype and (weak_type is None or weak == weak_type)
+
+
+def _text(leaf: Any) -> str:
+    dtype = getattr(leaf, "dtype", None) or type(leaf).__name__
+    return f"{dtype}{list(np.shape(leaf))}"

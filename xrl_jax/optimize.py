@@ -1,0 +1,115 @@
+"""The front door: a function in, a verified function that is at least as fast out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.programs import time_programs
+from xrl_jax.cost.settle import settle
+from xrl_jax.cost.store import TimingStore, default_cache_dir
+from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.worker import Worker
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program, flatten_args
+from xrl_jax.report.live import LiveProgress
+from xrl_jax.report.make import make_report
+from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.search import find_strategy
+from xrl_jax.search.base import Budget, Problem, Progress, SearchResult, Strategy
+
+_SEARCH_SHARE = 0.6  # of the budget; the rest times whole programs and checks the result
+_STORE = "timings.sqlite"
+
+
+def optimize(
+    fn: Callable[..., Any] | Program,
+    *example_args: Any,
+    weights: int | Sequence[int] = (),
+    search: str | Strategy = "taso",
+    rules: Any = None,
+    budget: Budget | None = None,
+    key: jax.Array | None = None,
+    tolerance: float | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Fast:
+    """A function that computes what `fn` does and is faster on this machine, or `fn` itself where none was found.
+
+    Args:
+      fn: a JAX function of pytrees (arrays it closes over are weights), or a Program.
+      example_args: arrays or `jax.ShapeDtypeStruct`; for a Program they may be left out.
+      weights: positions of arguments that stay the same between calls.
+      search: a name (see `xrl_jax.search.STRATEGIES`) or a strategy.
+      rules: None for every verified rule; else names, families or Rule objects, "-name" to switch one off.
+      budget: seconds and measurements that may be spent; 60 seconds by default.
+      key: decides what a search draws at random; `jax.random.key(0)` by default.
+      tolerance: relative error allowed against float64; None for four times the original's own.
+      cache_dir: where timings are kept; None for the user's cache folder.
+      progress: show a live display.
+
+    Returns:
+      A `Fast`: same signature and results as `fn`; its `report` tells what was done.
+
+    Raises:
+      TraceError: `fn` cannot be traced.
+      ValueError: an unknown search or rule, by name.
+    """
+    clock = Stopwatch((budget or Budget()).seconds)
+    budget = budget or Budget()
+    strategy = find_strategy(search)
+    rule_table = compile_rules(select_rules(standard_rules(), rules))
+    program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)
+    name = getattr(fn, "__name__", None) or "program"
+    folder = default_cache_dir() if cache_dir is None else cache_dir
+    with (
+        LiveProgress(name, budget.seconds, progress=progress) as live,
+        TimingStore(os.path.join(folder, _STORE)) as store,
+        Worker() as worker,
+    ):
+        oracle = Oracle(store, worker)
+        found = strategy(
+            Problem(program, rule_table, oracle, live),
+            replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
+            jax.random.key(0) if key is None else key,
+        )
+        search_seconds = clock.elapsed
+        tell = _teller(live, found, oracle, clock)
+        finalists = time_programs(
+            oracle, [f.program for f in found.best], clock.part(0.5), tell=tell
+        )
+        settled = settle(
+            program, finalists, arguments, tolerance=tolerance, seconds=min(max(0.5 * clock.left, 3.0), 30.0), tell=tell
+        )
+    report = make_report(
+        name=name, search=search if isinstance(search, str) else getattr(search, "__name__", "custom"), seed=None,
+        machine=store.machine, program=program, found=found, settled=settled, spending=oracle.spending,
+        search_seconds=search_seconds, total_seconds=clock.elapsed,
+    )  # fmt: skip
+    if settled.used:
+        return Fast(settled.program, program.fn, options=settled.options, report=report)
+    return Fast(program, program.fn, report=report)
+
+
+def _teller(
+    live: LiveProgress, found: SearchResult, oracle: Oracle, clock: Stopwatch
+) -> Callable[[str], None]:
+    """Shows a phase after the search on the live display."""
+
+    def tell(phase: str) -> None:
+        live(
+            Progress(
+                phase, found.start_seconds, found.best[0].seconds, found.candidates, oracle.spending.measurements,
+                max(clock.left, 0.0),
+            )  # fmt: skip
+        )
+
+    return tell

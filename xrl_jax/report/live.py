@@ -1,0 +1,132 @@
+"""A live view of a search: phase, best so far, candidates, measurements, time left.
+
+On a terminal one line is drawn over and over; elsewhere a plain line is printed now and then. Only
+the calls of the search draw it, never a thread, which would disturb what is being timed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TextIO
+
+from xrl_jax.report.units import count_text, seconds_text
+from xrl_jax.search.base import Progress
+
+_LINE_SECONDS = 10.0  # between plain lines
+_DRAW_SECONDS = 0.2  # between two drawings on a terminal
+
+
+class LiveProgress:
+    """A context manager to hand to a search as its listener.
+
+    Args:
+      name: what is being optimised, shown in front.
+      seconds: the budget, for the bar.
+      progress: False shows nothing.
+      file: where to write; standard error by default, which leaves standard output to results.
+      clock: seconds from any start, which never go back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        progress: bool = True,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._shown = progress
+        self._file = file
+        self._clock = clock
+        self._start = clock()
+        self._last: float | None = None
+        self._live: Any = None
+
+    def __enter__(self) -> LiveProgress:
+        self._start = self._clock()
+        self._last = None
+        if self._shown:
+            self._guarded(self._open)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            self._guarded(live.stop)
+
+    def __call__(self, progress: Progress) -> None:
+        """Show the state of the search, unless it was shown a moment ago."""
+        if not self._shown:
+            return
+        now = self._clock()
+        pause = _LINE_SECONDS if self._live is None else _DRAW_SECONDS
+        if self._last is not None and now - self._last < pause:
+            return
+        self._last = now
+        if self._live is None:
+            self._guarded(lambda: self._print(progress, now))
+        else:
+            self._guarded(lambda: self._live.update(self._drawn(progress), refresh=True))
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        """Do it; a display that fails (closed pipe, odd encoding) falls silent for good."""
+        try:
+            action()
+        except Exception:  # whatever a terminal comes up with, the search must go on
+            self._shown = False
+            self._live = None
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._file or sys.stderr)
+        if console.is_terminal and not console.is_dumb_terminal:
+            live = Live(console=console, auto_refresh=False, transient=True)
+            live.start()
+            self._live = live
+
+    def _print(self, progress: Progress, now: float) -> None:
+        left = f"{progress.left_seconds:.0f} s left"
+        line = f"[{now - self._start:4.0f} s] {self._name}: {'; '.join(_facts(progress))}; {left}"
+        print(line, file=self._file or sys.stderr, flush=True)
+
+    def _drawn(self, progress: Progress) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        total = max(self._seconds, 1e-9)
+        used = min(max(total - progress.left_seconds, 0.0), total)
+        grid.add_row(
+            Text(self._name, style="bold"),
+            *(Text(fact) for fact in _facts(progress)),
+            ProgressBar(total=total, completed=used, width=20),
+            Text(f"{progress.left_seconds:.0f} s left"),
+        )
+        return grid
+
+
+def _facts(progress: Progress) -> tuple[str, ...]:
+    """Phase, best so far, candidates and measurements, in words."""
+    best = f"best {seconds_text(progress.best_seconds)} predicted"
+    if 0 < progress.best_seconds < float("inf"):
+        best += f" ({progress.start_seconds / progress.best_seconds:.2f} x)"
+    return (
+        progress.phase,
+        best,
+        f"{count_text(progress.candidates)} candidates",
+        f"{count_text(progress.measurements)} measured",
+    )

@@ -1,0 +1,65 @@
+"""From what the parts of `optimize` found out to one report."""
+
+from __future__ import annotations
+
+import jax
+import jaxlib
+
+from xrl_jax.cost.machine import Machine
+from xrl_jax.cost.model import Spending
+from xrl_jax.cost.settle import Settled
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.graph.program import Program
+from xrl_jax.report.text import Report
+from xrl_jax.search.base import SearchResult
+
+
+def make_report(
+    *, name: str, search: str, seed: int | None, machine: Machine, program: Program, found: SearchResult, settled: Settled,
+    spending: Spending, search_seconds: float, total_seconds: float,
+) -> Report:  # fmt: skip
+    """The report of one optimisation; `program` is the original."""
+    chosen = found.best[settled.index]
+    measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
+    speedup = settled.speedup
+    return Report(
+        name=name,
+        search=search,
+        seed=seed,
+        machine=f"{machine.cpu}, {machine.device}, {machine.threads} threads",
+        versions=f"jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        options=settled.options,
+        used="optimized" if settled.used else "original",
+        reason=settled.reason,
+        stop_reason=found.stop,
+        baselines=settled.baselines,
+        baseline_name=settled.baseline,
+        optimized=settled.optimised,
+        speedup=speedup.value if settled.used else 1.0,
+        interval=(speedup.low, speedup.high) if settled.used else (1.0, 1.0),
+        noise_interval=(settled.noise.low, settled.noise.high),
+        max_error=settled.accuracy.error,
+        reference_error=settled.accuracy.original_error,
+        tolerance=settled.accuracy.tolerance,
+        weight_bytes_added=settled.weight_bytes_added,
+        predicted_ms_before=1e3 * found.start_seconds,
+        predicted_ms_after=1e3 * chosen.seconds,
+        steps=chosen.steps,
+        history=found.history,
+        nodes_before=n_nodes(program),
+        nodes_after=n_nodes(settled.program),
+        body_counts=program.counts[1:],
+        candidates=found.candidates,
+        measurements=spending.measurements,
+        from_store=spending.from_store,
+        failures=spending.failures,
+        compile_seconds=spending.compile_seconds,
+        measure_seconds=measured,
+        search_seconds=max(search_seconds - spending.measure_seconds, 0.0),
+        total_seconds=total_seconds,
+    )
+
+
+def n_nodes(program: Program) -> int:
+    """Live nodes of all graphs, bodies counted once."""
+    return sum(len(nodes_of(g)[0]) for g in program.graphs)

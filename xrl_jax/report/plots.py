@@ -1,0 +1,77 @@
+"""Pictures of a search: the best prediction over time, and the timings before and after."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from xrl_jax.report.text import Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_history(
+    source: Report | Sequence[tuple[float, float]], path: str | os.PathLike[str]
+) -> None:
+    """Write a picture to `path`; its ending (.png, .svg, .pdf) is the format.
+
+    Args:
+      source: a report, of which the timings before and after are drawn, too; or a history alone:
+        pairs of seconds since the start and best predicted seconds.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed.
+      ValueError: an empty history.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'plots need matplotlib: pip install matplotlib, or the extra "dev" of xrl_jax',
+            name=error.name,
+        ) from error
+    history = source.history if isinstance(source, Report) else tuple(source)
+    if not history and not isinstance(source, Report):
+        raise ValueError("there is nothing to plot: the history is empty")
+    # No pyplot: it keeps figures in global state and may open a window.
+    columns = 2 if isinstance(source, Report) else 1
+    figure = Figure(figsize=(5.5 * columns, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots(1, columns, squeeze=False)[0]
+    end = source.total_seconds if isinstance(source, Report) else None
+    draw_history(axes[0], history, end)
+    if isinstance(source, Report):
+        figure.suptitle(f"{source.name}, search {source.search}")
+        draw_timings(axes[1], source)
+    figure.savefig(path, dpi=150)
+
+
+def draw_history(axes: Axes, history: Sequence[tuple[float, float]], end: float | None) -> None:
+    """Best predicted milliseconds over seconds, as steps; the last best lasts until `end`."""
+    times = [seconds for seconds, _ in history]
+    best = [1e3 * seconds for _, seconds in history]
+    if history and end is not None and end > times[-1]:
+        times.append(end)
+        best.append(best[-1])
+    axes.step(times, best, where="post")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds since the search began")
+    axes.set_ylabel("best so far, predicted ms")
+
+
+def draw_timings(axes: Axes, report: Report) -> None:
+    """Measured milliseconds per call of the baselines and the result, with 95 % intervals."""
+    named = {**report.baselines, "optimised": report.optimized}
+    timed = {name: t for name, t in named.items() if t.ok}
+    places = range(len(timed))
+    ms = [1e3 * t.seconds for t in timed.values()]
+    below = [1e3 * (t.seconds - t.low) for t in timed.values()]
+    above = [1e3 * (t.high - t.seconds) for t in timed.values()]
+    colours = ["tab:green" if name == "optimised" else "tab:grey" for name in timed]
+    axes.barh(places, ms, xerr=[below, above], color=colours, capsize=3)
+    axes.set_yticks(places, list(timed))
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per call, measured")

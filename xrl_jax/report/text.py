@@ -1,0 +1,304 @@
+"""The report of an optimisation: what was gained, how sure that is, and what it cost.
+
+A `Report` holds plain values only, so that it can be kept as JSON and read back on another machine.
+Whatever follows from its fields (milliseconds, rules fired, calls to break even) is a property.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xrl_jax.cost.timing import Timing
+from xrl_jax.report.units import (
+    bytes_text,
+    count_text,
+    interval_text,
+    seconds_text,
+)
+from xrl_jax.search.base import Step, StopReason, options_text
+
+FORMAT = 1  # of `as_dict`; a newer one is refused
+USED = ("optimized", "original")
+_MAX_RULES = 14  # rows of the rule table, so that a report stays on one screen
+_WIDTH = 100  # where such a row is cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `optimize` found out; `str(report)` is the readable form.
+
+    Times are in seconds unless the name says otherwise; errors are relative to float64.
+
+    Attributes:
+      name: of the function or network.
+      search: name of the strategy.
+      seed: of the search, where it came from one.
+      machine: processor and device.
+      versions: of jax, jaxlib and the backend.
+      options: XLA compile options of the optimised function.
+      used: which function is returned, "optimized" or "original".
+      reason: why, in one sentence.
+      stop_reason: why the search ended.
+      baselines: timings of the original in several forms, in the same rounds as `optimized`.
+      baseline_name: the fastest of them; `speedup` is against it.
+      optimized: timing of the best program found, whether it is returned or not.
+      speedup: of what is returned over the strongest baseline; 1 where that is the original.
+      interval: 95 % interval of `speedup`.
+      noise_interval: the same for a function against itself (an A/A control).
+      max_error: of the optimised function.
+      reference_error: of the original.
+      tolerance: what `max_error` was allowed to be.
+      weight_bytes_added: memory that prepared weights take beyond the original ones.
+      predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
+      steps: the rewrites that led to the result.
+      history: (seconds since the search began, best predicted seconds) at each improvement.
+      nodes_before, nodes_after: live nodes, bodies counted once.
+      body_counts: how often each folded body runs in one call.
+      candidates: rewrites looked at.
+      measurements: timings made; `failures` of them failed.
+      from_store: timings found in the store instead.
+      compile_seconds: spent compiling.
+      measure_seconds: spent timing, compiling left out.
+      search_seconds: spent matching, applying and choosing.
+      total_seconds: from the call of `optimize` to its return.
+    """
+
+    name: str
+    search: str
+    seed: int | None
+    machine: str
+    versions: str
+    options: tuple[tuple[str, str], ...]
+    used: str
+    reason: str
+    stop_reason: StopReason
+    baselines: Mapping[str, Timing]
+    baseline_name: str
+    optimized: Timing
+    speedup: float
+    interval: tuple[float, float]
+    noise_interval: tuple[float, float]
+    max_error: float
+    reference_error: float
+    tolerance: float
+    weight_bytes_added: int
+    predicted_ms_before: float
+    predicted_ms_after: float
+    steps: tuple[Step, ...]
+    history: tuple[tuple[float, float], ...]
+    nodes_before: int
+    nodes_after: int
+    body_counts: tuple[float, ...]
+    candidates: int
+    measurements: int
+    from_store: int
+    failures: int
+    compile_seconds: float
+    measure_seconds: float
+    search_seconds: float
+    total_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.used not in USED:
+            raise ValueError(f"Report.used is {self.used!r}, must be one of {', '.join(USED)}")
+        if self.baseline_name not in self.baselines:
+            known = ", ".join(self.baselines)
+            raise ValueError(f"baseline {self.baseline_name!r} was not timed; timed were: {known}")
+
+    @property
+    def baseline_ms(self) -> float:
+        """Milliseconds per call of the strongest baseline."""
+        return 1e3 * self.baselines[self.baseline_name].seconds
+
+    @property
+    def optimized_ms(self) -> float:
+        """Milliseconds per call of the best program found."""
+        return 1e3 * self.optimized.seconds
+
+    @property
+    def rules_fired(self) -> dict[str, int]:
+        """How often each rule was applied, most often first; a rewrite of a body counts once."""
+        return dict(Counter(step.rule for step in self.steps).most_common())
+
+    @property
+    def break_even_calls(self) -> int | None:
+        """Calls until the time spent optimising is repaid; None: never."""
+        saved = (self.baseline_ms - self.optimized_ms) / 1e3
+        if self.used == "original" or not saved > 0:
+            return None
+        return math.ceil(self.total_seconds / saved)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, fit for strict JSON (infinite numbers become None), with the properties."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values |= {name: getattr(self, name) for name in _DERIVED}
+        values |= {
+            "format": FORMAT,
+            "stop_reason": self.stop_reason.name,
+            "baselines": {name: t.as_dict() for name, t in self.baselines.items()},
+            "optimized": self.optimized.as_dict(),
+            "steps": [dataclasses.asdict(step) for step in self.steps],
+        }
+        return _plain(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """The inverse of `as_dict`; unknown names are ignored.
+
+        Raises:
+          ValueError: these values are no report, or one of a newer format.
+        """
+        try:
+            if values["format"] > FORMAT:
+                raise ValueError(
+                    f"the report has format {values['format']}, this version reads up to {FORMAT}: "
+                    "use a newer xrl_jax"
+                )
+            return cls(**{f.name: _READ[f.name](values[f.name]) for f in dataclasses.fields(cls)})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a report: {type(error).__name__} {error}") from error
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+_DERIVED = ("baseline_ms", "optimized_ms", "rules_fired", "break_even_calls")
+
+
+def _plain(value: Any) -> Any:
+    """The value with tuples as lists and numbers that JSON lacks as None."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _float(value: Any) -> float:
+    return math.inf if value is None else float(value)
+
+
+def _floats(values: Any) -> tuple[Any, ...]:
+    return tuple(_float(v) for v in values)
+
+
+def _step(value: Any) -> Step:
+    return Step(int(value["graph"]), str(value["rule"]), str(value["place"]), _float(value["gain"]))
+
+
+# How each field is read back; `as_dict` writes them all.
+_READ: dict[str, Any] = {
+    **dict.fromkeys(("name", "search", "machine", "versions", "used", "reason"), str),
+    **dict.fromkeys(("weight_bytes_added", "nodes_before", "nodes_after"), int),
+    **dict.fromkeys(("candidates", "measurements", "from_store", "failures"), int),
+    **dict.fromkeys(("speedup", "max_error", "reference_error", "tolerance"), _float),
+    **dict.fromkeys(("predicted_ms_before", "predicted_ms_after"), _float),
+    **dict.fromkeys(("compile_seconds", "measure_seconds"), _float),
+    **dict.fromkeys(("search_seconds", "total_seconds"), _float),
+    **dict.fromkeys(("interval", "noise_interval", "body_counts"), _floats),
+    "seed": lambda value: None if value is None else int(value),
+    "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
+    "stop_reason": lambda name: StopReason[name],
+    "baselines": lambda named: {str(n): Timing.from_dict(t) for n, t in named.items()},
+    "baseline_name": str,
+    "optimized": Timing.from_dict,
+    "steps": lambda steps: tuple(_step(s) for s in steps),
+    "history": lambda pairs: tuple(_floats(p) for p in pairs),
+}
+
+
+def _lines(r: Report) -> Iterator[str]:
+    if r.used == "optimized":
+        low, high = r.interval
+        yield f"{r.name}: {r.speedup:.2f} times as fast ({low:.2f} to {high:.2f})"
+    else:
+        yield f"{r.name}: the original is returned"
+    yield f"  {r.reason}"
+    low, high = r.noise_interval
+    yield f"  noise: a function against itself gives {low:.3f} to {high:.3f}"
+    yield ""
+    yield "time per call"
+    width = max(len(name) for name in (*r.baselines, "optimised"))
+    for name, timing in r.baselines.items():
+        mark = "  strongest baseline" if name == r.baseline_name else ""
+        yield _timing_line(name, width, timing) + mark
+    yield _timing_line("optimised", width, r.optimized)
+    before, after = (seconds_text(ms / 1e3) for ms in (r.predicted_ms_before, r.predicted_ms_after))
+    yield f"  the cost model predicted {before} before, {after} after"
+    yield ""
+    yield (
+        f"errors against float64: original {r.reference_error:.1e}, "
+        f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
+    )
+    yield f"memory added by prepared weights: {bytes_text(r.weight_bytes_added)}"
+    calls = r.break_even_calls
+    yield f"calls to break even: {'never' if calls is None else count_text(calls)}"
+    yield ""
+    yield from _rule_lines(r)
+    yield ""
+    rest = r.total_seconds - r.compile_seconds - r.measure_seconds - r.search_seconds
+    yield (
+        f"time spent: {seconds_text(r.total_seconds)} "
+        f"(compiling {seconds_text(r.compile_seconds)}, "
+        f"measuring {seconds_text(r.measure_seconds)}, searching {seconds_text(r.search_seconds)}, "
+        f"other {seconds_text(max(rest, 0.0))})"
+    )
+    seed = "" if r.seed is None else f", seed {r.seed}"
+    yield (
+        f"search {r.search}{seed}: {r.stop_reason.value}; {count_text(r.candidates)} candidates, "
+        f"{count_text(r.measurements)} measured ({count_text(r.failures)} failed), "
+        f"{count_text(r.from_store)} from the store"
+    )
+    yield f"nodes: {r.nodes_before} before, {r.nodes_after} after{_bodies(r.body_counts)}"
+    yield f"compile options: {options_text(r.options)}"
+    yield f"machine: {r.machine}"
+    yield f"versions: {r.versions}"
+
+
+def _timing_line(name: str, width: int, timing: Timing) -> str:
+    if not timing.ok:
+        reason = timing.error.splitlines()[0] if timing.error else ""
+        return f"  {name:{width}}  {timing.status}: {reason}"
+    interval = interval_text(timing.low, timing.high)
+    return f"  {name:{width}}  {seconds_text(timing.seconds):>9}  ({interval})"
+
+
+def _bodies(counts: tuple[float, ...]) -> str:
+    if not counts:
+        return ""
+    noun = "1 folded body runs" if len(counts) == 1 else f"{len(counts)} folded bodies run"
+    shown = ", ".join(count_text(c) for c in counts[:8]) + (", ..." if len(counts) > 8 else "")
+    return f"; {noun} {shown} times"
+
+
+def _rule_lines(r: Report) -> Iterator[str]:
+    """One row for each rule, the largest predicted gain first, a body's gain times its runs."""
+    if not r.steps:
+        yield "rules fired: none"
+        return
+    counts = (1.0, *r.body_counts)
+    gains: dict[str, float] = {}
+    places: dict[str, list[str]] = {}
+    for step in r.steps:
+        runs = counts[step.graph] if step.graph < len(counts) else 1.0
+        gains[step.rule] = gains.get(step.rule, 0.0) + step.gain * runs
+        where = step.place if step.graph == 0 else f"body {step.graph}: {step.place}"
+        places.setdefault(step.rule, []).append(where)
+    total = f"{len(r.steps)} rewrites by {len(gains)} rules"
+    yield f"rules fired: {total} (predicted gain, first place)"
+    rows = sorted(gains, key=lambda rule: -gains[rule])
+    width = max(len(rule) for rule in rows[:_MAX_RULES])
+    for rule in rows[:_MAX_RULES]:
+        gain = seconds_text(gains[rule])
+        yield f"  {rule:{width}} {len(places[rule]):>4} x  {gain:>9}  {places[rule][0]}"[:_WIDTH]
+    if len(rows) > _MAX_RULES:
+        left = sum(len(places[rule]) for rule in rows[_MAX_RULES:])
+        gain = seconds_text(sum(gains[rule] for rule in rows[_MAX_RULES:]))
+        yield f"  and {left} rewrites by {len(rows) - _MAX_RULES} more rules, {gain}"

@@ -1,0 +1,63 @@
+"""What a candidate would change in cost, without applying it.
+
+The exact cost of a rewrite needs the rewritten graph; its change can be had from the match alone: the new nodes' prices minus the
+costs of the bound nodes that lose their last use. That is O(P) for a candidate instead of O(N). It leaves out nodes outside of the
+pattern that die with it, so it never promises more than the rewrite gives.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph, args_of, use_counts
+from xrl_jax.rewrite.apply import Price
+from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
+from xrl_jax.rewrite.match import Candidates
+from xrl_jax.rewrite.table import P, RuleTable
+
+
+class Deltas(NamedTuple):
+    """For each candidate: seconds it adds (negative: it gains), whether it still matches, and the nodes it would make."""
+
+    seconds: jax.Array  # [M] float32; +inf where not ok
+    ok: jax.Array  # [M] bool
+    new: NewNodes  # [M, Q, ...]
+
+
+def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: Price) -> Deltas:
+    """Change of cost of every candidate; pure and jittable."""
+    uses = use_counts(graph)
+    args = args_of(graph)
+    cost = graph.nodes.cost
+    length = jnp.max(jnp.where(candidates.entry >= 0, table.length[candidates.entry], 0))
+
+    def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[jax.Array, jax.Array, NewNodes]:
+        present = entry >= 0
+        entry = jnp.maximum(entry, 0)
+        bound, matched = bind(table, entry, root, partner, graph)
+        new = instantiate(table, entry, bound, graph, length)
+        made = jnp.where((new.nodes.op != ops.HOLE) & ~new.nodes.weight_only, price(new), 0.0)
+        # References from the new nodes and from the replaced roots keep a bound node alive.
+        codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
+        kept = jnp.zeros(2 * P, jnp.int32).at[jnp.where((codes >= 0) & (codes < 2 * P), codes, 2 * P)].add(1, mode="drop")
+        same = (bound[:, None] == bound[None, :]) & (bound[:, None] > 0)
+        kept = jnp.any(same & (kept > 0)[None, :], axis=1)
+        first = jnp.argmax(same, axis=1) == jnp.arange(2 * P)  # one position for each bound node
+        edges = jnp.sum(args[bound][:, :, None] == bound[None, None, :], axis=1) * (bound > 0)[None, :]
+        is_root = (jnp.arange(2 * P) == 0) | ((jnp.arange(2 * P) == P) & (partner > 0))
+        dead = is_root & ~kept
+
+        def spread(_: jax.Array, dead: jax.Array) -> jax.Array:
+            lost = jnp.sum(edges * (dead & first)[:, None], axis=0)
+            return dead | ((bound > 0) & ~kept & (lost >= uses[bound]))
+
+        dead = jax.lax.fori_loop(0, 4, spread, dead)
+        gone = jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
+        ok = present & matched & new.ok
+        return jnp.where(ok, jnp.sum(made) - gone, jnp.inf), ok, new
+
+    return Deltas(*jax.vmap(one)(candidates.entry, candidates.root, candidates.partner))

@@ -1,0 +1,31 @@
+"""Searches by name. A search is a `base.Strategy`; adding one is a module and an entry here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from xrl_jax.search.backtracking import taso
+from xrl_jax.search.base import Strategy
+from xrl_jax.search.greedy import greedy, local
+from xrl_jax.search.random import random
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {"random": random, "local": local, "greedy": greedy, "taso": taso}
+)
+
+
+def find_strategy(search: str | Strategy) -> Strategy:
+    """The strategy of that name, or the strategy itself.
+
+    Raises:
+      ValueError: there is none of that name; the message has the nearest.
+    """
+    if not isinstance(search, str):
+        return search
+    if search not in STRATEGIES:
+        near = difflib.get_close_matches(search, STRATEGIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no search {search!r} (there are: {', '.join(STRATEGIES)}){hint}")
+    return STRATEGIES[search]

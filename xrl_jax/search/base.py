@@ -1,0 +1,180 @@
+"""What a search is: `Strategy(problem, budget, key) -> SearchResult`.
+
+A problem is a program with a rule table and a cost oracle. Its graphs (main and bodies) are rewritten one by one, since a rewrite
+of one leaves the others as they are; the cost of the program is the sum of theirs, each times its count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import jax
+
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.table import CompiledRules
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend.
+
+    Attributes:
+      seconds: of wall time, compiling and measuring included.
+      measurements: how many regions and programs may be timed; None for no bound.
+    """
+
+    seconds: float = 60.0
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"Budget.seconds must be positive, got {self.seconds}")
+        if self.measurements is not None and self.measurements < 0:
+            raise ValueError(f"Budget.measurements must not be negative, got {self.measurements}")
+
+
+class StopReason(enum.Enum):
+    """Why a search ended."""
+
+    EXHAUSTED = "nothing left to try"
+    SECONDS = "out of time"
+    MEASUREMENTS = "out of measurements"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite on the way to a result."""
+
+    graph: int  # index into Program.graphs
+    rule: str
+    place: str  # the rewritten node, in text
+    gain: float  # predicted seconds saved by one run of the graph; negative for a temporary loss
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display shows; seconds are predicted, of the whole program."""
+
+    phase: str
+    start_seconds: float
+    best_seconds: float
+    candidates: int
+    measurements: int
+    left_seconds: float
+
+
+class Listener(Protocol):
+    """Called now and then with the state of a search."""
+
+    def __call__(self, progress: Progress) -> None: ...
+
+
+def ignore(progress: Progress) -> None:
+    """A listener that shows nothing."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a search works on.
+
+    Attributes:
+      program: the original.
+      rules: compiled rules it may use.
+      oracle: costs; it measures what it does not know.
+      listener: told of progress.
+    """
+
+    program: Program
+    rules: CompiledRules
+    oracle: Oracle
+    listener: Listener = ignore
+
+
+@dataclass(frozen=True)
+class Found:
+    """A rewritten program with its predicted seconds and the steps that led to it."""
+
+    program: Program
+    seconds: float
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best programs found, best prediction first, and why the search stopped.
+
+    Attributes:
+      best: never empty; the original is among them where nothing better was found.
+      start_seconds: predicted for the original.
+      candidates: how many candidates were looked at.
+      stop: why it ended.
+      history: (seconds since the start, best predicted seconds) whenever the best improved.
+    """
+
+    best: tuple[Found, ...]
+    start_seconds: float
+    candidates: int
+    stop: StopReason
+    history: tuple[tuple[float, float], ...] = ()
+
+
+Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
+
+
+@dataclass
+class Run:
+    """Bookkeeping shared by the strategies: clock, best so far, reason to stop."""
+
+    problem: Problem
+    budget: Budget
+    clock: Stopwatch = field(init=False)
+    candidates: int = 0
+    stop: StopReason = StopReason.EXHAUSTED
+    start_seconds: float = 0.0
+    best_seconds: float = float("inf")
+    history: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = Stopwatch(self.budget.seconds)
+
+    def out_of_budget(self) -> bool:
+        """Whether the search must end; says why in `stop`."""
+        spent = self.problem.oracle.spending.measurements
+        if self.clock.done:
+            self.stop = StopReason.SECONDS
+        elif self.budget.measurements is not None and spent >= self.budget.measurements:
+            self.stop = StopReason.MEASUREMENTS
+        else:
+            return False
+        return True
+
+    def report(self, phase: str, seconds: float) -> None:
+        """Tell the listener, and note an improvement."""
+        if seconds < self.best_seconds:
+            self.best_seconds = seconds
+            self.history.append((self.clock.elapsed, seconds))
+        self.problem.listener(
+            Progress(
+                phase, self.start_seconds, self.best_seconds, self.candidates,
+                self.problem.oracle.spending.measurements, max(self.clock.left, 0.0),
+            )  # fmt: skip
+        )
+
+
+def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:
+    """The program with some graphs replaced by index."""
+    return program.with_graphs([graphs.get(i, g) for i, g in enumerate(program.graphs)])
+
+
+def options_text(options: tuple[tuple[str, str], ...]) -> str:
+    """Compile options as they are shown and keyed."""
+    return " ".join(f"{k}={v or '(none)'}" for k, v in options) or "(default)"
+
+

@@ -1,0 +1,44 @@
+"""Greedy descent, and its restriction to lowerings.
+
+`greedy` takes improving candidates until none improves. `local` does so with lowerings alone: each node's best form on its own, which
+is what a lookup table would reach and every search has to beat.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.search.base import Budget, Problem, Run, SearchResult, Step
+from xrl_jax.search.descend import descend
+from xrl_jax.search.states import Space, State
+from xrl_jax.search.walk import search_graphs
+
+
+def is_lowering(family: str) -> bool:
+    """Whether a rule family only chooses among ways to become lax code."""
+    return family.startswith("lowering")
+
+
+def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    """Improving candidates, best first, until there are none."""
+
+    def search(
+        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+    ) -> list[tuple[State, list[Step]]]:
+        state, steps = descend(run, space, start, index, clock, phase="greedy")
+        return [(state, steps)]
+
+    return search_graphs(problem, budget, key, search)
+
+
+def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    """Each node's best lowering on its own."""
+
+    def search(
+        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+    ) -> list[tuple[State, list[Step]]]:
+        state, steps = descend(run, space, start, index, clock, only=is_lowering, phase="local")
+        return [(state, steps)]
+
+    return search_graphs(problem, budget, key, search)

@@ -1,0 +1,150 @@
+"""Graph states as searches see them: a priced graph with its match masks, its candidates, and single steps between states.
+
+Everything numeric is jitted once for a bucket and a rule table; the host keeps only lists. A state whose bucket is full grows into the
+next one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost import roofline
+from xrl_jax.cost.roofline import CostTable, NodeView
+from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.graph.hash import identity
+from xrl_jax.rewrite import match as match_lib
+from xrl_jax.rewrite.apply import Applied, apply
+from xrl_jax.rewrite.delta import deltas
+from xrl_jax.rewrite.match import Candidates
+from xrl_jax.rewrite.table import CompiledRules, RuleTable
+
+_SIZES = (256, 1024, 4096, 16384)  # room for candidates
+
+
+@dataclass(frozen=True)
+class Moves:
+    """All candidates of a state, on the host, with what they would change."""
+
+    entry: np.ndarray  # [M]
+    root: np.ndarray  # [M]
+    partner: np.ndarray  # [M]
+    delta: np.ndarray  # [M] seconds added
+    views: NodeView  # [M, Q, ...] of the nodes they would make
+
+
+@dataclass(frozen=True)
+class State:
+    """A graph under search."""
+
+    graph: TensorGraph  # priced
+    masks: jax.Array
+    seconds: float
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) -> Candidates:
+    return match_lib.candidates(table, graph, masks, size=size)
+
+
+@jax.jit
+def _deltas(table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates) -> tuple[Any, Any]:
+    result = deltas(table, graph, found, lambda new: roofline.seconds(costs, roofline.view_new(new)))
+    return result.seconds, roofline.view_new(result.new)
+
+
+@jax.jit
+def _start(table: RuleTable, costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array, jax.Array]:
+    graph = roofline.priced(costs, graph_lib.remove_dead(graph))
+    return graph, match_lib.match(table, graph), roofline.total(graph)
+
+
+@jax.jit
+def _price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array]:
+    graph = roofline.priced(costs, graph)
+    return graph, roofline.total(graph)
+
+
+@jax.jit
+def _step(
+    table: RuleTable, costs: CostTable, graph: TensorGraph, masks: jax.Array,
+    entry: jax.Array, root: jax.Array, partner: jax.Array,
+) -> tuple[Applied, jax.Array, jax.Array]:  # fmt: skip
+    price = lambda new: roofline.seconds(costs, roofline.view_new(new))  # noqa: E731
+    done = apply(table, graph, entry, root, partner, price=price)
+    masks = match_lib.rematch(table, done.graph, masks, done.changed)
+    return done, masks, roofline.total(done.graph)
+
+
+_identity = jax.jit(identity)
+
+
+@dataclass
+class Space:
+    """The space of rewritings of one graph under a rule table."""
+
+    rules: CompiledRules
+    digests: jax.Array
+
+    def start(self, graph: TensorGraph, costs: CostTable) -> State:
+        """The first state: priced and matched."""
+        graph, masks, seconds = _start(self.rules.table, costs, graph)
+        return State(graph, masks, float(seconds))
+
+    def reprice(self, state: State, costs: CostTable) -> State:
+        """The state under newer costs."""
+        graph, seconds = _price(costs, state.graph)
+        return replace(state, graph=graph, seconds=float(seconds))
+
+    def moves(self, state: State, costs: CostTable) -> Moves:
+        """All candidates of a state, cheapest first."""
+        table = self.rules.table
+        for size in _SIZES:
+            found = _find(table, state.graph, state.masks, size=size)
+            if int(found.count) <= size:
+                break
+        else:
+            raise graph_lib.GraphError(f"more than {_SIZES[-1]} candidates; use fewer rules")
+        seconds, views = _deltas(table, costs, state.graph, found)
+        delta = np.asarray(seconds)
+        order = np.argsort(delta, kind="stable")
+        order = order[np.isfinite(delta[order])]
+        return Moves(
+            np.asarray(found.entry)[order], np.asarray(found.root)[order], np.asarray(found.partner)[order],
+            delta[order], NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def step(self, state: State, costs: CostTable, entry: int, root: int, partner: int) -> State | None:
+        """The state after one rewrite; None where the candidate no longer matches. Grows the bucket when it is full."""
+        done, masks, seconds = _step(
+            self.rules.table, costs, state.graph, state.masks, jnp.int32(entry), jnp.int32(root), jnp.int32(partner)
+        )
+        if bool(done.ok):
+            return State(done.graph, masks, float(seconds))
+        if bool(done.full):
+            _, _, slots = graph_lib.nodes_of(state.graph)
+            place = {slot: i + 1 for i, slot in enumerate(slots)}
+            grown = self.start(graph_lib.grow(state.graph), costs)
+            return self.step(grown, costs, entry, place.get(root, 0), place.get(partner, 0))
+        return None
+
+    def identity(self, state: State) -> tuple[int, int]:
+        """The identity hash of the state's graph."""
+        h = np.asarray(_identity(state.graph, self.digests))
+        return int(h[0]), int(h[1])
+
+    def rule_name(self, entry: int) -> str:
+        return self.rules.rules[int(self.rules.table.entry_rule[entry])].name
+
+    def place(self, state: State, root: int) -> str:
+        """A short text of the node a candidate is anchored at."""
+        f = state.graph.nodes
+        shape = ",".join(str(int(d)) for d in np.asarray(f.shape[root])[: int(f.rank[root])])
+        return f"%{root} {ops.OP_NAMES[int(f.op[root])]}[{shape}]"
