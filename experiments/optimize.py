@@ -7,26 +7,26 @@ Say what to optimise in one of three ways:
   python -m experiments.optimize --onnx=net.onnx --input_shape=image:1,3,224,224 --out=out/net
   python -m experiments.optimize --fn=mypackage.net:example
 
---fn names a function without arguments, or an attribute, that gives (fn, args) or (fn, args, weights): a JAX function, a
-tuple of example arguments, and the positions of those that stay the same between calls. For instance, in mypackage/net.py:
+--fn names a function without arguments, or an attribute, that gives (fn, args) or
+(fn, args, weights): a JAX function, a tuple of example arguments, and the positions of those that
+stay the same between calls. For instance, in mypackage/net.py:
 
   def example():
       return forward, (weights, image), (0,)
 
-Ctrl-C ends the search; the best program found until then is checked, timed and reported. With --out, the folder gets
-report.json, report.txt, program.txt, history.png and optimized.xrl (for xrl_jax.load).
+Ctrl-C ends the search; the best program found until then is checked, timed and reported. With
+--out, the folder gets report.json, report.txt, program.txt, history.png and optimized.xrl (for
+xrl_jax.load).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
-import inspect
 import json
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,12 @@ import jax
 from absl import app, flags, logging
 
 import xrl_jax
-from experiments import models
-from xrl_jax.frontends.onnx import load_onnx
+from experiments import models, targets
+from experiments.targets import SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
-
-SHAPE_FLAGS = ("layers", "tokens", "image_size", "width", "batch")
-
-
-class ConfigError(ValueError):
-    """Flags that do not say what to do; the message names the flag."""
+from xrl_jax.search import STRATEGIES, find_strategy
 
 
 @dataclass(frozen=True)
@@ -104,16 +99,6 @@ class Config:
         return shlex.join(words)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A function to optimise, with example arguments; `weights` are positions among them."""
-
-    name: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    weights: tuple[int, ...]
-
-
 def define_flags(values: flags.FlagValues) -> None:
     """Add the flags of this command to `values`."""
 
@@ -123,14 +108,16 @@ def define_flags(values: flags.FlagValues) -> None:
     text("model", "", f"Network to optimise: {', '.join(models.MODELS)}.")
     text("onnx", "", "ONNX file to optimise.")
     text("fn", "", "What to optimise, as package.module:function (see above).")
-    text("search", "taso", "Search strategy: random, local, greedy, taso.")
+    text("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
     text("out", "", "Folder for the results; made if it is missing.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
     flags.DEFINE_float("budget_seconds", 60.0, "Seconds to spend in all.", flag_values=values)
     flags.DEFINE_integer(
         "budget_measurements", None, "Timings to make at most.", flag_values=values, lower_bound=0
     )
-    flags.DEFINE_integer("seed", 0, "Seed of the search.", flag_values=values)
+    flags.DEFINE_integer(
+        "seed", 0, "Seed of the search and of a model's weights.", flag_values=values
+    )
     flags.DEFINE_list(
         "rules",
         [],
@@ -149,120 +136,29 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def config_of(values: flags.FlagValues) -> Config:
-    """The configuration that parsed flags amount to.
-
-    Raises:
-      ConfigError: the flags do not fit together.
-    """
-    shape = tuple((n, values[n].value) for n in SHAPE_FLAGS if values[n].value is not None)
-    same = {f.name: values[f.name].value for f in dataclasses.fields(Config) if f.name in values}
-    return Config(
-        **{
-            **same,
-            "rules": tuple(values["rules"].value),
-            "shape": shape,
-            "input_shapes": tuple(_input_shape(text) for text in values["input_shape"].value),
-        }
-    )
+    """The configuration that parsed flags amount to; raises ConfigError when they do not fit."""
+    given: dict[str, Any] = values.flag_values_dict()
+    fields = {f.name: given[f.name] for f in dataclasses.fields(Config) if f.name in given}
+    shape = tuple((name, given[name]) for name in SHAPE_FLAGS if given[name] is not None)
+    inputs = tuple(_input_shape(text) for text in given["input_shape"])
+    fields |= {"rules": tuple(given["rules"]), "shape": shape, "input_shapes": inputs}
+    return Config(**fields)
 
 
 def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, dims = text.rpartition(":")
-    try:
-        return name, tuple(int(d) for d in dims.split(",")) if name and colon else _refuse()
-    except ValueError:
-        raise ConfigError(
-            f"--input_shape={text} must be NAME:1,3,224,224: a name and its sizes"
-        ) from None
-
-
-def _refuse() -> tuple[int, ...]:
-    raise ValueError
+    match = re.fullmatch(r"(.+):(\d+(?:,\d+)*|)", text)
+    if match is None:
+        raise ConfigError(f"--input_shape={text} must be a name and its sizes: NAME:1,3,224,224")
+    return match[1], tuple(int(size) for size in match[2].split(",") if size)
 
 
 def target_of(config: Config) -> Target:
-    """Build or load what is to be optimised.
-
-    Raises:
-      ConfigError: there is no such model, option, module or attribute.
-      OnnxError: the file is no model that can be read.
-    """
+    """Build or load what is to be optimised; raises ConfigError, and OnnxError for a bad file."""
     if config.model:
-        return _model_target(config)
+        return targets.from_model(config.model, seed=config.seed, **dict(config.shape))
     if config.onnx:
-        if not Path(config.onnx).is_file():
-            raise ConfigError(f"--onnx={config.onnx}: there is no such file")
-        loaded = load_onnx(config.onnx, input_shapes=dict(config.input_shapes))
-        args = (loaded.weights, *loaded.inputs)
-        return Target(Path(config.onnx).stem, loaded.fn, args, (0,))
-    return _function_target(config.fn)
-
-
-def _model_target(config: Config) -> Target:
-    if config.model not in models.MODELS:
-        hint = _nearest(config.model, models.MODELS)
-        known = ", ".join(models.MODELS)
-        raise ConfigError(
-            f"--model={config.model}: there is no such network{hint} (known: {known})"
-        )
-    options = inspect.signature(models.MODELS[config.model]).parameters
-    for name, _ in config.shape:
-        if name not in options:
-            known = ", ".join(f"--{n}" for n in SHAPE_FLAGS if n in options)
-            raise ConfigError(f"--model={config.model} has no option --{name} (it has: {known})")
-    shape: dict[str, Any] = dict(config.shape)
-    if "width" in shape and isinstance(options["width"].default, int):
-        shape["width"] = int(shape["width"])
-    try:
-        model = models.get(config.model, seed=config.seed, **shape)
-    except ValueError as error:
-        raise ConfigError(f"--model={config.model}: {error}") from error
-    # Weights on the device: host arrays would be copied in every call.
-    weights = jax.tree.map(jax.numpy.asarray, model.weights)
-    return Target(config.model, model.fn, (weights, *model.inputs), (0,))
-
-
-def _function_target(spec: str) -> Target:
-    module_name, colon, attribute = spec.partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"--fn={spec} must be package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        raise ConfigError(
-            f"--fn={spec}: there is no module {error.name!r} here; run the command in the folder "
-            "that holds it, or install its package"
-        ) from error
-    if not hasattr(module, attribute):
-        hint = _nearest(attribute, (n for n in vars(module) if not n.startswith("_")))
-        raise ConfigError(f"--fn={spec}: module {module_name!r} has no {attribute!r}{hint}")
-    example = getattr(module, attribute)
-    if callable(example):
-        try:
-            inspect.signature(example).bind()
-        except TypeError:
-            raise ConfigError(
-                f"--fn={spec}: {attribute} takes arguments; name a function without any that "
-                "returns (fn, args) or (fn, args, weights)"
-            ) from None
-        example = example()
-    match example:
-        case (fn, (tuple() | list()) as args) if callable(fn):
-            return Target(attribute, fn, tuple(args), ())
-        case (fn, (tuple() | list()) as args, weights) if callable(fn):
-            positions = (weights,) if isinstance(weights, int) else tuple(weights)
-            return Target(attribute, fn, tuple(args), positions)
-    raise ConfigError(
-        f"--fn={spec} must give (fn, args) or (fn, args, weights) with a tuple of arguments, "
-        f"not {type(example).__name__}"
-    )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+        return targets.from_onnx_file(config.onnx, dict(config.input_shapes))
+    return targets.from_attribute(config.fn)
 
 
 def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
@@ -279,6 +175,7 @@ def run(config: Config) -> Report:
       ConfigError, ValueError, OSError: what was asked for cannot be done; the message says why.
       KeyboardInterrupt: before there was anything to report.
     """
+    find_strategy(config.search)
     rules = rules_of(config.rules)
     if config.out:  # a folder that cannot be made is found out now, not after the search
         Path(config.out).mkdir(parents=True, exist_ok=True)
@@ -341,4 +238,5 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
+    flags.FLAGS.set_default("verbosity", logging.WARNING)  # JAX tells of every missing backend
     app.run(main)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import time_programs
@@ -27,6 +28,7 @@ from xrl_jax.search.base import Budget, Problem, Progress, SearchResult, Strateg
 
 _SEARCH_SHARE = 0.6  # of the budget; the rest times whole programs and checks the result
 _STORE = "timings.sqlite"
+_COMPILED = "compiled"
 
 
 def optimize(
@@ -76,18 +78,24 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
-        found = strategy(
-            Problem(program, rule_table, oracle, live),
-            replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
-            jax.random.key(0) if key is None else key,
-        )
+        with persistent_cache(os.path.join(folder, _COMPILED)):
+            found = strategy(
+                Problem(program, rule_table, oracle, live),
+                replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
+                jax.random.key(0) if key is None else key,
+            )
         search_seconds = clock.elapsed
         tell = _teller(live, found, oracle, clock)
         finalists = time_programs(
             oracle, [f.program for f in found.best], clock.part(0.5), tell=tell
         )
         settled = settle(
-            program, finalists, arguments, tolerance=tolerance, seconds=min(max(0.5 * clock.left, 3.0), 30.0), tell=tell
+            program,
+            finalists,
+            arguments,
+            tolerance=tolerance,
+            seconds=min(max(0.5 * clock.left, 3.0), 30.0),
+            tell=tell,
         )
     report = make_report(
         name=name, search=search if isinstance(search, str) else getattr(search, "__name__", "custom"), seed=None,
@@ -107,7 +115,11 @@ def _teller(
     def tell(phase: str) -> None:
         live(
             Progress(
-                phase, found.start_seconds, found.best[0].seconds, found.candidates, oracle.spending.measurements,
+                phase,
+                found.start_seconds,
+                found.best[0].seconds,
+                found.candidates,
+                oracle.spending.measurements,
                 max(clock.left, 0.0),
             )  # fmt: skip
         )

@@ -1,7 +1,8 @@
-"""Random nodes for every operator of the table: one generator for each, found by the operator's name.
+"""Random nodes for every operator of the table: one generator for each, found by the operator's
+name.
 
-A generator takes a NumPy random generator and gives attributes (by name) and the shapes and dtypes of arguments that fit
-them. It is one table, hence one file: a new operator is one more entry.
+A generator takes a NumPy random generator and gives attributes (by name) and the shapes and dtypes
+of arguments that fit them. It is one table, hence one file: a new operator is one more entry.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Sample:
 
 
 def sample(op: str, attrs: dict[str, Any], args: Sequence[tuple[tuple[int, ...], str]]) -> Sample:
-    """The node of `op`, its shape and dtype inferred; AssertionError where the rules refuse the arguments."""
+    """The node of `op`, shape and dtype inferred; AssertionError where the rules refuse it."""
     sources = tuple(Node("input", shape=shape, dtype=dtype, ref=0) for shape, dtype in args)
     packed = pack_attrs(op, attrs)
     inferred = infer(op, packed, sources)
@@ -198,7 +199,9 @@ def dot(rng: Rng) -> Sample:
     sides = []
     for n_free in (n_left, n_right):
         every = sizes + [int(n) for n in rng.integers(1, 5, n_free)]
-        order = [int(i) for i in rng.permutation(len(every))] if rng.integers(2) else range(len(every))
+        order = (
+            [int(i) for i in rng.permutation(len(every))] if rng.integers(2) else range(len(every))
+        )
         at = {axis: position for position, axis in enumerate(order)}
         sides.append(
             (
@@ -224,7 +227,7 @@ def conv(rng: Rng) -> Sample:
     n = 1 if rng.integers(5) == 0 else 2
     groups = a_choice(rng, (1, 1, 2, 4, 8))
     width = a_choice(rng, (1, 2, 3))
-    outs = groups * a_choice(rng, (1, 2))
+    outs = groups * a_choice(rng, (1, 2, width))
     pointwise = rng.integers(4) == 0
     kernel = [1 if pointwise else int(rng.integers(1, 4)) for _ in range(n)]
     dilation = [1 if pointwise else int(rng.integers(1, 3)) for _ in range(n)]

@@ -1,6 +1,7 @@
 """Every operator of the table against its interpretations: shape rule, dtype rule, lowerings.
 
-The tests walk the table, so a new operator or lowering is covered by itself; an operator without a generator fails.
+The tests walk the table, so a new operator or lowering is covered by itself; an operator without a
+generator fails.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 
 from tests.backends.generators import GENERATORS, Sample
 from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower, lowering_index
@@ -37,7 +37,9 @@ def arrays(sample: Sample, rng: np.random.Generator) -> list[np.ndarray]:
     out = []
     for arg in sample.args:
         kind = jnp.dtype(arg.dtype)
-        values = rng.normal(size=arg.shape) if kind.kind not in "iu" else rng.integers(0, 9, arg.shape)
+        values = (
+            rng.normal(size=arg.shape) if kind.kind not in "iu" else rng.integers(0, 9, arg.shape)
+        )
         out.append(np.asarray(values, kind))
     return out
 
@@ -54,7 +56,7 @@ def in_float64(sample: Sample) -> Node:
 
 
 def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:
-    """Compare all lowerings that apply, but those `done`, with the plain one in float64; their names."""
+    """Compare the lowerings that apply, but those `done`, with float64; their names."""
     node, wide = sample.node, in_float64(sample)
     values = arrays(sample, rng)
     forms = [LOWERINGS[node.op][i] for i in applicable(node, sample.args)]
@@ -69,7 +71,7 @@ def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str
         sizes = [jnp.abs(d) for d in doubles]
         return results, lower(wide, *doubles), lower(wide, *sizes)
 
-    options = {"xla_backend_optimization_level": 0}  # the cheapest to compile
+    options: dict[str, Any] = {"xla_backend_optimization_level": "0"}  # the cheapest to compile
     args = (*values, *exact)
     results, reference, scale = jax.jit(run).lower(*args).compile(compiler_options=options)(*args)
     reference = np.asarray(reference)
@@ -81,7 +83,9 @@ def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str
                 jnp.finfo(node.dtype).tiny
             )
             error = np.abs(np.asarray(result, np.float64) - reference)
-            same = np.asarray(result, np.float64) == reference  # infinities: empty windows of maxima
+            same = (
+                np.asarray(result, np.float64) == reference
+            )  # infinities: empty windows of maxima
             assert np.all(same | (error <= bound)), f"{form.name} of {node}: {np.nanmax(error)}"
         else:
             assert np.array_equal(result, reference), f"{form.name} of {node}"
@@ -139,7 +143,8 @@ def test_nodes_with_bindings_are_refused(op: str) -> None:
 
 def test_pack_and_proj_handle_tuples() -> None:
     assert lower(Node("pack"), 1, 2) == (1, 2)  # type: ignore[arg-type]
-    assert lower(Node("proj", (0,), pack_attrs("proj", {"index": 1})), (5, 6)) == 6  # type: ignore[arg-type]
+    second = Node("proj", (0,), pack_attrs("proj", {"index": 1}))
+    assert lower(second, (5, 6)) == 6  # type: ignore[arg-type]
 
 
 def test_unknown_lowerings_are_refused_by_name_and_number() -> None:

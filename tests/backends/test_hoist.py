@@ -47,7 +47,9 @@ def test_broadcasts_widening_casts_and_reshapes_stay_in_the_call() -> None:
 
 def test_masks_made_of_literals_stay_in_the_call() -> None:
     def fn(w, x):
-        mask = lax.broadcasted_iota(jnp.int32, (4, 4), 0) >= lax.broadcasted_iota(jnp.int32, (4, 4), 1)
+        mask = lax.broadcasted_iota(jnp.int32, (4, 4), 0) >= lax.broadcasted_iota(
+            jnp.int32, (4, 4), 1
+        )
         return [jnp.where(mask, x, 0.0) + w]
 
     hoisted = split(fn, [jnp.ones((4, 4)), jnp.ones((4, 4))], [True, False])
@@ -61,7 +63,9 @@ def test_a_mask_that_weights_are_selected_by_is_hoisted_with_them() -> None:
 
     hoisted = split(fn, [jnp.ones((3, 3)), X], [True, False])
     assert primitives(hoisted, X) == ["dot_general"]
-    np.testing.assert_array_equal(hoisted.call(hoisted.prepare([jnp.full((3, 3), 2.0)]), [X])[0], 2 * X)
+    np.testing.assert_array_equal(
+        hoisted.call(hoisted.prepare([jnp.full((3, 3), 2.0)]), [X])[0], 2 * X
+    )
 
 
 def test_closed_over_arrays_count_as_weights() -> None:

@@ -15,6 +15,7 @@ import experiments.models as models
 from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.fold import fold, unfold
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.graph import Node, TensorGraph, nodes_of
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.program import Call, Program
@@ -83,16 +84,18 @@ def test_unfold_is_the_inverse() -> None:
     assert unfold(folded).bodies == ()
 
 
-def test_a_graph_larger_than_any_bucket_is_traced_if_folding_makes_it_fit() -> None:
+def test_a_graph_larger_than_any_bucket_fits_if_folding_makes_it_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fn(x: jax.Array) -> jax.Array:
         for _ in range(200):
-            for _ in range(50):
-                x = lax.sin(lax.cos(x))
+            x = lax.sin(lax.cos(x))
         return x
 
+    monkeypatch.setattr(graph_lib, "BUCKETS", (64, 128))
     program = from_jax(fn, X)
-    assert sum(counts(program)) * len(nodes_of(program.bodies[0].graph)[0]) > 20_000
-    assert program.graph.nodes.op.shape[0] < 16_384
+    assert sum(counts(program)) * 8 == 400
+    assert program.graph.nodes.op.shape == (128,)
 
 
 def test_a_program_without_repeats_is_returned_as_it_is() -> None:
@@ -213,6 +216,19 @@ def test_opaque_equations_with_several_results_stay_whole() -> None:
     assert not any(n.op == "opaque" for n in main(program))
     assert all(a.dtype != "tuple" for a in program.bodies[0].in_avals)
     assert_equal_results(program, fn, X, LAYERS)
+
+
+def test_random_keys_may_cross_from_copy_to_copy() -> None:
+    def fn(key: jax.Array, x: jax.Array, ws: list[jax.Array]) -> Any:
+        for w in ws:
+            key, used = jax.random.split(key)
+            x = layer(x, w) + jax.random.uniform(used, (2, 3))
+        return x, jax.random.key_data(key)
+
+    program = from_jax(fn, jax.random.key(0), X, LAYERS)
+    assert counts(program) == [4.0]
+    assert [a.dtype for a in program.bodies[0].in_avals].count(jax.random.key(0).dtype) == 1
+    assert_equal_results(program, fn, jax.random.key(1), X, LAYERS)
 
 
 def test_bodies_inside_repeats_run_as_often_as_both_say() -> None:

@@ -258,6 +258,21 @@ class TestDamaged:
             with pytest.raises(OnnxError):
                 load_onnx(path)
 
+    def test_flipped_bytes_give_an_onnx_error_or_a_model(self, tmp_path):
+        whole = linear_model().SerializeToString()
+        path = tmp_path / "flipped.onnx"
+        rng = np.random.default_rng(0)
+        refused = 0
+        for _ in range(200):
+            damaged = bytearray(whole)
+            damaged[rng.integers(len(whole))] = rng.integers(256)
+            path.write_bytes(damaged)
+            try:
+                load_onnx(path)
+            except OnnxError:
+                refused += 1
+        assert refused > 100
+
     def test_cycle(self):
         nodes = [
             helper.make_node("Add", ["x", "b"], ["a"], name="one"),

@@ -45,10 +45,19 @@ def test_text() -> None:
 
 
 def test_text_says_when_the_original_is_returned_and_why() -> None:
-    report = small_report(used="original", reason="not faster beyond noise", speedup=1.0)
+    reason = "the original is returned: nothing found is faster beyond noise"
+    report = small_report(used="original", reason=reason, speedup=1.0)
     lines = str(report).splitlines()
-    assert lines[:2] == ["tiny: the original is returned", "  not faster beyond noise"]
+    assert lines[:2] == ["tiny: nothing gained", f"  {reason}"]
     assert "calls to break even: never" in lines
+
+
+def test_text_says_what_the_errors_are_measured_against() -> None:
+    lines = str(small_report(reference="original", reference_error=0.0)).splitlines()
+    assert (
+        "errors against the original, which cannot be run in float64: "
+        "original 0.0e+00, optimised 3.0e-06, allowed 6.0e-06"
+    ) in lines
 
 
 def test_text_without_rewrites_bodies_and_options() -> None:

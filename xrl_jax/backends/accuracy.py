@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-TIMES_ORIGINAL = 4.0  # the default tolerance: the result may err this many times as much as the original
+TIMES_ORIGINAL = (
+    4.0  # the default tolerance: the result may err this many times as much as the original
+)
 _ULPS = 8.0  # an original that is exact still grants this many units in the last place
 
 
@@ -70,12 +72,16 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
             warnings.simplefilter("ignore")
             results = jax.jit(fn)(*jax.tree.map(wide, list(args)))
             return [_host(r) for r in jax.tree.leaves(results)]
-    except Exception:  # the function fixes a dtype somewhere: the caller says so in `Accuracy.reference`
+    except (
+        Exception
+    ):  # the function fixes a dtype somewhere: the caller says so in `Accuracy.reference`
         return None
 
 
 def _host(x: Any) -> Any:
-    return np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else x)
+    return np.asarray(
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else x
+    )
 
 
 def assess(
@@ -105,13 +111,19 @@ def assess(
             kind, exact = "original", before
         for i, (b, a, e) in enumerate(zip(before, after, exact, strict=True)):
             if a.dtype != b.dtype or a.shape != b.shape:
-                reason = reason or f"result {i} is {a.dtype}{list(a.shape)}, the original gives {b.dtype}{list(b.shape)}"
+                reason = (
+                    reason
+                    or f"result {i} is {a.dtype}{list(a.shape)}, the original gives {b.dtype}{list(b.shape)}"
+                )
             elif not jnp.issubdtype(b.dtype, jnp.inexact):
                 if not np.array_equal(a, b):
                     reason = reason or f"result {i} ({b.dtype}) differs from the original's"
             elif b.size:
                 against = e if np.array_equal(np.isfinite(e), np.isfinite(b)) else b.astype(e.dtype)
-                error, own = max(error, relative_error(a, against)), max(own, relative_error(b, against))
+                error, own = (
+                    max(error, relative_error(a, against)),
+                    max(own, relative_error(b, against)),
+                )
                 unit = max(unit, float(jnp.finfo(b.dtype).eps))
     allowed = max(TIMES_ORIGINAL * own, _ULPS * unit) if tolerance is None else tolerance
     if not reason and not error <= allowed:

@@ -65,7 +65,9 @@ def baselines(
         rest = iter(given)
         return original(*(f if w else next(rest) for f, w in zip(fixed, weights, strict=True)))
 
-    found = {AS_ARGUMENTS + suffix: compiled(with_consts, [list(closed.consts), list(leaves)], options)}
+    found = {
+        AS_ARGUMENTS + suffix: compiled(with_consts, [list(closed.consts), list(leaves)], options)
+    }
     if any(weights) or closed.consts:
         found[CLOSED_OVER + suffix] = compiled(closing, inputs, options)
     return found

@@ -1,8 +1,9 @@
 """`Fast`: the function that `optimize` returns.
 
-It has the signature and the result structure of the original function. Work on weights is done once and kept for as long
-as the same arrays come in; the rest is compiled with the program's options. Under a transformation it is inlined, and its
-derivative is that of the original, custom rules included.
+It has the signature and the result structure of the original function. Work on weights is done
+once and kept for as long as the same arrays come in; the rest is compiled with the program's
+options. Under a transformation it is inlined, and its derivative is that of the original, custom
+rules included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import take_current_trace
 
 from xrl_jax.backends.hoist import Hoisted, split
 from xrl_jax.backends.xla import evaluate
@@ -45,7 +48,7 @@ class PreparedWeights:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The weights of the last call (held, so that no other array can take their place) and what was made of them."""
+    """The weights of the last call, held so that no other array takes their id, and the run."""
 
     weights: tuple[Any, ...]
     values: tuple[Any, ...]
@@ -57,9 +60,9 @@ class Fast:
 
     Args:
       program: the optimised program.
-      fn: the original function; None for a loaded program, whose derivative is then the program's own.
-      options: XLA compile options by name, where the call is compiled here and not inside another jit.
-      report: whatever tells of the optimisation.
+      fn: the original function; None for a loaded program, whose derivative is then the program's
+      own. options: XLA compile options by name, where the call is compiled here and not inside
+      another jit. report: whatever tells of the optimisation.
       close_over: make the prepared weights compile-time constants; other weights then compile anew.
       max_bytes: bound for the memory that prepared weights may add; None for no bound.
 
@@ -93,7 +96,9 @@ class Fast:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.program.in_tree:  # static leaves, or arguments passed otherwise than in the example
+        if (
+            tree != self.program.in_tree
+        ):  # static leaves, or arguments passed otherwise than in the example
             leaves, tree = self._rebound(args, kwargs)
         if tree == self.program.in_tree and (run := self._repeated(leaves)) is not None:
             return jax.tree.unflatten(self.program.out_tree, run())
@@ -101,13 +106,13 @@ class Fast:
         if difference is not None:
             return self._original(difference, args, kwargs)
         weights, inputs = self._divided(leaves)
-        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            with jax.ensure_compile_time_eval():  # arrays only: nothing to stage, even inside a trace
+        if not any(isinstance(x, Tracer) for x in leaves):
+            with take_current_trace():  # arrays only: nothing to stage, even inside a trace
                 flat = self._keep(weights).run(inputs)
-        elif any(isinstance(w, jax.core.Tracer) for w in weights):
+        elif any(isinstance(w, Tracer) for w in weights):
             flat = self._with_derivative(self._flat)(*leaves)
         else:
-            with jax.ensure_compile_time_eval():
+            with take_current_trace():
                 values = self._keep(weights).values
             flat = self._traced(values)(*leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
@@ -126,14 +131,17 @@ class Fast:
             flat, tree = flatten_args((given,), {})
             if tree != self._argument_trees[place]:
                 raise TypeError(
-                    f"weight argument {place} has structure {self._argument_trees[place]} in the program, got {tree}"
+                    f"weight argument {place} has structure {self._argument_trees[place]} "
+                    f"in the program, got {tree}"
                 )
             leaves += flat
         avals, _ = self._divided(self.program.in_avals)
         expected, _ = self._divided(self._expected)
         for given, aval, fit in zip(leaves, avals, expected, strict=True):
             if not _fits(given, fit):
-                raise TypeError(f"the program was made for a weight {_text(aval)}, got {_text(given)}")
+                raise TypeError(
+                    f"the program was made for a weight {_text(aval)}, got {_text(given)}"
+                )
         return PreparedWeights(self._hoisted.prepare(leaves), tuple(leaves))
 
     def call(self, prepared: PreparedWeights, *other_args: Any, **kwargs: Any) -> Any:
@@ -147,7 +155,9 @@ class Fast:
         rest = iter(other_args)
         n_other = self._weight_arguments.count(False)
         if len(other_args) != n_other:
-            raise TypeError(f"call takes {n_other} arguments beside the weights, got {len(other_args)}")
+            raise TypeError(
+                f"call takes {n_other} arguments beside the weights, got {len(other_args)}"
+            )
         held = jax.tree.unflatten(self._weight_tree, prepared.weights)
         held = iter(held)
         args = tuple(next(held) if w else next(rest) for w in self._weight_arguments)
@@ -157,14 +167,14 @@ class Fast:
             raise TypeError(f"fast.call runs the optimised program only: {difference}")
         _, inputs = self._divided(leaves)
         everything = (*leaves, *prepared.values)
-        if any(isinstance(x, jax.core.Tracer) for x in everything):
+        if any(isinstance(x, Tracer) for x in everything):
             flat = self._traced(prepared.values)(*leaves)
         else:
-            with jax.ensure_compile_time_eval():
+            with take_current_trace():
                 flat = self._compiled(prepared.values, inputs)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
-    # --- the two parts of the call -----------------------------------------------------------------------------------
+    # --- the two parts of the call ---
 
     def _flat(self, *leaves: Any) -> list[Any]:
         """The program, nothing hoisted."""
@@ -172,7 +182,7 @@ class Fast:
 
     @functools.cached_property
     def _hoisted(self) -> Hoisted:
-        with self._lock, jax.ensure_compile_time_eval():
+        with self._lock, take_current_trace():
             return split(
                 self._flat,
                 self.program.in_avals,
@@ -210,18 +220,18 @@ class Fast:
         return kept
 
     def _repeated(self, leaves: Sequence[Any]) -> Callable[[], list[Any]] | None:
-        """The run on these leaves if the weights are those of the last call, which need no second look."""
+        """The run on these leaves if the weights are those of the last call."""
         kept = self._kept
         weights, inputs = self._divided(leaves)
         if kept is None or not all(map(operator.is_, kept.weights, weights)):
             return None
-        if any(isinstance(x, jax.core.Tracer) for x in inputs):
+        if any(isinstance(x, Tracer) for x in inputs):
             return None
         if not all(map(_fits, inputs, self._divided(self._expected)[1])):
             return None
 
         def run() -> list[Any]:
-            with jax.ensure_compile_time_eval():
+            with take_current_trace():
                 return kept.run(inputs)
 
         return run
@@ -245,7 +255,8 @@ class Fast:
             active = [
                 i
                 for i, (p, t) in enumerate(zip(primals, tangents, strict=True))
-                if not isinstance(t, SymbolicZero) and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
+                if not isinstance(t, SymbolicZero)
+                and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
             ]
 
             def of_active(*varied: Any) -> list[Any]:
@@ -268,7 +279,7 @@ class Fast:
         structured = _flattened(fn, self.program.in_tree)
         return lambda *leaves: jax.tree.leaves(structured(*leaves))
 
-    # --- arguments ---------------------------------------------------------------------------------------------------
+    # --- arguments ---
 
     @functools.cached_property
     def _argument_trees(self) -> list[Any]:
@@ -307,14 +318,17 @@ class Fast:
         return list(compress(leaves, mask)), list(compress(leaves, self._unweighted))
 
     def _rebound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-        """The leaves, if possible as if they had been passed by position and by name as in the example."""
+        """The leaves, if possible in the order of the example, whatever was passed by name."""
         leaves, tree = flatten_args(args, kwargs)
         if tree == self.program.in_tree or self.baseline is None:
             return leaves, tree
         try:
             signature = inspect.signature(self.baseline)
             given = signature.bind(*args, **kwargs).arguments
-        except (TypeError, ValueError):  # no signature, or arguments it refuses: the original says so
+        except (
+            TypeError,
+            ValueError,
+        ):  # no signature, or arguments it refuses: the original says so
             return leaves, tree
         example_args, example_kwargs = unflatten_args(self.program.in_tree, self.program.in_avals)
         names = list(signature.parameters)[: len(example_args)]
@@ -326,9 +340,7 @@ class Fast:
         """What distinguishes the arguments from those the program was made for; None if nothing."""
         if tree != self.program.in_tree:
             return f"it was made for arguments {self.program.in_tree}, got {tree}"
-        for leaf, aval, expected in zip(
-            leaves, self.program.in_avals, self._expected, strict=True
-        ):
+        for leaf, aval, expected in zip(leaves, self.program.in_avals, self._expected, strict=True):
             if not _fits(leaf, expected):
                 return f"it was made for an argument {_text(aval)}, got {_text(leaf)}"
         return None
@@ -371,7 +383,7 @@ def _fits(leaf: Any, expected: tuple[tuple[int, ...], Any, bool | None]) -> bool
     if not is_array_like(leaf):
         return False
     given = getattr(leaf, "dtype", None)
-    weak = given is None
+    weak = given is None and not isinstance(leaf, bool)
     kind = jnp.result_type(leaf) if given is None else jax.dtypes.canonicalize_dtype(given)
     return np.shape(leaf) == shape and kind == dtype and (weak_type is None or weak == weak_type)
 

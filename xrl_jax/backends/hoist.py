@@ -1,16 +1,17 @@
 """Weight-only work out of the call.
 
-A function of weights and inputs is split in two: `prepare(weights)`, run once, and `call(prepared, inputs)`. What depends
-on weights and constants alone goes to `prepare`; the values the call then needs are the frontier. Four rules say what stays
-in the call although it could go:
+A function of weights and inputs is split in two: `prepare(weights)`, run once, and `call(prepared,
+inputs)`. What depends on weights and constants alone goes to `prepare`; the values the call then
+needs are the frontier. Four rules say what stays in the call although it could go:
 
 - equations with effects;
-- broadcasts and widening casts at the frontier, which only make things bigger, and reshapes, which cost nothing;
+- broadcasts and widening casts at the frontier, which only make things bigger, and reshapes,
+  which cost nothing;
 - cheap elementwise work on literals (masks, iotas), which XLA folds or fuses;
 - with `max_bytes`, the largest enlargements, until the bound holds.
 
-Work inside a scan that depends on weights alone is taken out of the loop first: on constants of the loop once, on its
-scanned weights for all steps together.
+Work inside a scan that depends on weights alone is taken out of the loop first: on constants of
+the loop once, on its scanned weights for all steps together.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
 _JITS = ("jit", "pjit")
 _FREE = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 _CHEAP = frozenset(
-    "iota broadcast_in_dim reshape squeeze convert_element_type transpose add sub mul div max min neg abs eq ne lt le gt ge "
-    "and or not xor select_n rem floor sign concatenate pad slice".split()
+    (
+        "iota broadcast_in_dim reshape squeeze convert_element_type transpose add sub mul div max "
+        "min neg abs eq ne lt le gt ge and or not xor select_n rem floor sign concatenate pad slice"
+    ).split()
 )
 
 
@@ -38,8 +41,8 @@ class Hoisted:
 
     Attributes:
       prepare: `prepare(weights) -> tuple of arrays`, given the weights in the order of the mask.
-      call: `call(prepared, inputs) -> list of flat results`, given the other arguments in their order (traceable).
-      avals: shape and dtype of what `prepare` returns.
+      call: `call(prepared, inputs) -> list of flat results`, given the other arguments in their
+      order (traceable). avals: shape and dtype of what `prepare` returns.
       bytes_added: bytes of what `prepare` returns and that is not a weight or constant itself.
       n_hoisted: equations that `prepare` runs.
     """
@@ -108,7 +111,7 @@ def split(
     )
 
 
-# --- which equations go where ----------------------------------------------------------------------------------------
+# --- which equations go where ---
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class _Plan:
 
 
 def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int | None) -> _Plan:
-    """Divide the equations of a jaxpr; `known` are the variables whose values the preparation has."""
+    """Divide the equations of a jaxpr; the preparation has the values of `known`."""
     live = _live(jaxpr.eqns, jaxpr.outvars)
     maker = {v: e for e in live for v in e.outvars}
     free: set[Any] = set(small)  # made of literals, cheaply: on both sides as needed
@@ -161,7 +164,9 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
             break
         stay.update(id(maker[v]) for v in back)
     after = [e for e in live if not _goes(e) or id(e) in stay]
-    before_all = [e for e in live if (_goes(e) and id(e) not in stay) or all(v in free for v in e.outvars)]
+    before_all = [
+        e for e in live if (_goes(e) and id(e) not in stay) or all(v in free for v in e.outvars)
+    ]
     before = _live([e for e in before_all if not e.effects], edge)
     return _Plan(before, _live(after, jaxpr.outvars), edge)
 
@@ -183,10 +188,12 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
 
 def _nbytes(aval: Any) -> int:
     """Size of a value; what NumPy cannot name (keys) counts eight bytes an element."""
-    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 8)
+    return math.prod(getattr(aval, "shape", ())) * getattr(
+        getattr(aval, "dtype", None), "itemsize", 8
+    )
 
 
-# --- running equations -----------------------------------------------------------------------------------------------
+# --- running equations ---
 
 
 def _read(env: dict[Any, Any], atom: Any) -> Any:
@@ -203,7 +210,7 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> None:
         env.update(zip(e.outvars, _bind(e, [_read(env, v) for v in e.invars]), strict=True))
 
 
-# --- jits inlined, loops relieved ------------------------------------------------------------------------------------
+# --- jits inlined, loops relieved ---
 
 
 def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]) -> Any:
@@ -214,7 +221,7 @@ def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]
 def _evaluate(
     closed: Any, args: Sequence[Any], known: Sequence[bool]
 ) -> tuple[list[Any], list[bool]]:
-    """Results of a closed jaxpr, and which of them depend on known arguments and constants alone."""
+    """Results of a closed jaxpr, and which depend on known arguments and constants alone."""
     jaxpr = closed.jaxpr
     env = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     ready = set(jaxpr.constvars)
@@ -245,7 +252,7 @@ def _is_plain_jit(params: dict[str, Any]) -> bool:
 
 
 def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
-    """A scan whose body does no work that depends on known constants and known scanned arrays alone."""
+    """A scan whose body does no work on known constants and known scanned arrays alone."""
     n_consts, n_carry = e.params["num_consts"], e.params["num_carry"]
     n_before_xs = n_consts + n_carry
     known = [k and not n_consts <= i < n_before_xs for i, k in enumerate(known)]
@@ -296,6 +303,4 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)
-    )
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -1,7 +1,8 @@
 """The table of lowerings: for every operator, the ways in which it can become lax code.
 
-`Node.lowering` indexes the operator's row. Entry 0 is the plain form; a new form goes to the end of its row, for the
-indices are part of saved programs and of the keys under which timings are stored.
+`Node.lowering` indexes the operator's row. Entry 0 is the plain form; a new form goes to the end
+of its row, for the indices are part of saved programs and of the keys under which timings are
+stored.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def lowering_index(op: str, name: str) -> int:
 
 
 def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
-    """Indices of the lowerings that are right for the node with these arguments; 0 is always among them."""
-    return tuple(i for i, form in enumerate(LOWERINGS[node.op]) if i == 0 or form.applies(node, args))
+    """Indices of the lowerings that are right for the node with these arguments; always 0."""
+    return tuple(
+        i for i, form in enumerate(LOWERINGS[node.op]) if i == 0 or form.applies(node, args)
+    )
 
 
 def lower(node: Node, *arrays: jax.Array) -> jax.Array:
@@ -55,6 +58,7 @@ def lower(node: Node, *arrays: jax.Array) -> jax.Array:
     forms = LOWERINGS[node.op]
     if not 0 <= node.lowering < len(forms):
         raise GraphError(
-            f"operator {node.op!r} has {len(forms)} lowerings, a node asks for number {node.lowering}"
+            f"operator {node.op!r} has {len(forms)} lowerings, "
+            f"a node asks for number {node.lowering}"
         )
     return forms[node.lowering].fn(node, *arrays)

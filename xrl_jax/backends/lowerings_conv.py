@@ -1,10 +1,12 @@
 """Ways for a convolution to become lax code.
 
-All forms work for any layout, stride, padding (negative too), input and kernel dilation, in one and two spatial dimensions.
-They are equal to the plain form for finite values; 16-bit floats are accumulated in float32. What they do to the kernel is
-plain lax code on the kernel alone, so that hoisting takes it out of the call where the kernel is a weight.
+All forms work for any layout, stride, padding (negative too), input and kernel dilation, in one
+and two spatial dimensions. They are equal to the plain form for finite values; 16-bit floats are
+accumulated in float32. What they do to the kernel is plain lax code on the kernel alone, so that
+hoisting takes it out of the call where the kernel is a weight.
 
-Letters: N batch, G groups, C features per group, O features of the result (P per group), S spatial shape of the result.
+Letters: N batch, G groups, C features per group, O features of the result (P per group), S spatial
+shape of the result.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, number
@@ -32,7 +35,7 @@ _MAX_PATCHES = 1 << 26  # elements of the patches of im2col
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with its features first (N C spatial) or last (N spatial C), and the kernel as O C spatial."""
+    """A convolution with features first (N C spatial) or last (N spatial C); kernel O C spatial."""
 
     first: bool
     stride: tuple[int, ...]
@@ -71,7 +74,10 @@ class Conv:
 def _open(
     node: Node, x: jax.Array, w: jax.Array, *, first: bool | None = None
 ) -> tuple[Conv, jax.Array, jax.Array]:
-    """The convolution with features first or last (by default as it is, else last), x so laid out, the kernel as O C spatial."""
+    """The convolution, x with features first or last, and the kernel as O C spatial.
+
+    By default features stay first where they are first, and go last elsewhere.
+    """
     left, right, out = conv_layouts(node)
     n = len(left) - 2
     if first is None:
@@ -92,7 +98,7 @@ def _open(
 
 
 def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The convolution of XLA in this layout; the kernel is stored as that layout wants it (OIHW or HWIO)."""
+    """The convolution of XLA in this layout, the kernel stored to match (OIHW or HWIO)."""
     n = c.rank
     spec = tuple(range(n)) if c.first else (n - 1, n - 2, *range(n - 2))
     w = w if c.first else lax.transpose(w, (*range(2, n), 1, 0))
@@ -109,8 +115,10 @@ def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     )
 
 
-def _taps(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
-    """For each kernel position, the part of the padded input that it meets: N features S, or N S features."""
+def _taps(
+    c: Conv, x: jax.Array, kernel: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
+    """For each kernel position, what it meets of the padded input: N features S or N S features."""
     spatial = c.layout[2:]
     config = [(0, 0, 0)] * c.rank
     for axis, (low, high), dilation in zip(spatial, c.padding, c.lhs_dilation, strict=True):
@@ -134,7 +142,8 @@ def _wide(dtype: Any) -> Any:
 
 
 def _contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Array:
-    """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the result has O features.
+    """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the
+    result has O features.
 
     The kernel is stored [.., C, P] if `in_first`, else [.., P, C].
     """
@@ -174,7 +183,7 @@ def _contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Arr
 
 
 def _merge(w: jax.Array, groups: int, k: int) -> jax.Array:
-    """The kernel O C spatial of `groups` groups as that of `groups / k`, block-diagonal in k blocks."""
+    """The kernel of `groups` groups as that of `groups / k`, block-diagonal in k blocks."""
     if k == 1:
         return w
     outs, width, *kernel = w.shape
@@ -185,7 +194,7 @@ def _merge(w: jax.Array, groups: int, k: int) -> jax.Array:
     return jnp.where(row == column, blocks, zero).reshape(outs, k * width, *kernel)
 
 
-# --- the forms: (convolution, x, kernel as O C spatial) -> result ----------------------------------------------------
+# --- the forms: (convolution, x, kernel as O C spatial) -> result ---
 
 
 def _matmul(c: Conv, x: jax.Array, w: jax.Array, *, turned: bool = False) -> jax.Array:
@@ -232,6 +241,28 @@ def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return total.reshape(*total.shape[:at], -1, *total.shape[at + 2 :])
 
 
+def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    """As `_shifted`, the features of a group turned against the result's: no lane is copied."""
+    g, width, wide = c.groups, w.shape[1], _wide(x.dtype)
+    at = c.feature
+    kernel = w.reshape(g, width, *w.shape[1:]).astype(wide)
+    inputs = x.reshape(*x.shape[:at], g, width, *x.shape[at + 1 :])
+    lanes = np.arange(width)
+    total: Any = None
+    for turn in range(width):
+        factors = kernel[:, lanes, (lanes + turn) % width]  # [G, C, spatial]
+        parts = [
+            lax.slice_in_dim(inputs, turn, width, axis=at + 1),
+            lax.slice_in_dim(inputs, 0, turn, axis=at + 1),
+        ]
+        turned = lax.concatenate(parts, at + 1).reshape(x.shape) if turn else x
+        for position, part in _taps(c, turned, w.shape[2:]):
+            factor = factors[(slice(None), slice(None), *position)]
+            term = part.astype(wide) * factor.reshape(-1, *(1,) * (c.rank - at - 1))
+            total = term if total is None else total + term
+    return total
+
+
 def _split(c: Conv, x: jax.Array, w: jax.Array, *, merged: int = 1) -> jax.Array:
     n = c.groups // merged
     w = _merge(w, c.groups, merged)
@@ -246,7 +277,7 @@ def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return _dense(replace(c, groups=1), x, _merge(w, c.groups, c.groups))
 
 
-# --- conditions ------------------------------------------------------------------------------------------------------
+# --- conditions ---
 
 _Condition = Callable[[Node, tuple[Node, ...]], bool]
 
@@ -281,12 +312,18 @@ def _few_taps(node: Node, args: tuple[Node, ...]) -> bool:
 def _few_patches(node: Node, args: tuple[Node, ...]) -> bool:
     outs, width, positions = _kernel(node, args)
     patches = math.prod(node.shape) // outs * width * number(node, "groups") * positions
-    return 1 < positions and patches <= _MAX_PATCHES
+    return positions > 1 and patches <= _MAX_PATCHES
 
 
 def _few_terms(node: Node, args: tuple[Node, ...]) -> bool:
     _, width, positions = _kernel(node, args)
     return positions * width <= _MAX_TERMS and positions <= _MAX_TAPS and number(node, "groups") > 1
+
+
+def _square(node: Node, args: tuple[Node, ...]) -> bool:
+    """As many features out of each group as into it, and more than one."""
+    outs, width, _ = _kernel(node, args)
+    return width > 1 and outs == width * number(node, "groups")
 
 
 def _splits(merged: int) -> _Condition:
@@ -330,7 +367,7 @@ def _moved(first: bool) -> _Condition:
 def _form(
     name: str, fn: Callable[..., jax.Array], *conditions: _Condition, first: bool | None = None
 ) -> Lowering:
-    """A lowering from a form; `first` asks for a layout inside, transposing on the way in and out."""
+    """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
     if first is not None and fn is not _dense:
         conditions = (*conditions, _moved(first))
 
@@ -370,4 +407,6 @@ CONV: tuple[Lowering, ...] = (
     _form("nhwc_split", _split, _splits(1), first=False),
     _form("nhwc_split2", _split_by(2), _splits(2), first=False),
     _form("nhwc_split4", _split_by(4), _splits(4), first=False),
+    _form("rotated", _rotated, _few_terms, _square),
+    _form("nhwc_rotated", _rotated, _few_terms, _square, first=False),
 )

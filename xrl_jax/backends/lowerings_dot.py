@@ -1,6 +1,8 @@
-"""Ways for a contraction to become lax code: operand order, which axis is contracted, batches as a loop.
+"""Ways for a contraction to become lax code: operand order, which axis is contracted, batches as a
+loop.
 
-In what follows a `dot_general` is B batch, M free on the left, N free on the right, K contracted, each a run of axes.
+In what follows a `dot_general` is B batch, M free on the left, N free on the right, K contracted,
+each a run of axes.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def _product(node: Node, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Ar
 def _matrices(
     node: Node, lhs: jax.Array, rhs: jax.Array, *, out_in: bool
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """The left argument as [B, M, K], the right one as [B, N, K] if `out_in` else [B, K, N], and the result's shape.
+    """The left argument as [B, M, K], the right one as [B, N, K] if `out_in` else [B, K, N], and
+    the result's shape.
 
     The batch axis is missing where there is none.
     """
@@ -130,7 +133,7 @@ def _symmetric(node: Node, args: tuple[Node, ...]) -> bool:
 
 
 def _layout(node: Node, args: tuple[Node, ...], *, out_in: bool) -> bool:
-    """Whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N] already, with at most one axis each."""
+    """Whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N] already."""
     a = _axes(node, len(args[0].shape), len(args[1].shape))
     b = len(a.lhs_batch)
     left = (*a.lhs_batch, *a.lhs_free, *a.lhs_contract) == (*range(b), b, b + 1)
@@ -148,9 +151,7 @@ def _is_batched(node: Node, args: tuple[Node, ...]) -> bool:
 
 
 DOT: tuple[Lowering, ...] = (
-    Lowering(
-        "flat", _flat, lambda n, args: _suits(n, args) and not _layout(n, args, out_in=False)
-    ),
+    Lowering("flat", _flat, lambda n, args: _suits(n, args) and not _layout(n, args, out_in=False)),
     Lowering(
         "transposed",
         _transposed,

@@ -47,13 +47,17 @@ def _opened(node: Node, x: jax.Array) -> jax.Array:
     """The padded input, sums of floats widened."""
     if node.op == "window_sum" and node.dtype in ops.FLOAT_DTYPES:
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    widths = [(*e, 0) for e in zip(dims(node, "low", x.ndim), dims(node, "high", x.ndim), strict=True)]
+    widths = [
+        (*e, 0) for e in zip(dims(node, "low", x.ndim), dims(node, "high", x.ndim), strict=True)
+    ]
     if any(any(w) for w in widths):
         x = lax.pad(x, jnp.asarray(_identity(node.op, x.dtype.name)), widths)
     return x
 
 
-def _combined(node: Node, x: jax.Array, window: tuple[int, ...], stride: tuple[int, ...]) -> jax.Array:
+def _combined(
+    node: Node, x: jax.Array, window: tuple[int, ...], stride: tuple[int, ...]
+) -> jax.Array:
     """Pooling of a padded array as one operation for each window position."""
     out = [(n - w) // s + 1 for n, w, s in zip(x.shape, window, stride, strict=True)]
     total: jax.Array | None = None

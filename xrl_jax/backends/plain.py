@@ -1,7 +1,9 @@
-"""Lowering 0 of every operator: the lax primitive the front ends translated from, with the same parameters.
+"""Lowering 0 of every operator: the lax primitive the front ends translated from, with the same
+parameters.
 
-A lowering is one way for a node to become lax code. The plain one is bit-identical to what was traced; the others
-(`lowerings_*`) compute the same up to rounding, faster where the hardware or XLA's choice of kernel makes it so.
+A lowering is one way for a node to become lax code. The plain one is bit-identical to what was
+traced; the others (`lowerings_*`) compute the same up to rounding, faster where the hardware or
+XLA's choice of kernel makes it so.
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ def dtype_attr(node: Node) -> str:
 
 
 def accumulator(node: Node, *arrays: jax.Array) -> str | None:
-    """`preferred_element_type` of a contraction: None where the arguments already have the result's dtype."""
+    """`preferred_element_type` of a contraction: None where the arguments have that dtype."""
     out = dtype_attr(node)
     return None if all(a.dtype.name == out for a in arrays) else out
 
 
-# --- dot and conv ----------------------------------------------------------------------------------------------------
+# --- dot and conv ---
 
 
 def dot_dims(node: Node) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -93,7 +95,7 @@ def dot(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def conv_layouts(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Positions (batch or out feature, feature, spatial...) of the left, right argument and the result."""
+    """Positions (batch or out feature, feature, spatial...) of both arguments and the result."""
     left, right, out = (
         tuple(d for d in ops.LAYOUTS[number(node, f)] if d >= 0)
         for f in ("lhs_layout", "rhs_layout", "out_layout")
@@ -120,11 +122,11 @@ def conv(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     )
 
 
-# --- everything else -------------------------------------------------------------------------------------------------
+# --- everything else ---
 
 
 def softmax(node: Node, x: jax.Array) -> jax.Array:
-    """exp(x - max x) / sum exp(x - max x) over the masked axes, written as `jax.nn.softmax` traces."""
+    """exp(x - max x) / sum exp(x - max x) over the masked axes, as `jax.nn.softmax` traces."""
     axes = axes_of(node)
     kept = tuple(d for d in range(x.ndim) if d not in axes)
 
@@ -154,7 +156,9 @@ def _window(primitive: Any) -> Callable[..., jax.Array]:
 
 def _const(node: Node) -> jax.Array:
     scalar = jnp.dtype(node.dtype).type(node.value)
-    return scalar if not node.shape else lax.full(node.shape, scalar, node.dtype)  # type: ignore[return-value]
+    if not node.shape:
+        return scalar  # type: ignore[return-value]
+    return lax.full(node.shape, scalar, node.dtype)
 
 
 def _arg(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

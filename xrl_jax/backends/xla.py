@@ -1,7 +1,8 @@
 """The way out: a program as a plain, traceable JAX function.
 
-Each node becomes lax code through its chosen lowering, in the order of `nodes_of`. Equations the op table cannot say are
-bound again as they were; folded bodies are inlined, or put into the control flow they came from.
+Each node becomes lax code through its chosen lowering, in the order of `nodes_of`. Equations the
+op table cannot say are bound again as they were; folded bodies are inlined, or put into the
+control flow they came from.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _value(
 
 
 def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Operands of an equation: packs opened, what follows them (the chain that orders effects) cut off."""
+    """Operands of an equation: packs opened, the chain that orders effects cut off."""
     flat: list[Any] = []
 
     def visit(indices: Sequence[int]) -> None:
@@ -92,7 +93,8 @@ def _bind(equation: Equation, params: dict[str, Any], operands: Sequence[Any]) -
     results = primitive.bind(*operands, **primitive.get_bind_params(params))
     if not primitive.multiple_results:
         return results
-    return results[0] if equation.n_outputs == 1 else tuple(results)
+    results = tuple(results)
+    return results[0] if equation.n_outputs == 1 else results
 
 
 def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:

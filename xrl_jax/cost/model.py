@@ -63,7 +63,9 @@ class Oracle:
     def table(self) -> CostTable:
         """The cost table as it stands."""
         if self._table is None:
-            samples = [regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)]
+            samples = [
+                regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)
+            ]
             self.rates = replace(roofline.calibrate(samples, self.rates))
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
             self._table = roofline.cost_table(timings, self.rates)
@@ -147,10 +149,14 @@ class Oracle:
             self.store.put({regions.region_key(region, self.options): timing})
         return timing
 
-    def time_jobs(self, jobs: Sequence[Job], *, reference: Job | None = None, seconds_per_job: float = 1.0) -> list[Timing]:
+    def time_jobs(
+        self, jobs: Sequence[Job], *, reference: Job | None = None, seconds_per_job: float = 1.0
+    ) -> list[Timing]:
         """Time whole programs, each in turn with the reference."""
         clock = Stopwatch(0.0)
-        timings = self.worker.measure(jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=300.0)
+        timings = self.worker.measure(
+            jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=300.0
+        )
         self.spending.measurements += len(jobs)
         self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
         self.spending.measure_seconds += clock.elapsed

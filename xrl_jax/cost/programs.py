@@ -51,7 +51,6 @@ def program_job(program: Program, options: Options = ()) -> Job:
     return Job(key, bytes(artifact), options)
 
 
-
 @dataclass(frozen=True)
 class Timed:
     """A program with the options it was timed under."""
@@ -63,7 +62,11 @@ class Timed:
 
 
 def time_programs(
-    oracle: Oracle, programs: Sequence[Program], clock: Stopwatch, *, tell: Callable[[str], Any] = lambda _: None
+    oracle: Oracle,
+    programs: Sequence[Program],
+    clock: Stopwatch,
+    *,
+    tell: Callable[[str], Any] = lambda _: None,
 ) -> list[Timed]:
     """Time programs (the most promising first), fastest first in the result.
 
@@ -94,7 +97,11 @@ def time_programs(
         tell(f"timing program {index + 1}")
         one(index, best.options)
     plain = [t for t in timed if not t.options]
-    if plain and best.options and relative(min(plain, key=relative)) <= relative(best) * (1 + _OPTIONS_MUST_GAIN):
+    if (
+        plain
+        and best.options
+        and relative(min(plain, key=relative)) <= relative(best) * (1 + _OPTIONS_MUST_GAIN)
+    ):
         timed = plain + [t for t in timed if t.options and t is not best] + [best]
         return timed
     return sorted(timed, key=relative)

@@ -70,7 +70,9 @@ def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
 def region_key(region: Region, options: Sequence[tuple[str, str]]) -> str:
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 1", *(f"{k}={v}" for k, v in sorted(options))])
+    return timing_key(
+        nodes, (len(nodes) - 1,), extra=["region 1", *(f"{k}={v}" for k, v in sorted(options))]
+    )
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -81,7 +83,9 @@ def region_fn(region: Region) -> Callable[..., Any]:
         values, floor = list(args[:-1]), args[-1]
         if wrapped:
             values = [
-                jnp.maximum(v, floor.astype(v.dtype)) if a.op == "input" and jnp.issubdtype(v.dtype, jnp.floating) else v
+                jnp.maximum(v, floor.astype(v.dtype))
+                if a.op == "input" and jnp.issubdtype(v.dtype, jnp.floating)
+                else v
                 for v, a in zip(values, region.args, strict=True)
             ]
         out = lower(region.node, *values)
@@ -97,7 +101,9 @@ def region_job(region: Region, options: Sequence[tuple[str, str]]) -> Job:
     weights = [a.op == "weight" for a in region.args] + [False]
     hoisted = split(region_fn(region), avals, weights)
     inputs = [a for a, w in zip(avals, weights, strict=True) if not w]
-    prepared = jax.eval_shape(hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w])
+    prepared = jax.eval_shape(
+        hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w]
+    )
     artifact = jax.export.export(jax.jit(hoisted.call))(prepared, inputs).serialize()
     return Job(region_key(region, options), bytes(artifact), tuple(options))
 

@@ -23,11 +23,21 @@ from xrl_jax.rewrite.instantiate import NewNodes
 # Classes of operators that share rates and a correction. Classes in FREE cost nothing: views, sources, what XLA always
 # fuses, and what no rewrite changes (opaque equations; calls, whose bodies are counted as graphs of their own).
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
-_CLASS_OF_FAMILY = {"conv": "conv", "dot": "dot", "window": "window", "reduce": "reduce", "elementwise": "elementwise"}
+_CLASS_OF_FAMILY = {
+    "conv": "conv",
+    "dot": "dot",
+    "window": "window",
+    "reduce": "reduce",
+    "elementwise": "elementwise",
+}
 _MOVEMENT = ("transpose", "concat", "slice", "pad", "rev", "cast")
 _SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 CLASS_OF: Mapping[str, str] = {
-    name: "movement" if name in _MOVEMENT else "reduce" if name in _SCANS else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
+    name: "movement"
+    if name in _MOVEMENT
+    else "reduce"
+    if name in _SCANS
+    else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
     for name in ops.OPS
 }
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left to the roofline.
@@ -76,7 +86,10 @@ def signature(view: NodeView) -> jax.Array:
     single = [view.op, view.lowering, view.rank, view.dtype, _bits(view.arg_weight_only)]
     flat = view.arg_shapes.reshape(*view.arg_shapes.shape[:-2], -1)
     words = [jnp.stack([jnp.asarray(s).astype(jnp.uint32) for s in single], axis=-1)]
-    words += [jnp.asarray(w).astype(jnp.uint32) for w in (view.attrs, view.shape, flat, view.arg_ranks, view.arg_dtypes)]
+    words += [
+        jnp.asarray(w).astype(jnp.uint32)
+        for w in (view.attrs, view.shape, flat, view.arg_ranks, view.arg_dtypes)
+    ]
     return fold_words(jnp.concatenate(words, axis=-1))
 
 
@@ -106,13 +119,22 @@ def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def roofline(table: CostTable, view: NodeView) -> jax.Array:
     """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
     class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
-    families = jnp.asarray([work.WORK_FAMILIES.index(work.FAMILY[n]) for n in ops.OP_NAMES], jnp.int32)
+    families = jnp.asarray(
+        [work.WORK_FAMILIES.index(work.FAMILY[n]) for n in ops.OP_NAMES], jnp.int32
+    )
     weights = jnp.asarray([work.WEIGHTS[n] for n in ops.OP_NAMES], jnp.float32)
     rules = [
-        lambda *a, rule=rule: jnp.asarray(rule(jnp, *a), jnp.float32) for rule in work.WORK_RULES.values()
+        lambda *a, rule=rule: jnp.asarray(rule(jnp, *a), jnp.float32)
+        for rule in work.WORK_RULES.values()
     ]
     flops = jax.lax.switch(
-        families[view.op], rules, weights[view.op], view.attrs, view.arg_shapes, view.arg_ranks, view.shape
+        families[view.op],
+        rules,
+        weights[view.op],
+        view.attrs,
+        view.arg_shapes,
+        view.arg_ranks,
+        view.shape,
     )
     width = jnp.asarray(ops.DTYPE_BYTES, jnp.float32)
     widths = jnp.where(view.arg_dtypes > 0, width[view.arg_dtypes], 0.0)
@@ -202,13 +224,17 @@ def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
             flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
         else:
             bandwidth[c] = float(np.quantile([s.bytes / s.seconds for s in mine], 0.75))
-    moved = [bandwidth[c] for c in ("movement", "reduce", "window") if bandwidth[c] != rates.bandwidth[c]]
+    moved = [
+        bandwidth[c] for c in ("movement", "reduce", "window") if bandwidth[c] != rates.bandwidth[c]
+    ]
     if moved:
         bandwidth["elementwise"] = float(np.median(moved))
     return Rates(flop_rate, bandwidth, rates.overhead, rates.scale)
 
 
-def correct(rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> Rates:
+def correct(
+    rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]
+) -> Rates:
     """Scales that bring predicted sums to the times of whole programs.
 
     Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge towards one common factor, so

@@ -74,7 +74,9 @@ def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
         scale = jnp.std(x.astype(jnp.float32)) if x.size > 1 else jnp.float32(0)
         scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0).astype(x.dtype)
         middle = jnp.mean(x.astype(jnp.float32)).astype(x.dtype)
-        again.append(middle + scale * random_input(jax.ShapeDtypeStruct(x.shape, x.dtype), seed=i + 1))
+        again.append(
+            middle + scale * random_input(jax.ShapeDtypeStruct(x.shape, x.dtype), seed=i + 1)
+        )
     return [list(leaves), again]
 
 
@@ -111,12 +113,16 @@ def settle(
     assert accuracy is not None and fast is not None
     tell("timing against jax.jit")
     forms = baselines(program, leaves)
-    first = compare(forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed)
+    first = compare(
+        forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
+    )
     strongest = min(first.samples, key=lambda n: first.timings[n].seconds)
     entrants = dict(forms)
     if chosen.options:
         entrants |= {
-            n: f for n, f in baselines(program, leaves, chosen.options).items() if n.startswith(strongest)
+            n: f
+            for n, f in baselines(program, leaves, chosen.options).items()
+            if n.startswith(strongest)
         }
     entrants[CONTROL] = baselines(program, leaves)[strongest]
     args, kwargs = unflatten_args(program.in_tree, leaves)

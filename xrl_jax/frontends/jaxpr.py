@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 from jax.extend.core import Literal
 
@@ -30,6 +29,7 @@ from xrl_jax.frontends.host import (
     struct,
 )
 from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
+from xrl_jax.frontends.trace import TraceError, trace
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.graph.program import (
@@ -39,8 +39,9 @@ from xrl_jax.graph.program import (
     Input,
     Program,
     flatten_args,
-    unflatten_args,
 )
+
+__all__ = ["TraceError", "from_jax"]
 
 # A jit called more than once becomes a body if it has at least this many equations, counting those
 # of calls in it. Smaller ones (softmax, gelu, variance: most are JAX's own helpers) are inlined, so
@@ -67,10 +68,6 @@ _INLINED = (
 _JAXPR_NAMES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
-class TraceError(ValueError):
-    """A function that JAX cannot trace; the message names it and says what to do."""
-
-
 def from_jax(
     fn: Callable[..., Any],
     *example_args: Any,
@@ -95,7 +92,7 @@ def from_jax(
     """
     constant = _weight_positions(weights, len(example_args))
     leaves, in_tree = flatten_args(example_args, example_kwargs)
-    closed, out_tree = _trace(fn, leaves, in_tree)
+    closed, out_tree = trace(fn, leaves, in_tree)
     flags = [i in constant for i, a in enumerate(example_args) for _ in flatten_args((a,), {})[0]]
     flags += [False] * (len(leaves) - len(flags))  # keyword arguments
     host = _Tracing(closed, share=fold).program()
@@ -113,47 +110,6 @@ def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
                 f"called with {n_args}"
             )
     return {w % n_args for w in positions}
-
-
-def _trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[Any, Any]:
-    """The closed jaxpr of `fn` on flat leaves, and the structure of its result."""
-    out_trees: list[Any] = []
-
-    def flat(*flat_args: Any) -> list[Any]:
-        args, kwargs = unflatten_args(in_tree, flat_args)
-        out, tree = jax.tree.flatten(fn(*args, **kwargs))
-        out_trees.append(tree)
-        return out
-
-    try:
-        closed = jax.make_jaxpr(flat)(*leaves)
-    except (
-        Exception
-    ) as error:  # whatever the user's function raises is the reason why it cannot be traced
-        name = getattr(fn, "__name__", None) or repr(fn)
-        lines = [line for line in str(error).splitlines() if line.strip()][:3]
-        reason = "\n  ".join(
-            [type(error).__name__ + ": " + (lines[0] if lines else ""), *lines[1:]]
-        )
-        raise TraceError(f"cannot trace {name!r}:\n  {reason}\n{_advice(error)}") from error
-    return closed, out_trees[-1]
-
-
-def _advice(error: Exception) -> str:
-    concrete = (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-        jax.errors.NonConcreteBooleanIndexError,
-    )
-    if isinstance(error, concrete):
-        return (
-            "It needs the value of an argument while it is traced. Close over that value "
-            "(functools.partial, a lambda) to make it static, or use lax.cond, jnp.where and so on."
-        )
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        return "It keeps traced values between calls. Return them instead of storing them."
-    return "Call it with these arguments under jax.jit: what raises there must be put right first."
 
 
 def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -192,9 +148,7 @@ class _Tracing:
         self.bindings = Bindings()
         self.bodies: list[HostGraph] = []
         self.body_of: dict[Any, int] = {}
-        self.inferred: dict[
-            Any, Any
-        ] = {}  # shapes and dtypes by op, attributes and arguments: layers repeat
+        self.inferred: dict[Any, Any] = {}  # by op, attributes, arguments' types: layers repeat
         self.sites: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}
         self._count(closed.jaxpr)
@@ -336,7 +290,7 @@ class _GraphBuilder:
                 body = self.tracing.body(inner, str(equation.params.get("name") or name))
                 return self.bound(Call("inline", (body,)), "call", equation, args)
             return self.run(*_open(inner), args)
-        if name in CONTROL_FLOW:
+        if name in CONTROL_FLOW and all(_is_array(v.aval) for v in equation.invars):
             bodies = tuple(
                 self.tracing.body(j, f"{name} {i}" if name != "scan" else name)
                 for i, j in enumerate(_control_flow_jaxprs(equation))
@@ -392,6 +346,11 @@ class _GraphBuilder:
             self.nodes.append(Node("proj", (index,), attrs, shape=_shape(aval), dtype=_dtype(aval)))
             results.append(len(self.nodes) - 1)
         return results
+
+
+def _is_array(aval: Any) -> bool:
+    """False for references to mutable arrays, which cannot be arguments of a body."""
+    return hasattr(aval, "shape") and not hasattr(aval, "inner_aval")
 
 
 def _shape(aval: Any) -> tuple[int, ...]:

@@ -234,14 +234,16 @@ def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
     problems: dict[str, str] = {}
 
     def check_type(elem_type: int, label: str) -> None:
-        name = TensorProto.DataType.Name(elem_type)
-        if elem_type and name not in TENSOR_TYPES:
+        known = elem_type in TensorProto.DataType.values()
+        name = TensorProto.DataType.Name(elem_type) if known else f"number {elem_type}"
+        if name not in TENSOR_TYPES:
             problems.setdefault(f"{label}: type {name}", name)
 
     for value in (*model.graph.input, *model.graph.output):
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type":
-            check_type(value.type.tensor_type.elem_type, f"value '{value.name}'")
+            if value.type.tensor_type.elem_type:  # 0 is an output that does not say
+                check_type(value.type.tensor_type.elem_type, f"value '{value.name}'")
         elif kind is not None:
             problems[f"value '{value.name}': {kind}"] = kind
     for tensor in model.graph.initializer:
@@ -305,6 +307,8 @@ def input_struct(
         raise OnnxError(
             f"input '{value.name}' has shape {shown}, which {tuple(given)} does not fit"
         )
+    if not tensor.elem_type:
+        raise OnnxError(f"input '{value.name}' has no element type")
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     return jax.ShapeDtypeStruct(tuple(int(size) for size in given), canonical(dtype))
 

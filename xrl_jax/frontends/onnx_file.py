@@ -40,6 +40,10 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPr
             raise OnnxError(f"model {path}: is truncated or not an ONNX file") from error
     if not model.HasField("graph") or not model.opset_import:
         raise OnnxError("model has no graph or no opset_import: truncated or not an ONNX file")
+    for node in model.graph.node:
+        for text in (node.op_type, node.domain, node.name, *node.input, *node.output):
+            if not isinstance(text, str):
+                raise OnnxError(f"model has the name {text!r}, which is not UTF-8: damaged file")
     external = [t for t in tensors(model.graph) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
         if folder is None:

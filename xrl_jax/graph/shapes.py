@@ -21,7 +21,7 @@ R = ops.MAX_RANK
 
 def unpack(xp: Any, code: Any) -> Any:
     """Dimension numbers packed by `ops.pack_dims`, as a vector [R] filled with -1."""
-    return (code // xp.asarray([8**i for i in range(R)])) % 8 - 1
+    return ((code >> (3 * xp.arange(R))) & 7) - 1
 
 
 def _count(xp: Any, dims: Any) -> Any:

@@ -32,7 +32,7 @@ _WIDTH = 100  # where such a row is cut
 class Report:
     """What `optimize` found out; `str(report)` is the readable form.
 
-    Times are in seconds unless the name says otherwise; errors are relative to float64.
+    Times are in seconds unless the name says otherwise; errors are relative.
 
     Attributes:
       name: of the function or network.
@@ -53,6 +53,8 @@ class Report:
       max_error: of the optimised function.
       reference_error: of the original.
       tolerance: what `max_error` was allowed to be.
+      reference: "float64", or "original" where the function cannot be run in float64: errors are
+        then relative to the original, whose own is 0.
       weight_bytes_added: memory that prepared weights take beyond the original ones.
       predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
       steps: the rewrites that led to the result.
@@ -102,6 +104,7 @@ class Report:
     measure_seconds: float
     search_seconds: float
     total_seconds: float
+    reference: str = "float64"
 
     def __post_init__(self) -> None:
         if self.used not in USED:
@@ -167,6 +170,7 @@ class Report:
         return "\n".join(_lines(self))
 
 
+_REFERENCES = {"original": "the original, which cannot be run in float64"}
 _DERIVED = ("baseline_ms", "optimized_ms", "rules_fired", "break_even_calls")
 
 
@@ -195,7 +199,8 @@ def _step(value: Any) -> Step:
 
 # How each field is read back; `as_dict` writes them all.
 _READ: dict[str, Any] = {
-    **dict.fromkeys(("name", "search", "machine", "versions", "used", "reason"), str),
+    **dict.fromkeys(("name", "search", "machine", "versions", "used"), str),
+    **dict.fromkeys(("reason", "reference", "baseline_name"), str),
     **dict.fromkeys(("weight_bytes_added", "nodes_before", "nodes_after"), int),
     **dict.fromkeys(("candidates", "measurements", "from_store", "failures"), int),
     **dict.fromkeys(("speedup", "max_error", "reference_error", "tolerance"), _float),
@@ -207,7 +212,6 @@ _READ: dict[str, Any] = {
     "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
     "stop_reason": lambda name: StopReason[name],
     "baselines": lambda named: {str(n): Timing.from_dict(t) for n, t in named.items()},
-    "baseline_name": str,
     "optimized": Timing.from_dict,
     "steps": lambda steps: tuple(_step(s) for s in steps),
     "history": lambda pairs: tuple(_floats(p) for p in pairs),
@@ -219,7 +223,7 @@ def _lines(r: Report) -> Iterator[str]:
         low, high = r.interval
         yield f"{r.name}: {r.speedup:.2f} times as fast ({low:.2f} to {high:.2f})"
     else:
-        yield f"{r.name}: the original is returned"
+        yield f"{r.name}: nothing gained"
     yield f"  {r.reason}"
     low, high = r.noise_interval
     yield f"  noise: a function against itself gives {low:.3f} to {high:.3f}"
@@ -233,8 +237,9 @@ def _lines(r: Report) -> Iterator[str]:
     before, after = (seconds_text(ms / 1e3) for ms in (r.predicted_ms_before, r.predicted_ms_after))
     yield f"  the cost model predicted {before} before, {after} after"
     yield ""
+    reference = _REFERENCES.get(r.reference, r.reference)
     yield (
-        f"errors against float64: original {r.reference_error:.1e}, "
+        f"errors against {reference}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
     yield f"memory added by prepared weights: {bytes_text(r.weight_bytes_added)}"

@@ -358,6 +358,7 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
     "sqrt": lambda n, a, t, d: d.monotone("sqrt", a[0]),
     "logistic": _logistic,
     "tanh": _tanh,
+    "abs": lambda n, a, t, d: np.abs(a[0]) if isinstance(d, Integers) else d.unknown("abs", (a[0],)),
     "copy": lambda n, a, t, d: a[0],
     "cast": _cast,
     "softmax": _softmax,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,13 @@ class Hints:
     rank: dict[str, int] = field(default_factory=dict)
     weight: frozenset[str] = frozenset()
     is_float: frozenset[str] = frozenset()
+    lowered: frozenset[str] = frozenset()
 
 
 def hints_of(conditions: Sequence[SExpr]) -> Hints:
     """Hints from expanded conditions; conjunctions are opened."""
     h = Hints()
-    weight, floats = set(), set()
+    weight, floats, lowered = set(), set(), set()
     queue = list(conditions)
     while queue:
         e = queue.pop(0)
@@ -75,13 +76,16 @@ def hints_of(conditions: Sequence[SExpr]) -> Hints:
             h.value[_text(args[0])] = float(_text(args[1]))
         elif e.head == "weight-only":
             weight.add(_text(args[0]))
+        elif e.head == "/=" and _head(args[0]) == "lowering" and _text(args[1]) == "0":
+            lowered.add(_inner(args[0]))
         elif e.head == ">=" and _head(args[0]) == "dtype" and _text(args[1]) == "14":
             floats.add(_inner(args[0]))
         elif e.head == "=":
             _equality(h, args[0], args[1])
     return Hints(
-        h.same_attrs, h.same_shape, h.same_attr, h.attr, h.value, h.rank, frozenset(weight), frozenset(floats)
-    )
+        h.same_attrs, h.same_shape, h.same_attr, h.attr, h.value, h.rank, frozenset(weight), frozenset(floats),
+        frozenset(lowered),
+    )  # fmt: skip
 
 
 def _equality(h: Hints, a: SExpr, b: SExpr) -> None:
@@ -239,7 +243,10 @@ class _Maker:
         shape, got = typed
         if not fits(shape, want) or got != dtype:
             raise Rejected
-        self.nodes.append(Node(p.op, tuple(args), packed, shape=shape, dtype=got))
+        node = Node(p.op, tuple(args), packed, shape=shape, dtype=got)
+        if p.name in self.hints.lowered:
+            node = self.lowered(node)
+        self.nodes.append(node)
         at = len(self.nodes) - 1
         if p.name:
             self.named[p.name] = at
@@ -248,6 +255,15 @@ class _Maker:
                 got_attr = self.nodes[at].attr(key)
                 self.numbers.setdefault(value, got_attr if isinstance(got_attr, tuple) else (got_attr,))
         return at
+
+    def lowered(self, node: Node) -> Node:
+        """The node in one of its other forms."""
+        from xrl_jax.backends.lowerings import applicable  # the way out; rules are matched without it
+
+        forms = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
+        if not forms:
+            raise Rejected
+        return replace(node, lowering=int(self.rng.choice(forms)))
 
     def known(self, p: Pattern | Var) -> bool:
         """Whether the argument brings a shape of its own."""
@@ -447,6 +463,19 @@ def _concat(m: _Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
     return [got[i] for i in range(n)], {"axis": axis}
 
 
+def _rest_of_a_slice(m: _Maker, arg: int) -> dict[str, Any] | None:
+    """The part behind another slice of the same array, along the first axis that it cuts."""
+    own = m.shape_of(arg)
+    for node in m.nodes:
+        if node.op == "slice" and node.args == (arg,):
+            start, limit, stride = (list(node.attr(f)[: len(own)]) for f in ("start", "limit", "stride"))  # type: ignore[index]
+            for axis, n in enumerate(own):
+                if limit[axis] < n:
+                    start[axis], limit[axis] = limit[axis], n
+                    return {"start": start, "limit": limit, "stride": stride}
+    return None
+
+
 def _slice(m: _Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
     if want is not None and not (isinstance(p.args[0], Var) and m.known(p.args[0])):
         full = m.fill(want)
@@ -461,8 +490,16 @@ def _slice(m: _Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any])
         limit = [a + max((n - 1) * s + 1, 0) for a, n, s in zip(start, full, stride, strict=True)]
         return [m.make(p.args[0], tuple(size), dtype)], {"start": start, "limit": limit, "stride": stride}
     arg = m.make(p.args[0], None, dtype)
+    own = m.shape_of(arg)
+    rest = _rest_of_a_slice(m, arg) if m.chance(0.6) else None
+    if rest is not None:
+        return [arg], rest
+    if own and m.chance(0.4):  # the head along one axis
+        axis = m.number(0, len(own) - 1)
+        head = m.number(min(1, own[axis]), own[axis])
+        return [arg], {"start": (0,) * len(own), "limit": (*own[:axis], head, *own[axis + 1 :]), "stride": (1,) * len(own)}
     start, limit, stride = [], [], []
-    for i, n in enumerate(m.shape_of(arg)):
+    for i, n in enumerate(own):
         if (want is None and m.chance(0.5)) or (want is not None and i < len(want) and want[i] == n):
             bounds = (0, n, 1)
         else:
@@ -681,7 +718,7 @@ def _conv(m: _Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
     stride = drawn("stride", (1, 1, 1, 2))
     low, high = (drawn(f, (0, 0, 1, 1, 2, -1)) for f in ("low", "high"))
     spread, dilation = drawn("lhs_dilation", (1, 1, 1, 1, 1, 2)), drawn("rhs_dilation", (1, 1, 1, 1, 2))
-    groups = int(known.get("groups", m.rng.choice((1, 1, 1, 2, 4))))
+    groups = int(known.get("groups", m.rng.choice((1, 1, 1, 1, 2, 2, 4, 8))))
     batches = int(known.get("batch_groups", 2 if groups == 1 and m.chance(0.05) else 1))
     kernel: list[int | None] = [int(m.rng.choice((1, 1, 2, 3, 3))) for _ in range(n)]
     if m.chance(0.3):

@@ -90,8 +90,11 @@ def instantiate(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: Ten
         f.op[bound], f.attrs[bound], f.lowering[bound], f.shape[bound], f.rank[bound], f.dtype[bound],
         f.weight_only[bound],
     )  # fmt: skip
+    # Only a constant has a value that conditions may rely on; NaN equals nothing.
+    known = (f.op[bound] == _CONST) & (f.ref[bound] < 0)
+    values = jnp.where(known, f.value[bound], jnp.nan)
     registers = bytecode.run(
-        table.code[entry], length, table.fimm[entry], properties, f.attrs[bound], f.value[bound]
+        table.code[entry], length, table.fimm[entry], properties, f.attrs[bound], values
     )
     guard = jnp.all(registers[table.guard[entry]] != 0)
     new_op, new_args = table.new_op[entry], table.new_args[entry]

@@ -318,19 +318,28 @@ def _lowered_difference(
         if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):
             raise CannotEvaluateError(f"lowering {n.spec.lowerings[n.lowering]} of {n.op} does not apply here")
     domain = Floats()
-    sources = {n.ref: domain.variable(n.shape, n.dtype, rng) for n in before.nodes if n.ref >= 0}
+    sources = {
+        n.ref: domain.variable(n.shape, n.dtype, rng).astype(
+            np.float64 if "float" in n.dtype else np.dtype(n.dtype)
+        )
+        for n in before.nodes
+        if n.ref >= 0
+    }
 
-    def run(graph: Sequence[Node], roots: Sequence[int]) -> Any:
-        def values(given: Mapping[int, Any]) -> list[Any]:
-            known: list[Any] = []
-            for n in graph:
-                known.append(given[n.ref] if n.ref >= 0 else lower(n, *(known[a] for a in n.args)))
-            return [known[r] for r in roots]
-
-        return jax.device_get(jax.jit(values)({k: v for k, v in sources.items()}))
+    def run(graph: Sequence[Node], roots: Sequence[int], given: Mapping[int, Any]) -> list[Any]:
+        known: list[Any] = []
+        for n in graph:
+            known.append(given[n.ref] if n.ref >= 0 else lower(n, *(known[a] for a in n.args)))
+        return [known[r] for r in roots]
 
     with jax.enable_x64(True):
-        old, new = (run(_in_double(g), r) for g, r in ((before.nodes, before.roots), (nodes, outputs)))
+        both = jax.jit(
+            lambda given: (
+                run(_in_double(before.nodes), before.roots, given),
+                run(_in_double(nodes), outputs, given),
+            )
+        )
+        old, new = jax.device_get(both(sources))
     return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
 
 

@@ -27,5 +27,7 @@ def find_strategy(search: str | Strategy) -> Strategy:
     if search not in STRATEGIES:
         near = difflib.get_close_matches(search, STRATEGIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no search {search!r} (there are: {', '.join(STRATEGIES)}){hint}")
+        raise ValueError(
+            f"there is no search {search!r} (there are: {', '.join(STRATEGIES)}){hint}"
+        )
     return STRATEGIES[search]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Run, SearchResult, Step, Strategy
 from xrl_jax.search.descend import descend, known_moves
@@ -24,6 +25,7 @@ from xrl_jax.search.walk import search_graphs
 
 ALPHA = 1.05  # TASO's C++ default; its Python examples use 1.0
 KEEP = 4  # states of each graph that are timed as whole programs
+Reached = tuple[State, list[Step]]  # a state and the steps to it
 _PER_STATE = 64  # candidates of a state that enter the queue, the cheapest first
 
 
@@ -37,8 +39,10 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
 
     def search(
         run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[tuple[State, list[Step]]]:
-        lowered = descend(run, space, start, index, clock.part(0.5), only=is_lowering, phase="lowerings")
+    ) -> list[Reached]:
+        lowered = descend(
+            run, space, start, index, clock.part(0.5), only=is_lowering, phase="lowerings"
+        )
         greedy = descend(run, space, lowered[0], index, clock.part(0.7), phase="greedy")
         roots = [(greedy[0], lowered[1] + greedy[1]), lowered]
         ranked = _best_first(run, space, roots, index, clock, alpha, max_states)
@@ -47,59 +51,72 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
     return lambda problem, budget, key: search_graphs(problem, budget, key, search)
 
 
+class _Pending(NamedTuple):
+    """A state that waits in the queue: `parent` itself, or what `move` would make of it."""
+
+    parent: State
+    steps: list[Step]
+    move: tuple[int, int, int] | None  # entry, root, partner
+
+
 def _best_first(
-    run: Run, space: Space, roots: list[tuple[State, list[Step]]], index: int, clock: Stopwatch, alpha: float, max_states: int
-) -> list[tuple[State, list[Step]]]:  # fmt: skip
+    run: Run,
+    space: Space,
+    roots: list[Reached],
+    index: int,
+    clock: Stopwatch,
+    alpha: float,
+    limit: int,
+) -> list[Reached]:
     """States by cost, best first: the roots and what best-first search finds from them."""
     oracle = run.problem.oracle
     order = itertools.count()
-    queue: list[tuple[float, int, Callable[[], tuple[State, list[Step]] | None]]] = []
+    queue: list[tuple[float, int, _Pending]] = []
     for state, steps in roots:
-        heapq.heappush(queue, (state.seconds, next(order), lambda made=(state, steps): made))
+        heapq.heappush(queue, (state.seconds, next(order), _Pending(state, steps, None)))
     seen: set[tuple[int, int]] = set()
-    best = list(roots)
-    best_seconds = min(s.seconds for s, _ in roots)
-    expanded = 0
-    while queue and not clock.done and not run.out_of_budget() and expanded < max_states:
-        predicted, _, make = heapq.heappop(queue)
-        if predicted > alpha * best_seconds:
+    best = sorted(roots, key=lambda b: b[0].seconds)
+    while queue and not clock.done and not run.out_of_budget() and len(seen) < limit:
+        predicted, _, pending = heapq.heappop(queue)
+        if predicted > alpha * best[0][0].seconds:
             break
-        made = make()
+        made = _made(space, pending, oracle.table(), index)
         if made is None:
             continue
         state, steps = made
-        state = space.reprice(state, oracle.table())
         mark = space.identity(state)
         if mark in seen:
             continue
         seen.add(mark)
-        expanded += 1
-        state, moves = known_moves(run, space, state, clock, (alpha - 1) * best_seconds)
+        state, moves = known_moves(run, space, state, clock, (alpha - 1) * best[0][0].seconds)
         best = [(space.reprice(s, oracle.table()), t) for s, t in best]
-        best_seconds = min(s.seconds for s, _ in best)
-        if len(best) < KEEP or state.seconds < best[-1][0].seconds:
-            best = sorted([*best, (state, steps)], key=lambda b: b[0].seconds)[:KEEP]
-        best_seconds = best[0][0].seconds
-        costs = oracle.table()
+        if pending.move is not None:
+            best.append((state, steps))
+        best = sorted(best, key=lambda b: b[0].seconds)[:KEEP]
+        bound = alpha * best[0][0].seconds
         for i in range(min(len(moves.entry), _PER_STATE)):
             after = state.seconds + float(moves.delta[i])
-            if after > alpha * best_seconds:
+            if after > bound:
                 break
-            candidate = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
-
-            def build(
-                candidate: tuple[int, int, int] = candidate, state: State = state, steps: list[Step] = steps
-            ) -> tuple[State, list[Step]] | None:
-                entry, root, partner = candidate
-                child = space.step(state, costs, entry, root, partner)
-                if child is None:
-                    return None
-                step = Step(index, space.rule_name(entry), space.place(state, root), state.seconds - child.seconds)
-                return child, [*steps, step]
-
-            heapq.heappush(queue, (after, next(order), build))
+            move = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
+            heapq.heappush(queue, (after, next(order), _Pending(state, steps, move)))
         run.report("backtracking", run.best_seconds)
     return best
+
+
+def _made(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reached | None:
+    """The pending state, under current costs; None where its candidate does not apply."""
+    if pending.move is None:
+        return space.reprice(pending.parent, costs), pending.steps
+    entry, root, partner = pending.move
+    parent = space.reprice(pending.parent, costs)
+    child = space.step(parent, costs, entry, root, partner)
+    if child is None:
+        return None
+    step = Step(
+        index, space.rule_name(entry), space.place(parent, root), parent.seconds - child.seconds
+    )
+    return child, [*pending.steps, step]
 
 
 def taso(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:

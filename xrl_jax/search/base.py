@@ -162,8 +162,12 @@ class Run:
             self.history.append((self.clock.elapsed, seconds))
         self.problem.listener(
             Progress(
-                phase, self.start_seconds, self.best_seconds, self.candidates,
-                self.problem.oracle.spending.measurements, max(self.clock.left, 0.0),
+                phase,
+                self.start_seconds,
+                self.best_seconds,
+                self.candidates,
+                self.problem.oracle.spending.measurements,
+                max(self.clock.left, 0.0),
             )  # fmt: skip
         )
 
@@ -176,5 +180,3 @@ def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:
 def options_text(options: tuple[tuple[str, str], ...]) -> str:
     """Compile options as they are shown and keyed."""
     return " ".join(f"{k}={v or '(none)'}" for k, v in options) or "(default)"
-
-

@@ -25,7 +25,13 @@ def measure_state(oracle: Oracle, state: State, clock: Stopwatch, limit: int | N
 
 
 def measure_moves(
-    oracle: Oracle, state: State, moves: Moves, clock: Stopwatch, limit: int | None, *, keep: Callable[[float], bool]
+    oracle: Oracle,
+    state: State,
+    moves: Moves,
+    clock: Stopwatch,
+    limit: int | None,
+    *,
+    keep: Callable[[float], bool],
 ) -> int:
     """Time the regions that promising candidates would make, the most promising first; how many became known."""
     hopeful = np.array([keep(float(d)) for d in moves.delta], bool)
@@ -35,7 +41,9 @@ def measure_moves(
     return oracle.measure(oracle.unknown(views), clock=clock, limit=limit)
 
 
-def known_moves(run: Run, space: Space, state: State, clock: Stopwatch, slack: float) -> tuple[State, Moves]:
+def known_moves(
+    run: Run, space: Space, state: State, clock: Stopwatch, slack: float
+) -> tuple[State, Moves]:
     """The state and its moves under costs that know every promising candidate's regions (as far as the budget goes).
 
     Args:

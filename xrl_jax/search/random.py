@@ -33,7 +33,11 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
                     break
                 i = int(rng.integers(len(moves.entry)))
                 after = space.step(
-                    state, oracle.table(), int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
+                    state,
+                    oracle.table(),
+                    int(moves.entry[i]),
+                    int(moves.root[i]),
+                    int(moves.partner[i]),
                 )
                 if after is None:
                     continue

@@ -55,13 +55,19 @@ def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) 
 
 
 @jax.jit
-def _deltas(table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates) -> tuple[Any, Any]:
-    result = deltas(table, graph, found, lambda new: roofline.seconds(costs, roofline.view_new(new)))
+def _deltas(
+    table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates
+) -> tuple[Any, Any]:
+    result = deltas(
+        table, graph, found, lambda new: roofline.seconds(costs, roofline.view_new(new))
+    )
     return result.seconds, roofline.view_new(result.new)
 
 
 @jax.jit
-def _start(table: RuleTable, costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array, jax.Array]:
+def _start(
+    table: RuleTable, costs: CostTable, graph: TensorGraph
+) -> tuple[TensorGraph, jax.Array, jax.Array]:
     graph = roofline.priced(costs, graph_lib.remove_dead(graph))
     return graph, match_lib.match(table, graph), roofline.total(graph)
 
@@ -121,10 +127,18 @@ class Space:
             delta[order], NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def step(self, state: State, costs: CostTable, entry: int, root: int, partner: int) -> State | None:
+    def step(
+        self, state: State, costs: CostTable, entry: int, root: int, partner: int
+    ) -> State | None:
         """The state after one rewrite; None where the candidate no longer matches. Grows the bucket when it is full."""
         done, masks, seconds = _step(
-            self.rules.table, costs, state.graph, state.masks, jnp.int32(entry), jnp.int32(root), jnp.int32(partner)
+            self.rules.table,
+            costs,
+            state.graph,
+            state.masks,
+            jnp.int32(entry),
+            jnp.int32(root),
+            jnp.int32(partner),
         )
         if bool(done.ok):
             return State(done.graph, masks, float(seconds))

@@ -8,15 +8,28 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, Step, StopReason, assemble
+from xrl_jax.search.base import (
+    Budget,
+    Found,
+    Problem,
+    Run,
+    SearchResult,
+    Step,
+    StopReason,
+    assemble,
+)
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space, State
 
 # One graph's search: (run, space, start, graph index, clock, key) -> states with their steps, best first.
-GraphSearch = Callable[[Run, Space, State, int, Stopwatch, jax.Array], list[tuple[State, list[Step]]]]
+GraphSearch = Callable[
+    [Run, Space, State, int, Stopwatch, jax.Array], list[tuple[State, list[Step]]]
+]
 
 
-def search_graphs(problem: Problem, budget: Budget, key: jax.Array, search: GraphSearch) -> SearchResult:
+def search_graphs(
+    problem: Problem, budget: Budget, key: jax.Array, search: GraphSearch
+) -> SearchResult:
     """Search every graph of the program, the costliest first, each with its share of the time left.
 
     The results are combined: the i-th best program has the i-th best state of every graph. Ctrl-C ends the search and keeps what
@@ -45,7 +58,12 @@ def search_graphs(problem: Problem, budget: Budget, key: jax.Array, search: Grap
             share = max(counts[i] * starts[i].seconds / max(sum(waiting), 1e-12), 0.05)
             found[i] = search(run, space, starts[i], i, run.clock.part(min(share, 1.0)), k)
             best = sum(
-                c * (space.reprice(found[j][0][0], oracle.table()).seconds if j in found else s.seconds)
+                c
+                * (
+                    space.reprice(found[j][0][0], oracle.table()).seconds
+                    if j in found
+                    else s.seconds
+                )
                 for j, (c, s) in enumerate(zip(counts, starts, strict=True))
             )
             run.report(f"graph {i} done", best)
@@ -74,8 +92,14 @@ def _combine(
         if tuple(ids) not in seen:
             seen.add(tuple(ids))
             results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
-    start_seconds = sum(c * space.reprice(s, costs).seconds for c, s in zip(program.counts, starts, strict=False))
+    start_seconds = sum(
+        c * space.reprice(s, costs).seconds for c, s in zip(program.counts, starts, strict=False)
+    )
     results.append(Found(program, start_seconds))
     return SearchResult(
-        tuple(sorted(results, key=lambda f: f.seconds)), start_seconds, run.candidates, run.stop, tuple(run.history)
+        tuple(sorted(results, key=lambda f: f.seconds)),
+        start_seconds,
+        run.candidates,
+        run.stop,
+        tuple(run.history),
     )

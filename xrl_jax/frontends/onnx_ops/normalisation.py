@@ -23,11 +23,12 @@ def batch_normalization(
     if node.opset < 9 and not node.get("spatial", 1):
         raise node.unsupported("spatial=0")
     epsilon = node.get("epsilon", 1e-5)
-    if node.opset >= 14 and not node.get("training_mode", 0):
-        trained = None
-    elif node.opset < 14 and len([name for name in node.outputs if name]) == 1:
-        trained = None
+    trained = None
+    if node.opset >= 14:
+        training = bool(node.get("training_mode", 0))
     else:
+        training = len([name for name in node.outputs if name]) > 1
+    if training:
         axes = (0, *range(2, x.ndim))
         momentum = node.get("momentum", 0.9)
         own_mean = jnp.mean(x, axis=axes)

@@ -38,9 +38,9 @@ def identity(node: Node, x: Value) -> Value:
 
 def dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | None = None):
     """Return x and an all-true mask: at inference nothing is dropped."""
-    if training is not None and bool(node.host(training, "training_mode")):
-        if ratio is None or float(node.host(ratio, "ratio")) != 0:
-            raise node.unsupported("training mode (random numbers)")
+    trains = training is not None and bool(node.host(training, "training_mode"))
+    if trains and (ratio is None or float(node.host(ratio, "ratio")) != 0):
+        raise node.unsupported("training mode (random numbers)")
     mask_type = np.bool_ if node.opset >= 10 else x.dtype
     return x, np.ones(x.shape, mask_type)
 

@@ -1,0 +1,130 @@
+"""What an experiment works on: a function with its arguments, from a name, file or module."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments import models
+from xrl_jax.frontends.onnx import load_onnx
+
+SHAPE_FLAGS = ("layers", "tokens", "image_size", "width", "batch")  # of the models' constructors
+
+
+class ConfigError(ValueError):
+    """Flags that do not say what to do; the message names the flag."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function to optimise, with example arguments; `weights` are positions among them."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    weights: tuple[int, ...]
+
+
+def from_model(name: str, *, seed: int = 0, **shape: int | float) -> Target:
+    """A network of `experiments.models`, built with the options in `shape`.
+
+    Raises:
+      ConfigError: there is no such network or option, or its value does not fit.
+    """
+    if name not in models.MODELS:
+        hint, known = _nearest(name, models.MODELS), ", ".join(models.MODELS)
+        raise ConfigError(f"--model={name}: there is no such network{hint} (known: {known})")
+    options = inspect.signature(models.MODELS[name]).parameters
+    for option in shape:
+        if option not in options:
+            known = ", ".join(f"--{n}" for n in SHAPE_FLAGS if n in options)
+            raise ConfigError(f"--model={name} has no option --{option} (it has: {known})")
+    kinds = {option: type(options[option].default) for option in shape}
+    for option, value in shape.items():
+        if kinds[option](value) != value:
+            raise ConfigError(f"--{option}={value}: --model={name} takes a whole number")
+    try:
+        model = models.get(name, seed=seed, **{o: kinds[o](v) for o, v in shape.items()})
+    except ValueError as error:
+        raise ConfigError(f"--model={name}: {error}") from error
+    # Onto the device, once: arrays of the host would be copied in every call.
+    args = jax.tree.map(jnp.asarray, (model.weights, *model.inputs))
+    return Target(name, model.fn, args, (0,))
+
+
+def from_onnx_file(path: str, input_shapes: Mapping[str, tuple[int, ...]]) -> Target:
+    """An ONNX model; `input_shapes` for inputs whose dimensions the file leaves open.
+
+    Raises:
+      ConfigError: there is no such file.
+      OnnxError: it cannot be read.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"--onnx={path}: there is no such file")
+    loaded = load_onnx(path, input_shapes=input_shapes)
+    weights = jax.tree.map(jnp.asarray, loaded.weights)
+    return Target(Path(path).stem, loaded.fn, (weights, *loaded.inputs), (0,))
+
+
+def from_attribute(spec: str) -> Target:
+    """What `package.module:attribute` gives: (fn, args) or (fn, args, weights), or a function that
+    returns it.
+
+    Raises:
+      ConfigError: there is no such module or attribute, or it gives something else.
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not (module_name and attribute):
+        raise ConfigError(f"--fn={spec} must be package.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        raise ConfigError(
+            f"--fn={spec}: there is no module {error.name!r} here; run the command in the folder "
+            "that holds it, or install its package"
+        ) from error
+    if not hasattr(module, attribute):
+        hint = _nearest(attribute, (n for n in vars(module) if not n.startswith("_")))
+        raise ConfigError(f"--fn={spec}: module {module_name!r} has no {attribute!r}{hint}")
+    example = getattr(module, attribute)
+    if callable(example):
+        if not _takes_nothing(example):
+            raise ConfigError(
+                f"--fn={spec}: {attribute} takes arguments; name a function without any that "
+                "returns (fn, args) or (fn, args, weights)"
+            )
+        example = example()
+    match example:
+        case (fn, (tuple() | list()) as args) if callable(fn):
+            return Target(attribute, fn, tuple(args), ())
+        case (fn, (tuple() | list()) as args, int(position)) if callable(fn):
+            return Target(attribute, fn, tuple(args), (position,))
+        case (fn, (tuple() | list()) as args, (tuple() | list()) as weights) if callable(fn):
+            return Target(attribute, fn, tuple(args), tuple(weights))
+    raise ConfigError(
+        f"--fn={spec} must give (fn, args) or (fn, args, weights): a function, a tuple of its "
+        "arguments, and positions among them"
+    )
+
+
+def _takes_nothing(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind()
+    except TypeError:
+        return False
+    return True
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,271 @@
+"""`python -m experiments.optimize`: flags, files, errors, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from absl import flags
+
+import xrl_jax
+from experiments import optimize as cli
+from experiments.optimize import Config
+from experiments.targets import ConfigError
+from tests.report.reports import small_report
+from xrl_jax.report.text import Report
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "tests.experiments.example_targets:with_weights"
+
+
+def parsed(*words: str) -> Config:
+    values = flags.FlagValues()
+    cli.define_flags(values)
+    values(["optimize", *words])
+    return cli.config_of(values)
+
+
+class FakeFast:
+    """What `optimize` returns, as far as the command uses it."""
+
+    report = small_report(name="forward", seed=None)
+    program = "a program"
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(b"saved")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The calls of `xrl_jax.optimize`, which does nothing here."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def fake(*args: Any, **kwargs: Any) -> FakeFast:
+        seen.append((args, kwargs))
+        return FakeFast()
+
+    monkeypatch.setattr(xrl_jax, "optimize", fake)
+    return seen
+
+
+# Flags -------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    assert parsed("--model=bert") == Config(model="bert")
+
+
+def test_every_flag_reaches_the_configuration() -> None:
+    config = parsed(
+        *("--model=bert", "--layers=2", "--tokens=16", "--search=greedy", "--seed=7"),
+        *("--budget_seconds=12.5", "--budget_measurements=40", "--rules=merge,-add-assoc"),
+        *("--out=o", "--cache_dir=c", "--nofold", "--noprogress"),
+    )
+    assert config == Config(
+        model="bert",
+        shape=(("layers", 2), ("tokens", 16)),
+        search="greedy",
+        seed=7,
+        budget_seconds=12.5,
+        budget_measurements=40,
+        rules=("merge", "-add-assoc"),
+        out="o",
+        cache_dir="c",
+        fold=False,
+        progress=False,
+    )
+
+
+def test_input_shapes() -> None:
+    config = parsed("--onnx=n.onnx", "--input_shape=a:1,3,8,8", "--input_shape=ns:b:")
+    assert config.input_shapes == (("a", (1, 3, 8, 8)), ("ns:b", ()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "exactly one of --model, --onnx and --fn, not none of them"),
+        (["--model=bert", "--onnx=n"], "not --model and --onnx"),
+        (["--fn=a:b", "--layers=2"], "--layers is for --model only"),
+        (["--model=bert", "--input_shape=x:1"], "--input_shape is for --onnx only"),
+        (["--onnx=n", "--input_shape=x:1,b"], "--input_shape=x:1,b must be a name and its sizes"),
+        (["--onnx=n", "--input_shape=1,3"], "--input_shape=1,3 must be a name and its sizes"),
+    ],
+)
+def test_flags_that_do_not_fit_together(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsed(*words)
+
+
+def test_the_command_repeats_the_run() -> None:
+    words = ("--model=bert", "--layers=2", "--search=greedy", "--rules=merge,-dot", "--nofold")
+    command = parsed(*words, "--out=somewhere", "--cache_dir=elsewhere").command()
+    assert command == (
+        "python -m experiments.optimize --model=bert --layers=2 --search=greedy "
+        "--rules=merge,-dot --nofold"
+    )
+    assert parsed(*command.split()[3:]) == parsed(*words)
+
+
+def test_the_command_of_an_onnx_file() -> None:
+    config = parsed("--onnx=a net.onnx", "--input_shape=x:1,3", "--seed=4")
+    assert config.command() == (
+        "python -m experiments.optimize '--onnx=a net.onnx' --input_shape=x:1,3 --seed=4"
+    )
+
+
+# What is handed to optimize ----------------------------------------------------------------------
+
+
+def test_optimize_gets_what_the_flags_say(calls: list[Any]) -> None:
+    cli.run(Config(fn=EXAMPLE, search="greedy", budget_seconds=3.0, budget_measurements=9, seed=5))
+    (fn, *args), kwargs = calls[0]
+    assert fn.__name__ == "forward"
+    assert [a.shape for a in args] == [(4, 3), (2, 4)]
+    assert (kwargs["weights"], kwargs["search"], kwargs["rules"]) == ((0,), "greedy", None)
+    assert kwargs["budget"] == xrl_jax.Budget(seconds=3.0, measurements=9)
+    assert (jax.random.key_data(kwargs["key"]) == jax.random.key_data(jax.random.key(5))).all()
+    assert (kwargs["cache_dir"], kwargs["progress"]) == (None, True)
+
+
+def test_without_folding_optimize_gets_a_program(calls: list[Any]) -> None:
+    cli.run(Config(fn=EXAMPLE, fold=False))
+    assert isinstance(calls[0][0][0], xrl_jax.Program)
+
+
+def test_rules_may_come_from_a_file(calls: list[Any], tmp_path: Path) -> None:
+    text = """
+        (rule neg-neg (family mine) (source "test") (evidence field)
+          (lhs (neg (neg ?x)))
+          (rhs ?x))
+    """
+    (tmp_path / "mine.rules").write_text(text, encoding="utf-8")
+    cli.run(Config(fn=EXAMPLE, rules=("merge", str(tmp_path / "mine.rules"))))
+    name, rule = calls[0][1]["rules"]
+    assert (name, rule.name) == ("merge", "neg-neg")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": "tasso"}, "there is no search 'tasso'.*taso"),
+        ({"budget_seconds": -1.0}, "Budget.seconds must be positive, got -1.0"),
+        ({"rules": ("none.rules",)}, "none.rules"),
+    ],
+)
+def test_bad_values_are_refused_before_any_work(
+    calls: list[Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        cli.run(Config(**{"fn": EXAMPLE, **changes}))
+    assert calls == []
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def test_results_are_written(calls: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "new" / "folder"
+    report = cli.run(Config(fn=EXAMPLE, out=str(out), seed=5))
+    assert (report.name, report.seed) == ("with_weights", 5)
+    values = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert values["command"] == f"python -m experiments.optimize --fn={EXAMPLE} --seed=5"
+    assert Report.from_dict(values) == report
+    assert (out / "report.txt").read_text(encoding="utf-8") == f"{report}\n"
+    assert (out / "program.txt").read_text(encoding="utf-8") == "a program\n"
+    assert (out / "optimized.xrl").read_bytes() == b"saved"
+    assert (out / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_everything_but_the_picture_is_written(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    cli.run(Config(fn=EXAMPLE, out=str(tmp_path)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "optimized.xrl", "program.txt", "report.json", "report.txt",
+    ]  # fmt: skip
+    assert "no history.png: plots need matplotlib" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_found_out_at_once(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(OSError, match="file"):
+        cli.run(Config(fn=EXAMPLE, out=str(tmp_path / "file" / "out")))
+    assert calls == []
+
+
+# The command itself ------------------------------------------------------------------------------
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "experiments.optimize", *words]
+
+
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_wrong_model_ends_with_one_line_and_status_two() -> None:
+    done = run_command("--model=bart")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: --model=bart: there is no such network; did you mean bert? "
+        "(known: squeezenet, resnext50, bert)\n"
+    )
+
+
+def test_help_has_examples_and_flags() -> None:
+    done = run_command("--help")
+    assert "python -m experiments.optimize --model=squeezenet" in done.stdout
+    for flag in ("--model", "--onnx", "--fn", "--search", "--budget_seconds", "--[no]fold"):
+        assert f"{flag}:" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run_command(
+        f"--fn={EXAMPLE}", "--search=greedy", "--budget_seconds=5", f"--out={out}",
+        f"--cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = Report.from_dict(json.loads((out / "report.json").read_text(encoding="utf-8")))
+    assert done.stdout == f"{report}\n\nresults are in {out}\n"
+    assert report.name == "with_weights"
+    assert report.max_error <= report.tolerance
+    assert (out / "optimized.xrl").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(
+            "--model=squeezenet", "--image_size=64", "--budget_seconds=600",
+            f"--cache_dir={tmp_path}",
+        ),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        first = process.stderr.readline()  # the search is running when it shows its first line
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+        text, errors = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "predicted" in first
+    assert process.returncode == 0, errors
+    assert ": interrupted; " in text

@@ -1,0 +1,55 @@
+"""A JAX function as a jaxpr, or an error that says why not and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xrl_jax.graph.program import unflatten_args
+
+
+class TraceError(ValueError):
+    """A function that JAX cannot trace; the message names it and says what to do."""
+
+
+def trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[Any, Any]:
+    """The closed jaxpr of `fn` on flat leaves, and the structure of its result."""
+    out_trees: list[Any] = []
+
+    def flat(*flat_args: Any) -> list[Any]:
+        args, kwargs = unflatten_args(in_tree, flat_args)
+        out, tree = jax.tree.flatten(fn(*args, **kwargs))
+        out_trees.append(tree)
+        return out
+
+    try:
+        closed = jax.make_jaxpr(flat)(*leaves)
+    except (
+        Exception
+    ) as error:  # whatever the user's function raises is the reason why it cannot be traced
+        name = getattr(fn, "__name__", None) or repr(fn)
+        lines = [line for line in str(error).splitlines() if line.strip()][:3]
+        reason = "\n  ".join(
+            [type(error).__name__ + ": " + (lines[0] if lines else ""), *lines[1:]]
+        )
+        raise TraceError(f"cannot trace {name!r}:\n  {reason}\n{_advice(error)}") from error
+    return closed, out_trees[-1]
+
+
+def _advice(error: Exception) -> str:
+    concrete = (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.NonConcreteBooleanIndexError,
+    )
+    if isinstance(error, concrete):
+        return (
+            "It needs the value of an argument while it is traced. Close over that value "
+            "(functools.partial, a lambda) to make it static, or use lax.cond, jnp.where and so on."
+        )
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return "It keeps traced values between calls. Return them instead of storing them."
+    return "Call it with these arguments under jax.jit: what raises there must be put right first."
