@@ -216,6 +216,8 @@ def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run with the parsed flags; the exit status is 2 for bad flags and input, 130 for Ctrl-C."""
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # else JAX tells of every backend that is missing
     try:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
@@ -238,5 +240,4 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    flags.FLAGS.set_default("verbosity", logging.WARNING)  # JAX tells of every missing backend
     app.run(main)

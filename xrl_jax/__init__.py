@@ -12,26 +12,72 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xrl_jax.backends.archive import LoadError
+    from xrl_jax.backends.plain_data import SaveError
     from xrl_jax.backends.xla import to_jax
+    from xrl_jax.cost.measure import measure
+    from xrl_jax.cost.timing import Timing
     from xrl_jax.frontends.fold import fold, unfold
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
     from xrl_jax.graph.program import Program
     from xrl_jax.optimize import optimize
+    from xrl_jax.report.saved import load
+    from xrl_jax.rewrite.library import load_rules
+    from xrl_jax.rewrite.program import Candidate, apply, candidates
+    from xrl_jax.rewrite.rule import Rule
+    from xrl_jax.rewrite.sexpr import RuleError
+    from xrl_jax.rewrite.verify import Verdict, verify_rule
     from xrl_jax.search.base import Budget
 
-__all__ = ["Budget", "Program", "TraceError", "fold", "from_jax", "from_onnx", "optimize", "to_jax", "unfold"]
+__all__ = [
+    "Budget",
+    "Candidate",
+    "LoadError",
+    "Program",
+    "Rule",
+    "RuleError",
+    "SaveError",
+    "Timing",
+    "TraceError",
+    "Verdict",
+    "apply",
+    "candidates",
+    "fold",
+    "from_jax",
+    "from_onnx",
+    "load",
+    "load_rules",
+    "measure",
+    "optimize",
+    "to_jax",
+    "unfold",
+    "verify_rule",
+]
 
 _MODULES = {
     "Budget": "xrl_jax.search.base",
+    "Candidate": "xrl_jax.rewrite.program",
+    "LoadError": "xrl_jax.backends.archive",
     "Program": "xrl_jax.graph.program",
+    "Rule": "xrl_jax.rewrite.rule",
+    "RuleError": "xrl_jax.rewrite.sexpr",
+    "SaveError": "xrl_jax.backends.plain_data",
+    "Timing": "xrl_jax.cost.timing",
     "TraceError": "xrl_jax.frontends.jaxpr",
+    "Verdict": "xrl_jax.rewrite.verify",
+    "apply": "xrl_jax.rewrite.program",
+    "candidates": "xrl_jax.rewrite.program",
     "fold": "xrl_jax.frontends.fold",
     "from_jax": "xrl_jax.frontends.jaxpr",
     "from_onnx": "xrl_jax.frontends.onnx",
+    "load": "xrl_jax.report.saved",
+    "load_rules": "xrl_jax.rewrite.library",
+    "measure": "xrl_jax.cost.measure",
     "optimize": "xrl_jax.optimize",
     "to_jax": "xrl_jax.backends.xla",
     "unfold": "xrl_jax.frontends.fold",
+    "verify_rule": "xrl_jax.rewrite.verify",
 }
 
 

@@ -24,7 +24,7 @@ from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.search import find_strategy
-from xrl_jax.search.base import Budget, Problem, Progress, SearchResult, Strategy
+from xrl_jax.search.base import Budget, Found, Problem, Progress, SearchResult, StopReason, Strategy
 
 _SEARCH_SHARE = 0.6  # of the budget; the rest times whole programs and checks the result
 _STORE = "timings.sqlite"
@@ -43,19 +43,25 @@ def optimize(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Fast:
-    """A function that computes what `fn` does and is faster on this machine, or `fn` itself where none was found.
+    """A function that computes what `fn` does and is faster on this machine, or `fn` itself where
+    none was found.
 
     Args:
       fn: a JAX function of pytrees (arrays it closes over are weights), or a Program.
       example_args: arrays or `jax.ShapeDtypeStruct`; for a Program they may be left out.
       weights: positions of arguments that stay the same between calls.
       search: a name (see `xrl_jax.search.STRATEGIES`) or a strategy.
-      rules: None for every verified rule; else names, families or Rule objects, "-name" to switch one off.
+      rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
+        one off.
       budget: seconds and measurements that may be spent; 60 seconds by default.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
       cache_dir: where timings are kept; None for the user's cache folder.
       progress: show a live display.
+
+    Ctrl-C ends the phase it falls into and goes on with what was found so far: after the search,
+    only the best program is timed and checked, and after the check, its timing in the worker
+    decides.
 
     Returns:
       A `Fast`: same signature and results as `fn`; its `report` tells what was done.
@@ -64,8 +70,8 @@ def optimize(
       TraceError: `fn` cannot be traced.
       ValueError: an unknown search or rule, by name.
     """
-    clock = Stopwatch((budget or Budget()).seconds)
     budget = budget or Budget()
+    clock = whole = Stopwatch(budget.seconds)
     strategy = find_strategy(search)
     rule_table = compile_rules(select_rules(standard_rules(), rules))
     program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
@@ -79,12 +85,18 @@ def optimize(
     ):
         oracle = Oracle(store, worker)
         with persistent_cache(os.path.join(folder, _COMPILED)):
-            found = strategy(
-                Problem(program, rule_table, oracle, live),
-                replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
-                jax.random.key(0) if key is None else key,
-            )
+            try:
+                found = strategy(
+                    Problem(program, rule_table, oracle, live),
+                    replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
+                    jax.random.key(0) if key is None else key,
+                )
+            except KeyboardInterrupt:  # not the first: strategies keep what they have at that one
+                nothing = (Found(program, float("inf")),)
+                found = SearchResult(nothing, float("inf"), 0, StopReason.INTERRUPTED)
         search_seconds = clock.elapsed
+        if found.stop is StopReason.INTERRUPTED:
+            clock = Stopwatch(0.0)
         tell = _teller(live, found, oracle, clock)
         finalists = time_programs(
             oracle, [f.program for f in found.best], clock.part(0.5), tell=tell
@@ -100,7 +112,7 @@ def optimize(
     report = make_report(
         name=name, search=search if isinstance(search, str) else getattr(search, "__name__", "custom"), seed=None,
         machine=store.machine, program=program, found=found, settled=settled, spending=oracle.spending,
-        search_seconds=search_seconds, total_seconds=clock.elapsed,
+        search_seconds=search_seconds, total_seconds=whole.elapsed,
     )  # fmt: skip
     if settled.used:
         return Fast(settled.program, program.fn, options=settled.options, report=report)

@@ -1,4 +1,6 @@
-"""The op table names the forms that the backend has, in the same order: indices are saved in programs."""
+"""The op table names the forms that the backend has, in the same order: indices are saved in
+programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live view: plain lines away from a terminal, one line on it, silence when needed."""
+"""The live view: plain lines away from a terminal, a drawing on it, silence when needed."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_before_anything_is_found_there_is_no_ratio() -> None:
     assert "descending; best unknown predicted; 1,234" in file.getvalue()
 
 
-def test_a_terminal_shows_the_same_facts_in_one_line_and_clears_it() -> None:
+def test_a_terminal_shows_the_same_facts_and_is_cleared() -> None:
     text = shown(Terminal(), [0.0, 0.1, 1.0])
-    for fact in ("tiny", "descending", "best 4.00 ms predicted (2.00 x)", "56 measured"):
+    for fact in ("tiny: descending", "best 4.00 ms predicted (2.00 x)", "56 measured"):
         # Twice, as the call after 0.1 s came too soon, and once when the view is closed.
         assert text.count(fact) == 3, fact
     assert "59 s left" in text

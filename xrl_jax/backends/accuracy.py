@@ -19,13 +19,15 @@ _ULPS = 8.0  # an original that is exact still grants this many units in the las
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Relative errors over all results and samples: max |x - reference| / max |reference| for each array, the largest of them.
+    """Relative errors over all results and samples: max |x - reference| / max |reference| for each
+    array, the largest of them.
 
     Attributes:
       error: of the optimised function.
       original_error: of the original function.
       tolerance: what `error` may be.
-      reference: "float64", or "original" where the function cannot be run in float64 (then `original_error` is 0).
+      reference: "float64", or "original" where the function cannot be run in float64 (then
+        `original_error` is 0).
       ok: within tolerance; integers, booleans, NaN and infinities agree with the original.
       reason: what failed, "" if ok.
     """
@@ -39,7 +41,9 @@ class Accuracy:
 
 
 def relative_error(got: Any, reference: Any) -> float:
-    """max |got - reference| / max |reference| where the reference is finite; inf where NaN or infinities differ."""
+    """max |got - reference| / max |reference| where the reference is finite; inf where NaN or
+    infinities differ.
+    """
     a, b = np.asarray(got), np.asarray(reference)
     wide = np.complex128 if np.iscomplexobj(b) or np.iscomplexobj(a) else np.float64
     a, b = a.astype(wide), b.astype(wide)
@@ -57,7 +61,9 @@ def relative_error(got: Any, reference: Any) -> float:
 
 
 def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-    """Flat results of `fn` on arguments widened to float64 (complex128), on the host; None where it cannot be run so."""
+    """Flat results of `fn` on arguments widened to float64 (complex128), on the host; None where it
+    cannot be run so.
+    """
     widen = {jnp.dtype(d): jnp.dtype("float64") for d in ("float16", "bfloat16", "float32")}
     widen[jnp.dtype("complex64")] = jnp.dtype("complex128")
 

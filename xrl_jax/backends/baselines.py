@@ -1,4 +1,6 @@
-"""The original function in the forms a user would otherwise run, compiled: what a result has to beat."""
+"""The original function in the forms a user would otherwise run, compiled: what a result has to
+beat.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CLOSED_OVER = "jit, weights closed over"
 
 
 def flat_original(program: Program) -> Callable[..., list[Any]]:
-    """The traced function on flat leaves (traceable); the program itself where there is no function."""
+    """The traced function on flat leaves (traceable); the program itself where there is no
+    function.
+    """
     fn = program.fn
     if fn is None:
         return lambda *leaves: evaluate(program, 0, leaves)
@@ -40,10 +44,11 @@ def compiled(
 def baselines(
     program: Program, leaves: Sequence[Any], options: Sequence[tuple[str, str]] = ()
 ) -> dict[str, Callable[[], Any]]:
-    """The original with weights as arguments and with weights closed over (constants of the compiled code).
+    """The original with weights as arguments and with weights closed over (constants of the
+    compiled code).
 
-    Arrays the function closes over are weights too: they become arguments in the first form. Where there are no weights at all,
-    both forms are one.
+    Arrays the function closes over are weights too: they become arguments in the first form. Where
+    there are no weights at all, both forms are one.
 
     Args:
       leaves: flat arguments.

@@ -1,4 +1,6 @@
-"""JAX's persistent compilation cache for the time of a search, so that the engine is compiled once per machine and version."""
+"""JAX's persistent compilation cache for the time of a search, so that the engine is compiled once
+per machine and version.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _users = 0
 
 @contextlib.contextmanager
 def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep what is compiled in `folder`, unless the user has set a cache already; restores the configuration at the end.
+    """Keep what is compiled in `folder`, unless the user has set a cache already; restores the
+    configuration at the end.
 
     Several threads may be inside at once; the configuration goes back when the last one leaves.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,17 @@ class Fast:
                 flat = self._compiled(prepared.values, inputs)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this function to a file for `xrl_jax.load`; see `export.save` for the limits.
+
+        Raises:
+          SaveError: something in it has no form that is safe to open, by name.
+          OSError: the folder is missing, the disk is full.
+        """
+        from xrl_jax.backends.export import save  # which builds on this module
+
+        save(self, path)
+
     # --- the two parts of the call ---
 
     def _flat(self, *leaves: Any) -> list[Any]:
@@ -320,10 +332,10 @@ class Fast:
     def _rebound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
         """The leaves, if possible in the order of the example, whatever was passed by name."""
         leaves, tree = flatten_args(args, kwargs)
-        if tree == self.program.in_tree or self.baseline is None:
+        if tree == self.program.in_tree:
             return leaves, tree
         try:
-            signature = inspect.signature(self.baseline)
+            signature = inspect.signature(self)
             given = signature.bind(*args, **kwargs).arguments
         except (
             TypeError,

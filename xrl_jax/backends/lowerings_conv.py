@@ -100,6 +100,10 @@ def _open(
 def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     """The convolution of XLA in this layout, the kernel stored to match (OIHW or HWIO)."""
     n = c.rank
+    if any(low < 0 or high < 0 for low, high in c.padding):
+        # XLA on CPU takes a 1x1 kernel with padding (-1, 1) for one without padding (jax 0.10.2).
+        x = _padded(c, x)
+        c = replace(c, padding=((0, 0),) * (n - 2), lhs_dilation=(1,) * (n - 2))
     spec = tuple(range(n)) if c.first else (n - 1, n - 2, *range(n - 2))
     w = w if c.first else lax.transpose(w, (*range(2, n), 1, 0))
     return lax.conv_general_dilated(
@@ -115,16 +119,22 @@ def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     )
 
 
+def _padded(c: Conv, x: jax.Array) -> jax.Array:
+    """The input with padding and dilation carried out."""
+    config = [(0, 0, 0)] * c.rank
+    for axis, (low, high), dilation in zip(c.layout[2:], c.padding, c.lhs_dilation, strict=True):
+        config[axis] = (low, high, dilation - 1)
+    if not any(any(entry) for entry in config):
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
 def _taps(
     c: Conv, x: jax.Array, kernel: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
     """For each kernel position, what it meets of the padded input: N features S or N S features."""
     spatial = c.layout[2:]
-    config = [(0, 0, 0)] * c.rank
-    for axis, (low, high), dilation in zip(spatial, c.padding, c.lhs_dilation, strict=True):
-        config[axis] = (low, high, dilation - 1)
-    if any(any(entry) for entry in config):
-        x = lax.pad(x, jnp.zeros((), x.dtype), config)
+    x = _padded(c, x)
     for position in product(*(range(k) for k in kernel)):
         start, limit, step = [0] * c.rank, list(x.shape), [1] * c.rank
         for axis, at, k, dilation, stride in zip(

@@ -1,7 +1,8 @@
-"""The cost oracle of a search: timings from the store, new ones from the worker, the rest from the roofline.
+"""The cost oracle of a search: timings from the store, new ones from the worker, the rest from the
+roofline.
 
-This is the host side of `roofline`: it decides what is measured, keeps every timing in the store, and hands the searches a
-`CostTable` to compute with inside jit.
+This is the host side of `roofline`: it decides what is measured, keeps every timing in the store,
+and hands the searches a `CostTable` to compute with inside jit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 
 _WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
+_PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
+_LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
 
 
@@ -66,7 +69,7 @@ class Oracle:
             samples = [
                 regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)
             ]
-            self.rates = replace(roofline.calibrate(samples, self.rates))
+            self.rates = roofline.calibrate(samples, self.rates)
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
             self._table = roofline.cost_table(timings, self.rates)
         return self._table
@@ -79,9 +82,13 @@ class Oracle:
         return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
 
     def unknown(self, view: NodeView) -> dict[tuple[int, int], Region]:
-        """Regions worth timing among the views (any leading dimensions) that have no timing yet, by signature."""
+        """Regions worth timing among the views (any leading dimensions) that have no timing yet, by
+        signature.
+        """
         op = np.asarray(view.op)
-        wanted = _WORTH_TIMING[op] & ~np.asarray(view.weight_only)
+        wanted = (
+            _WORTH_TIMING[op] & _PLAIN_DTYPE[np.asarray(view.dtype)] & ~np.asarray(view.weight_only)
+        )
         if not wanted.any():
             return {}
         keys = np.asarray(_signatures(view))
@@ -101,7 +108,8 @@ class Oracle:
         limit: int | None = None,
         progress: Callable[[], Any] | None = None,
     ) -> int:
-        """Time regions (or find them in the store) until `clock` has run out or `limit` is reached; how many are known now.
+        """Time regions (or find them in the store) until `clock` has run out or `limit` is reached;
+        how many are known now.
 
         Args:
           wanted: regions by signature, the most important first.
@@ -114,48 +122,55 @@ class Oracle:
             if timing is None:
                 if clock.done or (limit is not None and self.spending.measurements >= limit):
                     continue
-                timing = self._time(region)
+                timing = self._time(region, min(self.timeout, max(clock.left, _LEAST_TIMEOUT)))
             else:
                 self.spending.from_store += 1
-            self._known[sig] = (region, self._over(timing))
+            self._known[sig] = (region, timing.seconds)  # infinite where it failed
             self._table = None
             done += 1
             if progress is not None:
                 progress()
         return done
 
-    def _over(self, timing: Timing) -> float:
-        """Seconds of a timing without launch overhead."""
-        return max(timing.seconds - self._overhead(), _MIN_SECONDS) if timing.ok else float("inf")
+    def _time(self, region: Region, timeout: float) -> Timing:
+        """A new timing, without the launch overhead of the worker it was made in; kept in the
+        store.
 
-    def _overhead(self) -> float:
-        if not hasattr(self, "_launch"):
-            self._launch = self.worker.overhead_seconds
-        return self._launch
-
-    def _time(self, region: Region) -> Timing:
+        Stored like that, because the overhead differs from worker to worker: what is read back must
+          not.
+        """
         clock = Stopwatch(0.0)
         try:
             job = regions.region_job(region, self.options)
         except Exception as error:  # a lowering that cannot be traced costs itself only
             timing = Timing.without("failed", f"{type(error).__name__}: {error}")
         else:
-            timing = self.worker.measure([job], timeout=self.timeout, seconds_per_job=0.08)[0]
+            timing = self.worker.measure([job], timeout=timeout, seconds_per_job=0.08)[0]
+            if timing.ok:
+                timing = without_overhead(timing, self.worker.overhead_seconds)
         self.spending.measurements += 1
         self.spending.failures += not timing.ok
         self.spending.compile_seconds += timing.compile_seconds
         self.spending.measure_seconds += clock.elapsed
-        if timing.status != "killed":  # the process may have died of something else
+        cut_short = timing.status == "timeout" and timeout < self.timeout
+        if (
+            timing.status != "killed" and not cut_short
+        ):  # else it may not have been the region's fault
             self.store.put({regions.region_key(region, self.options): timing})
         return timing
 
     def time_jobs(
-        self, jobs: Sequence[Job], *, reference: Job | None = None, seconds_per_job: float = 1.0
+        self,
+        jobs: Sequence[Job],
+        *,
+        reference: Job | None = None,
+        seconds_per_job: float = 1.0,
+        timeout: float = 300.0,
     ) -> list[Timing]:
         """Time whole programs, each in turn with the reference."""
         clock = Stopwatch(0.0)
         timings = self.worker.measure(
-            jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=300.0
+            jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
         )
         self.spending.measurements += len(jobs)
         self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
@@ -166,6 +181,14 @@ class Oracle:
         """Let whole-program timings correct the table; see `roofline.correct`."""
         self.rates = roofline.correct(self.rates, shares, measured)
         self._table = None
+
+
+def without_overhead(timing: Timing, overhead: float) -> Timing:
+    """The timing less `overhead` seconds, but never below a fifth of a microsecond."""
+    seconds, low, high = (
+        max(s - overhead, _MIN_SECONDS) for s in (timing.seconds, timing.low, timing.high)
+    )
+    return replace(timing, seconds=seconds, low=low, high=high)
 
 
 @jax.jit

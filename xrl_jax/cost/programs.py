@@ -1,4 +1,6 @@
-"""Whole programs: compile options to try, jobs for the worker, and the choice among the best few of a search."""
+"""Whole programs: compile options to try, jobs for the worker, and the choice among the best few of
+a search.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from xrl_jax.graph.program import Program
 Options = tuple[tuple[str, str], ...]
 
 _YNN = "xla_cpu_experimental_ynn_fusion_type"
-# Compile options worth trying on each platform, the default first. On the CPU the list names what goes to the YNNPACK library and
-# what to XLA's own kernels; measured on single operators they differ by up to 2 either way.
+# Compile options worth trying on each platform, the default first. On the CPU the list names what
+# goes to the YNNPACK library and what to XLA's own kernels; measured on single operators they
+# differ by up to 2 either way.
 OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
     "cpu": (
         (),
@@ -32,8 +35,12 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
         ((_YNN, "LIBRARY_FUSION_TYPE_ELTWISE"),),
     ),
 }
-# Options must gain this share over none: they are one more thing that can change under the user's feet.
+# Options must gain this share over none: they are one more thing that can change under the user's
+# feet.
 _OPTIONS_MUST_GAIN = 0.03
+_LEAST_TIMEOUT = (
+    120.0  # seconds a program is given to compile and run, even when the budget runs out before
+)
 
 
 def option_sets() -> tuple[Options, ...]:
@@ -70,32 +77,52 @@ def time_programs(
 ) -> list[Timed]:
     """Time programs (the most promising first), fastest first in the result.
 
-    The first is timed under every option set, the others under the best of them; all in turn with the last program, which is the
-    reference. Programs for which there is no time left are dropped, but for the first.
+    The first is timed under every option set, the others under the best of them; all in turn with
+    the last program, the original, which is the reference. Programs for which there is no time left
+    are dropped, but for the first; Ctrl-C drops those that were not timed yet. What failed in the
+    worker is dropped as well, since it must not be run here; what cannot be sent to the worker
+    (host callbacks) is kept with a timing that says so. Where nothing is left, the original is the
+    result.
     """
-    reference = program_job(programs[-1])
+    last = len(programs) - 1
     timed: list[Timed] = []
+    reference: Job | Timing | None = None
 
-    def one(index: int, options: Options) -> None:
-        try:
-            job = program_job(programs[index], options)
-        except Exception as error:  # a program that cannot be exported is not a candidate
-            timing = Timing.without("failed", f"{type(error).__name__}: {error}")
-        else:
-            timing = oracle.time_jobs([job], reference=reference)[0]
-        timed.append(Timed(programs[index], options, timing, index))
+    def one(index: int, options: Options) -> bool:
+        """Whether it is worth the while to go on with this program."""
+        job = _exported(programs[index], options)
+        if isinstance(job, Timing):
+            timed.append(Timed(programs[index], options, job, index))
+            return False
+        timing = oracle.time_jobs(
+            [job],
+            reference=reference if isinstance(reference, Job) else None,
+            timeout=max(clock.left, _LEAST_TIMEOUT),
+        )[0]
+        if timing.ok:
+            timed.append(Timed(programs[index], options, timing, index))
+        return timing.status not in ("timeout", "killed")
 
-    for options in option_sets():
-        if timed and clock.done:
-            break
-        tell(f"timing the best program ({len(timed) + 1})")
-        one(0, options)
+    try:
+        reference = _exported(programs[last])
+        for n, options in enumerate(option_sets()):
+            if n and clock.done:
+                break
+            tell(f"timing the best program ({n + 1})")
+            if not one(0, options):
+                break
+        best_options = min(timed, key=relative).options if timed else ()
+        for index in range(1, last):
+            if clock.done:
+                break
+            tell(f"timing program {index + 1}")
+            one(index, best_options)
+    except KeyboardInterrupt:
+        tell("interrupted")
+    if not timed:
+        lost = Timing.without("failed", "no program could be timed")
+        return [Timed(programs[last], (), lost, last)]
     best = min(timed, key=relative)
-    for index in range(1, len(programs) - 1):
-        if clock.done:
-            break
-        tell(f"timing program {index + 1}")
-        one(index, best.options)
     plain = [t for t in timed if not t.options]
     if (
         plain
@@ -105,6 +132,14 @@ def time_programs(
         timed = plain + [t for t in timed if t.options and t is not best] + [best]
         return timed
     return sorted(timed, key=relative)
+
+
+def _exported(program: Program, options: Options = ()) -> Job | Timing:
+    """The program's job, or the failed timing that says why there is none."""
+    try:
+        return program_job(program, options)
+    except Exception as error:  # host callbacks and the like cannot be exported
+        return Timing.without("failed", f"{type(error).__name__}: {error}")
 
 
 def relative(timed: Timed) -> float:

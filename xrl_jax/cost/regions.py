@@ -1,8 +1,9 @@
 """Regions: one node as XLA would meet it in a network, made into a job for the timing worker.
 
-A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an elementwise operation before and
-after it, because what XLA fuses into an anchor decides how fast it runs: a sum of shifted slices that is fast alone may
-recompute its producer for every tap. Weight-only work is hoisted out, as it will be in the result.
+A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an
+elementwise operation before and after it, because what XLA fuses into an anchor decides how fast it
+runs: a sum of shifted slices that is fast alone may recompute its producer for every tap.
+Weight-only work is hoisted out, as it will be in the result.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Region:
 
 
 def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
-    """The region of one node of a batch of host-side views, at a position of its leading dimensions."""
+    """The region of one node of a batch of host-side views, at a position of its leading
+    dimensions.
+    """
     v = NodeView(*(np.asarray(f)[at] for f in view))
     spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
 
@@ -71,12 +74,14 @@ def region_key(region: Region, options: Sequence[tuple[str, str]]) -> str:
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
     return timing_key(
-        nodes, (len(nodes) - 1,), extra=["region 1", *(f"{k}={v}" for k, v in sorted(options))]
+        nodes, (len(nodes) - 1,), extra=["region 2", *(f"{k}={v}" for k, v in sorted(options))]
     )
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
-    """The region as a function of its arguments and, where it is wrapped, a scalar the wrapping compares with."""
+    """The region as a function of its arguments and, where it is wrapped, a scalar the wrapping
+    compares with.
+    """
     wrapped = region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
 
     def run(*args: Any) -> Any:

@@ -1,8 +1,10 @@
-"""What a node costs inside jit: a measured time where there is one, a calibrated roofline elsewhere.
+"""What a node costs inside jit: a measured time where there is one, a calibrated roofline
+elsewhere.
 
-A node is looked at with what surrounds it at once (`NodeView`): operator, attributes, lowering, result and arguments. Its
-signature is a 64-bit hash of that; the cost table holds measured seconds by signature. The roofline (Williams, Waterman,
-Patterson, CACM 2009) is max(flops / rate, bytes / bandwidth) + overhead, with rates fitted to the timings in the store.
+A node is looked at with what surrounds it at once (`NodeView`): operator, attributes, lowering,
+result and arguments. Its signature is a 64-bit hash of that; the cost table holds measured seconds
+by signature. The roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops / rate, bytes /
+bandwidth) + overhead, with rates fitted to the timings in the store.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 from xrl_jax.rewrite.instantiate import NewNodes
 
-# Classes of operators that share rates and a correction. Classes in FREE cost nothing: views, sources, what XLA always
-# fuses, and what no rewrite changes (opaque equations; calls, whose bodies are counted as graphs of their own).
+# Classes of operators that share rates and a correction. Classes in FREE cost nothing: views,
+# sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
+# are counted as graphs of their own).
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
 _CLASS_OF_FAMILY = {
     "conv": "conv",
@@ -40,7 +43,8 @@ CLASS_OF: Mapping[str, str] = {
     else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
     for name in ops.OPS
 }
-# Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left to the roofline.
+# Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
+# to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
@@ -100,7 +104,9 @@ def _bits(flags: jax.Array) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CostTable:
-    """Everything the cost of a node depends on; a pytree of bucketed size, so that new timings recompile nothing."""
+    """Everything the cost of a node depends on; a pytree of bucketed size, so that new timings
+    recompile nothing.
+    """
 
     keys: jax.Array  # [T, 2] uint32, ascending in the first lane; unused rows are all ones
     seconds: jax.Array  # [T] float32
@@ -146,7 +152,9 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
 
 
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
-    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere; weight-only work is free."""
+    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere;
+    weight-only work is free.
+    """
     measured, known = lookup(table, signature(view))
     guess = roofline
     for _ in range(view.op.ndim):
@@ -168,7 +176,9 @@ def total(graph: TensorGraph) -> jax.Array:
 
 @dataclass(frozen=True)
 class Rates:
-    """Roofline parameters by class: flops per second, bytes per second, seconds per node, correction."""
+    """Roofline parameters by class: flops per second, bytes per second, seconds per node,
+    correction.
+    """
 
     flop_rate: Mapping[str, float]
     bandwidth: Mapping[str, float]
@@ -176,7 +186,8 @@ class Rates:
     scale: Mapping[str, float]
 
 
-# Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a search.
+# Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a
+# search.
 DEFAULT_RATES = Rates(
     flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11},
     bandwidth=dict.fromkeys(CLASSES, 1.5e10),
@@ -213,9 +224,12 @@ class Sample:
 def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
     """Rates fitted to timings, class by class: the rate the faster quarter of its samples reaches.
 
-    A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv, dot), bytes elsewhere.
+    A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv,
+    dot), bytes elsewhere; elementwise loops, which are never timed alone, take the median bandwidth
+    of the classes fitted by bytes.
     """
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
+    moved: list[float] = []
     for c in CLASSES:
         mine = [s for s in samples if s.op_class == c and s.seconds > 0]
         if len(mine) < 4:
@@ -224,9 +238,7 @@ def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
             flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
         else:
             bandwidth[c] = float(np.quantile([s.bytes / s.seconds for s in mine], 0.75))
-    moved = [
-        bandwidth[c] for c in ("movement", "reduce", "window") if bandwidth[c] != rates.bandwidth[c]
-    ]
+            moved.append(bandwidth[c])
     if moved:
         bandwidth["elementwise"] = float(np.median(moved))
     return Rates(flop_rate, bandwidth, rates.overhead, rates.scale)
@@ -237,8 +249,8 @@ def correct(
 ) -> Rates:
     """Scales that bring predicted sums to the times of whole programs.
 
-    Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge towards one common factor, so
-    that few programs cannot set one class against another.
+    Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge
+    towards one common factor, so that few programs cannot set one class against another.
 
     Args:
       shares: for each program, predicted seconds by class under scale 1.

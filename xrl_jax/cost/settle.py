@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,12 @@ from xrl_jax.backends.baselines import baselines, flat_original
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
-from xrl_jax.cost.timing import Ratio, Timing, compare
+from xrl_jax.cost.timing import Ratio, Timing, compare, error_text
 from xrl_jax.graph.program import Program, unflatten_args
 
 OPTIMISED = "optimised"
 CONTROL = "A/A control"
+ORIGINAL = "the original in the timing worker"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Settled:
       used: whether the candidate is returned; else the original is.
       reason: why, in a sentence.
       accuracy: of the candidate.
-      baselines: timings of the original's forms by name; `baseline` names the strongest.
+      baselines: timings of the original's forms by name; `baseline` names the strongest. `ORIGINAL`
+        alone where the final timing was interrupted.
       optimised: timing of the candidate.
       speedup: strongest baseline / candidate.
       noise: strongest baseline / itself compiled again.
@@ -65,7 +67,9 @@ def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
 
 
 def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
-    """Argument lists to check on: the example, and the example with its real inputs drawn again at their own scale."""
+    """Argument lists to check on: the example, and the example with its real inputs drawn again at
+    their own scale.
+    """
     again = []
     for i, (x, w) in enumerate(zip(leaves, program.weights, strict=True)):
         if w or not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
@@ -90,39 +94,116 @@ def settle(
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> Settled:
-    """Check the finalists in order until one is right, time it in turn with the original's forms, and decide.
+    """Check the finalists in order until one is right, time it in turn with the original's forms,
+    and decide.
+
+    Ctrl-C while checking settles on the original; while timing, on what the finalists' own timings
+    say.
 
     Args:
       program: the original.
-      finalists: rewritten programs, fastest first; not empty.
+      finalists: rewritten programs, fastest first; not empty; their timings are relative to the
+        original.
       arguments: flat example arguments.
       tolerance: relative error allowed; None for the default.
       seconds: for the final timing.
     """
-    leaves = concrete(program, arguments)
-    checks = samples(program, leaves)
+    chosen = finalists[0]
+    fast = Fast(chosen.program, program.fn, options=chosen.options)
+    accuracy = _unknown("the check against the original was interrupted")
+    timed = _timed_before(chosen)
+    added, cut_short = 0, False
+    try:
+        leaves = concrete(program, arguments)
+        tell("checking against float64")
+        for chosen in finalists:
+            fast = Fast(chosen.program, program.fn, options=chosen.options)
+            found = _check(program, fast, leaves, tolerance)
+            if found.ok:
+                break
+        accuracy, added = found, fast.weight_bytes_added if found.ok else 0
+        timed = _timed_before(chosen)
+        tell("timing against jax.jit")
+        timed = _time_in_turn(program, fast, leaves, seconds, seed)
+    except KeyboardInterrupt:
+        cut_short = True
+    speedup, noise = timed.speedup, timed.noise
+    threshold = max(1.0, noise.value, 1.0 / noise.value)
+    faster = timed.optimised.ok and speedup.low > 1.0 and speedup.value > threshold
+    if not accuracy.ok:
+        reason = f"the original is returned: {accuracy.reason}"
+    elif not timed.optimised.ok:
+        reason = (
+            f"the original is returned: the result could not be timed ({timed.optimised.error})"
+        )
+    elif not faster:
+        reason = "the original is returned: nothing found is faster beyond noise"
+    else:
+        reason = "the optimised function is returned: it is right and faster beyond noise"
+    if accuracy.ok and cut_short:
+        reason += " (the final timing was interrupted: this is what the worker measured before)"
+    return Settled(
+        chosen.program, chosen.options, chosen.index, accuracy.ok and faster, reason, accuracy, timed.rivals,
+        timed.baseline, timed.optimised, speedup, noise, added,
+    )  # fmt: skip
+
+
+class _InTurn(NamedTuple):
+    """Forms of the original and the candidate, timed in turn."""
+
+    rivals: dict[str, Timing]
+    baseline: str  # the strongest of them
+    optimised: Timing
+    speedup: Ratio
+    noise: Ratio
+
+
+def _unknown(reason: str) -> Accuracy:
+    return Accuracy(float("inf"), float("inf"), 0.0, "float64", False, reason)
+
+
+def _check(
+    program: Program, fast: Fast, leaves: Sequence[Any], tolerance: float | None
+) -> Accuracy:
+    """Accuracy of a candidate; one that cannot be run is wrong."""
     original = flat_original(program)
-    tell("checking against float64")
-    before = jax.jit(original)
-    chosen, accuracy, fast = finalists[0], None, None
-    for chosen in finalists:
-        fast = Fast(chosen.program, program.fn, options=chosen.options)
-        accuracy = assess(before, flat_call(fast), original, checks, tolerance=tolerance)
-        if accuracy.ok:
-            break
-    assert accuracy is not None and fast is not None
-    tell("timing against jax.jit")
+    before, checks = jax.jit(original), samples(program, leaves)
+    for sample in checks:
+        jax.block_until_ready(before(*sample))  # what the original raises is for the user to see
+    try:
+        return assess(before, flat_call(fast), original, checks, tolerance=tolerance)
+    except Exception as error:
+        return _unknown(f"the result cannot be run ({error_text(error, limit=300)})")
+
+
+def _timed_before(chosen: Timed) -> _InTurn:
+    """What the worker measured of the candidate, in turn with the original."""
+    timing = chosen.timing
+    if not timing.ok or timing.relative is None:
+        lost = Timing.without("failed", "interrupted before the final timing")
+        return _InTurn({ORIGINAL: lost}, ORIGINAL, lost, Ratio(1.0, 1.0, 1.0), Ratio(1.0, 1.0, 1.0))
+    seconds = timing.seconds / timing.relative
+    original = replace(timing, seconds=seconds, low=seconds, high=seconds, relative=None)
+    speedup = Ratio(1.0 / timing.relative, seconds / timing.high, seconds / timing.low)
+    return _InTurn({ORIGINAL: original}, ORIGINAL, timing, speedup, Ratio(1.0, 1.0, 1.0))
+
+
+def _time_in_turn(
+    program: Program, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
+) -> _InTurn:
+    """The candidate against the original's forms, under its compile options too, and an A/A
+    control.
+    """
     forms = baselines(program, leaves)
     first = compare(
         forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
     )
     strongest = min(first.samples, key=lambda n: first.timings[n].seconds)
     entrants = dict(forms)
-    if chosen.options:
+    if fast.options:
+        options = tuple(fast.options.items())
         entrants |= {
-            n: f
-            for n, f in baselines(program, leaves, chosen.options).items()
-            if n.startswith(strongest)
+            n: f for n, f in baselines(program, leaves, options).items() if n.startswith(strongest)
         }
     entrants[CONTROL] = baselines(program, leaves)[strongest]
     args, kwargs = unflatten_args(program.in_tree, leaves)
@@ -133,20 +214,7 @@ def settle(
     noise = comparison.ratio(strongest, CONTROL)
     optimised = comparison.timings[OPTIMISED]
     speedup = comparison.ratio(baseline, OPTIMISED) if optimised.ok else Ratio(0.0, 0.0, 0.0)
-    threshold = max(1.0, noise.value, 1.0 / noise.value)
-    faster = speedup.low > 1.0 and speedup.value > threshold
-    if not accuracy.ok:
-        reason = f"the original is returned: {accuracy.reason}"
-    elif not optimised.ok:
-        reason = f"the original is returned: the result could not be run ({optimised.error})"
-    elif not faster:
-        reason = "the original is returned: nothing found is faster beyond noise"
-    else:
-        reason = "the optimised function is returned: it is right and faster beyond noise"
-    return Settled(
-        chosen.program, chosen.options, chosen.index, accuracy.ok and faster, reason, accuracy, rivals, baseline,
-        optimised, speedup, noise, fast.weight_bytes_added,
-    )  # fmt: skip
+    return _InTurn(rivals, baseline, optimised, speedup, noise)
 
 
 def flat_call(fast: Fast) -> Callable[..., list[Any]]:

@@ -1,8 +1,9 @@
 """Tensor graphs as padded jraph structures.
 
-A tensor graph is a `jraph.GraphsTuple` of fixed size: N nodes (a bucket), A argument slots each. Node 0 is always a hole and
-stands for "no argument", so every gather is in range. Edges are kept in (receiver, slot) order: the argument table
-[N, A] is a reshape of the senders. Slots are stable under rewriting; compaction happens when a bucket grows.
+A tensor graph is a `jraph.GraphsTuple` of fixed size: N nodes (a bucket), A argument slots each.
+Node 0 is always a hole and stands for "no argument", so every gather is in range. Edges are kept in
+(receiver, slot) order: the argument table [N, A] is a reshape of the senders. Slots are stable
+under rewriting; compaction happens when a bucket grows.
 
 Letters: N nodes, A arguments, K attributes, R rank, O outputs.
 """
@@ -102,7 +103,9 @@ class Node:
 
 
 def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
-    """The attribute vector [K] of an op from named values; narrow sequences are filled up (see `_FILL`)."""
+    """The attribute vector [K] of an op from named values; narrow sequences are filled up (see
+    `_FILL`).
+    """
     out = [0] * ops.MAX_ATTRS
     spec = ops.OPS[op]
     for field in spec.fields:
@@ -133,12 +136,16 @@ _FILL: dict[tuple[str, str], int | str] = {
     ("slice", "limit"): 1,
     ("slice", "stride"): 1,
     **{(w, f): 1 for w in ("window_sum", "window_max", "window_min") for f in ("window", "stride")},
-    **{("conv", f): 1 for f in ("stride", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")},
+    **{
+        ("conv", f): 1 for f in ("stride", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")
+    },
 }
 
 
 def padded(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape padded by ones to R entries; longer ones are cut (such nodes are only read by opaque ones)."""
+    """A shape padded by ones to R entries; longer ones are cut (such nodes are only read by opaque
+    ones).
+    """
     return tuple(shape[: ops.MAX_RANK]) + (1,) * (ops.MAX_RANK - len(shape))
 
 
@@ -182,6 +189,13 @@ def build(
       outputs: indices into `nodes`.
       bucket: number of slots; by default the smallest bucket with room to rewrite.
     """
+    return jax.tree.map(jnp.asarray, build_on_host(nodes, outputs, bucket=bucket))
+
+
+def build_on_host(
+    nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
+) -> TensorGraph:
+    """`build` with NumPy arrays, for many small graphs that are stacked before they go to a device."""
     size = bucket or bucket_for(len(nodes))
     if len(nodes) + 1 > size:
         raise GraphError(f"{len(nodes)} nodes do not fit into a bucket of {size}")
@@ -234,13 +248,13 @@ def build(
         np.zeros(size, np.float32),
     )
     return TensorGraph(
-        nodes=jax.tree.map(jnp.asarray, features),
-        edges=jnp.tile(jnp.arange(ops.MAX_ARGS, dtype=jnp.int32), size),
-        senders=jnp.asarray(table.reshape(-1)),
-        receivers=jnp.repeat(jnp.arange(size, dtype=jnp.int32), ops.MAX_ARGS),
-        globals=Globals(jnp.asarray(out), jnp.asarray(depth)),
-        n_node=jnp.asarray([size], jnp.int32),
-        n_edge=jnp.asarray([size * ops.MAX_ARGS], jnp.int32),
+        nodes=features,
+        edges=np.tile(np.arange(ops.MAX_ARGS, dtype=np.int32), size),
+        senders=table.reshape(-1),
+        receivers=np.repeat(np.arange(size, dtype=np.int32), ops.MAX_ARGS),
+        globals=Globals(out, depth),  # type: ignore[arg-type]
+        n_node=np.asarray([size], np.int32),
+        n_edge=np.asarray([size * ops.MAX_ARGS], np.int32),
     )
 
 
@@ -305,7 +319,11 @@ def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
     if not size:
         raise GraphError(f"the graph is in the largest bucket already ({n})")
     grown = build(nodes, outputs, bucket=size)
-    cost = jnp.zeros(size, jnp.float32).at[1 : len(slots) + 1].set(graph.nodes.cost[jnp.asarray(slots)])
+    cost = (
+        jnp.zeros(size, jnp.float32)
+        .at[1 : len(slots) + 1]
+        .set(graph.nodes.cost[jnp.asarray(slots)])
+    )
     return grown._replace(nodes=grown.nodes._replace(cost=cost))
 
 
@@ -346,9 +364,11 @@ def remove_dead(graph: TensorGraph) -> TensorGraph:
 
 
 def raise_depths(graph: TensorGraph) -> TensorGraph:
-    """Lift `depth` where an argument is not below its consumer: a topological order again, after a rewrite.
+    """Lift `depth` where an argument is not below its consumer: a topological order again, after a
+    rewrite.
 
-    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and `is_acyclic` is then false.
+    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and
+    `is_acyclic` is then false.
     """
     table = args_of(graph)
     n = table.shape[0]
@@ -375,7 +395,9 @@ def is_acyclic(graph: TensorGraph) -> jax.Array:
     return jnp.all((depth[:, None] > depth[table]) | (table == 0) | ~live[:, None])
 
 
-def renumber(nodes: Sequence[Node], outputs: Sequence[int], keep: Sequence[int]) -> tuple[list[Node], tuple[int, ...]]:
+def renumber(
+    nodes: Sequence[Node], outputs: Sequence[int], keep: Sequence[int]
+) -> tuple[list[Node], tuple[int, ...]]:
     """The sublist `keep` (ascending, closed under arguments) with indices rewritten."""
     index = {old: new for new, old in enumerate(keep)}
     kept = [replace(nodes[i], args=tuple(index[a] for a in nodes[i].args)) for i in keep]
@@ -385,8 +407,9 @@ def renumber(nodes: Sequence[Node], outputs: Sequence[int], keep: Sequence[int])
 def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
     """The operands of an `opaque` or `call` node of `nodes`, in order.
 
-    Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a pinned node holds beyond
-    its `n_args` operands, the link to the pinned node before it, is left out.
+    Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a
+    pinned node holds beyond its `n_args` operands, the link to the pinned node before it, is left
+    out.
     """
     operands = list(node.args)
     while operands and nodes[operands[0]].op == "pack":

@@ -1,9 +1,9 @@
 """The two hashes of a tensor graph.
 
-`identity` sees everything that decides what the graph computes and how: operators, attributes, lowerings, shapes, dtypes and
-constants; it is equal for graphs that differ in node order only. It runs inside jit, on graphs under search. `timing_key`
-sees what decides how long it takes: the same without the values of weights and constants, with compile options, device and
-versions.
+`identity` sees everything that decides what the graph computes and how: operators, attributes,
+lowerings, shapes, dtypes and constants; it is equal for graphs that differ in node order only. It
+runs inside jit, on graphs under search. `timing_key` sees what decides how long it takes: the same
+without the values of weights and constants, with compile options, device and versions.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def identity(graph: TensorGraph, digests: jax.Array) -> jax.Array:
     return _mix(total + jnp.sum(jnp.where(pinned, hashes, 0), axis=0, dtype=jnp.uint32))
 
 
-def timing_key(
-    nodes: Sequence[Node], outputs: Sequence[int], *, extra: Sequence[str] = ()
-) -> str:
+def timing_key(nodes: Sequence[Node], outputs: Sequence[int], *, extra: Sequence[str] = ()) -> str:
     """A hex key of what decides the running time: structure, shapes, dtypes, lowerings and `extra`.
 
     Args:

@@ -1,9 +1,10 @@
 """The op table: one entry per operator of a tensor graph.
 
-An entry names the operator's arity, its attribute fields (offsets into the node's fixed-width integer vector), and the
-rules that give its output shape and dtype. Every other interpretation (shape and dtype rules in `shapes`, work in `work`,
-lax code in `backends.lowerings`) is one dict keyed by these names, in the style of JAX's autodidax. Adding an operator
-is one entry here and one in each dict; the conformance suite then covers it by itself.
+An entry names the operator's arity, its attribute fields (offsets into the node's fixed-width
+integer vector), and the rules that give its output shape and dtype. Every other interpretation
+(shape and dtype rules in `shapes`, work in `work`, lax code in `backends.lowerings`) is one dict
+keyed by these names, in the style of JAX's autodidax. Adding an operator is one entry here and one
+in each dict; the conformance suite then covers it by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ MAX_RANK = 6  # R: dimensions a node's shape can hold
 MAX_ARGS = 6  # A: arguments a node can hold
 MAX_ATTRS = 18  # K: integers in a node's attribute vector
 
-# Index of a dtype is its code on a node. "extended" stands for key types and whatever NumPy cannot name (the exact type is
-# then in the bindings), "tuple" for the result of an operator with several outputs, "none" for holes.
+# Index of a dtype is its code on a node. "extended" stands for key types and whatever NumPy cannot
+# name (the exact type is then in the bindings), "tuple" for the result of an operator with several
+# outputs, "none" for holes.
 DTYPES = (
     "none",
     "bool",
@@ -69,10 +71,12 @@ class OpSpec:
       code: the integer on the node; 0 is the hole.
       arity: least and most number of arguments.
       fields: attribute layout.
-      shape: name of the shape rule (`shapes.SHAPE_RULES`); "given" means the shape is set where the node is made.
+      shape: name of the shape rule (`shapes.SHAPE_RULES`); "given" means the shape is set where the
+        node is made.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
       commutative: whether the first two arguments may be swapped.
-      lowerings: names of the ways to become lax code (`backends.lowerings` has the code); the first is the plain one.
+      lowerings: names of the ways to become lax code (`backends.lowerings` has the code); the first
+        is the plain one.
     """
 
     name: str
@@ -109,7 +113,9 @@ _UNARY = (
     "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh asinh acosh atanh "
     "erf erfc erf_inv lgamma digamma abs sign floor ceil not square population_count clz copy"
 ).split()
-_BINARY = "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic".split()
+_BINARY = (
+    "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic".split()
+)
 _COMMUTATIVE = "add mul max min and or xor".split()
 _COMPARE = "ne eq ge gt le lt".split()
 _REDUCE = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
@@ -127,15 +133,21 @@ _CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
 
 _ENTRIES: tuple[tuple[str, tuple[int, int], dict], ...] = (
     ("hole", (0, 0), dict(shape="given", dtype="given")),
-    # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without ref is its `value`.
+    # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
+    # ref is its `value`.
     ("input", (0, 0), dict(shape="given", dtype="given")),
     ("weight", (0, 0), dict(shape="given", dtype="given")),
     ("array", (0, 0), dict(shape="given", dtype="given")),
     ("const", (0, 0), dict(shape="given", dtype="given")),
     ("iota", (0, 0), dict(fields=_fields("axis"), shape="given", dtype="given")),
-    # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`. `pinned` equations have
-    # effects. `call` runs a folded body. `pack` chains arguments beyond MAX_ARGS; `proj` takes one of several results.
-    ("opaque", (0, MAX_ARGS), dict(fields=_fields("pinned", "n_args"), shape="given", dtype="given")),
+    # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`.
+    # `pinned` equations have effects. `call` runs a folded body. `pack` chains arguments beyond
+    # MAX_ARGS; `proj` takes one of several results.
+    (
+        "opaque",
+        (0, MAX_ARGS),
+        dict(fields=_fields("pinned", "n_args"), shape="given", dtype="given"),
+    ),
     ("call", (0, MAX_ARGS), dict(fields=_fields("pinned", "n_args"), shape="given", dtype="given")),
     ("pack", (1, MAX_ARGS), dict(shape="given", dtype="given")),
     ("proj", (1, 1), dict(fields=_fields("index"), shape="given", dtype="given")),
@@ -206,7 +218,8 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict], ...] = (
         (1, 1),
         dict(fields=_fields("axes"), shape="arg0", lowerings=tuple(_SOFTMAX_FORMS)),
     ),
-    # Contractions. Dimension lists of dot are packed (`pack_dims`), layouts of conv are indices into `LAYOUTS`.
+    # Contractions. Dimension lists of dot are packed (`pack_dims`), layouts of conv are indices
+    # into `LAYOUTS`.
     (
         "dot",
         (2, 2),
@@ -262,8 +275,9 @@ def _permutations(n: int) -> list[tuple[int, ...]]:
     return [(*p[:i], n - 1, *p[i:]) for p in _permutations(n - 1) for i in range(n)]
 
 
-# Convolution layouts: positions of (batch or output feature, feature, spatial...) for one and two spatial dimensions, in the
-# convention of `jax.lax.ConvDimensionNumbers`. Unused trailing entries are -1.
+# Convolution layouts: positions of (batch or output feature, feature, spatial...) for one and two
+# spatial dimensions, in the convention of `jax.lax.ConvDimensionNumbers`. Unused trailing entries
+# are -1.
 LAYOUTS: tuple[tuple[int, int, int, int], ...] = tuple(
     sorted((*p, -1) for p in _permutations(3))  # type: ignore[arg-type]
 ) + tuple(sorted(_permutations(4)))  # type: ignore[arg-type]
@@ -275,7 +289,9 @@ _DIM_BASE = 8
 
 
 def pack_dims(dims: tuple[int, ...]) -> int:
-    """A list of dimension numbers as one integer, base 8, first entry lowest; inverse of `unpack_dims`."""
+    """A list of dimension numbers as one integer, base 8, first entry lowest; inverse of
+    `unpack_dims`.
+    """
     code = 0
     for i, d in enumerate(dims):
         if not 0 <= d < MAX_RANK:
@@ -303,8 +319,9 @@ def axes_of(mask: int) -> tuple[int, ...]:
     return tuple(a for a in range(MAX_RANK) if mask >> a & 1)
 
 
-# The `precision` attribute: 0 for none, then the nine pairs of `lax.Precision` (left argument, right argument), then the
-# named algorithms. The order is part of the saved format: new names go to the end.
+# The `precision` attribute: 0 for none, then the nine pairs of `lax.Precision` (left argument,
+# right argument), then the named algorithms. The order is part of the saved format: new names go to
+# the end.
 _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 _ALGORITHMS = (
     "DEFAULT ANY_F8_ANY_F8_F32 ANY_F8_ANY_F8_F32_FAST_ACCUM ANY_F8_ANY_F8_ANY ANY_F8_ANY_F8_ANY_FAST_ACCUM F16_F16_F16 "
@@ -314,7 +331,9 @@ _ALGORITHMS = (
 
 
 def encode_precision(precision: Any) -> int | None:
-    """The `precision` attribute for the parameter of a `dot_general` or convolution; None where it cannot be said."""
+    """The `precision` attribute for the parameter of a `dot_general` or convolution; None where it
+    cannot be said.
+    """
     if precision is None:
         return 0
     if isinstance(precision, lax.DotAlgorithmPreset):

@@ -1,7 +1,7 @@
 """A program: a main graph, folded bodies, and what their nodes refer to on the host.
 
-The graphs are arrays and are rewritten inside jit; the bindings never change while a program is optimised, so a rewritten
-program is the old one with other graphs (`with_graphs`).
+The graphs are arrays and are rewritten inside jit; the bindings never change while a program is
+optimised, so a rewritten program is the old one with other graphs (`with_graphs`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class Equation:
 
 @dataclass(frozen=True)
 class Call:
-    """A run of folded bodies: inlined, or as the control flow of `equation` (scan, while, cond) with the bodies put in.
+    """A run of folded bodies: inlined, or as the control flow of `equation` (scan, while, cond)
+    with the bodies put in.
 
-    `kind` is "inline", "scan", "while" or "cond"; for the last three `bodies` are in the order of the equation's jaxprs
-    (scan: the body; while: condition, body; cond: the branches).
+    `kind` is "inline", "scan", "while" or "cond"; for the last three `bodies` are in the order of
+    the equation's jaxprs (scan: the body; while: condition, body; cond: the branches).
     """
 
     kind: str
@@ -63,7 +64,9 @@ class Call:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """An argument leaf that is no array (a string, a function): part of the tree structure, not of the leaves."""
+    """An argument leaf that is no array (a string, a function): part of the tree structure, not of
+    the leaves.
+    """
 
     value: Any
 
@@ -78,9 +81,11 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def flatten_args(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Array leaves of `(args, kwargs)` and the tree structure, which holds every other leaf as a `Static`.
+    """Array leaves of `(args, kwargs)` and the tree structure, which holds every other leaf as a
+    `Static`.
 
-    The structure is the one of `Program.in_tree`; two calls agree in it only when their static leaves are equal.
+    The structure is the one of `Program.in_tree`; two calls agree in it only when their static
+    leaves are equal.
     """
     wrapped = jax.tree.map(lambda x: x if is_array_like(x) else Static(x), (args, kwargs))
     return jax.tree.flatten(wrapped)
@@ -101,7 +106,9 @@ Binding = Input | Array | Equation | Call
 
 @dataclass(frozen=True)
 class Body:
-    """A graph that runs `count` times for one run of the program (an estimate for while loops and branches)."""
+    """A graph that runs `count` times for one run of the program (an estimate for while loops and
+    branches).
+    """
 
     graph: TensorGraph
     in_avals: tuple[Any, ...]
@@ -115,7 +122,8 @@ class Program:
     """What `from_jax` returns and searches rewrite.
 
     Attributes:
-      graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat arguments.
+      graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat
+        arguments.
       bodies: folded bodies, callees before callers.
       bindings: what `ref` of any node of any graph indexes.
       in_avals: shape and dtype of every flat argument.
@@ -123,7 +131,8 @@ class Program:
       in_tree: structure of `(args, kwargs)` as `flatten_args` gives it.
       out_tree: structure of the result.
       n_outputs: number of flat results.
-      fn: the traced function, for derivatives and for calls of other shapes; None where there is none (a loaded program).
+      fn: the traced function, for derivatives and for calls of other shapes; None where there is
+        none (a loaded program).
     """
 
     graph: TensorGraph
@@ -164,7 +173,9 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it stands, node by node through its lowerings (traceable)."""
-        from xrl_jax.backends.xla import to_jax  # the way out; imported late, graphs know no backend
+        from xrl_jax.backends.xla import (
+            to_jax,
+        )  # the way out; imported late, graphs know no backend
 
         return to_jax(self)(*args, **kwargs)
 
@@ -194,5 +205,3 @@ def _digest(binding: Binding) -> np.ndarray:
             if equation is not None:
                 h.update(_digest(equation).tobytes())
     return np.frombuffer(h.digest()[:8], np.uint32).copy()
-
-

@@ -1,8 +1,9 @@
 """Shape and dtype rules, in array form: one entry per rule named in the op table.
 
-A rule sees one node: `(xp, attrs [K], shapes [A, R], ranks [A], n_args) -> (shape [R], rank, ok)`, with shapes padded by
-ones. `xp` is `numpy` on the host and `jax.numpy` inside jit, so the same rule checks a parsed graph and types a rewrite
-under vmap. `ok` is false where the arguments or attributes do not fit.
+A rule sees one node: `(xp, attrs [K], shapes [A, R], ranks [A], n_args) -> (shape [R], rank, ok)`,
+with shapes padded by ones. `xp` is `numpy` on the host and `jax.numpy` inside jit, so the same rule
+checks a parsed graph and types a rewrite under vmap. `ok` is false where the arguments or
+attributes do not fit.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any
     stride, low, high, lhs_dilation, rhs_dilation = (attrs[2 * i : 2 * i + 2] for i in range(5))
     groups, batch_groups = attrs[10], attrs[11]
     table = xp.asarray(ops.LAYOUTS)
-    lhs_at, rhs_at, out_at = (table[xp.clip(attrs[i], 0, len(ops.LAYOUTS) - 1)] for i in (12, 13, 14))
+    lhs_at, rhs_at, out_at = (
+        table[xp.clip(attrs[i], 0, len(ops.LAYOUTS) - 1)] for i in (12, 13, 14)
+    )
     lhs, rhs = shapes[0][lhs_at], shapes[1][rhs_at]
     two = lhs_at[3] >= 0
     used = xp.stack([two | True, two])
@@ -170,6 +173,7 @@ def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any
     ok = (ranks[0] == xp.where(two, 4, 3)) & (ranks[1] == ranks[0]) & same_rank
     ok &= ((out_at[3] >= 0) == two) & (lhs[1] == rhs[1] * groups)
     ok &= (rhs[0] % xp.maximum(groups, 1) == 0) & (lhs[0] % xp.maximum(batch_groups, 1) == 0)
+    ok &= xp.all((attrs[12:15] >= 0) & (attrs[12:15] < len(ops.LAYOUTS)))
     return shape, ranks[0], ok & xp.all(stride >= 1) & (groups >= 1) & (batch_groups >= 1)
 
 
@@ -198,7 +202,9 @@ SHAPE_RULES: Mapping[str, ShapeRule] = MappingProxyType(
 SHAPE_FAMILIES: tuple[str, ...] = tuple(SHAPE_RULES)
 
 
-def shape_of(op: ops.OpSpec, attrs: Any, shapes: Any, ranks: Any, n_args: int) -> tuple[Any, Any, Any]:
+def shape_of(
+    op: ops.OpSpec, attrs: Any, shapes: Any, ranks: Any, n_args: int
+) -> tuple[Any, Any, Any]:
     """Host-side shape inference of one node; see the module docstring for the arguments."""
     return SHAPE_RULES[op.shape](
         np, np.asarray(attrs), np.asarray(shapes), np.asarray(ranks), n_args

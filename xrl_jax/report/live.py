@@ -1,7 +1,7 @@
 """A live view of a search: phase, best so far, candidates, measurements, time left.
 
-On a terminal one line is drawn over and over; elsewhere a plain line is printed now and then. Only
-the calls of the search draw it, never a thread, which would disturb what is being timed.
+On a terminal two lines are drawn over and over; elsewhere a plain line is printed now and then.
+Only the calls of the search draw, never a thread: that would disturb what is being timed.
 """
 
 from __future__ import annotations
@@ -103,20 +103,21 @@ class LiveProgress:
         print(line, file=self._file or sys.stderr, flush=True)
 
     def _drawn(self, progress: Progress) -> Any:
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        grid = Table.grid(padding=(0, 2))
+        phase, *numbers = _facts(progress)
         total = max(self._seconds, 1e-9)
         used = min(max(total - progress.left_seconds, 0.0), total)
-        grid.add_row(
-            Text(self._name, style="bold"),
-            *(Text(fact) for fact in _facts(progress)),
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"{self._name}: {phase}", style="bold"),
             ProgressBar(total=total, completed=used, width=20),
             Text(f"{progress.left_seconds:.0f} s left"),
         )
-        return grid
+        return Group(head, Text("  " + "; ".join(numbers), no_wrap=True, overflow="ellipsis"))
 
 
 def _facts(progress: Progress) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ def make_report(
         max_error=settled.accuracy.error,
         reference_error=settled.accuracy.original_error,
         tolerance=settled.accuracy.tolerance,
+        reference=settled.accuracy.reference,
         weight_bytes_added=settled.weight_bytes_added,
         predicted_ms_before=1e3 * found.start_seconds,
         predicted_ms_after=1e3 * chosen.seconds,

@@ -45,7 +45,7 @@ def apply(
     entry_ok = entry >= 0
     entry = jnp.maximum(entry, 0)
     bound, matched = bind(table, entry, root, partner, graph)
-    new = instantiate(table, entry, bound, graph, table.length[entry])
+    new = instantiate(table, jnp.where(matched & entry_ok, entry, -1), bound, graph)
     old_nodes, n = graph.nodes, graph.nodes.op.shape[0]
     used = new.nodes.op != ops.HOLE
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)

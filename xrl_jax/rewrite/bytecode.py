@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Nodes
 from xrl_jax.rewrite.sexpr import Atom, RuleError, SExpr
 
 K = ops.MAX_ATTRS
@@ -182,93 +183,153 @@ class Assembler:
         return total
 
 
-def _alternatives(
-    regs: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, imm: jax.Array, fimm: jax.Array,
-    properties: jax.Array, attrs: jax.Array, values: jax.Array,
-) -> list[Any]:  # fmt: skip
-    """The result of every opcode for one instruction, in the order of OPCODES."""
-    lane = jnp.arange(K, dtype=jnp.int32)
-    x, y, z = regs[a], regs[b], regs[c]
-    truth = lambda p: jnp.broadcast_to(p, (K,)).astype(jnp.int32)  # noqa: E731
-    node = jnp.clip(a, 0, attrs.shape[0] - 1)
-    row = attrs[node]
-    narrow = row[jnp.clip(lane + b, 0, K - 1)]
-    field = jnp.where(c == 1, narrow[0], jnp.where(lane < c, narrow, 0))
-    safe = jnp.where(y == 0, 1, y)
-    table = jnp.asarray(np.pad(np.array(ops.LAYOUTS, np.int32), ((0, 0), (0, K - 4)), constant_values=0))
-    powers = jnp.asarray(np.array([8**i for i in range(R)] + [0] * (K - R), np.int32))
-    head = lane < R
-    packable = head & (jnp.cumsum((x < 0) & head) == 0)
-    perm = jnp.where(head, x, lane)
-    binary = {
-        "+": x + y, "-": x - y, "*": x * y, "//": x // safe, "%": x % safe,
-        "min": jnp.minimum(x, y), "max": jnp.maximum(x, y), "=": truth(x == y), "/=": truth(x != y),
-        "<": truth(x < y), "<=": truth(x <= y), ">": truth(x > y), ">=": truth(x >= y),
-        "and": truth((x != 0) & (y != 0)), "or": truth((x != 0) | (y != 0)),
-        "bit": (x >> jnp.clip(y, 0, 31)) & 1, "shl": x << jnp.clip(y, 0, 30),
-    }  # fmt: skip
+class Bound(NamedTuple):
+    """What the loads of a program may read: the node table and, for each binding, its slots in it."""
+
+    nodes: Nodes
+    slots: jax.Array  # [C, 2P] int32
+
+
+def _elementwise(x: jax.Array, y: jax.Array, z: jax.Array, op: jax.Array, imm: jax.Array) -> jax.Array:
+    """The lane-wise opcodes that cost next to nothing: all are computed and one is chosen."""
+    number = lambda p: p.astype(jnp.int32)  # noqa: E731
+    lane = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), x.shape)
     results = {
-        "imm": truth(imm),
-        "lane": lane,
-        "load": properties[node, jnp.clip(b, 0, len(PROPERTIES) - 1)],
-        "field": field,
-        "is-value": truth(values[node] == fimm),
-        **binary,
-        "not": truth(x == 0),
-        "if": jnp.where(x != 0, y, z),
-        "at": truth(x[jnp.clip(y[0], 0, K - 1)]),
-        "gather": x[jnp.clip(y, 0, K - 1)],
-        "invert": jnp.argmax(perm[None, :] == lane[:, None], axis=1).astype(jnp.int32),
-        "sum": truth(jnp.sum(x)),
-        "prod": truth(jnp.prod(x)),
-        "all": truth(jnp.all(x != 0)),
-        "any": truth(jnp.any(x != 0)),
-        "unpack": jnp.where(head, (x // jnp.maximum(powers, 1)) % 8 - 1, -1),
-        "pack": truth(jnp.sum(jnp.where(packable, (x + 1) * powers, 0))),
-        "layout": truth(_layout_code(x, table)),
-        "axis-perm": table[jnp.clip(x[0], 0, len(ops.LAYOUTS) - 1)],
-        "cumsum": jnp.cumsum(x),
-        "put": jnp.where((lane >= imm) & (lane < imm + c), y[jnp.clip(lane - imm, 0, K - 1)], x),
+        "imm": jnp.broadcast_to(imm, x.shape), "lane": lane,
+        "+": x + y, "-": x - y, "*": x * y, "min": jnp.minimum(x, y), "max": jnp.maximum(x, y),
+        "=": number(x == y), "/=": number(x != y), "<": number(x < y), "<=": number(x <= y),
+        ">": number(x > y), ">=": number(x >= y), "and": number((x != 0) & (y != 0)), "or": number((x != 0) | (y != 0)),
+        "bit": (x >> jnp.clip(y, 0, 31)) & 1, "shl": x << jnp.clip(y, 0, 30),
+        "not": number(x == 0), "if": jnp.where(x != 0, y, z),
+    }  # fmt: skip
+    chosen = results["imm"]
+    for name, value in results.items():
+        chosen = jnp.where(op == CODE[name], value, chosen)
+    return chosen
+
+
+def _load(bound: Bound, position: jax.Array, name: jax.Array) -> jax.Array:
+    """A property of the nodes bound at a position, [C, K]; shapes are filled up by ones."""
+    f, slot = bound.nodes, bound.slots[:, position]
+    wide = lambda v: jnp.broadcast_to(v[slot][:, None].astype(jnp.int32), (len(slot), K))  # noqa: E731
+    readers = {
+        "shape": lambda: jnp.pad(f.shape[slot], ((0, 0), (0, K - R)), constant_values=1),
+        "rank": lambda: wide(f.rank),
+        "dtype": lambda: wide(f.dtype),
+        "op": lambda: wide(f.op),
+        "attrs": lambda: f.attrs[slot],
+        "lowering": lambda: wide(f.lowering),
+        "weight-only": lambda: wide(f.weight_only),
     }
-    return [results[name] for name in OPCODES]
+    return jax.lax.switch(name, [readers[n] for n in PROPERTIES])
+
+
+def _shifted(x: jax.Array, by: jax.Array) -> jax.Array:
+    """Lane i of the result is lane i + by."""
+    return jnp.take(x, jnp.clip(jnp.arange(K) + by, 0, K - 1), axis=1)
+
+
+def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, jnp.clip(index, 0, K - 1), axis=1)
 
 
 def _layout_code(x: jax.Array, table: jax.Array) -> jax.Array:
-    hit = jnp.all(table[:, :4] == x[None, :4], axis=1)
-    return jnp.where(jnp.any(hit), jnp.argmax(hit), -1)
+    hit = jnp.all(table[None, :, :4] == x[:, None, :4], axis=2)
+    return jnp.where(jnp.any(hit, axis=1), jnp.argmax(hit, axis=1), -1)
+
+
+def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bound) -> jax.Array:
+    """The result [C, K] of one instruction for all bindings. The opcode is not batched, so that only its branch runs."""
+    op, a, b, c, imm = instruction
+    x, y, z = regs[a], regs[b], regs[c]
+    lane = jnp.arange(K, dtype=jnp.int32)
+    head = lane < R
+    full = lambda v: jnp.broadcast_to(v[:, None].astype(jnp.int32), x.shape)  # noqa: E731
+    layouts = np.pad(np.array(ops.LAYOUTS, np.int32), ((0, 0), (0, K - 4)))
+    powers = np.array([8**i for i in range(R)] + [0] * (K - R), np.int32)
+
+    def division() -> jax.Array:
+        safe = jnp.where(y == 0, 1, y)
+        return jnp.where(op == CODE["//"], x // safe, x % safe)
+
+    def is_value() -> jax.Array:
+        # Only a scalar constant has a value that conditions may rely on.
+        f, slot = bound.nodes, bound.slots[:, a]
+        known = (f.op[slot] == ops.OPS["const"].code) & (f.ref[slot] < 0)
+        return full(known & (f.value[slot] == fimm))
+
+    def field() -> jax.Array:
+        narrow = _shifted(bound.nodes.attrs[bound.slots[:, a]], b)
+        return jnp.where(c == 1, narrow[:, :1], jnp.where(lane < c, narrow, 0))
+
+    def reduction() -> jax.Array:
+        truth = x != 0
+        every = jnp.stack([jnp.sum(x, 1), jnp.prod(x, 1), jnp.all(truth, 1), jnp.any(truth, 1)])
+        return full(every[op - CODE["sum"]])
+
+    def invert() -> jax.Array:
+        perm = jnp.where(head, x, lane)
+        return jnp.argmax(perm[:, None, :] == lane[:, None], axis=2).astype(jnp.int32)
+
+    def pack() -> jax.Array:
+        before_end = head & (jnp.cumsum((x < 0) & head, axis=1) == 0)
+        return full(jnp.sum(jnp.where(before_end, (x + 1) * powers, 0), axis=1))
+
+    def put() -> jax.Array:
+        return jnp.where((lane >= imm) & (lane < imm + c), _shifted(y, -imm), x)
+
+    special = {
+        ("//", "%"): division,
+        ("load",): lambda: _load(bound, a, b),
+        ("field",): field,
+        ("is-value",): is_value,
+        ("at",): lambda: full(_gather(x, y[:, :1])[:, 0]),
+        ("gather",): lambda: _gather(x, y),
+        ("invert",): invert,
+        ("sum", "prod", "all", "any"): reduction,
+        ("unpack",): lambda: jnp.where(head, (x // np.maximum(powers, 1)) % 8 - 1, -1),
+        ("pack",): pack,
+        ("layout",): lambda: full(_layout_code(x, jnp.asarray(layouts))),
+        ("axis-perm",): lambda: jnp.asarray(layouts)[jnp.clip(x[:, 0], 0, len(layouts) - 1)],
+        ("put",): put,
+        ("cumsum",): lambda: jnp.cumsum(x, axis=1),
+    }
+    branch = np.zeros(len(OPCODES), np.int32)
+    for i, names in enumerate(special):
+        branch[[CODE[n] for n in names]] = i + 1
+    elementwise = lambda: _elementwise(x, y, z, op, imm)  # noqa: E731
+    return jax.lax.switch(jnp.asarray(branch)[op], [elementwise, *special.values()])
 
 
 def run(
-    code: jax.Array, length: jax.Array, fimm: jax.Array, properties: jax.Array, attrs: jax.Array, values: jax.Array
-) -> jax.Array:  # fmt: skip
-    """Run one program on one binding (vmap for many).
+    code: jax.Array, fimm: jax.Array, length: jax.Array, guard: jax.Array, bound: Bound, present: jax.Array
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Run one program on many bindings at once, an instruction at a time.
+
+    The guard comes first in a program: where it holds for no binding, the rest is not run.
 
     Args:
       code: [I, 5] int32, columns opcode, a, b, c, imm.
-      length: how many instructions to run, the same for all programs of a batch or the largest of them.
       fimm: [I] float32.
-      properties: [P, len(PROPERTIES), K] int32 of the bound nodes.
-      attrs: [P, K] int32.
-      values: [P] float32.
+      length: how many instructions there are.
+      guard: the register that says whether the conditions hold.
+      present: [C] bool, bindings that matter.
 
     Returns:
-      Registers [I, K] int32.
+      Registers [I, C, K] int32, and [C] bool, where the guard holds.
     """
+    n = bound.slots.shape[0]
 
-    def step(i: jax.Array, regs: jax.Array) -> jax.Array:
-        op, a, b, c, imm = code[i]
-        results = jnp.stack(_alternatives(regs, a, b, c, imm, fimm[i], properties, attrs, values))
-        return regs.at[i].set(results[op])
+    def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        i, _, holds = carry
+        return (i < length) & jnp.any(holds)
 
-    return jax.lax.fori_loop(0, length, step, jnp.zeros((code.shape[0], K), jnp.int32))
+    def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        i, regs, holds = carry
+        result = _execute(regs, code[i], fimm[i], bound)
+        holds &= (i != guard) | jnp.all(result != 0, axis=1)
+        return i + 1, regs.at[i].set(result), holds
 
-
-def properties_of(
-    op: jax.Array, attrs: jax.Array, lowering: jax.Array, shape: jax.Array, rank: jax.Array,
-    dtype: jax.Array, weight_only: jax.Array,
-) -> jax.Array:  # fmt: skip
-    """The property table [P, len(PROPERTIES), K] of P nodes; shapes are filled up by ones."""
-    wide = lambda v: jnp.broadcast_to(v[:, None], (len(v), K)).astype(jnp.int32)  # noqa: E731
-    shape = jnp.pad(shape, ((0, 0), (0, K - R)), constant_values=1)
-    parts = [shape, wide(rank), wide(dtype), wide(op), attrs, wide(lowering), wide(weight_only)]
-    return jnp.stack(parts, axis=1)
+    start = (jnp.int32(0), jnp.zeros((code.shape[0], n, K), jnp.int32), present)
+    _, regs, holds = jax.lax.while_loop(going, step, start)
+    return regs, holds

@@ -33,13 +33,12 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
     uses = use_counts(graph)
     args = args_of(graph)
     cost = graph.nodes.cost
-    length = jnp.max(jnp.where(candidates.entry >= 0, table.length[candidates.entry], 0))
 
     def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[jax.Array, jax.Array, NewNodes]:
         present = entry >= 0
         entry = jnp.maximum(entry, 0)
         bound, matched = bind(table, entry, root, partner, graph)
-        new = instantiate(table, entry, bound, graph, length)
+        new = instantiate(table, jnp.where(present & matched, entry, -1), bound, graph)
         made = jnp.where((new.nodes.op != ops.HOLE) & ~new.nodes.weight_only, price(new), 0.0)
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])

@@ -35,62 +35,73 @@ class Candidates(NamedTuple):
     count: jax.Array  # scalar int32, how many there are (may exceed M: then some are missing)
 
 
-def _rows_possible(table: RuleTable, graph: TensorGraph) -> jax.Array:
-    """Phase 1: [N, W] uint32, rows that may match at each node."""
+def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
+    """Phase 1: [D, W] uint32, rows that may match at each of `nodes` [D]."""
     code = graph.nodes.op
-    args = args_of(graph)
-    bits = table.root_bits[code]
+    args = args_of(graph)[nodes]
+    bits = table.root_bits[code[nodes]]
     for slot in range(N_ARG_BITS):
         bits &= table.arg_bits[slot, code[args[:, slot]]]
     return bits
 
 
-def _unpack_bits(words: jax.Array) -> jax.Array:
-    """[N, W] words to [N, 32 W] booleans."""
-    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    return bits.reshape(words.shape[0], -1).astype(bool)
+def _ranked(words: jax.Array, first: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which of them exist.
 
-
-def _ranked(flags: jax.Array, first: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Flat indices of the flags numbered first .. first + capacity, and which of them exist."""
-    total = jnp.cumsum(flags.astype(jnp.int32))
+    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of the time of a rewriting step.
+    """
+    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
+    total = jnp.cumsum(counts)
     wanted = first + 1 + jnp.arange(capacity, dtype=jnp.int32)
-    index = jnp.searchsorted(total, wanted, side="left").astype(jnp.int32)
     exists = wanted <= total[-1]
-    return jnp.where(exists, index, 0), exists
+    word = jnp.where(exists, jnp.searchsorted(total, wanted, side="left").astype(jnp.int32), 0)
+    rank = wanted - (total[word] - counts[word])
+    bits = (words.reshape(-1)[word][:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    bit = jnp.argmax(jnp.cumsum(bits.astype(jnp.int32), axis=1) == rank[:, None], axis=1).astype(jnp.int32)
+    width = words.shape[1]
+    return word // width, (word % width) * 32 + bit, exists
 
 
-def _row_matches(table: RuleTable, graph: TensorGraph, node: jax.Array, row: jax.Array, length: jax.Array) -> jax.Array:
-    """Phase 3 for one (node, row): the tree binds and, for rules with one root, the whole rule holds."""
-    entry = table.row_entry[row]
-    bound, ok = bind_tree(table, row, node, graph)
-    single = table.entry_rows[entry, 1] < 0
-    joint = jnp.concatenate([bound, jnp.zeros(P, jnp.int32)])
-    made = instantiate(table, entry, joint, graph, length)
-    return ok & (made.ok | ~single)
+def _single_rows(table: RuleTable) -> jax.Array:
+    """Rows of rules with one root, as words [W]."""
+    single = (table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0)
+    return jnp.sum(single.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
 
 
-def _match_nodes(table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array, capacity: int) -> jax.Array:
-    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, in chunks of `capacity` survivors."""
-    possible = jnp.where(among[:, None], _rows_possible(table, graph), 0)
-    flags = _unpack_bits(possible).reshape(-1)
-    n_rows = table.row_entry.shape[0]
-    total = jnp.sum(flags)
+def _match_nodes(
+    table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array, n_nodes: int, capacity: int
+) -> jax.Array:
+    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, `n_nodes` nodes and `capacity` survivors at a time."""
+    n_among = jnp.sum(among)
+    bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
+    instantiate_all = jax.vmap(instantiate, in_axes=(None, 0, 0, None))
 
-    def chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
-        index, exists = _ranked(flags, first, capacity)
-        node, row = index // n_rows, index % n_rows
-        length = jnp.max(jnp.where(exists, table.length[table.row_entry[row]], 0))
-        ok = jax.vmap(_row_matches, in_axes=(None, None, 0, 0, None))(table, graph, node, row, length)
-        bit = jnp.where(ok & exists, jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0))
-        return first + capacity, hit.at[node, row // 32].add(bit)
+        nodes, _, exists = _ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
+        possible = jnp.where(exists[:, None], _rows_possible(table, graph, nodes), 0)
+        n_possible = jnp.sum(jax.lax.population_count(possible))
+
+        def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            first, hit = carry
+            at, row, exists = _ranked(possible, first, capacity)
+            bound, fits = bind_all(table, row, nodes[at], graph)
+            fits &= exists
+            entry = table.row_entry[row]
+            single = table.entry_rows[entry, 1] < 0
+            joint = jnp.pad(bound, ((0, 0), (0, P)))
+            ok = instantiate_all(table, jnp.where(fits & single, entry, -1), joint, graph).ok
+            bit = jnp.where(fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0))
+            return first + capacity, hit.at[nodes[at], row // 32].add(bit)
+
+        hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[1]
+        return first + n_nodes, hit
 
     start = (jnp.int32(0), jnp.where(among[:, None], jnp.uint32(0), masks))
-    return jax.lax.while_loop(lambda c: c[0] < total, chunk, start)[1]
+    return jax.lax.while_loop(lambda c: c[0] < n_among, some_nodes, start)[1]
 
 
-def match(table: RuleTable, graph: TensorGraph, *, capacity: int = 512) -> jax.Array:
+def match(table: RuleTable, graph: TensorGraph, *, capacity: int = 2048) -> jax.Array:
     """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
 
     For a rule with one root the rule holds there; for one root of a two-root rule its tree binds there.
@@ -100,7 +111,7 @@ def match(table: RuleTable, graph: TensorGraph, *, capacity: int = 512) -> jax.A
     """
     n = graph.nodes.op.shape[0]
     masks = jnp.zeros((n, table.n_words), jnp.uint32)
-    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, capacity)
+    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, n, capacity)
 
 
 def rematch(
@@ -113,7 +124,7 @@ def rematch(
         dirty |= jnp.any(dirty[args] & (args > 0), axis=1)
     live = graph.nodes.op != ops.HOLE
     masks = jnp.where(live[:, None], masks, 0)
-    return _match_nodes(table, graph, dirty & live, masks, capacity)
+    return _match_nodes(table, graph, dirty & live, masks, 64, capacity)
 
 
 def candidates(
@@ -125,15 +136,11 @@ def candidates(
       size: M, room for candidates.
       pair_size: room for pairs before they are checked; `size` by default.
     """
-    n_rows = table.row_entry.shape[0]
-    bits = _unpack_bits(masks)
-    single = table.entry_rows[table.row_entry, 1] < 0
-    flags = (bits & single[None, :]).reshape(-1)
-    index, exists = _ranked(flags, jnp.int32(0), size)
-    node, row = index // n_rows, index % n_rows
-    n_single = jnp.sum(flags)
+    single = _single_rows(table)
+    node, row, exists = _ranked(masks & single, jnp.int32(0), size)
+    n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     entry = jnp.where(exists, table.row_entry[row], -1)
-    pair_entry, root, partner, n_pairs = _pairs(table, graph, bits & ~single[None, :], pair_size or size)
+    pair_entry, root, partner, n_pairs = _pairs(table, graph, masks & ~single, pair_size or size)
     # Pairs go behind the singles, wherever there is room.
     at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
     put = lambda old, new: old.at[at].set(new, mode="drop")  # noqa: E731
@@ -144,13 +151,11 @@ def candidates(
 
 
 def _pairs(
-    table: RuleTable, graph: TensorGraph, bits: jax.Array, size: int
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Two-root candidates: entry [size] (-1 empty), root, partner, and their number."""
-    n_rows = table.row_entry.shape[0]
-    flags = bits.reshape(-1)
-    index, exists = _ranked(flags, jnp.int32(0), size)
-    node, row = index // n_rows, index % n_rows
+    node, row, exists = _ranked(masks, jnp.int32(0), size)
+    n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
     entry, role = table.row_entry[row], table.row_role[row]
     bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
     operand = bound[jnp.arange(size), table.shared[entry, role]]
@@ -173,16 +178,12 @@ def _pairs(
     e = jnp.where(present, entry[left], 0)
     root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
     keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
-    length = jnp.max(jnp.where(keep, table.length[e], 0))
-
-    def holds(entry: jax.Array, root: jax.Array, partner: jax.Array) -> jax.Array:
-        joint, ok = bind(table, entry, root, partner, graph)
-        return ok & instantiate(table, entry, joint, graph, length).ok
-
-    keep &= jax.vmap(holds)(e, root, partner)
+    joint, fits = jax.vmap(bind, in_axes=(None, 0, 0, 0, None))(table, e, root, partner, graph)
+    keep &= fits
+    keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(table, jnp.where(keep, e, -1), joint, graph).ok
     keep &= ~_closes_cycle(graph, root, partner, keep)
-    overflow = (jnp.sum(flags) > size) | (ends[-1] > size)
-    count = jnp.where(overflow, jnp.maximum(ends[-1], jnp.sum(flags)), jnp.sum(keep))
+    overflow = (n_halves > size) | (ends[-1] > size)
+    count = jnp.where(overflow, jnp.maximum(ends[-1], n_halves), jnp.sum(keep))
     return jnp.where(keep, e, -1), root, partner, count.astype(jnp.int32)
 
 

@@ -197,8 +197,9 @@ def show(p: Pattern | Var) -> str:
 def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorGraph | None]:
     """What the engine makes of each instance; None where the rule does not fire."""
     filled = [*part, *[part[-1]] * (BATCH - len(part))]
-    graphs = [graph_lib.build(i.nodes, i.roots, bucket=BUCKET) for _, i in filled]
-    stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(v) for v in leaves]), *graphs)
+    graphs = [graph_lib.build_on_host(i.nodes, i.roots, bucket=BUCKET) for _, i in part]
+    graphs += graphs[-1:] * (BATCH - len(part))
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *graphs)
     entry = np.array([e for e, _ in filled], np.int32)
     root = np.array([i.roots[0] + 1 for _, i in filled], np.int32)
     partner = np.array([i.roots[1] + 1 if len(i.roots) > 1 else 0 for _, i in filled], np.int32)

@@ -1,10 +1,11 @@
 """TASO's backtracking search (Jia et al., SOSP 2019, algorithm 2), without its weaknesses.
 
-A queue of graphs by cost; the cheapest is taken, every candidate is applied, and what costs less than alpha times the best goes back. Here: the
-original's alpha of 1 by default admits no loss, ours is 1.05; candidates are costed from the match alone and built only when taken;
-graphs met before are told by a hash that sees the structure, not by a sum of operators; regions are timed as they become promising,
-not all at creation; and the search starts from the greedy descent's result as well as from the original, so that a short
-budget ends with at least that.
+A queue of graphs by cost; the cheapest is taken, every candidate is applied, and what costs less
+than alpha times the best goes back. Here: the original's alpha of 1 by default admits no loss, ours
+is 1.05; candidates are costed from the match alone and built only when taken; graphs met before are
+told by a hash that sees the structure, not by a sum of operators; regions are timed as they become
+promising, not all at creation; and the search starts from the results of two descents (with
+lowerings alone, then with every rule), so that a short budget ends with at least those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Budget, Problem, Run, SearchResult, Step, Strategy
+from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step, Strategy
 from xrl_jax.search.descend import descend, known_moves
 from xrl_jax.search.greedy import is_lowering
 from xrl_jax.search.states import Space, State
@@ -25,7 +26,6 @@ from xrl_jax.search.walk import search_graphs
 
 ALPHA = 1.05  # TASO's C++ default; its Python examples use 1.0
 KEEP = 4  # states of each graph that are timed as whole programs
-Reached = tuple[State, list[Step]]  # a state and the steps to it
 _PER_STATE = 64  # candidates of a state that enter the queue, the cheapest first
 
 
@@ -43,9 +43,10 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
         lowered = descend(
             run, space, start, index, clock.part(0.5), only=is_lowering, phase="lowerings"
         )
-        greedy = descend(run, space, lowered[0], index, clock.part(0.7), phase="greedy")
-        roots = [(greedy[0], lowered[1] + greedy[1]), lowered]
-        ranked = _best_first(run, space, roots, index, clock, alpha, max_states)
+        greedy = descend(
+            run, space, lowered[0], index, clock.part(0.7), taken=lowered[1], phase="greedy"
+        )
+        ranked = _best_first(run, space, [greedy, lowered], index, clock, alpha, max_states)
         return ranked[:KEEP]
 
     return lambda problem, budget, key: search_graphs(problem, budget, key, search)
@@ -76,7 +77,7 @@ def _best_first(
         heapq.heappush(queue, (state.seconds, next(order), _Pending(state, steps, None)))
     seen: set[tuple[int, int]] = set()
     best = sorted(roots, key=lambda b: b[0].seconds)
-    while queue and not clock.done and not run.out_of_budget() and len(seen) < limit:
+    while queue and not run.out_of_budget(clock) and len(seen) < limit:
         predicted, _, pending = heapq.heappop(queue)
         if predicted > alpha * best[0][0].seconds:
             break
@@ -93,6 +94,7 @@ def _best_first(
         if pending.move is not None:
             best.append((state, steps))
         best = sorted(best, key=lambda b: b[0].seconds)[:KEEP]
+        run.keep(index, best)
         bound = alpha * best[0][0].seconds
         for i in range(min(len(moves.entry), _PER_STATE)):
             after = state.seconds + float(moves.delta[i])
@@ -100,7 +102,7 @@ def _best_first(
                 break
             move = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
             heapq.heappush(queue, (after, next(order), _Pending(state, steps, move)))
-        run.report("backtracking", run.best_seconds)
+        run.report("backtracking")
     return best
 
 

@@ -1,15 +1,16 @@
 """What a search is: `Strategy(problem, budget, key) -> SearchResult`.
 
-A problem is a program with a rule table and a cost oracle. Its graphs (main and bodies) are rewritten one by one, since a rewrite
-of one leaves the others as they are; the cost of the program is the sum of theirs, each times its count.
+A problem is a program with a rule table and a cost oracle. Its graphs (main and bodies) are
+rewritten one by one, since a rewrite of one leaves the others as they are; the cost of the program
+is the sum of theirs, each times its count.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
@@ -18,6 +19,9 @@ from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.table import CompiledRules
+
+if TYPE_CHECKING:
+    from xrl_jax.search.states import State
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class SearchResult:
     """The best programs found, best prediction first, and why the search stopped.
 
     Attributes:
-      best: never empty; the original is among them where nothing better was found.
+      best: never empty; the original is the last, and none is predicted to be slower.
       start_seconds: predicted for the original.
       candidates: how many candidates were looked at.
       stop: why it ended.
@@ -126,11 +130,19 @@ class SearchResult:
 
 
 Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
+Reached = tuple["State", list[Step]]  # a state of one graph and the steps to it
 
 
 @dataclass
 class Run:
-    """Bookkeeping shared by the strategies: clock, best so far, reason to stop."""
+    """Bookkeeping shared by the strategies: clock, best so far, reason to stop.
+
+    Attributes:
+      parts: predicted seconds of each graph in one run of the program, as well as it can be done so
+        far.
+      counts: how often each graph runs.
+      reached: the best states of each graph so far, best first, which survive an interruption.
+    """
 
     problem: Problem
     budget: Budget
@@ -140,14 +152,17 @@ class Run:
     start_seconds: float = 0.0
     best_seconds: float = float("inf")
     history: list[tuple[float, float]] = field(default_factory=list)
+    parts: list[float] = field(default_factory=list)
+    counts: tuple[float, ...] = ()
+    reached: dict[int, list[Reached]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = Stopwatch(self.budget.seconds)
 
-    def out_of_budget(self) -> bool:
-        """Whether the search must end; says why in `stop`."""
+    def out_of_budget(self, clock: Stopwatch | None = None) -> bool:
+        """Whether the search (or the part of it that has `clock`) must end; says why in `stop`."""
         spent = self.problem.oracle.spending.measurements
-        if self.clock.done:
+        if self.clock.done or (clock is not None and clock.done):
             self.stop = StopReason.SECONDS
         elif self.budget.measurements is not None and spent >= self.budget.measurements:
             self.stop = StopReason.MEASUREMENTS
@@ -155,8 +170,20 @@ class Run:
             return False
         return True
 
-    def report(self, phase: str, seconds: float) -> None:
+    def start(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
+        """Note how often each graph runs and what one run of it takes."""
+        self.counts = tuple(counts)
+        self.parts = [c * s for c, s in zip(counts, seconds, strict=True)]
+        self.start_seconds = sum(self.parts)
+
+    def keep(self, index: int, reached: Sequence[Reached]) -> None:
+        """Note the best states of a graph so far, best first."""
+        self.reached[index] = list(reached)
+        self.parts[index] = self.counts[index] * reached[0][0].seconds
+
+    def report(self, phase: str) -> None:
         """Tell the listener, and note an improvement."""
+        seconds = sum(self.parts)
         if seconds < self.best_seconds:
             self.best_seconds = seconds
             self.history.append((self.clock.elapsed, seconds))

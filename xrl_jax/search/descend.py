@@ -1,8 +1,10 @@
-"""Descent shared by the strategies: measure what matters at a state, then take improving candidates while there are any."""
+"""Descent shared by the strategies: measure what matters at a state, then take improving candidates
+while there are any.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from xrl_jax.search.base import Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
 _view = jax.jit(roofline.view_graph)
-# A candidate is worth its measurements if its roofline gains, or loses at most this share of the nodes it replaces.
+# A candidate is worth its measurements if its roofline gains, or loses at most this share of the
+# nodes it replaces.
 _HOPE = 0.5
 
 
@@ -33,7 +36,9 @@ def measure_moves(
     *,
     keep: Callable[[float], bool],
 ) -> int:
-    """Time the regions that promising candidates would make, the most promising first; how many became known."""
+    """Time the regions that promising candidates would make, the most promising first; how many
+    became known.
+    """
     hopeful = np.array([keep(float(d)) for d in moves.delta], bool)
     if not hopeful.any():
         return 0
@@ -44,7 +49,8 @@ def measure_moves(
 def known_moves(
     run: Run, space: Space, state: State, clock: Stopwatch, slack: float
 ) -> tuple[State, Moves]:
-    """The state and its moves under costs that know every promising candidate's regions (as far as the budget goes).
+    """The state and its moves under costs that know every promising candidate's regions (as far as
+    the budget goes).
 
     Args:
       slack: candidates that add at most this many seconds by the roofline are promising.
@@ -63,19 +69,22 @@ def known_moves(
 
 def descend(
     run: Run, space: Space, state: State, index: int, clock: Stopwatch, *,
-    only: Callable[[str], bool] = lambda family: True, one_pass: bool = False, phase: str = "descending",
+    only: Callable[[str], bool] = lambda family: True, taken: Sequence[Step] = (), phase: str = "descending",
 ) -> tuple[State, list[Step]]:  # fmt: skip
     """Take improving candidates, best first, until none improves or the clock runs out.
 
-    Each pass goes through the improving candidates of the state in order of gain and takes those that still match and still gain; then all
-    candidates are found again. `only` filters rules by family; `one_pass` stops after the first pass.
+    Each pass goes through the improving candidates of the state in order of gain and takes those
+    that still match and still gain; then all candidates are found again. `only` filters rules by
+    family; `taken` are the steps that led to `state`. Returns the state reached and all steps to
+    it.
     """
     oracle = run.problem.oracle
     families = np.array([r.family for r in space.rules.rules])
-    steps: list[Step] = []
-    while not clock.done and not run.out_of_budget():
+    steps = list(taken)
+    while not run.out_of_budget(clock):
         slack = _HOPE * float(jnp.max(state.graph.nodes.cost))
         state, moves = known_moves(run, space, state, clock, slack)
+        run.keep(index, [(state, steps)])
         costs = oracle.table()
         rule_of = np.asarray(space.rules.table.entry_rule)[moves.entry]
         improved = False
@@ -89,12 +98,13 @@ def descend(
             if after is None or after.seconds >= state.seconds - 1e-9:
                 continue
             place = space.place(state, root)
-            steps.append(Step(index, space.rule_name(entry), place, state.seconds - after.seconds))
-            if after.graph.nodes.op.shape != state.graph.nodes.op.shape:
-                state, improved = after, True
+            step = Step(index, space.rule_name(entry), place, state.seconds - after.seconds)
+            grown = after.graph.nodes.op.shape != state.graph.nodes.op.shape
+            state, steps, improved = after, [*steps, step], True
+            run.keep(index, [(state, steps)])
+            if grown:
                 break  # slots moved with the bucket: find the candidates again
-            state, improved = after, True
-        run.report(phase, run.best_seconds)
-        if not improved or one_pass:
+        run.report(phase)
+        if not improved and not clock.done:
             break
     return state, steps

@@ -1,7 +1,7 @@
 """Greedy descent, and its restriction to lowerings.
 
-`greedy` takes improving candidates until none improves. `local` does so with lowerings alone: each node's best form on its own, which
-is what a lookup table would reach and every search has to beat.
+`greedy` takes improving candidates until none improves. `local` does so with lowerings alone: each
+node's best form on its own, which is what a lookup table would reach and every search has to beat.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Budget, Problem, Run, SearchResult, Step
+from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult
 from xrl_jax.search.descend import descend
 from xrl_jax.search.states import Space, State
 from xrl_jax.search.walk import search_graphs
@@ -25,9 +25,8 @@ def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
 
     def search(
         run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[tuple[State, list[Step]]]:
-        state, steps = descend(run, space, start, index, clock, phase="greedy")
-        return [(state, steps)]
+    ) -> list[Reached]:
+        return [descend(run, space, start, index, clock, phase="greedy")]
 
     return search_graphs(problem, budget, key, search)
 
@@ -37,8 +36,7 @@ def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
 
     def search(
         run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[tuple[State, list[Step]]]:
-        state, steps = descend(run, space, start, index, clock, only=is_lowering, phase="local")
-        return [(state, steps)]
+    ) -> list[Reached]:
+        return [descend(run, space, start, index, clock, only=is_lowering, phase="local")]
 
     return search_graphs(problem, budget, key, search)

@@ -1,4 +1,6 @@
-"""Random search: walks of uniformly random candidates from the original, each as long as the best found so far allows."""
+"""Random search: walks of uniformly random candidates from the original, each as long as the best
+found so far allows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import jax
 import numpy as np
 
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Budget, Problem, Run, SearchResult, Step
+from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space, State
 from xrl_jax.search.walk import search_graphs
@@ -20,16 +22,16 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
 
     def search(
         run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[tuple[State, list[Step]]]:
+    ) -> list[Reached]:
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (2,), np.uint32)))
         oracle = run.problem.oracle
-        best: tuple[State, list[Step]] = (start, [])
-        while not clock.done and not run.out_of_budget():
-            state, steps = start, []
+        best: Reached = (start, [])
+        while not run.out_of_budget(clock):
+            state, steps = space.reprice(start, oracle.table()), []
             for _ in range(_HORIZON):
                 moves = space.moves(state, oracle.table())
                 run.candidates += len(moves.entry)
-                if not len(moves.entry) or clock.done or run.out_of_budget():
+                if not len(moves.entry) or run.out_of_budget(clock):
                     break
                 i = int(rng.integers(len(moves.entry)))
                 after = space.step(
@@ -51,9 +53,10 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
                         best = (space.reprice(best[0], oracle.table()), best[1])
                     if state.seconds < best[0].seconds:
                         best = (state, steps)
+                        run.keep(index, [best])
                 if state.seconds > _LIMIT * start.seconds:
                     break
-            run.report("random", run.best_seconds)
+            run.report("random")
             if not steps:
                 break  # nothing applies at all
         return [best]

@@ -1,7 +1,8 @@
-"""Graph states as searches see them: a priced graph with its match masks, its candidates, and single steps between states.
+"""Graph states as searches see them: a priced graph with its match masks, its candidates, and
+single steps between states.
 
-Everything numeric is jitted once for a bucket and a rule table; the host keeps only lists. A state whose bucket is full grows into the
-next one.
+Everything numeric is jitted once for a bucket and a rule table; the host keeps only lists. A state
+whose bucket is full grows into the next one.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ class Space:
     def step(
         self, state: State, costs: CostTable, entry: int, root: int, partner: int
     ) -> State | None:
-        """The state after one rewrite; None where the candidate no longer matches. Grows the bucket when it is full."""
+        """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
+        when it is full.
+        """
         done, masks, seconds = _step(
             self.rules.table,
             costs,

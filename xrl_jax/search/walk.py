@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.graph.graph import grow
 from xrl_jax.search.base import (
     Budget,
     Found,
     Problem,
+    Reached,
     Run,
     SearchResult,
-    Step,
     StopReason,
     assemble,
 )
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space, State
 
-# One graph's search: (run, space, start, graph index, clock, key) -> states with their steps, best first.
-GraphSearch = Callable[
-    [Run, Space, State, int, Stopwatch, jax.Array], list[tuple[State, list[Step]]]
-]
+# One graph's search: (run, space, start, graph index, clock, key) -> states with their steps, best
+# first.
+GraphSearch = Callable[[Run, Space, State, int, Stopwatch, jax.Array], list[Reached]]
 
 
 def search_graphs(
@@ -32,8 +32,8 @@ def search_graphs(
 ) -> SearchResult:
     """Search every graph of the program, the costliest first, each with its share of the time left.
 
-    The results are combined: the i-th best program has the i-th best state of every graph. Ctrl-C ends the search and keeps what
-    was found.
+    The results are combined: the i-th best program has the i-th best state of every graph. Ctrl-C
+    ends the search and keeps what was noted by `Run.keep`.
     """
     run = Run(problem, budget)
     oracle = problem.oracle
@@ -41,15 +41,18 @@ def search_graphs(
     space = Space(problem.rules, jnp.asarray(program.digests()))
     counts = program.counts
     starts: list[State] = []
-    found: dict[int, list[tuple[State, list[Step]]]] = {}
+    found: dict[int, list[Reached]] = {}
     try:
+        # One bucket for all graphs: everything is then compiled once.
+        bucket = max(g.nodes.op.shape[0] for g in program.graphs)
         for graph in program.graphs:
-            state = space.start(graph, oracle.table())
+            same = graph if graph.nodes.op.shape[0] == bucket else grow(graph, bucket)
+            state = space.start(same, oracle.table())
             measure_state(oracle, state, run.clock, budget.measurements)
             starts.append(state)
         starts = [space.reprice(s, oracle.table()) for s in starts]
-        run.start_seconds = sum(c * s.seconds for c, s in zip(counts, starts, strict=True))
-        run.report("measured the original", run.start_seconds)
+        run.start(counts, [s.seconds for s in starts])
+        run.report("measured the original")
         order = sorted(range(len(starts)), key=lambda i: -counts[i] * starts[i].seconds)
         for i, k in zip(order, jax.random.split(key, len(order)), strict=True):
             if run.out_of_budget():
@@ -57,24 +60,18 @@ def search_graphs(
             waiting = [counts[j] * starts[j].seconds for j in order if j not in found]
             share = max(counts[i] * starts[i].seconds / max(sum(waiting), 1e-12), 0.05)
             found[i] = search(run, space, starts[i], i, run.clock.part(min(share, 1.0)), k)
-            best = sum(
-                c
-                * (
-                    space.reprice(found[j][0][0], oracle.table()).seconds
-                    if j in found
-                    else s.seconds
-                )
-                for j, (c, s) in enumerate(zip(counts, starts, strict=True))
-            )
-            run.report(f"graph {i} done", best)
+            run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
+            run.report(f"graph {i} done")
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
+        found = {**run.reached, **found}
     return _combine(run, space, starts, found)
 
 
 def _combine(
-    run: Run, space: Space, starts: list[State], found: dict[int, list[tuple[State, list[Step]]]]
+    run: Run, space: Space, starts: list[State], found: dict[int, list[Reached]]
 ) -> SearchResult:
+    """The programs predicted to be faster than the original, best first, then the original."""
     program, costs = run.problem.program, run.problem.oracle.table()
     depth = max((len(f) for f in found.values()), default=0)
     results: list[Found] = []
@@ -95,9 +92,9 @@ def _combine(
     start_seconds = sum(
         c * space.reprice(s, costs).seconds for c, s in zip(program.counts, starts, strict=False)
     )
-    results.append(Found(program, start_seconds))
+    faster = sorted((f for f in results if f.seconds < start_seconds), key=lambda f: f.seconds)
     return SearchResult(
-        tuple(sorted(results, key=lambda f: f.seconds)),
+        (*faster, Found(program, start_seconds)),
         start_seconds,
         run.candidates,
         run.stop,

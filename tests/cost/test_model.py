@@ -1,0 +1,212 @@
+"""The oracle: what is worth timing, what the store knows, and what was spent."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from xrl_jax.cost import roofline
+from xrl_jax.cost.machine import Machine
+from xrl_jax.cost.model import Oracle, class_shares, merge_shares, without_overhead
+from xrl_jax.cost.regions import region_key
+from xrl_jax.cost.store import TimingStore
+from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.cost.worker import Worker
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, build, pack_attrs
+
+MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
+SUM = pack_attrs("reduce_sum", {"axes": 1})
+VIEW = jax.jit(roofline.view_graph)
+LONG = Stopwatch(600.0)
+
+
+class FakeWorker(Worker):
+    """Answers with the timings it is given, in turn; without an answer, a millisecond.
+
+    Attributes:
+      asked: (key, timeout) of every job.
+    """
+
+    overhead_seconds = 1e-5
+
+    def __init__(self, *answers: Timing) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.asked: list[tuple[str, float]] = []
+
+    def measure(self, jobs, *, timeout=60.0, **_):  # type: ignore[override]
+        self.asked += [(job.key, timeout) for job in jobs]
+        return [self.answers.pop(0) if self.answers else timing(1e-3) for _ in jobs]
+
+
+def timing(seconds: float) -> Timing:
+    return Timing(seconds, 0.9 * seconds, 1.1 * seconds, repeats=9, compile_seconds=0.5)
+
+
+def oracle(*answers: Timing, store: TimingStore | None = None) -> tuple[Oracle, FakeWorker]:
+    worker = FakeWorker(*answers)
+    return Oracle(store or TimingStore(None, machine=MACHINE), worker), worker
+
+
+def sums(*widths: int, op: str = "input"):
+    """A graph with one sum over [4, width] for each width."""
+    nodes: list[Node] = []
+    for i, width in enumerate(widths):
+        nodes.append(Node(op, shape=(4, width), ref=i))
+        nodes.append(Node("reduce_sum", (2 * i,), SUM, shape=(width,)))
+    return build(nodes, range(1, len(nodes), 2), bucket=64)
+
+
+def unknown(oracle: Oracle, *widths: int, **options):
+    return oracle.unknown(VIEW(sums(*widths, **options)))
+
+
+def costs(oracle: Oracle, *widths: int) -> list[float]:
+    priced = roofline.seconds(oracle.table(), VIEW(sums(*widths)))
+    return [float(c) for c in priced[2 : 2 * len(widths) + 1 : 2]]
+
+
+def test_each_distinct_region_is_wanted_once():
+    found = unknown(oracle()[0], 3, 5, 3)
+    assert [r.node.shape for r in found.values()] == [(3,), (5,)]
+
+
+def test_elementwise_and_weight_only_work_is_not_worth_timing():
+    o, _ = oracle()
+    nodes = (Node("input", shape=(4,), ref=0), Node("tanh", (0,), shape=(4,)))
+    assert o.unknown(VIEW(build(nodes, [1], bucket=64))) == {}
+    assert unknown(o, 3, op="weight") == {}
+
+
+def test_what_has_no_plain_dtype_is_not_timed():
+    keys = Node("input", shape=(4, 3), dtype="extended", ref=0)
+    attrs = pack_attrs("slice", {"start": (0, 0), "limit": (2, 3), "stride": (1, 1)})
+    graph = build((keys, Node("slice", (0,), attrs, shape=(2, 3), dtype="extended")), [1], bucket=64)
+    assert oracle()[0].unknown(VIEW(graph)) == {}
+
+
+def test_a_measured_region_costs_its_timing_without_the_launch():
+    o, _ = oracle(timing(2e-3))
+    assert o.measure(unknown(o, 3), clock=LONG) == 1
+    # 2 ms less 10 us of launch; wrapping 4 * 15 elements moves 120 bytes: 8 ns at 15 GB/s.
+    assert costs(o, 3) == pytest.approx([1.99e-3 - 8e-9], rel=1e-5)
+
+
+def test_a_measured_region_is_not_unknown_any_more():
+    o, _ = oracle()
+    o.measure(unknown(o, 3), clock=LONG)
+    assert [r.node.shape for r in unknown(o, 3, 5).values()] == [(5,)]
+
+
+def test_the_store_answers_without_a_worker_and_with_the_same_cost():
+    store = TimingStore(None, machine=MACHINE)
+    first, _ = oracle(timing(2e-3), store=store)
+    first.measure(unknown(first, 3), clock=LONG)
+    second, worker = oracle(store=store)
+    worker.overhead_seconds = 1e-3  # another worker launches more slowly: that must not matter
+    assert second.measure(unknown(second, 3), clock=LONG) == 1
+    assert worker.asked == []
+    assert (second.spending.from_store, second.spending.measurements) == (1, 0)
+    assert costs(second, 3) == costs(first, 3)
+
+
+def test_the_store_answers_even_when_the_budget_is_spent():
+    store = TimingStore(None, machine=MACHINE)
+    first, _ = oracle(store=store)
+    first.measure(unknown(first, 3), clock=LONG)
+    second, _ = oracle(store=store)
+    assert second.measure(unknown(second, 3, 5), clock=Stopwatch(-1.0), limit=0) == 1
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "killed"])
+def test_what_cannot_be_timed_costs_a_thousand_seconds(status):
+    o, _ = oracle(Timing.without(status, "no"))
+    o.measure(unknown(o, 3), clock=LONG)
+    assert costs(o, 3) == [1000.0]
+    assert o.spending.failures == 1
+
+
+@pytest.mark.parametrize(("status", "kept"), [("failed", True), ("timeout", True), ("killed", False)])
+def test_failures_that_are_the_regions_own_are_remembered(status, kept):
+    o, _ = oracle(Timing.without(status, "no"))
+    wanted = unknown(o, 3)
+    o.measure(wanted, clock=LONG)
+    (region,) = wanted.values()
+    assert bool(o.store.get([region_key(region, ())])) is kept
+
+
+def test_a_timeout_cut_short_by_the_budget_is_not_remembered():
+    o, worker = oracle(Timing.without("timeout", "no"))
+    wanted = unknown(o, 3)
+    o.measure(wanted, clock=Stopwatch(6.0))
+    (region,) = wanted.values()
+    assert worker.asked[0][1] < 6.0 < o.timeout
+    assert o.store.get([region_key(region, ())]) == {}
+
+
+def test_a_region_that_cannot_be_traced_costs_itself_only():
+    o, worker = oracle()
+    attrs = pack_attrs("reduce_sum", {"axes": 1})
+    nodes = (
+        Node("input", shape=(4, 3), ref=0),
+        Node("reduce_sum", (0,), attrs, lowering=99, shape=(3,)),
+        Node("reduce_sum", (0,), attrs, shape=(3,)),
+    )
+    wanted = o.unknown(VIEW(build(nodes, [1, 2], bucket=64)))
+    assert o.measure(wanted, clock=LONG) == 2
+    assert (o.spending.failures, len(worker.asked)) == (1, 1)
+
+
+def test_no_more_than_the_limit_is_measured():
+    o, worker = oracle()
+    assert o.measure(unknown(o, 3, 5, 7), clock=LONG, limit=2) == 2
+    assert (len(worker.asked), o.spending.measurements) == (2, 2)
+    assert o.measure(unknown(o, 9), clock=LONG, limit=2) == 0
+
+
+def test_nothing_is_measured_when_time_is_over():
+    o, worker = oracle()
+    assert o.measure(unknown(o, 3), clock=Stopwatch(-1.0)) == 0
+    assert worker.asked == []
+
+
+def test_progress_follows_each_region():
+    o, _ = oracle()
+    calls = []
+    o.measure(unknown(o, 3, 5), clock=LONG, progress=lambda: calls.append(None))
+    assert len(calls) == 2
+
+
+def test_spending_adds_up():
+    o, _ = oracle()
+    o.measure(unknown(o, 3, 5), clock=LONG)
+    spent = o.spending.as_dict()
+    assert spent["measurements"] == 2 and spent["compile_seconds"] == 1.0
+
+
+def test_the_roofline_learns_from_four_timings_of_a_class():
+    o, _ = oracle(*(timing(t) for t in (1e-3, 1e-3, 1e-3, 1e-3)))
+    before = costs(o, 100)
+    o.measure(unknown(o, 3, 5, 7, 9), clock=LONG)
+    assert costs(o, 100)[0] > 100 * before[0]  # these sums ran at a tiny fraction of the bandwidth
+
+
+def test_whole_programs_correct_the_table():
+    o, _ = oracle(timing(2e-3))
+    o.measure(unknown(o, 3), clock=LONG)
+    (before,) = costs(o, 3)
+    o.correct([{"reduce": before}], [2 * before])
+    assert costs(o, 3) == pytest.approx([2 * before], rel=1e-4)
+
+
+def test_no_timing_falls_below_the_clocks_grain():
+    assert without_overhead(timing(1e-6), 1e-3).seconds == 2e-7
+
+
+def test_shares_are_sums_by_class():
+    codes = np.array([ops.OPS["dot"].code, ops.OPS["tanh"].code, ops.OPS["dot"].code, 0])
+    shares = class_shares(np.array([1.0, 2.0, 3.0, 0.0]), codes, count=2.0)
+    assert shares == {"dot": 8.0, "elementwise": 4.0}
+    assert merge_shares([shares, {"dot": 1.0}]) == {"dot": 9.0, "elementwise": 4.0}

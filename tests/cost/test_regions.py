@@ -1,0 +1,97 @@
+"""A region is one node as XLA meets it in a network; its job runs and its key says what was timed."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.cost import roofline
+from xrl_jax.cost.regions import (
+    Region,
+    region_fn,
+    region_job,
+    region_key,
+    region_of,
+    region_sample,
+    wrapping_bytes,
+)
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, build, pack_attrs
+
+CONTRACT = pack_attrs(
+    "dot", {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
+)
+DOT = Node("dot", (0, 1), CONTRACT, shape=(4, 8))
+LEFT, RIGHT = Node("input", shape=(4, 6), ref=0), Node("weight", shape=(6, 8), ref=1)
+REGION = Region(DOT, (LEFT, RIGHT))
+TURN = pack_attrs("transpose", {"perm": (1, 0)})
+
+
+def test_a_region_is_read_off_a_node_of_a_graph():
+    graph = build((LEFT, RIGHT, DOT), [2], bucket=64)
+    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))
+    assert region_of(host, (3,)) == REGION
+    assert REGION.op_class == "dot"
+
+
+def test_the_key_sees_lowering_weights_and_options_and_nothing_else():
+    other = Region(Node("dot", (0, 1), CONTRACT, 1, (4, 8)), (LEFT, RIGHT))
+    both_inputs = Region(DOT, (LEFT, Node("input", shape=(6, 8), ref=1)))
+    keys = [
+        region_key(REGION, ()),
+        region_key(other, ()),
+        region_key(both_inputs, ()),
+        region_key(REGION, (("a", "1"),)),
+    ]
+    assert len(set(keys)) == 4
+    assert region_key(REGION, (("a", "1"), ("b", "2"))) == region_key(REGION, (("b", "2"), ("a", "1")))
+
+
+def test_a_float_anchor_runs_between_elementwise_operations():
+    x, w = -jnp.ones((4, 6)), jnp.ones((6, 8))
+    (out,) = region_fn(REGION)(x, w, jnp.float32(0.0))
+    assert (out == 0.0).all()  # max(x, 0) @ w, then max(..., 0)
+    (out,) = region_fn(REGION)(x, w, jnp.float32(-100.0))
+    assert (out == -6.0).all()
+
+
+def test_movement_and_integers_run_bare():
+    move = Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))
+    (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(0.0))
+    assert (out == -1.0).all() and out.shape == (6, 4)
+    left, right = Node("input", shape=(4, 6), dtype="int32"), Node("input", shape=(6, 8), dtype="int32")
+    whole = Region(Node("dot", (0, 1), CONTRACT, shape=(4, 8), dtype="int32"), (left, right))
+    (out,) = region_fn(whole)(-jnp.ones((4, 6), int), jnp.ones((6, 8), int), jnp.float32(0.0))
+    assert (out == -6).all()
+
+
+def test_a_job_takes_prepared_weights_and_the_inputs():
+    job = region_job(REGION, (("xla_cpu_enable_fast_math", "true"),))
+    assert job.key == region_key(REGION, job.options)
+    shapes = [a.shape for a in jax.export.deserialize(bytearray(job.artifact)).in_avals]
+    assert sorted(shapes) == [(), (4, 6), (6, 8)]
+
+
+def test_work_on_weights_is_not_part_of_the_job():
+    double = pack_attrs("transpose", {"perm": (1, 0)})
+    turned = Region(Node("transpose", (0,), double, shape=(8, 6)), (RIGHT,))
+    job = region_job(turned, ())
+    assert "transpose" not in jax.export.deserialize(bytearray(job.artifact)).mlir_module()
+
+
+def test_a_sample_has_the_regions_flops_and_bytes():
+    sample = region_sample(REGION, 0.5)
+    assert (sample.op_class, sample.flops, sample.bytes, sample.seconds) == ("dot", 384.0, 416.0, 0.5)
+
+
+def test_wrapping_reads_and_writes_inputs_and_result_once_more():
+    assert wrapping_bytes(REGION) == 2 * 4 * (24 + 32)  # the weight is not wrapped
+    assert wrapping_bytes(Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))) == 0.0
+
+
+def test_a_lowering_that_does_not_exist_names_itself():
+    with pytest.raises(Exception, match="dot"):
+        region_job(Region(Node("dot", (0, 1), CONTRACT, 99, (4, 8)), (LEFT, RIGHT)), ())

@@ -1,0 +1,216 @@
+"""Costs inside jit: signatures, the table of timings, the roofline, and what timings teach it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xrl_jax.cost import roofline
+from xrl_jax.cost.roofline import DEFAULT_RATES, NodeView, Rates, Sample
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, build, pack_attrs
+
+SUM = pack_attrs("reduce_sum", {"axes": 1})  # of axis 0
+VIEW = jax.jit(roofline.view_graph)
+SIGNATURES = jax.jit(roofline.signature)
+SECONDS = jax.jit(roofline.seconds)
+# A machine one can compute with in one's head.
+PLAIN = Rates(
+    flop_rate=dict.fromkeys(roofline.CLASSES, 1000.0),
+    bandwidth=dict.fromkeys(roofline.CLASSES, 100.0),
+    overhead=dict.fromkeys(roofline.CLASSES, 0.5),
+    scale=dict.fromkeys(roofline.CLASSES, 1.0),
+)
+
+
+def matrix(op="input", shape=(4, 6), dtype="float32", ref=0) -> Node:
+    return Node(op, shape=shape, dtype=dtype, ref=ref)
+
+
+def dot(shape=(4, 8), lowering=0, dtype="float32") -> Node:
+    attrs = pack_attrs(
+        "dot",
+        {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))},
+    )
+    return Node("dot", (0, 1), attrs, lowering, shape, dtype)
+
+
+def view(*nodes: Node) -> NodeView:
+    """Views of a graph of these nodes; the last one is its output."""
+    return VIEW(build(nodes, [len(nodes) - 1], bucket=64))
+
+
+def of_last(nodes, values) -> jax.Array:
+    return values[len(nodes)]
+
+
+def key(*nodes: Node) -> tuple[int, int]:
+    a, b = of_last(nodes, SIGNATURES(view(*nodes))).tolist()
+    return a, b
+
+
+def cost(nodes, timings=None, rates: Rates = PLAIN) -> float:
+    return float(of_last(nodes, SECONDS(roofline.cost_table(timings or {}, rates), view(*nodes))))
+
+
+DOT = (matrix(), matrix(shape=(6, 8), ref=1), dot())
+
+
+# Signatures -------------------------------------------------------------------------------------
+
+
+def test_the_place_in_the_graph_and_the_binding_do_not_enter_the_signature():
+    elsewhere = (matrix(ref=7), matrix(shape=(6, 8), ref=3), dot())
+    assert key(*DOT) == key(*elsewhere)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (matrix(), matrix(shape=(6, 8)), dot(lowering=1)),
+        (matrix(shape=(5, 6)), matrix(shape=(6, 8)), dot(shape=(5, 8))),
+        (matrix(dtype="bfloat16"), matrix(shape=(6, 8), dtype="bfloat16"), dot(dtype="bfloat16")),
+        (matrix(), matrix("weight", (6, 8)), dot()),
+        (matrix("weight"), matrix(shape=(6, 8)), dot()),
+    ],
+    ids=["lowering", "shape", "dtype", "right argument is a weight", "left argument is a weight"],
+)
+def test_what_decides_the_time_enters_the_signature(other):
+    assert key(*DOT) != key(*other)
+
+
+def test_attributes_enter_the_signature():
+    other = pack_attrs("reduce_sum", {"axes": 2})
+    square = matrix(shape=(6, 6))
+    rows = key(square, Node("reduce_sum", (0,), SUM, shape=(6,)))
+    assert rows != key(square, Node("reduce_sum", (0,), other, shape=(6,)))
+
+
+# The table --------------------------------------------------------------------------------------
+
+
+def test_a_timing_is_found_by_both_words_of_its_signature():
+    table = roofline.cost_table({(5, 9): 0.25, (2, 4): 0.5, (7, 7): 1.0})
+    keys = jnp.asarray([[5, 9], [2, 4], [5, 8], [6, 0]], jnp.uint32)
+    seconds, known = jax.jit(roofline.lookup)(table, keys)
+    assert known.tolist() == [True, True, False, False]
+    assert seconds[:2].tolist() == [0.25, 0.5]
+
+
+def test_timings_within_a_bucket_do_not_change_the_tables_shape():
+    assert roofline.cost_table({}).keys.shape == roofline.cost_table({(1, 1): 1.0}).keys.shape
+
+
+def test_a_measured_time_replaces_the_roofline():
+    assert cost(DOT, {key(*DOT): 3.0}) == 3.0
+
+
+def test_the_scale_of_a_class_applies_to_measured_times_too():
+    scaled = Rates(PLAIN.flop_rate, PLAIN.bandwidth, PLAIN.overhead, {**PLAIN.scale, "dot": 2.0})
+    assert cost(DOT, {key(*DOT): 3.0}, scaled) == 6.0
+
+
+# The roofline -----------------------------------------------------------------------------------
+
+
+def test_a_contraction_is_bound_by_the_slower_of_flops_and_bytes():
+    # 2 * 4 * 6 * 8 flops at 1000 per second; 4 (24 + 48 + 32) bytes at 100 per second.
+    assert cost(DOT) == pytest.approx(max(0.384, 4.16) + 0.5)
+    fast_memory = Rates(PLAIN.flop_rate, {**PLAIN.bandwidth, "dot": 1e6}, PLAIN.overhead, PLAIN.scale)
+    assert cost(DOT, rates=fast_memory) == pytest.approx(0.384 + 0.5)
+
+
+def test_a_reduction_reads_its_argument_and_writes_its_result():
+    nodes = (matrix(), Node("reduce_sum", (0,), SUM, shape=(6,)))
+    assert cost(nodes) == pytest.approx(4 * (24 + 6) / 100 + 0.5)
+
+
+def test_a_slice_reads_no_more_than_it_writes():
+    attrs = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
+    nodes = (matrix(), Node("slice", (0,), attrs, shape=(2, 6)))
+    assert cost(nodes) == pytest.approx(4 * (12 + 12) / 100 + 0.5)
+
+
+def test_work_on_weights_alone_is_free():
+    nodes = (matrix("weight"), Node("reduce_sum", (0,), SUM, shape=(6,)))
+    assert cost(nodes) == 0.0
+    assert cost(nodes, {key(*nodes): 3.0}) == 0.0
+
+
+@pytest.mark.parametrize("op", ["input", "weight"])
+def test_sources_are_free(op):
+    assert cost((matrix(op),)) == 0.0
+
+
+def test_a_reshape_is_free():
+    attrs = pack_attrs("reshape", {"shape": (24,), "rank": 1})
+    assert cost((matrix(), Node("reshape", (0,), attrs, shape=(24,)))) == 0.0
+
+
+def test_the_total_of_a_priced_graph_is_the_sum_of_its_nodes():
+    nodes = (*DOT, Node("tanh", (2,), shape=(4, 8)))
+    table = roofline.cost_table({}, PLAIN)
+    priced = jax.jit(roofline.priced)(table, build(nodes, [3], bucket=64))
+    # tanh: 17 * 32 flops take longer than 2 * 128 bytes? No: 0.544 s against 2.56 s.
+    assert float(roofline.total(priced)) == pytest.approx((4.16 + 0.5) + (2.56 + 0.5))
+
+
+# Calibration ------------------------------------------------------------------------------------
+
+
+def samples(op_class: str, *rates: float) -> list[Sample]:
+    """Samples of 100 flops and 1000 bytes that take 1 / rate seconds."""
+    return [Sample(op_class, 100.0, 1000.0, 1.0 / r) for r in rates]
+
+
+def test_calibration_takes_the_rate_that_the_faster_quarter_reaches():
+    rates = roofline.calibrate(samples("dot", 1, 2, 3, 4, 5))
+    assert rates.flop_rate["dot"] == pytest.approx(400.0)
+    assert rates.bandwidth["dot"] == DEFAULT_RATES.bandwidth["dot"]
+
+
+def test_classes_without_arithmetic_are_calibrated_by_bytes():
+    rates = roofline.calibrate(samples("reduce", 1, 2, 3, 4, 5))
+    assert rates.bandwidth["reduce"] == pytest.approx(4000.0)
+
+
+def test_three_samples_teach_nothing():
+    assert roofline.calibrate(samples("dot", 1, 2, 3)) == DEFAULT_RATES
+
+
+def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():
+    given = samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
+    assert roofline.calibrate(given).bandwidth["elementwise"] == pytest.approx(2000.0)
+
+
+def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
+    first = samples("reduce", *[1] * 4) + samples("window", *[2] * 4)
+    more = samples("movement", *[9] * 4)
+    steps = roofline.calibrate(first + more, roofline.calibrate(first))
+    assert steps == roofline.calibrate(first + more)
+
+
+# Correction by whole programs -------------------------------------------------------------------
+
+
+def test_programs_that_are_predicted_right_change_nothing():
+    rates = roofline.correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}, {"dot": 3.0}], [2.0, 3.0])
+    assert rates.scale["dot"] == pytest.approx(1.0) and rates.scale["conv"] == pytest.approx(1.0)
+
+
+def test_one_program_scales_all_its_classes_alike():
+    rates = roofline.correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}], [4.0])
+    assert rates.scale["dot"] == pytest.approx(2.0) and rates.scale["conv"] == pytest.approx(2.0)
+    assert rates.scale["reduce"] == 1.0
+
+
+def test_many_programs_tell_the_classes_apart():
+    shares = [{"dot": 1.0, "conv": 0.1}, {"dot": 0.1, "conv": 1.0}] * 20
+    rates = roofline.correct(DEFAULT_RATES, shares, [1.3, 3.1] * 20)  # true scales: 1 and 3
+    assert rates.scale["dot"] == pytest.approx(1.0, abs=0.1)
+    assert rates.scale["conv"] == pytest.approx(3.0, abs=0.2)
+
+
+def test_programs_of_free_operators_correct_nothing():
+    assert roofline.correct(DEFAULT_RATES, [{}], [1.0]) == DEFAULT_RATES

@@ -1,0 +1,273 @@
+"""Each search finds what it should at made-up costs, keeps to its budget, and returns only what is right."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.search.fakes import FakeOracle, compiled_rules, made_up
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.check_program import check_program
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.graph.program import Program
+from xrl_jax.search import STRATEGIES, find_strategy
+from xrl_jax.search.backtracking import make_taso
+from xrl_jax.search.base import Budget, Problem, Progress, Run, SearchResult, StopReason, ignore
+from xrl_jax.search.states import Space
+
+KEY = jax.random.key(0)
+ENOUGH = Budget(seconds=600.0)
+# Random walks never run out of things to try: they are bounded by time.
+SECONDS = {"random": 2.0}
+# Roofline costs of elementwise nodes and what is subtracted for wrapping: far below the made-up milliseconds.
+NEAR = dict(abs=1e-5)
+
+
+@cache
+def rules():
+    return compiled_rules()
+
+
+def network(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+    """Two contractions, and two transposes that do nothing."""
+    h = jnp.tanh(x @ v)
+    return jnp.transpose(jnp.transpose(h)) @ w
+
+
+ARGS = tuple(jax.random.normal(jax.random.key(i), (6, 6)) for i in range(3))
+
+
+@cache
+def program() -> Program:
+    return from_jax(network, *ARGS, weights=(1, 2))
+
+
+@cache
+def looped() -> Program:
+    """A contraction outside of a loop, and one that runs four times inside."""
+
+    def fn(x, v, w):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x @ v, None, length=4)[0]
+
+    return from_jax(fn, *ARGS, weights=(1, 2))
+
+
+def run(search, *, on=program, budget=None, key=KEY, oracle=None, listener=ignore) -> SearchResult:
+    if budget is None:
+        budget = Budget(seconds=SECONDS.get(search, 600.0))
+    strategy = find_strategy(search)
+    return strategy(Problem(on(), rules(), oracle or FakeOracle(), listener), budget, key)
+
+
+def forms(found: SearchResult) -> list[tuple[str, int]]:
+    """Timed operators of the best program with their lowerings."""
+    nodes = [n for g in found.best[0].program.graphs for n in nodes_of(g)[0]]
+    return [(n.op, n.lowering) for n in nodes if n.op in ("dot", "transpose")]
+
+
+def exhausted_optimum() -> float:
+    """The least cost of all states that can be reached, every one of them visited."""
+    oracle = FakeOracle()
+    problem = Problem(program(), rules(), oracle)
+    space = Space(rules(), jnp.asarray(program().digests()))
+    start = space.start(program().graph, oracle.table())
+    todo, seen, least = [start], {space.identity(start)}, float("inf")
+    clock = Run(problem, ENOUGH).clock
+    from xrl_jax.search.descend import measure_state
+
+    while todo:
+        state = todo.pop()
+        measure_state(oracle, state, clock, None)
+        least = min(least, space.reprice(state, oracle.table()).seconds)
+        moves = space.moves(state, oracle.table())
+        for m in zip(moves.entry, moves.root, moves.partner, strict=True):
+            after = space.step(state, oracle.table(), *(int(i) for i in m))
+            if after is not None and space.identity(after) not in seen:
+                seen.add(space.identity(after))
+                todo.append(after)
+    return least
+
+
+# What each of them finds ------------------------------------------------------------------------
+
+
+def test_the_cost_of_the_original_is_the_sum_of_its_timings():
+    assert run("local").start_seconds == pytest.approx(2.4e-3, **NEAR)
+
+
+def test_local_chooses_each_nodes_best_form_and_nothing_else():
+    found = run("local")
+    assert forms(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
+    assert found.best[0].seconds == pytest.approx(2.0e-3, **NEAR)
+    assert [s.rule for s in found.best[0].steps] == ["lower-swapped"] * 2
+
+
+def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():
+    found = run("greedy")
+    assert forms(found) == [("dot", 3), ("dot", 3)]
+    assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
+    rules_fired = sorted(s.rule for s in found.best[0].steps)
+    assert rules_fired == ["lower-swapped", "lower-swapped", "turn-not", "turn-twice"]
+
+
+def test_taso_passes_the_trap_and_finds_the_optimum():
+    found = run("taso")
+    assert forms(found) == [("dot", 2), ("dot", 2)]
+    assert found.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
+    assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
+
+
+def test_taso_with_alpha_1_admits_no_loss_and_stays_before_the_trap():
+    found = run(make_taso(alpha=1.0))
+    assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
+
+
+def test_tasos_steps_say_what_was_lost_on_the_way():
+    gains = {s.rule: s.gain for s in run("taso").best[0].steps}
+    assert gains["trap-in"] == pytest.approx(-0.02e-3, abs=2e-6)
+    assert gains["trap-out"] == pytest.approx(0.32e-3, abs=2e-6)
+
+
+def test_taso_keeps_runners_up_for_the_final_timing():
+    found = run("taso")
+    assert len(found.best) > 2
+    assert [f.seconds for f in found.best] == sorted(f.seconds for f in found.best)
+
+
+def test_random_walks_end_in_the_optimum_where_every_walk_does():
+    found = run("random")
+    assert forms(found) == [("dot", 2), ("dot", 2)]
+
+
+def test_a_loops_body_costs_as_often_as_it_runs():
+    found = run("greedy", on=looped)
+    assert found.start_seconds == pytest.approx(5e-3, **NEAR)
+    assert found.best[0].seconds == pytest.approx(4e-3, **NEAR)
+    assert sorted(s.graph for s in found.best[0].steps) == [0, 1]
+
+
+def test_what_cannot_be_timed_is_avoided():
+    def price(region):
+        failed = region.node.op == "dot" and region.node.lowering == 3
+        return made_up(region) if not failed else type(made_up(region)).without("killed", "")
+
+    assert forms(run("greedy", oracle=FakeOracle(price))) == [("dot", 0), ("dot", 0)]
+
+
+# Budgets and interruption -----------------------------------------------------------------------
+
+
+def test_a_search_that_tried_everything_says_so():
+    assert run("taso").stop is StopReason.EXHAUSTED
+
+
+@pytest.mark.parametrize("search", STRATEGIES)
+def test_no_more_is_measured_than_the_budget_says(search):
+    oracle = FakeOracle()
+    found = run(search, oracle=oracle, budget=Budget(seconds=600.0, measurements=3))
+    assert len(oracle.timed) <= 3
+    assert found.stop is StopReason.MEASUREMENTS
+
+
+@pytest.mark.parametrize("search", STRATEGIES)
+def test_a_search_ends_when_its_time_is_over(search):
+    found = run(search, budget=Budget(seconds=1e-6))
+    assert found.stop is StopReason.SECONDS
+    assert [f.steps for f in found.best] == [()]
+
+
+class Interrupting:
+    """A listener that presses Ctrl-C once, when it is told of `phase` for the n-th time."""
+
+    def __init__(self, phase: str, times: int = 1) -> None:
+        self.phase, self.times = phase, times
+
+    def __call__(self, progress: Progress) -> None:
+        self.times -= progress.phase == self.phase
+        if self.times == 0:
+            self.times = -1
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("search", "phase", "seconds"),
+    [
+        ("local", "local", 2.0e-3),
+        ("greedy", "greedy", 1.8e-3),  # the transposes become one in the first pass, none in the second
+        ("taso", "lowerings", 2.0e-3),
+        ("taso", "backtracking", 1.6e-3),
+        ("random", "random", 1.0e-3),
+    ],
+)
+def test_ctrl_c_keeps_the_best_so_far(search, phase, seconds):
+    found = run(search, listener=Interrupting(phase), budget=ENOUGH)
+    assert found.stop is StopReason.INTERRUPTED
+    assert found.best[0].seconds == pytest.approx(seconds, **NEAR)
+    assert found.best[0].steps
+
+
+def test_ctrl_c_before_the_search_began_gives_the_original():
+    found = run("taso", listener=Interrupting("measured the original"))
+    assert found.stop is StopReason.INTERRUPTED
+    assert [f.program for f in found.best] == [program()]
+
+
+def test_ctrl_c_while_a_region_is_timed_keeps_the_best_so_far():
+    def price(region):
+        if region.node.lowering == 1:
+            raise KeyboardInterrupt
+        return made_up(region)
+
+    found = run("taso", oracle=FakeOracle(price))
+    assert found.stop is StopReason.INTERRUPTED
+    assert found.best[0].seconds < found.start_seconds
+
+
+def test_progress_tells_of_a_better_program_before_the_graph_is_done():
+    told: list[Progress] = []
+    run("greedy", listener=told.append)
+    first = next(p for p in told if p.phase == "greedy")
+    assert first.best_seconds < first.start_seconds == pytest.approx(2.4e-3, **NEAR)
+
+
+# What holds of every search ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", [program, looped])
+@pytest.mark.parametrize("search", STRATEGIES)
+def test_results_are_valid_equal_and_never_predicted_to_be_slower(search, on):
+    found = run(search, on=on)
+    assert found.best[-1].program == on() or found.best[-1].steps == ()
+    expected = on()(*ARGS)
+    for result in found.best:
+        assert result.seconds <= found.start_seconds
+        check_program(result.program)
+        np.testing.assert_allclose(result.program(*ARGS), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("search", STRATEGIES)
+def test_the_history_descends(search):
+    seconds = [s for _, s in run(search).history]
+    assert seconds == sorted(seconds, reverse=True) and len(seconds) >= 2
+
+
+@pytest.mark.parametrize("search", STRATEGIES)
+def test_the_same_key_and_timings_give_the_same_result(search):
+    a, b = run(search), run(search)
+    assert a.best[0].seconds == b.best[0].seconds
+    assert a.best[0].steps == b.best[0].steps
+
+
+def test_an_unknown_search_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="no search 'tasso'.*did you mean 'taso'"):
+        find_strategy("tasso")
+
+
+@pytest.mark.parametrize(("field", "value"), [("seconds", 0.0), ("measurements", -1)])
+def test_a_budget_that_makes_no_sense_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"Budget.{field} must"):
+        Budget(**{field: value})

@@ -1,0 +1,150 @@
+"""A file of named parts that is safe to open: written whole or not at all, checked when read.
+
+A zip without compression: `header.json` (the format number, and size and SHA-256 of every other
+part) and the parts. Nothing in it is ever run or unpickled by this module, nothing is unpacked to
+disk, and no part is read that the header does not name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HEADER = "header.json"
+_MAX_HEADER = 1 << 26  # bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same parts give the same file
+# What zipfile raises on damaged files, beside its own error.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+    EOFError,
+    OverflowError,
+)
+
+
+class LoadError(ValueError):
+    """A file that cannot be loaded; the message names it and says why."""
+
+
+def write_archive(
+    path: str | os.PathLike[str], form: int, header: Mapping[str, Any], parts: Mapping[str, bytes]
+) -> None:
+    """Write header and parts to `path`, replacing a file that is there.
+
+    Args:
+      form: the number of the format; readers refuse a newer one.
+      header: plain JSON values; "format" and "parts" are added here.
+      parts: content by name.
+
+    Raises:
+      OSError: the folder is missing, the disk is full, ...; whatever was at `path` is still there.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "cannot save: there is no such folder", str(path.parent)
+        )
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "cannot save: this is a folder", str(path))
+    listing = {n: [len(data), hashlib.sha256(data).hexdigest()] for n, data in parts.items()}
+    head = {"format": form, **header, "parts": listing}
+    text = json.dumps(head, indent=1, allow_nan=False).encode()
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(aside, "xb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, data in {HEADER: text, **parts}.items():
+                    archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            size = sum(map(len, parts.values())) / 1e6
+            reason = f"cannot save: the disk is full ({size:.1f} MB are needed)"
+            raise OSError(error.errno, reason, str(path)) from error
+        raise
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_archive(
+    path: str | os.PathLike[str], newest: int
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Header and parts of a file that `write_archive` wrote.
+
+    Args:
+      newest: formats above this one are refused.
+
+    Raises:
+      LoadError: the file is damaged, of another kind or of a newer format.
+      OSError: it is missing or cannot be read.
+    """
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                header = _read_header(path, archive, newest)
+                return header, _read_parts(path, archive, header["parts"])
+        except LoadError:
+            raise
+        except _ZIP_ERRORS as error:
+            raise LoadError(f"{path} is damaged or no saved function: {error}") from error
+
+
+def _read_header(
+    path: str | os.PathLike[str], archive: zipfile.ZipFile, newest: int
+) -> dict[str, Any]:
+    if HEADER not in archive.namelist():
+        raise LoadError(f"{path} is no saved function: it has no {HEADER}")
+    if archive.getinfo(HEADER).file_size > _MAX_HEADER:
+        raise LoadError(f"{path} is damaged: its {HEADER} has more than {_MAX_HEADER} bytes")
+    try:
+        header = json.loads(_read(path, archive, HEADER))
+    except RecursionError as error:
+        raise LoadError(f"{path} is damaged: its {HEADER} is nested too deeply") from error
+    form = header.get("format") if isinstance(header, dict) else None
+    if not isinstance(form, int):
+        raise LoadError(f"{path} is no saved function: its {HEADER} states no format")
+    if form > newest:
+        raise LoadError(
+            f"{path} has format {form}, this version of xrl_jax reads up to {newest}: it was "
+            f"written by {header.get('written_by', 'a newer version')}, use that or a newer one"
+        )
+    return header
+
+
+def _read_parts(
+    path: str | os.PathLike[str], archive: zipfile.ZipFile, listing: Any
+) -> dict[str, bytes]:
+    if not isinstance(listing, dict):
+        raise LoadError(f"{path} is damaged: its {HEADER} lists no parts")
+    names = archive.namelist()
+    if sorted(names) != sorted([HEADER, *listing]):
+        wrong = sorted({HEADER, *listing} ^ set(names)) or "a part twice"
+        raise LoadError(f"{path} is damaged: missing or not listed in its {HEADER}: {wrong}")
+    parts: dict[str, bytes] = {}
+    for name, entry in listing.items():
+        if archive.getinfo(name).file_size != entry[0]:
+            raise LoadError(f"{path} is damaged: {name} has another size than stated")
+        parts[name] = _read(path, archive, name)
+        if hashlib.sha256(parts[name]).hexdigest() != entry[1]:
+            raise LoadError(f"{path} is damaged: {name} has another checksum than stated")
+    return parts
+
+
+def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str) -> bytes:
+    """A part; compressed ones, which could be far larger than the file, are refused."""
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        raise LoadError(f"{path} is damaged or was packed anew: {name} is compressed")
+    return archive.read(name)

@@ -1,0 +1,19 @@
+"""Loading a saved function together with its report."""
+
+from __future__ import annotations
+
+import os
+
+from xrl_jax.backends import export
+from xrl_jax.backends.export import LoadedFast
+from xrl_jax.report.text import Report
+
+
+def load(path: str | os.PathLike[str]) -> LoadedFast:
+    """The optimised function that `fast.save(path)` wrote, with its report.
+
+    Raises:
+      LoadError: the file is damaged, or needs another version, platform or setting; says which.
+      OSError: it is missing or cannot be read.
+    """
+    return export.load(path, read_report=Report.from_dict)
