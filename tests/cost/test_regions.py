@@ -21,9 +21,14 @@ from xrl_jax.cost.regions import (
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
-CONTRACT = pack_attrs(
-    "dot", {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
-)
+
+
+def contract(dtype: str) -> tuple[int, ...]:
+    dims = {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
+    return pack_attrs("dot", {**dims, "dtype": ops.DTYPE_CODE[dtype]})
+
+
+CONTRACT = contract("float32")
 DOT = Node("dot", (0, 1), CONTRACT, shape=(4, 8))
 LEFT, RIGHT = Node("input", shape=(4, 6), ref=0), Node("weight", shape=(6, 8), ref=1)
 REGION = Region(DOT, (LEFT, RIGHT))
@@ -63,7 +68,7 @@ def test_movement_and_integers_run_bare():
     (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(0.0))
     assert (out == -1.0).all() and out.shape == (6, 4)
     left, right = Node("input", shape=(4, 6), dtype="int32"), Node("input", shape=(6, 8), dtype="int32")
-    whole = Region(Node("dot", (0, 1), CONTRACT, shape=(4, 8), dtype="int32"), (left, right))
+    whole = Region(Node("dot", (0, 1), contract("int32"), shape=(4, 8), dtype="int32"), (left, right))
     (out,) = region_fn(whole)(-jnp.ones((4, 6), int), jnp.ones((6, 8), int), jnp.float32(0.0))
     assert (out == -6).all()
 

@@ -16,7 +16,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.numpy_helper import to_array
 
 from xrl_jax.backends.xla import to_jax
-from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx, load_onnx
+from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx
 from xrl_jax.frontends.onnx_ops.base import UnknownValueError
 
 SAMPLE_SIZE = 200
@@ -26,12 +26,11 @@ FAST_COMPILE: Any = {"xla_backend_optimization_level": "0"}
 
 def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
     """The callable under test: (model, known inputs) to a function of the other inputs."""
-    weights = load_onnx(model, constants=constants).weights
     program = to_jax(from_onnx(model, constants=constants))
 
     def call(*arrays: np.ndarray) -> Any:
-        lowered = jax.jit(program).lower(weights, *arrays)
-        return lowered.compile(compiler_options=FAST_COMPILE)(weights, *arrays)
+        lowered = jax.jit(program).lower(*arrays)
+        return lowered.compile(compiler_options=FAST_COMPILE)(*arrays)
 
     return call
 

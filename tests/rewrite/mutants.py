@@ -13,7 +13,17 @@ _OTHER_OP = {
     "add": "sub", "sub": "add", "mul": "add", "div": "mul", "max": "min", "min": "max", "neg": "abs",
     "reduce_sum": "reduce_max", "reduce_max": "reduce_min", "window_sum": "window_max", "window_max": "window_min",
 }  # fmt: skip
-_OTHER_FUNCTION = {"+": "-", "-": "+", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "and": "or", "or": "and", "*": "+"}
+_OTHER_FUNCTION = {
+    "+": "-",
+    "-": "+",
+    "<": "<=",
+    "<=": "<",
+    ">": ">=",
+    ">=": ">",
+    "and": "or",
+    "or": "and",
+    "*": "+",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,10 @@ def _expressions(e: SExpr) -> Iterator[tuple[str, SExpr]]:
         return
     if e.head in _OTHER_FUNCTION:
         other = _OTHER_FUNCTION[e.head]
-        yield f"{e.head} to {other} in {text(e)}", SList((replace(e.items[0], text=other), *e.items[1:]), e.place)  # type: ignore[call-arg]
+        yield (
+            f"{e.head} to {other} in {text(e)}",
+            SList((replace(e.items[0], text=other), *e.items[1:]), e.place),
+        )  # type: ignore[call-arg]
     if e.head in ("vec", "is-value", "attr", "weight-only", "shape", "rank", "dtype"):
         return
     for i, item in enumerate(e.items[1:], 1):
@@ -114,5 +127,3 @@ def sample(rules: tuple[Rule, ...], n: int, keep: Callable[[Mutant], bool]) -> l
     every = [m for r in rules for m in mutants_of(r) if keep(m)]
     step = max(len(every) // n, 1)
     return every[::step][:n]
-
-

@@ -17,12 +17,13 @@ from xrl_jax.graph.program import Program
 from xrl_jax.search import STRATEGIES, find_strategy
 from xrl_jax.search.backtracking import make_taso
 from xrl_jax.search.base import Budget, Problem, Progress, Run, SearchResult, StopReason, ignore
+from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space
 
 KEY = jax.random.key(0)
 ENOUGH = Budget(seconds=600.0)
 # Random walks never run out of things to try: they are bounded by time.
-SECONDS = {"random": 2.0}
+SECONDS = {"random": 1.0}
 # Roofline costs of elementwise nodes and what is subtracted for wrapping: far below the made-up milliseconds.
 NEAR = dict(abs=1e-5)
 
@@ -77,8 +78,6 @@ def exhausted_optimum() -> float:
     start = space.start(program().graph, oracle.table())
     todo, seen, least = [start], {space.identity(start)}, float("inf")
     clock = Run(problem, ENOUGH).clock
-    from xrl_jax.search.descend import measure_state
-
     while todo:
         state = todo.pop()
         measure_state(oracle, state, clock, None)

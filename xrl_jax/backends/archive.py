@@ -97,7 +97,9 @@ def read_archive(
                 return header, _read_parts(path, archive, header["parts"])
         except LoadError:
             raise
-        except _ZIP_ERRORS as error:
+        except (OSError, *_ZIP_ERRORS) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise  # the disk's fault; a wrong offset in the file is an invalid argument
             raise LoadError(f"{path} is damaged or no saved function: {error}") from error
 
 

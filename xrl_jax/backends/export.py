@@ -342,7 +342,16 @@ def _assembled(
         exported = export.deserialize(bytearray(parts[_artefact(name)]))
         held = [constants[i] for i in header["artefacts"][name]]
         # JAX has no batching rule for artefacts: one element after the other.
-        return sequential_vmap(lambda *args: list(exported.call(*held, *args)))
+        each = jax.custom_jvp(sequential_vmap(lambda *args: list(exported.call(*held, *args))))
+
+        @each.defjvp
+        def refuse(*_: Any) -> Any:
+            raise TypeError(
+                f"{header['name']}: a loaded function has first derivatives in reverse mode "
+                "(jax.grad, jax.vjp) and no others"
+            )
+
+        return each
 
     call = artefact("call")
     make = artefact("prepare") if "prepare" in header["artefacts"] else lambda *_: []

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.onnx_file import parse_graph, read_model
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
@@ -28,6 +31,8 @@ from xrl_jax.frontends.onnx_ops.evaluate import run_graph
 
 if TYPE_CHECKING:
     import onnx
+
+    from xrl_jax.graph.program import Program
 
 __all__ = ["OnnxError", "OnnxFunction", "UnsupportedOnnxError", "from_onnx", "load_onnx"]
 
@@ -106,12 +111,20 @@ def from_onnx(
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
-) -> Any:
-    """Read an ONNX model as a Program of (weights, *inputs); see `load_onnx`."""
-    from xrl_jax.frontends.jaxpr import from_jax
+) -> Program:
+    """Read an ONNX model as a Program of its inputs, in the model's order; see `load_onnx`.
 
+    The weights are inside, on the default device. `load_onnx` keeps them apart, for a function
+    that is to be called with others.
+    """
     loaded = load_onnx(path, input_shapes=input_shapes, constants=constants)
-    return from_jax(loaded.fn, loaded.weights, *loaded.inputs, weights=(0,))
+    weights = jax.tree.map(jnp.asarray, loaded.weights)
+
+    def fn(*inputs: Value) -> Any:
+        return loaded.fn(weights, *inputs)
+
+    fn.__name__ = Path(path).stem if isinstance(path, (str, os.PathLike)) else "onnx_model"
+    return from_jax(fn, *loaded.inputs)
 
 
 def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:

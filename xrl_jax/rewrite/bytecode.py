@@ -302,7 +302,8 @@ def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bo
 
 
 def run(
-    code: jax.Array, fimm: jax.Array, length: jax.Array, guard: jax.Array, bound: Bound, present: jax.Array
+    code: jax.Array, fimm: jax.Array, length: jax.Array, guard: jax.Array, bound: Bound, present: jax.Array,
+    registers: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Run one program on many bindings at once, an instruction at a time.
 
@@ -314,11 +315,11 @@ def run(
       length: how many instructions there are.
       guard: the register that says whether the conditions hold.
       present: [C] bool, bindings that matter.
+      registers: [I, C, K] int32, a buffer to write to; what is in it does not matter (clearing it takes longer than most programs).
 
     Returns:
       Registers [I, C, K] int32, and [C] bool, where the guard holds.
     """
-    n = bound.slots.shape[0]
 
     def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         i, _, holds = carry
@@ -330,6 +331,5 @@ def run(
         holds &= (i != guard) | jnp.all(result != 0, axis=1)
         return i + 1, regs.at[i].set(result), holds
 
-    start = (jnp.int32(0), jnp.zeros((code.shape[0], n, K), jnp.int32), present)
-    _, regs, holds = jax.lax.while_loop(going, step, start)
-    return regs, holds
+    _, registers, holds = jax.lax.while_loop(going, step, (jnp.int32(0), registers, present))
+    return registers, holds

@@ -114,7 +114,11 @@ class Field:
 
     def exp(self, a: Value) -> Value:
         other = self.unknown("exp", (a,))
-        return self._pair(power(np.full(np.shape(a), G), a["q"], P), other["q"]) if self.exponential else other
+        return (
+            self._pair(power(np.full(np.shape(a), G), a["q"], P), other["q"])
+            if self.exponential
+            else other
+        )
 
     def unknown(self, name: str, args: tuple[Value, ...]) -> Value:
         words = [w for a in args for w in (a["p"], a["q"])]
@@ -233,7 +237,9 @@ class Floats:
         x = rng.normal(size=shape) * rng.choice([1.0, 1.0, 5.0])
         edge = rng.choice(_EDGES, size=shape)
         x = np.where(rng.random(shape) < 0.15, edge, x)
-        return rounded(x if "float" in dtype else np.round(4 * np.abs(x) if dtype[0] == "u" else 4 * x), dtype)
+        return rounded(
+            x if "float" in dtype else np.round(4 * np.abs(x) if dtype[0] == "u" else 4 * x), dtype
+        )
 
     def const(self, value: float) -> Value:
         return np.asarray(value, np.float64)
@@ -300,7 +306,11 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bool":
         return (np.asarray(x) != 0).astype(np.float64)
     with np.errstate(all="ignore"):
-        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype if "2" not in dtype[-1:] or dtype.endswith("32") else "int8")
+        kind = (
+            ml_dtypes.bfloat16
+            if dtype == "bfloat16"
+            else np.dtype(dtype if "2" not in dtype[-1:] or dtype.endswith("32") else "int8")
+        )
         if "int" in dtype:
             x = np.trunc(np.nan_to_num(np.asarray(x, np.float64))).astype(np.int64)
         return np.asarray(x).astype(kind).astype(np.float64)

@@ -109,7 +109,11 @@ def _reduce_extreme(domain: Domain, x: Value, axes: tuple[int, ...], sign: int) 
 def _fold(domain: Domain, op: str, parts: Sequence[Value]) -> Value:
     total = parts[0]
     for part in parts[1:]:
-        total = domain.add(total, part) if op.endswith("sum") else _extreme(domain, total, part, 1 if op.endswith("max") else -1)
+        total = (
+            domain.add(total, part)
+            if op.endswith("sum")
+            else _extreme(domain, total, part, 1 if op.endswith("max") else -1)
+        )
     return total
 
 
@@ -131,7 +135,7 @@ def _select(node: Node, args: list[Value], dtypes: list[str], domain: Domain) ->
 def _logic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     if dtypes[0] != "bool":
         if node.op in ("and", "or", "xor"):  # commutative, and nothing more is known
-            args = [_extreme(domain, *args, -1), _extreme(domain, *args, 1)]
+            args = [_extreme(domain, args[0], args[1], -1), _extreme(domain, args[0], args[1], 1)]
         return domain.unknown(node.op, tuple(args))
     bits = [domain.is_true(a) for a in args]
     match node.op:
@@ -263,7 +267,9 @@ def _reduce(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _window(node: Node, args: list[Value], domain: Domain) -> Value:
     x = args[0]
-    window, stride, low, high = (_dims(node, f, x.ndim) for f in ("window", "stride", "low", "high"))
+    window, stride, low, high = (
+        _dims(node, f, x.ndim) for f in ("window", "stride", "low", "high")
+    )
     fill = {"window_sum": 0.0, "window_max": -math.inf, "window_min": math.inf}[node.op]
     x = padded(x, low, high, (0,) * x.ndim, domain.const(fill))
     parts = []
@@ -278,7 +284,8 @@ def _window(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
     lc, rc, lb, rb = (
-        ops.unpack_dims(_number(node, f)) for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
+        ops.unpack_dims(_number(node, f))
+        for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     )
     x, y = args
     xf = [d for d in range(x.ndim) if d not in lc + lb]
@@ -316,8 +323,17 @@ def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
             if 0 in sizes:
                 break
             where = zip(at, dilation, sizes[2:], stride, strict=True)
-            part = a[(slice(None), slice(None), *(slice(i * d, i * d + (m - 1) * s + 1, s) for i, d, m, s in where))]
-            product = domain.mul(part[:, None], k[(slice(None), slice(None), *at)].reshape(1, *k.shape[:2], *(1,) * n))
+            part = a[
+                (
+                    slice(None),
+                    slice(None),
+                    *(slice(i * d, i * d + (m - 1) * s + 1, s) for i, d, m, s in where),
+                )
+            ]
+            product = domain.mul(
+                part[:, None],
+                k[(slice(None), slice(None), *at)].reshape(1, *k.shape[:2], *(1,) * n),
+            )
             total = domain.add(total, domain.sum(product, (2,)))
         results.append(total)
     y = np.concatenate(results, axis=1)
@@ -345,8 +361,8 @@ _MOVEMENT: Mapping[str, Callable[..., Any]] = {
     "cumsum": _cumulative, "cummax": _cumulative, "cummin": _cumulative,
 }  # fmt: skip
 _SPECIAL: Mapping[str, Callable[..., Any]] = {
-    "max": lambda n, a, t, d: _extreme(d, *a, 1),
-    "min": lambda n, a, t, d: _extreme(d, *a, -1),
+    "max": lambda n, a, t, d: _extreme(d, a[0], a[1], 1),
+    "min": lambda n, a, t, d: _extreme(d, a[0], a[1], -1),
     "clamp": lambda n, a, t, d: _extreme(d, _extreme(d, a[1], a[0], 1), a[2], -1),
     **dict.fromkeys(("eq", "ne", "ge", "gt", "le", "lt"), _compare),
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),

@@ -102,20 +102,26 @@ def _instantiate_many(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: j
     order = jnp.argsort(entry).astype(jnp.int32)
     ordered = entry[order]
 
-    def group(carry: tuple[jax.Array, NewNodes]) -> tuple[jax.Array, NewNodes]:
-        start, out = carry
+    def group(carry: tuple[jax.Array, jax.Array, NewNodes]) -> tuple[jax.Array, jax.Array, NewNodes]:
+        start, registers, out = carry
         place = start + jnp.arange(width, dtype=jnp.int32)
         current = ordered[start]
         inside = (place < s) & (ordered[jnp.minimum(place, s - 1)] == current)
         at = order[jnp.minimum(place, s - 1)]
-        made = _instantiate_group(table, nodes, current, bound[at], inside)
-        at = jnp.where(inside, at, s)
-        out = jax.tree.map(lambda old, new: old.at[at].set(new, mode="drop"), out, made)
-        return start + jnp.sum(inside), out
+        program = table.code[current], table.fimm[current], table.length[current], table.guard[current]
+        registers, holds = bytecode.run(*program, bytecode.Bound(nodes, bound[at]), inside, registers)
 
-    like = jax.eval_shape(_instantiate_group, table, nodes, entry[0], bound[:1], entry[:1] >= 0)
+        def put() -> NewNodes:
+            made = _new_nodes(table, nodes, current, bound[at], registers, holds)
+            return jax.tree.map(lambda old, new: old.at[jnp.where(inside, at, s)].set(new, mode="drop"), out, made)
+
+        return start + jnp.sum(inside), registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
+
+    registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
+    like = jax.eval_shape(_new_nodes, table, nodes, entry[0], bound[:width], registers, entry[:width] >= 0)
     blank = jax.tree.map(lambda v: jnp.zeros((s, *v.shape[1:]), v.dtype), like)
-    return jax.lax.while_loop(lambda c: c[0] < s, group, (jnp.sum(entry < 0), blank))[1]
+    start = (jnp.sum(entry < 0), registers, blank)
+    return jax.lax.while_loop(lambda c: c[0] < s, group, start)[2]
 
 
 @_instantiate_many.def_vmap
@@ -135,16 +141,13 @@ def _(size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array,
     return split, jax.tree.map(lambda _: True, split)
 
 
-def _instantiate_group(
-    table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array, present: jax.Array
+def _new_nodes(
+    table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array, registers: jax.Array, holds: jax.Array
 ) -> NewNodes:
-    """`NewNodes` [C, ...] of one entry on bindings [C, 2P]; those not `present` [C] are not ok."""
-    registers, holds = bytecode.run(
-        table.code[entry], table.fimm[entry], table.length[entry], table.guard[entry], bytecode.Bound(nodes, bound), present
-    )
+    """`NewNodes` [C, ...] of one entry on bindings [C, 2P] with their registers [I, C, K]; ok only where `holds` [C]."""
     new_op, new_args = table.new_op[entry], table.new_args[entry]
     attrs = jnp.swapaxes(registers[table.new_attrs[entry]], 0, 1)  # [C, Q, K]
-    n_new = jnp.where(jnp.any(holds), jnp.sum(new_op != ops.HOLE), 0)
+    n_new = jnp.sum(new_op != ops.HOLE)
     kind = jnp.asarray(_DTYPE_KIND, jnp.int32)
     place = jnp.asarray(_DTYPE_FIELD, jnp.int32)
     bool_code = ops.DTYPE_CODE["bool"]

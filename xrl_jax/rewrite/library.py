@@ -29,7 +29,9 @@ def rules_folder() -> Path:
     for folder in (_PACKAGE / "_rules", _PACKAGE.parent / "rules"):
         if (folder / _PRELUDE).is_file():
             return folder
-    raise FileNotFoundError("the rule files are missing from this installation: install xrl_jax again")
+    raise FileNotFoundError(
+        "the rule files are missing from this installation: install xrl_jax again"
+    )
 
 
 @cache
@@ -70,7 +72,10 @@ def _distinct(rules: Sequence[Rule]) -> None:
     seen: dict[str, Rule] = {}
     for rule in rules:
         if rule.name in seen:
-            raise RuleError(f"a second rule is named {rule.name!r} (the first: {seen[rule.name].place})", rule.place)
+            raise RuleError(
+                f"a second rule is named {rule.name!r} (the first: {seen[rule.name].place})",
+                rule.place,
+            )
         seen[rule.name] = rule
 
 
@@ -80,7 +85,9 @@ def standard_rules() -> tuple[Rule, ...]:
     return load_rules(rules_folder())
 
 
-def select_rules(rules: Sequence[Rule], spec: Iterable[str | Rule] | str | None) -> tuple[Rule, ...]:
+def select_rules(
+    rules: Sequence[Rule], spec: Iterable[str | Rule] | str | None
+) -> tuple[Rule, ...]:
     """The rules a caller asks for, in the library's order, then those handed in.
 
     Args:

@@ -101,17 +101,17 @@ def _match_nodes(
     return jax.lax.while_loop(lambda c: c[0] < n_among, some_nodes, start)[1]
 
 
-def match(table: RuleTable, graph: TensorGraph, *, capacity: int = 2048) -> jax.Array:
+def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) -> jax.Array:
     """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
 
     For a rule with one root the rule holds there; for one root of a two-root rule its tree binds there.
 
     Args:
-      capacity: survivors handled at once; affects speed only.
+      capacity: survivors handled at once, by default four for each slot; affects speed only.
     """
     n = graph.nodes.op.shape[0]
     masks = jnp.zeros((n, table.n_words), jnp.uint32)
-    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, n, capacity)
+    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, n, capacity or 4 * n)
 
 
 def rematch(

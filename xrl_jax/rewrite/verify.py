@@ -35,7 +35,9 @@ from xrl_jax.rewrite.sexpr import RuleError
 from xrl_jax.rewrite.table import compile_rules, variants
 
 BUCKET = 64  # nodes of an instance's graph
-ROWS = 256  # pattern trees of a table; with CODE fixed, every table runs in the same compiled engine
+ROWS = (
+    256  # pattern trees of a table; with CODE fixed, every table runs in the same compiled engine
+)
 CODE = 128
 BATCH = 128
 _TOLERANCE = 1e-9  # of float64, relative to the largest element
@@ -89,7 +91,12 @@ def verify_rule(rule: Rule, *, seed: int = 0, samples: int = 32) -> Verdict:
 
 
 def verify_rules(
-    rules: Sequence[Rule], *, seed: int = 0, samples: int = 32, evidence: str | None = None, rounds: int = _ROUNDS
+    rules: Sequence[Rule],
+    *,
+    seed: int = 0,
+    samples: int = 32,
+    evidence: str | None = None,
+    rounds: int = _ROUNDS,
 ) -> tuple[Verdict, ...]:
     """A verdict for each rule.
 
@@ -105,7 +112,9 @@ def verify_rules(
     """
     verdicts: list[Verdict] = []
     for chunk in _chunks(rules):
-        verdicts += _verify_chunk(chunk, seed=seed, samples=samples, evidence=evidence, rounds=rounds)
+        verdicts += _verify_chunk(
+            chunk, seed=seed, samples=samples, evidence=evidence, rounds=rounds
+        )
     return tuple(verdicts)
 
 
@@ -165,7 +174,7 @@ def _verify_chunk(
                 if instance is not None and len(instance.nodes) + 12 < BUCKET:
                     batch.append((e, instance))
                     found += 1
-        if not batch:
+        if not any(t.fired < t.wanted and states[t.rule].verdict.ok for t in turnings):
             break
         for start in range(0, len(batch), BATCH):
             part = batch[start : start + BATCH]
@@ -175,7 +184,9 @@ def _verify_chunk(
                 if after is None or not state.verdict.ok or t.fired >= t.wanted:
                     continue
                 t.fired += 1
-                state.verdict = _compared(rules[t.rule], state.verdict, instance, after, t.rng, seed)
+                state.verdict = _compared(
+                    rules[t.rule], state.verdict, instance, after, t.rng, seed
+                )
     return [_closed(s, rules[i]) for i, s in enumerate(states)]
 
 
@@ -208,7 +219,12 @@ def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorG
 
 
 def _compared(
-    rule: Rule, verdict: Verdict, before: Instance, after: TensorGraph, rng: np.random.Generator, seed: int
+    rule: Rule,
+    verdict: Verdict,
+    before: Instance,
+    after: TensorGraph,
+    rng: np.random.Generator,
+    seed: int,
 ) -> Verdict:
     samples = verdict.samples + 1
     nodes, outputs, _ = nodes_of(after)
@@ -234,7 +250,12 @@ def _compared(
 
 
 def difference(
-    evidence: str, before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator, seed: int
+    evidence: str,
+    before: Instance,
+    nodes: Sequence[Node],
+    outputs: Sequence[int],
+    rng: np.random.Generator,
+    seed: int,
 ) -> float:
     """How far the sides are apart on random inputs: 0 for equal; relative to the largest element for float64.
 
@@ -244,9 +265,7 @@ def difference(
     if evidence == "float64" and any(n.lowering for n in (*before.nodes, *nodes)):
         return _lowered_difference(before, nodes, outputs, rng)
     domain = domain_of(evidence, seed)
-    sources = {
-        n.ref: domain.variable(n.shape, n.dtype, rng) for n in before.nodes if n.ref >= 0
-    }
+    sources = {n.ref: domain.variable(n.shape, n.dtype, rng) for n in before.nodes if n.ref >= 0}
     old = evaluate(before.nodes, before.roots, sources, domain)
     new = evaluate(nodes, outputs, sources, domain)
     return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
@@ -302,7 +321,11 @@ def ill_formed(nodes: Sequence[Node]) -> str:
         for f in node.spec.fields:
             value = node.attr(f.name)
             rank = len(args[0].shape)
-            named[f.name] = value[: used_width(node.op, f, len(node.shape), rank)] if isinstance(value, tuple) else value
+            named[f.name] = (
+                value[: used_width(node.op, f, len(node.shape), rank)]
+                if isinstance(value, tuple)
+                else value
+            )
         normal = pack_attrs(node.op, named)
         if normal != node.attrs:
             return f"%{i} ({node.op}) has attributes {node.attrs}, in normal form {normal}"
@@ -313,11 +336,16 @@ def _lowered_difference(
     before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator
 ) -> float:
     """As `difference`, by the lax code of the backend in double precision."""
-    from xrl_jax.backends.lowerings import applicable, lower  # the way out; rules are matched without it
+    from xrl_jax.backends.lowerings import (
+        applicable,
+        lower,
+    )  # the way out; rules are matched without it
 
     for n in nodes:
         if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):
-            raise CannotEvaluateError(f"lowering {n.spec.lowerings[n.lowering]} of {n.op} does not apply here")
+            raise CannotEvaluateError(
+                f"lowering {n.spec.lowerings[n.lowering]} of {n.op} does not apply here"
+            )
     domain = Floats()
     sources = {
         n.ref: domain.variable(n.shape, n.dtype, rng).astype(
@@ -352,7 +380,9 @@ def _in_double(nodes: Sequence[Node]) -> list[Node]:
         for f in n.spec.fields:
             if f.name == "dtype":
                 attrs[f.offset] = double
-        out.append(replace(n, dtype="float64" if "float" in n.dtype else n.dtype, attrs=tuple(attrs)))
+        out.append(
+            replace(n, dtype="float64" if "float" in n.dtype else n.dtype, attrs=tuple(attrs))
+        )
     return out
 
 

@@ -89,7 +89,7 @@ def descend(
         rule_of = np.asarray(space.rules.table.entry_rule)[moves.entry]
         improved = False
         for i in range(len(moves.entry)):
-            if moves.delta[i] >= -1e-9 or clock.done:
+            if moves.delta[i] >= -1e-9 or run.clock.done:
                 break
             if not only(families[rule_of[i]]):
                 continue

@@ -1,0 +1,273 @@
+"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a batch, compiling, memory.
+
+    python -m experiments.engine_benchmark --out=out/engine.json
+
+Each network runs in processes of its own: one with an empty compilation cache, one that finds it filled. The measure is a plain
+Python matcher over the same rules (`tests/rewrite/oracle.py`), which has to find the same candidates.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+from experiments import models
+from tests.rewrite import oracle
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import TensorGraph, n_live
+from xrl_jax.rewrite import match as match_lib
+from xrl_jax.rewrite.apply import apply
+from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
+from xrl_jax.rewrite.match import Candidates
+from xrl_jax.rewrite.table import CompiledRules, RuleTable, compile_rules
+
+NETWORKS = {"bert": ("bert", False), "bert_folded": ("bert", True), "inception": ("inception", False)}
+LEAST_SPEEDUP = 100.0  # over plain Python, for finding all candidates of unfolded BERT
+MOST_BYTES = 4 << 30
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("out", "", "where to write the figures as JSON")
+flags.DEFINE_list("rules", [], "names or families of rules; all by default")
+flags.DEFINE_integer("batch", 64, "graphs rewritten at once")
+flags.DEFINE_integer("steps", 20, "random rewrites of each of them")
+flags.DEFINE_integer("repeats", 9, "timings of which the median is taken")
+flags.DEFINE_list("networks", list(NETWORKS), "which networks")
+flags.DEFINE_boolean("compare", True, "run the plain Python matcher, too (minutes)")
+flags.DEFINE_enum("process", "", ["", "measure", "compile"], "for the processes this program starts")
+
+EXTRA = '(rule one-more (source "benchmark") (lhs (sub (neg ?x) (neg ?y))) (rhs (sub ?y ?x)))'
+
+
+def timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
+    """Result, wall seconds and processor seconds (of all threads) of one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = jax.block_until_ready(fn(*args))
+    return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def median(fn: Callable[..., Any], *args: Any) -> dict[str, float]:
+    """Medians over repeated calls of a compiled function."""
+    runs = [timed(fn, *args)[1:] for _ in range(FLAGS.repeats)]
+    return {"wall": statistics.median(w for w, _ in runs), "cpu": statistics.median(c for _, c in runs)}
+
+
+def find(table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int) -> tuple[jax.Array, Candidates]:
+    """Masks and candidates of a graph."""
+    masks = match_lib.match(table, graph)
+    return masks, match_lib.candidates(table, graph, masks, size=size, pair_size=pair_size)
+
+
+def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.Array:
+    """How many nodes are live after each candidate [M], by itself; 64 at a time, to bound the memory."""
+
+    def one(candidate: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        after = apply(table, graph, *candidate)
+        return jnp.where(after.ok, n_live(after.graph), -1)
+
+    return jax.lax.map(one, (found.entry, found.root, found.partner), batch_size=64)
+
+
+def walk(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, found: Candidates, key: jax.Array, *, n_steps: int, pair_size: int
+) -> jax.Array:
+    """Whether each of `n_steps` random rewrites was done; vmap over the keys."""
+    size = found.entry.shape[0]
+
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+        graph, masks, found = carry
+        i = jax.random.randint(key, (), 0, jnp.maximum(jnp.minimum(found.count, size), 1))
+        after = apply(table, graph, found.entry[i], found.root[i], found.partner[i])
+        masks = match_lib.rematch(table, after.graph, masks, after.changed)
+        found = match_lib.candidates(table, after.graph, masks, size=size, pair_size=pair_size)
+        return (after.graph, masks, found), after.ok
+
+    return jax.lax.scan(step, (graph, masks, found), jax.random.split(key, n_steps))[1]
+
+
+def graph_of(network: str) -> TensorGraph:
+    """The graph to rewrite: of a folded network the largest one, which is the body of its layers."""
+    name, fold = NETWORKS[network]
+    model = models.get(name)
+    program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=fold)
+    return max(program.graphs, key=lambda g: int(n_live(g)))
+
+
+def rooms(graph: TensorGraph) -> dict[str, int]:
+    """Room for candidates and pairs: four and one for each slot."""
+    n = graph.nodes.op.shape[0]
+    return {"size": 4 * n, "pair_size": n}
+
+
+def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
+    """A function compiled for its arguments, and what that took."""
+    result, wall, cpu = timed(lambda: jax.jit(fn).lower(*args).compile())
+    return result, {"wall": wall, "cpu": cpu}
+
+
+def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
+    """All figures of one network in this process; without runs where only compiling is of interest."""
+    graph, table = graph_of(network), rules.table
+    room = rooms(graph)
+    finding, find_compile = compiled(lambda t, g: find(t, g, **room), table, graph)
+    masks, found = finding(table, graph)
+    keys = jax.random.split(jax.random.key(0), FLAGS.batch)
+    batched = jax.vmap(
+        lambda t, g, m, f, k: walk(t, g, m, f, k, n_steps=FLAGS.steps, pair_size=room["pair_size"]),
+        in_axes=(None, None, None, None, 0),
+    )
+    walking, walk_compile = compiled(batched, table, graph, masks, found, keys)
+    applying, apply_compile = compiled(apply_each, table, graph, found)
+    figures: dict[str, Any] = {"compile": {"find": find_compile, "walk": walk_compile, "apply": apply_compile}}
+    if FLAGS.process == "compile":
+        return figures
+    count = int(found.count)
+    if count > room["size"]:
+        raise RuntimeError(f"{network}: {count} candidates, room for {room['size']}")
+    sizes = np.asarray(applying(table, graph, found))[:count]
+    if (sizes < 0).any():
+        raise RuntimeError(f"{network}: {int((sizes < 0).sum())} candidates do not apply")
+    done, wall, cpu = timed(walking, table, graph, masks, found, keys)
+    figures |= {
+        "bucket": graph.nodes.op.shape[0],
+        "nodes": int(n_live(graph)),
+        "rules": len(rules.rules),
+        "rows": int(jnp.sum(table.row_role >= 0)),
+        "candidates": count,
+        "find": median(finding, table, graph),
+        "apply_all": dict(zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)),
+        "steps_per_second": float(np.asarray(done).sum() / wall),
+        "steps_per_cpu_second": float(np.asarray(done).sum() / cpu),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "recompiled_for_a_rule_more": recompiles(rules, graph, room),
+    }
+    if FLAGS.compare:
+        figures |= compare(rules, graph, found)
+    return figures
+
+
+def recompiles(rules: CompiledRules, graph: TensorGraph, room: dict[str, int]) -> bool:
+    """Whether a rule added within the bucket compiles anything."""
+    finding = jax.jit(lambda t, g: find(t, g, **room))
+    finding(rules.table, graph)
+    before = finding._cache_size()
+    more = compile_rules([*rules.rules, *load_rules(EXTRA)])
+    if more.table.code.shape != rules.table.code.shape:
+        raise RuntimeError("one rule more fills the bucket: choose other rules")
+    jax.block_until_ready(finding(more.table, graph))
+    return finding._cache_size() != before
+
+
+def compare(rules: CompiledRules, graph: TensorGraph, found: Candidates) -> dict[str, Any]:
+    """The plain Python matcher's time, and whether it finds the same."""
+    host = oracle.host_graph(graph)
+    plain, wall, cpu = timed(oracle.candidates, rules.rules, host)
+    entry_rule, count = np.asarray(rules.table.entry_rule), int(found.count)
+    rows = np.stack([np.asarray(v)[:count] for v in (found.entry, found.root, found.partner)], axis=1)
+    engine = {(rules.rules[entry_rule[e]].name, int(r), int(p)) for e, r, p in rows}
+    return {
+        "plain_find": {"wall": wall, "cpu": cpu},
+        "same_candidates": engine == {(c.rule.name, c.root, c.partner) for c in plain},
+    }
+
+
+def in_process(network: str, process: str, cache: str) -> dict[str, Any]:
+    """What a process of its own measures, with `cache` as its compilation cache."""
+    command = [sys.executable, "-m", "experiments.engine_benchmark", f"--networks={network}", f"--process={process}"]
+    command += [f"--{name}={FLAGS[name].value}" for name in ("batch", "steps", "repeats", "compare")]
+    command += [f"--rules={','.join(FLAGS.rules)}", f"--out={cache}/{process}.json"]
+    subprocess.run(command, check=True, env={**_environment(), "JAX_COMPILATION_CACHE_DIR": cache})
+    return json.loads(Path(cache, f"{process}.json").read_text(encoding="utf-8"))
+
+
+def _environment() -> dict[str, str]:
+    cached = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return {**os.environ, **cached}
+
+
+def benchmark(network: str) -> dict[str, Any]:
+    """Figures of one network, compile times cold and with the cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        figures = in_process(network, "measure", cache)
+        warm = in_process(network, "compile", cache)
+    return figures | {"compile_cached": warm["compile"]}
+
+
+def problems(network: str, figures: dict[str, Any]) -> list[str]:
+    """What does not hold that must."""
+    found = []
+    if figures["peak_bytes"] > MOST_BYTES:
+        found.append(f"{network}: {figures['peak_bytes'] / 2**30:.2f} GiB of memory")
+    if figures["recompiled_for_a_rule_more"]:
+        found.append(f"{network}: a rule added within the bucket recompiles")
+    if not figures.get("same_candidates", True):
+        found.append(f"{network}: the plain Python matcher finds other candidates")
+    if network == "bert" and "plain_find" in figures:
+        speedup = figures["plain_find"]["cpu"] / figures["find"]["cpu"]
+        if speedup < LEAST_SPEEDUP:
+            found.append(f"{network}: only {speedup:.0f} times as fast as plain Python")
+    return found
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    """The figures as a table, a column for each network."""
+    table = Table("", *results, title="rewriting engine (wall / processor seconds)")
+
+    def pair(f: dict[str, float], scale: float = 1.0) -> str:
+        return f"{f['wall'] * scale:.4g} / {f['cpu'] * scale:.4g}"
+
+    rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("nodes (bucket)", lambda r: f"{r['nodes']} ({r['bucket']})"),
+        ("rules (rows)", lambda r: f"{r['rules']} ({r['rows']})"),
+        ("candidates", lambda r: str(r["candidates"])),
+        ("find all, ms", lambda r: pair(r["find"], 1e3)),
+        ("plain Python, ms", lambda r: pair(r["plain_find"], 1e3) if "plain_find" in r else "-"),
+        (
+            "times as fast",
+            lambda r: f"{r['plain_find']['cpu'] / r['find']['cpu']:.0f}" if "plain_find" in r else "-",
+        ),
+        ("apply all, ms", lambda r: pair(r["apply_all"], 1e3)),
+        ("random steps per second", lambda r: f"{r['steps_per_second']:.0f} / {r['steps_per_cpu_second']:.0f}"),
+        ("peak memory, GiB", lambda r: f"{r['peak_bytes'] / 2**30:.2f}"),
+        *((f"compile {n}, s", lambda r, n=n: pair(r["compile"][n])) for n in ("find", "apply", "walk")),
+        *((f"cached {n}, s", lambda r, n=n: pair(r["compile_cached"][n])) for n in ("find", "apply", "walk")),
+    ]
+    for title, cell in rows:
+        table.add_row(title, *(cell(r) for r in results.values()))
+    Console().print(table)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {argv[1:]}")
+    if FLAGS.process:
+        rules = compile_rules(select_rules(standard_rules(), FLAGS.rules or None))
+        results: dict[str, Any] = measure(FLAGS.networks[0], rules)
+    else:
+        results = {network: benchmark(network) for network in FLAGS.networks}
+        show(results)
+    if FLAGS.out:
+        Path(FLAGS.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(FLAGS.out).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    wrong = [] if FLAGS.process else [p for n, r in results.items() for p in problems(n, r)]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    app.run(main)

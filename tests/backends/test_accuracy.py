@@ -1,0 +1,132 @@
+"""A result may err a few times as much as the original does against float64, and not more."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.backends.accuracy import TIMES_ORIGINAL, assess, in_float64, relative_error
+
+INF, NAN = float("inf"), float("nan")
+X = np.linspace(0.5, 2.0, 7, dtype=np.float32)
+
+
+def check(original, optimised, *args, tolerance=None):
+    return assess(original, optimised, original, [args], tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("got", "reference", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),  # relative to the largest entry
+        ([1.0, NAN], [1.0, NAN], 0.0),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, INF], [2.0, INF], 0.5),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([0.0], [0.0], 0.0),
+        ([1e-9], [0.0], INF),
+        ([NAN], [NAN], 0.0),
+        ([3 + 4j], [0 + 5j], np.hypot(3, 1) / 5),
+    ],
+)
+def test_relative_error(got, reference, error):
+    assert relative_error(np.asarray(got), np.asarray(reference)) == pytest.approx(error)
+
+
+def test_the_error_of_bfloat16_is_taken_in_float64():
+    got = jnp.asarray([1.0, 2.0], jnp.bfloat16)
+    assert relative_error(got, np.asarray([1.0, 2.0 + 2**-30])) == pytest.approx(2**-31)
+
+
+def test_a_function_runs_in_float64_whatever_its_arguments_are():
+    (result,) = in_float64(lambda x: x + 1e-12, [jnp.ones(3)]) or [None]
+    assert result.dtype == np.float64 and result[0] == 1 + 1e-12
+
+
+def test_integers_and_keys_stay_what_they_are():
+    key = jax.random.key(3)
+    results = in_float64(lambda n, k: (n + 1, k), [jnp.arange(3), key])
+    assert results is not None
+    assert results[0].tolist() == [1, 2, 3]
+    assert (results[1] == np.asarray(jax.random.key_data(key))).all()
+
+
+def test_a_function_that_fixes_a_dtype_has_no_float64_reference():
+    def fn(x):
+        return jax.lax.add(x, jnp.ones(3, jnp.float32))
+
+    assert in_float64(fn, [jnp.ones(3)]) is None
+    accuracy = check(fn, fn, jnp.ones(3))
+    assert accuracy.ok and accuracy.reference == "original" and accuracy.original_error == 0.0
+
+
+def test_the_original_itself_is_accurate():
+    accuracy = check(jnp.exp, jnp.exp, X)
+    assert accuracy.ok and accuracy.reason == "" and accuracy.reference == "float64"
+    assert 0.0 < accuracy.error == accuracy.original_error < 1e-6
+
+
+def test_four_times_the_originals_error_is_the_default_tolerance():
+    def rough(x):
+        return (x * jnp.float32(1 + 1e-4)).astype(jnp.float32)
+
+    def reference(x):
+        return x
+
+    twice = assess(rough, lambda x: x * (1 + 2e-4), reference, [[X]])
+    assert twice.ok and twice.tolerance == pytest.approx(TIMES_ORIGINAL * 1e-4, rel=1e-2)
+    five = assess(rough, lambda x: x * (1 + 5e-4), reference, [[X]])
+    assert not five.ok
+    assert five.reason == "the result errs by 5.00e-04 against float64, allowed are 4.00e-04"
+
+
+def test_an_exact_original_grants_a_few_units_in_the_last_place():
+    assert check(lambda x: x * 2, lambda x: x * np.float32(2 + 4e-7), X).ok
+    assert not check(lambda x: x * 2, lambda x: x * np.float32(2 + 4e-6), X).ok
+
+
+def test_a_tolerance_that_is_given_replaces_the_default():
+    assert check(lambda x: x, lambda x: x * np.float32(1.01), X, tolerance=0.02).ok
+    assert not check(jnp.exp, jnp.exp, X, tolerance=0.0).ok
+
+
+def test_integers_and_booleans_must_be_equal():
+    n = jnp.arange(4)
+    assert check(lambda n: n > 1, lambda n: n >= 2, n).ok
+    accuracy = check(lambda n: n, lambda n: n + 1, n)
+    assert not accuracy.ok and accuracy.reason == "result 0 (int32) differs from the original's"
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x[:3], lambda x: x.astype(jnp.bfloat16)], ids=["shape", "dtype"]
+)
+def test_shape_and_dtype_must_be_those_of_the_original(other):
+    accuracy = check(lambda x: x, other, jnp.asarray(X))
+    assert not accuracy.ok and accuracy.reason.endswith("the original gives float32[7]")
+
+
+def test_nan_and_infinity_must_be_where_the_originals_are():
+    x = np.array([-1.0, 0.0, 1.0], np.float32)
+    assert check(jnp.log, jnp.log, x).ok  # nan, -inf, 0
+    assert not check(jnp.log, lambda x: jnp.nan_to_num(jnp.log(x)), x).ok
+
+
+def test_what_overflows_in_float32_only_is_compared_with_the_original():
+    x = np.array([1.0, 100.0], np.float32)  # exp(100) is finite in float64
+    assert check(jnp.exp, jnp.exp, x).ok
+
+
+def test_the_worst_of_all_samples_and_results_counts():
+    def wrong_at_two(x):
+        return x, jnp.where(x == 2.0, 0.0, x)
+
+    samples = [[jnp.ones(3)], [jnp.full(3, 2.0)]]
+    accuracy = assess(lambda x: (x, x), wrong_at_two, lambda x: (x, x), samples)
+    assert accuracy.error == 1.0 and not accuracy.ok
+
+
+def test_empty_results_agree():
+    assert check(lambda x: x, lambda x: x, jnp.zeros((0, 3))).ok

@@ -1,0 +1,172 @@
+"""Whole programs: their jobs, the options tried, and which is chosen, at made-up timings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from xrl_jax.cost import programs as lib
+from xrl_jax.cost.model import Spending
+from xrl_jax.cost.programs import Timed, program_job, relative, shares, time_programs
+from xrl_jax.cost.roofline import cost_table, priced
+from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program
+
+A, B = (("fast", "a"),), (("fast", "b"),)
+LONG = Stopwatch(600.0)
+W, X = jnp.ones((3, 2)), jnp.ones((4, 3))
+
+
+def programs(n: int) -> list[Program]:
+    """n programs, told apart by how often they add."""
+
+    def fn(times):
+        return lambda w, x: x @ (w * 2.0) + sum([x[0, 0]] * times)
+
+    return [from_jax(fn(i + 1), W, X, weights=(0,)) for i in range(n)]
+
+
+@pytest.fixture(autouse=True)
+def two_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lib, "option_sets", lambda: ((), A, B))
+
+
+class FakeOracle:
+    """Answers time_jobs with seconds by (program, options); the reference takes one.
+
+    Attributes:
+      asked: what was timed, in order.
+      timeouts: seconds granted to each.
+    """
+
+    def __init__(self, given: list[Program], seconds: dict) -> None:
+        self.spending = Spending()
+        self.n = len(given)
+        self.keys = {program_job(p, o).key: i for i, p in enumerate(given) for o in ((), A, B)}
+        self.seconds = seconds
+        self.asked: list[tuple[int, tuple]] = []
+        self.timeouts: list[float] = []
+
+    def time_jobs(self, jobs, *, reference=None, timeout=300.0, **_):
+        (job,) = jobs
+        index = self.keys[job.key]
+        self.asked.append((index, job.options))
+        self.timeouts.append(timeout)
+        if reference is not None:
+            assert self.keys[reference.key] == self.n - 1
+        answer = self.seconds[index, job.options]
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, str):
+            return [Timing.without(answer, "no")]
+        return [Timing(answer, answer, answer, relative=answer)]
+
+
+def ranked(given, seconds, clock=LONG):
+    oracle = FakeOracle(given, seconds)
+    found = time_programs(oracle, given, clock)  # type: ignore[arg-type]
+    return [(t.index, t.options) for t in found], oracle
+
+
+def test_the_first_is_timed_under_all_options_and_the_others_under_the_best():
+    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): 0.8, (1, A): 0.4, (2, A): 0.7}
+    found, oracle = ranked(programs(4), seconds)
+    assert oracle.asked == [(0, ()), (0, A), (0, B), (1, A), (2, A)]
+    assert found[0] == (1, A)
+    assert found[-1] == (0, ())
+
+
+def test_options_must_gain_three_per_cent():
+    found, _ = ranked(programs(2), {(0, ()): 0.51, (0, A): 0.5, (0, B): 0.8})
+    assert found[0] == (0, ())
+    found, _ = ranked(programs(2), {(0, ()): 0.52, (0, A): 0.5, (0, B): 0.8})
+    assert found[0] == (0, A)
+
+
+def test_the_original_alone_is_timed_under_all_options():
+    found, _ = ranked(programs(1), {(0, ()): 1.0, (0, A): 0.5, (0, B): 0.8})
+    assert found[0] == (0, A)
+
+
+def test_without_time_only_the_first_is_timed_once():
+    found, oracle = ranked(programs(3), {(0, ()): 0.9}, Stopwatch(0.0))
+    assert found == [(0, ())] and oracle.asked == [(0, ())]
+    assert oracle.timeouts == [120.0]
+
+
+@pytest.mark.parametrize("status", ["timeout", "killed"])
+def test_what_hangs_or_crashes_is_tried_once_and_dropped(status):
+    found, oracle = ranked(programs(3), {(0, ()): status, (1, ()): 0.8})
+    assert oracle.asked == [(0, ()), (1, ())]
+    assert found == [(1, ())]
+
+
+def test_what_fails_under_some_options_is_dropped_under_these():
+    found, _ = ranked(programs(2), {(0, ()): 0.9, (0, A): "failed", (0, B): 0.5})
+    assert found == [(0, B), (0, ())]
+
+
+def test_where_everything_fails_the_original_is_left():
+    found, _ = ranked(programs(3), {(0, ()): "killed", (1, ()): "timeout"})
+    assert found == [(2, ())]
+
+
+def test_ctrl_c_keeps_what_was_timed():
+    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): KeyboardInterrupt()}
+    found, _ = ranked(programs(3), seconds)
+    assert found == [(0, A), (0, ())]
+
+
+def test_ctrl_c_before_anything_was_timed_leaves_the_original():
+    found, _ = ranked(programs(3), {(0, ()): KeyboardInterrupt()})
+    assert found == [(2, ())]
+
+
+def test_what_cannot_be_exported_is_kept_without_a_timing():
+    def fn(x):
+        jax.debug.print("{}", x)
+        return x + 1
+
+    program = from_jax(fn, X)
+    found = time_programs(None, [program], LONG)  # type: ignore[arg-type]
+    assert [t.program for t in found] == [program]
+    assert found[0].timing.status == "failed"
+
+
+def test_a_job_has_the_weights_prepared_and_only_inputs_left():
+    job = program_job(programs(1)[0])
+    exported = jax.export.deserialize(bytearray(job.artifact))
+    assert [a.shape for a in exported.in_avals] == [(3, 2), (4, 3)]
+    assert "multiply" not in exported.mlir_module()  # w * 2 was done before
+
+
+def test_jobs_of_different_options_have_different_keys():
+    (program,) = programs(1)
+    assert program_job(program).key != program_job(program, A).key
+
+
+def test_relative_time_is_against_the_reference():
+    timing = Timing(0.2, 0.2, 0.2, relative=0.7)
+    timed = Timed(programs(1)[0], (), timing, 0)
+    assert relative(timed) == 0.7
+    assert relative(replace(timed, timing=replace(timing, relative=None))) == 0.2
+    assert relative(replace(timed, timing=Timing.without("failed", ""))) == float("inf")
+
+
+def test_shares_count_a_body_as_often_as_it_runs():
+    def fn(x):
+        return jax.lax.scan(lambda c, _: (jnp.transpose(c) + c, None), x, None, length=5)[0]
+
+    program = from_jax(fn, jnp.ones((4, 4)))
+    table = cost_table({})
+    found = shares(program.with_graphs([priced(table, g) for g in program.graphs]))
+    once = {c: s / 5 for c, s in found.items()}
+    assert set(found) == {"movement", "elementwise"}
+    # 128 bytes and 192 bytes at 15 GB/s, and a microsecond of overhead each.
+    assert once["movement"] == pytest.approx(1e-6 + 128 / 1.5e10, rel=1e-5)
+    assert once["elementwise"] == pytest.approx(1e-6 + 192 / 1.5e10, rel=1e-5)

@@ -1,0 +1,212 @@
+"""The last word: right and faster beyond noise, or the original with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.backends.baselines import AS_ARGUMENTS, CLOSED_OVER
+from xrl_jax.cost import settle as lib
+from xrl_jax.cost.programs import Timed
+from xrl_jax.cost.settle import CONTROL, OPTIMISED, ORIGINAL, concrete, samples, settle
+from xrl_jax.cost.timing import Comparison, Timing, warm_up
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import build, nodes_of
+from xrl_jax.graph.program import Program
+
+W, X = jnp.full((3, 2), 0.5), jnp.ones((4, 3))
+
+
+def fn(w, x):
+    return jnp.tanh(x @ w)
+
+
+PROGRAM = from_jax(fn, W, X, weights=(0,))
+BEFORE = Timing(0.8, 0.79, 0.81, repeats=9, relative=0.5)  # in the worker: twice as fast
+
+
+def with_op(op: str) -> Program:
+    """The program with another function in place of tanh."""
+    nodes, outputs, _ = nodes_of(PROGRAM.graph)
+    changed = [replace(n, op=op) if n.op == "tanh" else n for n in nodes]
+    return PROGRAM.with_graphs([build(changed, outputs)])
+
+
+def finalist(program: Program = PROGRAM, index: int = 0, timing: Timing = BEFORE) -> Timed:
+    return Timed(program, (), timing, index)
+
+
+def fake_compare(seconds: dict[str, float], spread: float = 0.01):
+    """`timing.compare` with made-up seconds by name (a function that fails to run still fails)."""
+
+    def compare(fns, *, baseline, seed, **_):
+        timings, drawn = {}, {}
+        for name, run in fns.items():
+            try:
+                warm_up(run)
+            except Exception as error:
+                timings[name] = Timing.without("failed", str(error))
+                continue
+            t = seconds.get(name, 1.0)
+            drawn[name] = [t * (1 + spread * ((7 * i) % 5 - 2)) for i in range(20)]
+            timings[name] = Timing(t, t, t, repeats=20)
+        return Comparison(baseline, timings, {}, drawn, seed)
+
+    return compare
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch):
+    def use(**options):
+        monkeypatch.setattr(lib, "compare", fake_compare(**options))
+
+    return use
+
+
+def settled(finalists, program=PROGRAM, arguments=(W, X), **options):
+    return settle(
+        program, finalists, arguments, **{"tolerance": None, "seconds": 0.1, **options}
+    )
+
+
+def test_right_and_faster_is_used(times):
+    times(seconds={AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5})
+    found = settled([finalist()])
+    assert found.used
+    assert found.reason == "the optimised function is returned: it is right and faster beyond noise"
+    assert found.baseline == CLOSED_OVER  # the strongest
+    assert found.speedup.value == pytest.approx(2.0)
+    assert set(found.baselines) == {AS_ARGUMENTS, CLOSED_OVER}
+
+
+def test_slower_is_not_used(times):
+    times(seconds={OPTIMISED: 1.2})
+    found = settled([finalist()])
+    assert not found.used
+    assert found.reason == "the original is returned: nothing found is faster beyond noise"
+    assert found.speedup.value == pytest.approx(1 / 1.2)
+
+
+def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
+    times(seconds={OPTIMISED: 0.95, CONTROL: 1.1}, spread=0.0)
+    assert not settled([finalist()]).used
+    times(seconds={OPTIMISED: 0.95, CONTROL: 1.01}, spread=0.0)
+    assert settled([finalist()]).used
+
+
+def test_a_wrong_result_is_not_used_however_fast(times):
+    times(seconds={OPTIMISED: 0.1})
+    found = settled([finalist(with_op("sin"))])
+    assert not found.used and not found.accuracy.ok
+    assert found.reason.startswith("the original is returned: the result errs by")
+
+
+def test_the_first_right_finalist_is_chosen(times):
+    times(seconds={OPTIMISED: 0.5})
+    found = settled([finalist(with_op("sin"), 0), finalist(PROGRAM, 1), finalist(PROGRAM, 2)])
+    assert found.used and found.index == 1
+
+
+def test_a_tolerance_that_is_given_decides(times):
+    times(seconds={OPTIMISED: 0.5})
+    assert settled([finalist(with_op("sin"))], tolerance=1.0).used
+    assert not settled([finalist()], tolerance=0.0).used
+
+
+def test_a_result_that_cannot_be_run_is_not_used(times):
+    times(seconds={})
+    nodes, outputs, _ = nodes_of(PROGRAM.graph)
+    broken = PROGRAM.with_graphs(
+        [build([replace(n, lowering=99) if n.op == "dot" else n for n in nodes], outputs)]
+    )
+    found = settled([finalist(broken)])
+    assert not found.used
+    assert found.reason.startswith("the original is returned: the result cannot be run")
+
+
+def test_what_the_original_raises_is_raised(times):
+    times(seconds={})
+
+    def host(_):
+        raise ZeroDivisionError("from the original")
+
+    def raises(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+
+    program = from_jax(raises, jnp.ones(3))
+    with pytest.raises(Exception, match="from the original"):
+        settled([finalist(program)], program, [jnp.ones(3)])
+
+
+def interrupt(*_args, **_options):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_final_timing_settles_on_the_workers_timings(monkeypatch):
+    monkeypatch.setattr(lib, "compare", interrupt)
+    found = settled([finalist()])
+    assert found.used
+    assert found.speedup.value == 2.0
+    assert found.speedup.low == pytest.approx(1.6 / 0.81)
+    assert found.baseline == ORIGINAL and found.baselines[ORIGINAL].seconds == pytest.approx(1.6)
+    assert "the final timing was interrupted" in found.reason
+
+
+def test_ctrl_c_in_the_final_timing_without_earlier_timings_gives_the_original(monkeypatch):
+    monkeypatch.setattr(lib, "compare", interrupt)
+    found = settled([finalist(timing=Timing.without("failed", "no"))])
+    assert not found.used
+    assert "interrupted before the final timing" in found.reason
+
+
+def test_ctrl_c_in_the_check_gives_the_original(monkeypatch):
+    monkeypatch.setattr(lib, "assess", interrupt)
+    found = settled([finalist()])
+    assert not found.used
+    assert found.reason == (
+        "the original is returned: the check against the original was interrupted"
+    )
+
+
+def test_weight_bytes_are_those_of_prepared_weights(times):
+    times(seconds={})
+    program = from_jax(lambda w, x: x @ (w * 2.0), W, X, weights=(0,))
+    assert settled([finalist(program)], program).weight_bytes_added == 3 * 2 * 4
+
+
+def test_arguments_of_which_only_the_shape_is_known_are_drawn():
+    leaves = concrete(PROGRAM, [np.asarray(W), jax.ShapeDtypeStruct((4, 3), jnp.float32)])
+    assert all(isinstance(x, jax.Array) for x in leaves)
+    np.testing.assert_array_equal(leaves[0], W)
+    assert leaves[1].shape == (4, 3) and float(jnp.std(leaves[1])) > 0.1
+
+
+def test_numbers_become_arrays_of_the_traced_dtype():
+    program = from_jax(lambda x, s: x * s, X, 2.5)
+    assert concrete(program, [X, 2.5])[1].dtype == program.in_avals[1].dtype
+
+
+def test_a_second_sample_draws_inputs_at_their_own_scale_and_keeps_weights():
+    x = 100.0 + 5.0 * jax.random.normal(jax.random.key(0), (50, 3))
+    program = from_jax(fn, W, x, weights=(0,))
+    first, second = samples(program, [W, x])
+    assert second[0] is W and first[1] is x
+    assert abs(float(jnp.mean(second[1])) - 100.0) < 5.0
+    assert not np.allclose(second[1], x)
+
+
+@pytest.mark.parametrize("x", [jnp.arange(4), jnp.zeros((0, 3)), jax.random.key(0)], ids=str)
+def test_integers_keys_and_empty_arrays_are_not_drawn_again(x):
+    program = from_jax(lambda x: x, x)
+    _, second = samples(program, [x])
+    assert second[0] is x
+
+
+def test_the_final_timing_is_real_where_it_is_not_faked():
+    found = settled([finalist()], seconds=0.05)
+    assert found.optimised.repeats >= 7 and 0.0 < found.optimised.seconds < 1.0
+    assert found.noise.low <= found.noise.value <= found.noise.high

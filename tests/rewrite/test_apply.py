@@ -1,0 +1,121 @@
+"""Applying candidates: small graphs by hand, then against the plain-Python rewriter."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from tests.graph.generators import random_graph
+from tests.rewrite import harness, oracle
+from tests.rewrite.harness import graph_of, rewritten, rules_of
+from tests.rewrite.test_match import SIBLINGS
+from xrl_jax.graph.check import check
+from xrl_jax.graph.graph import build, is_acyclic, n_live
+from xrl_jax.graph.text import format_graph
+from xrl_jax.rewrite.library import standard_rules
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def body(graph: harness.TensorGraph) -> list[str]:
+    return lines(format_graph(graph))[1:-1]
+
+
+def test_the_root_is_replaced_and_what_nobody_needs_is_removed() -> None:
+    graph = graph_of("""
+      %1: float32[2,3,4] = input() ref=@0
+      %2: float32[3,4,2] = transpose(%1) {perm=(1, 2, 0)}
+      %3: float32[4,3,2] = transpose(%2) {perm=(1, 0, 2)}
+      %4: float32[4,3,2] = tanh(%3)
+      return %4
+    """)
+    after = rewritten(rules_of(harness.TURN_BACK), graph)
+    assert bool(after.ok) and not bool(after.full)
+    assert body(after.graph) == lines("""
+      %1: float32[2,3,4] = input() ref=@0
+      %2: float32[4,3,2] = transpose(%1) {perm=(2, 1, 0)}
+      %3: float32[4,3,2] = tanh(%2)
+      return %3
+    """)
+
+
+def test_an_inner_node_with_another_use_stays() -> None:
+    graph = graph_of("""
+      %1: float32[2,3] = input() ref=@0
+      %2: float32[3,2] = transpose(%1) {perm=(1, 0)}
+      %3: float32[2,3] = transpose(%2) {perm=(1, 0)}
+      return %2, %3
+    """)
+    after = rewritten(rules_of(harness.TURN_BACK), graph)
+    assert body(after.graph) == lines("""
+      %1: float32[2,3] = input() ref=@0
+      %2: float32[3,2] = transpose(%1) {perm=(1, 0)}
+      %3: float32[2,3] = transpose(%1)
+      return %2, %3
+    """)
+
+
+def test_a_root_that_is_an_output_may_become_an_input() -> None:
+    graph = graph_of("""
+      %1: float32[2] = input() ref=@0
+      %2: float32[] = const() value=0.0
+      %3: float32[2] = add(%1, %2)
+      return %3
+    """)
+    after = rewritten(rules_of(harness.ADD_ZERO), graph)
+    assert body(after.graph) == ["%1: float32[2] = input() ref=@0", "return %1"]
+
+
+def test_a_merge_replaces_both_roots() -> None:
+    after = rewritten(rules_of(harness.MERGE), graph_of(SIBLINGS))
+    assert body(after.graph) == lines("""
+      %1: float32[4,8] = input() ref=@0
+      %2: float32[8,3] = weight() ref=@1
+      %3: float32[8,5] = weight() ref=@2
+      %4: float32[8,5] = weight() ref=@3
+      %5: float32[4,5] = dot(%1, %4) {lhs_contract=[1], rhs_contract=[0]}
+      %6: float32[8,8] = concat(%2, %3) {axis=1}
+      %7: float32[4,8] = dot(%1, %6) {lhs_contract=[1], rhs_contract=[0]}
+      %8: float32[4,3] = slice(%7) {limit=(4, 3)}
+      %9: float32[4,5] = slice(%7) {start=(0, 3), limit=(4, 8)}
+      return %8, %9, %5
+    """)
+    assert np.asarray(after.graph.nodes.weight_only).sum() == 4  # three weights and their concatenation
+
+
+def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
+    chain = "\n".join(f"%{i}: float32[4,5] = tanh(%{i - 1})" for i in range(8, 126))
+    graph = graph_of(SIBLINGS.replace("return %5, %6, %7", f"{chain}\nreturn %5, %6, %125"))
+    after = rewritten(rules_of(harness.MERGE), graph)  # makes four nodes, and two slots are free
+    assert bool(after.full) and not bool(after.ok)
+    jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
+
+
+def test_a_candidate_that_does_not_match_changes_nothing() -> None:
+    rules, graph = rules_of(harness.MERGE), graph_of(SIBLINGS)
+    for entry, root, partner in ((-1, 5, 6), (0, 5, 5), (0, 1, 6)):
+        after = harness.rewrite(rules.table, graph, np.int32(entry), np.int32(root), np.int32(partner))
+        assert not bool(after.ok) and not bool(after.full) and not after.changed.any()
+        jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
+
+
+@pytest.mark.parametrize("seeds", [range(0, 8), range(8, 16)])
+def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
+    library = harness.table_of(standard_rules())
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        graph = build(*random_graph(rng, int(rng.integers(12, 40))), bucket=harness.BUCKET)
+        wanted = harness.expected(library.rules, oracle.host_graph(graph))
+        results: dict[harness.Found, set] = {}
+        found = harness.full(library.table, graph)[1]
+        for i, (_, candidate) in enumerate(harness.listed(library, found)):
+            after = harness.rewrite(library.table, graph, found.entry[i], found.root[i], found.partner[i])
+            assert bool(after.ok), candidate
+            assert bool(is_acyclic(after.graph)), candidate
+            check(after.graph)
+            assert int(n_live(after.graph)) == len(oracle.host_graph(after.graph).slots())
+            results.setdefault(candidate, set()).add(oracle.structure(oracle.host_graph(after.graph)))
+        assert results == wanted, f"seed {seed}"

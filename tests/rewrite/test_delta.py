@@ -1,0 +1,154 @@
+"""What a candidate promises from its match alone is what applying it gives, or less."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.graph.generators import random_graph
+from xrl_jax.cost.roofline import CostTable, cost_table
+from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.rewrite.instantiate import bind
+from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.search.states import Moves, Space, State
+
+# With one root and with two, with operands that die and with operands that live on.
+OWN = """
+(rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
+(rule add-neg (source "test") (lhs (add ?x (neg ?y))) (rhs (sub ?x ?y)))
+(rule tanh-away (source "test") (lhs (mul (tanh ?x) (tanh ?y))) (rhs (tanh ?x)))
+(rule swap (source "test") (lhs (sub ?x ?y)) (rhs (neg (sub ?y ?x))))
+(rule both (source "test") (lhs (add ?x ?y) (mul ?x ?z)) (rhs (add ?y ?x) (mul ?z ?x)))
+"""
+BIND = jax.jit(bind)
+
+
+@cache
+def rules() -> CompiledRules:
+    library = select_rules(standard_rules(), ["transpose-transpose", "slice-of-concat-left"])
+    return compile_rules([*parse_rules(OWN)[0], *library])
+
+
+@cache
+def costs() -> CostTable:
+    return cost_table({})
+
+
+def started(nodes, outputs) -> tuple[Space, State, Moves]:
+    space = Space(rules(), jnp.zeros((64, 2), jnp.uint32))
+    state = space.start(build(nodes, outputs, bucket=64), costs())
+    return space, state, space.moves(state, costs())
+
+
+def change(space: Space, state: State, moves: Moves, i: int) -> float:
+    """Seconds that applying candidate `i` adds."""
+    place = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
+    after = space.step(state, costs(), *place)
+    assert after is not None
+    return after.seconds - state.seconds
+
+
+def only(space: Space, moves: Moves, rule: str) -> int:
+    (found,) = (i for i, e in enumerate(moves.entry) if space.rule_name(e) == rule)
+    return found
+
+
+def node(op: str, *args: int, **more) -> Node:
+    return Node(op, args, shape=(4, 6), **more)
+
+
+def cost_of(state: State, slot: int) -> float:
+    return float(state.graph.nodes.cost[slot])
+
+
+X, Y = node("input", ref=0), node("input", ref=1)
+
+
+def test_a_chain_that_dies_is_gained_whole():
+    space, state, moves = started([X, node("neg", 0), node("neg", 1), node("tanh", 2)], [3])
+    assert moves.delta[only(space, moves, "neg-neg")] == pytest.approx(
+        -cost_of(state, 2) - cost_of(state, 3)
+    )
+
+
+def test_a_node_that_is_used_elsewhere_is_not_gained():
+    nodes = [X, node("neg", 0), node("neg", 1), node("tanh", 1)]
+    space, state, moves = started(nodes, [2, 3])
+    assert moves.delta[only(space, moves, "neg-neg")] == pytest.approx(-cost_of(state, 3))
+
+
+def test_a_node_that_is_an_output_is_not_gained():
+    space, state, moves = started([X, node("neg", 0), node("neg", 1)], [1, 2])
+    assert moves.delta[only(space, moves, "neg-neg")] == pytest.approx(-cost_of(state, 3))
+
+
+def test_new_nodes_cost_what_they_would_cost_in_the_graph():
+    space, state, moves = started([X, Y, node("sub", 0, 1)], [2])
+    neg = cost_of(*(lambda s: (s[1], 2))(started([X, node("neg", 0)], [1])))
+    assert moves.delta[only(space, moves, "swap")] == pytest.approx(neg)
+
+
+def test_a_node_bound_twice_is_gained_once():
+    space, state, moves = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
+    i = next(i for i, e in enumerate(moves.entry) if space.rule_name(e) == "tanh-away")
+    # mul and tanh go, and a new tanh comes.
+    assert moves.delta[i] == pytest.approx(-cost_of(state, 3), rel=1e-4)
+    assert moves.delta[i] == pytest.approx(change(space, state, moves, i), rel=1e-4)
+
+
+def test_what_dies_outside_of_the_pattern_is_not_promised():
+    join = pack_attrs("concat", {"axis": 0})
+    cut = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
+    nodes = [X, Y, node("tanh", 1), Node("concat", (0, 2), join, shape=(8, 6)),
+             Node("slice", (3,), cut, shape=(2, 6))]  # fmt: skip
+    space, state, moves = started(nodes, [4])
+    i = only(space, moves, "slice-of-concat-left")
+    gained = change(space, state, moves, i)
+    # Here ?y itself is bound; the tanh is lost with it, and that can be seen from the match.
+    assert gained == pytest.approx(moves.delta[i], rel=1e-4)
+    deeper = [X, Y, node("sin", 1), node("tanh", 2), Node("concat", (0, 3), join, shape=(8, 6)),
+              Node("slice", (4,), cut, shape=(2, 6))]  # fmt: skip
+    space, state, moves = started(deeper, [5])
+    i = only(space, moves, "slice-of-concat-left")
+    assert change(space, state, moves, i) == pytest.approx(
+        moves.delta[i] - cost_of(state, 3), rel=1e-4
+    )
+
+
+def test_work_on_weights_costs_nothing_and_gains_nothing():
+    w = node("weight", ref=0)
+    space, _, moves = started([w, node("neg", 0), node("neg", 1), X, node("add", 2, 3)], [4])
+    assert moves.delta[only(space, moves, "neg-neg")] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
+    nodes, outputs = random_graph(np.random.default_rng(seed), 24)
+    space, state, moves = started(nodes, outputs)
+    live = np.asarray(state.graph.nodes.op) > 0
+    for i in range(len(moves.entry)):
+        place = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
+        after = space.step(state, costs(), *place)
+        assert after is not None
+        given = after.seconds - state.seconds
+        near = dict(abs=1e-6 * state.seconds + 1e-9)
+        assert given <= moves.delta[i] + near["abs"]
+        bound, _ = BIND(space.rules.table, *(jnp.int32(p) for p in place), state.graph)
+        died = np.flatnonzero(live & (np.asarray(after.graph.nodes.cost) == 0))
+        died = {int(n) for n in died if cost_of(state, n) > 0}
+        reused = set(np.flatnonzero(live & (np.asarray(after.graph.nodes.op) != np.asarray(state.graph.nodes.op))))
+        if not (died | reused) - set(np.asarray(bound).tolist()):
+            assert given == pytest.approx(moves.delta[i], **near)
+
+
+def test_random_graphs_have_candidates_to_try():
+    found = [
+        len(started(*random_graph(np.random.default_rng(seed), 24))[2].entry) for seed in range(12)
+    ]
+    assert sum(found) >= 20

@@ -1,0 +1,167 @@
+"""Reading the rule files, choosing rules, and what chains of them do to networks as JAX users write them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.rewrite.apply import apply
+from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
+from xrl_jax.rewrite.match import candidates, match
+from xrl_jax.rewrite.rule import walk
+from xrl_jax.rewrite.sexpr import RuleError
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rewrite.verify import CODE, ROWS
+
+SHIFT = '(rule shift (source "s") (lhs (add ?x ?y)) (when (is-scalar ?y)) (rhs (add ?y ?x)))'
+
+
+def test_the_library_has_many_rules_of_every_family() -> None:
+    rules = standard_rules()
+    families = Counter(r.family for r in rules)
+    assert len(rules) >= 75
+    assert set(families) == {
+        "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity", "layout", "lowering_conv",
+        "lowering_dot", "lowering_pool", "merge", "movement", "pool", "reduction",
+    }  # fmt: skip
+
+
+def test_the_library_fits_a_table_of_512_rows() -> None:
+    table = compile_rules(standard_rules()).table
+    assert table.row_entry.shape[0] <= 512
+
+
+def test_no_pattern_reaches_further_than_the_matcher_looks() -> None:
+    from xrl_jax.rewrite.match import HEIGHT
+
+    def height(p: Any) -> int:
+        return 0 if not getattr(p, "args", ()) else 1 + max(map(height, p.args))
+
+    assert max(height(p) for r in standard_rules() for p in r.lhs) <= HEIGHT
+    assert all(list(walk(p)) for r in standard_rules() for p in r.lhs)
+
+
+def test_rule_text_may_use_the_macros_of_the_prelude() -> None:
+    (rule,) = load_rules(SHIFT)
+    assert rule.name == "shift"
+
+
+def test_rules_are_read_from_a_file_and_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b.rules").write_text(SHIFT)
+    (tmp_path / "a.rules").write_text(SHIFT.replace("rule shift", "rule first"))
+    assert [r.name for r in load_rules(tmp_path)] == ["first", "shift"]
+    assert [r.name for r in load_rules(tmp_path / "b.rules")] == ["shift"]
+
+
+def test_an_error_in_a_file_names_the_file_and_the_place(tmp_path: Path) -> None:
+    (tmp_path / "bad.rules").write_text('(rule r (source "s")\n  (lhs (neg ?x)) (rhs ?y))')
+    with pytest.raises(RuleError, match=r"bad\.rules:2:23: '\?y' is not bound"):
+        load_rules(tmp_path / "bad.rules")
+
+
+def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.rules").write_text(SHIFT)
+    (tmp_path / "b.rules").write_text(SHIFT)
+    with pytest.raises(
+        RuleError, match=r"b\.rules:1:1: a second rule is named 'shift' \(the first: a\.rules:1:1\)"
+    ):
+        load_rules(tmp_path)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_rules("nowhere.rules")
+
+
+def test_rules_are_chosen_by_name_family_and_object() -> None:
+    library = standard_rules()
+    own = load_rules(SHIFT)[0]
+    assert select_rules(library, None) == library
+    assert [r.name for r in select_rules(library, ["neg-neg"])] == ["neg-neg"]
+    assert {r.family for r in select_rules(library, "layout")} == {"layout"}
+    assert select_rules(library, [own]) == (own,)
+    without = select_rules(library, ["-layout", "-neg-neg"])
+    assert len(without) == len(library) - len(select_rules(library, ["layout", "neg-neg"]))
+    some = select_rules(library, ["layout", "-conv-to-nhwc"])
+    assert "conv-to-nhwc" not in [r.name for r in some] and some
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no rule or family 'neg-ngg'; near it: neg-neg"):
+        select_rules(standard_rules(), ["neg-ngg"])
+
+
+def rewritten(
+    fn: Callable[..., Any], *args: Any, rules: list[str], weights: tuple[int, ...] = ()
+) -> Any:
+    """The program with the first candidate applied until there is none."""
+    program = from_jax(fn, *args, weights=weights)
+    table = compile_rules(select_rules(standard_rules(), rules), min_rows=ROWS, min_code=CODE).table
+    find = jax.jit(lambda g: candidates(table, g, match(table, g), size=64))
+    change = jax.jit(lambda g, e, r, p: apply(table, g, e, r, p))
+    graph = program.graph
+    for _ in range(40):
+        found = find(graph)
+        for k in range(min(int(found.count), 64)):
+            done = change(graph, found.entry[k], found.root[k], found.partner[k])
+            if bool(done.ok):
+                graph = done.graph
+                break
+        else:
+            return program, program.with_graphs([graph, *program.graphs[1:]])
+    raise AssertionError("the rules do not come to an end")
+
+
+def live_ops(program: Any) -> list[str]:
+    """Operators on the path of the input, weight-only ones left out."""
+    graph = program.graph
+    nodes, _, slots = nodes_of(graph)
+    return [n.op for n, s in zip(nodes, slots, strict=True) if not bool(graph.nodes.weight_only[s])]
+
+
+@pytest.mark.slow
+def test_batch_norm_as_jax_users_write_it_becomes_a_convolution_and_a_bias() -> None:
+    rng = np.random.default_rng(0)
+    normal = lambda *s: jnp.asarray(rng.normal(size=s), jnp.float32)  # noqa: E731
+    layer = {
+        "mean": normal(4),
+        "var": jnp.abs(normal(4)) + 1,
+        "scale": normal(4),
+        "bias": normal(4),
+        "w": normal(4, 3, 3, 3),
+    }
+
+    def fn(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(
+            x, layer["w"], (1, 1), [(1, 1)] * 2, dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+        mean, var, scale, bias = (layer[k][:, None, None] for k in ("mean", "var", "scale", "bias"))
+        return jax.nn.relu((y - mean) * lax.rsqrt(var + 1e-5) * scale + bias)
+
+    x = normal(1, 3, 8, 8)
+    rules = [
+        "broadcast-broadcast", "add-of-broadcast-scalar", "rsqrt-of-broadcast", "sub-bias", "conv-batch-norm",
+        "conv-bias-scale", "conv-scale", "scale-join", "bias-join",
+    ]  # fmt: skip
+    program, folded = rewritten(fn, layer, x, rules=rules, weights=(0,))
+    assert live_ops(folded) == ["input", "conv", "add", "max"]
+    np.testing.assert_allclose(folded(layer, x), program(layer, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_softmax_of_jax_nn_becomes_one_node() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)), jnp.float32)
+    rules = ["max-lowest", "broadcast-broadcast", "softmax-form", "softmax-shift"]
+    program, named = rewritten(jax.nn.softmax, x, rules=rules)
+    assert live_ops(named) == ["input", "softmax"]
+    np.testing.assert_allclose(named(x), program(x), rtol=1e-6)

@@ -1,0 +1,186 @@
+"""Finding candidates: small graphs by hand, then against the plain-Python matcher."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import models
+from tests.graph.generators import random_graph
+from tests.rewrite import harness, oracle
+from tests.rewrite.harness import Found, find, graph_of, rules_of
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import build
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.match import candidates, match
+
+ADD3 = """
+  %1: float32[2] = input() ref=@0
+  %2: float32[2] = input() ref=@1
+  %3: float32[2] = input() ref=@2
+"""
+
+
+def test_a_commutative_operator_matches_either_way_round() -> None:
+    left = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%4, %3)\n return %5"
+    right = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%3, %4)\n return %5"
+    rules = rules_of(harness.ASSOCIATE)
+    # Two ways to turn the inner sum: (x + y) + z = x + (y + z) and = y + (x + z).
+    assert find(rules, graph_of(left)) == [Found("associate", 5, 0)] * 2
+    assert find(rules, graph_of(right)) == [Found("associate", 5, 0)] * 2
+
+
+def test_a_repeated_variable_is_one_node() -> None:
+    rules = rules_of(harness.DOUBLE)
+    twice = ADD3 + "%4: float32[2] = add(%1, %1)\n return %4"
+    two = ADD3 + "%4: float32[2] = add(%1, %2)\n return %4"
+    assert find(rules, graph_of(twice)) == [Found("double", 4, 0)]
+    assert find(rules, graph_of(two)) == []
+
+
+def test_a_value_is_a_condition() -> None:
+    graph = """
+      %1: float32[2] = input() ref=@0
+      %2: float32[] = const() value=0.0
+      %3: float32[] = const() value=1.0
+      %4: float32[2] = add(%2, %1)
+      %5: float32[2] = add(%4, %3)
+      return %5
+    """
+    assert find(rules_of(harness.ADD_ZERO), graph_of(graph)) == [Found("add-zero", 4, 0)]
+
+
+def test_the_arity_of_a_concat_counts() -> None:
+    rules = rules_of(harness.CONCATS)
+    inner = ADD3 + "%4: float32[4] = concat(%1, %2)\n"
+    three = ADD3 + "%4: float32[6] = concat(%1, %2, %3)\n"
+    assert find(rules, graph_of(inner + "%5: float32[6] = concat(%4, %3)\n return %5")) == [Found("concats", 5, 0)]
+    assert find(rules, graph_of(three + "%5: float32[8] = concat(%4, %3)\n return %5")) == []
+
+
+SIBLINGS = """
+  %1: float32[4,8] = input() ref=@0
+  %2: float32[8,3] = weight() ref=@1
+  %3: float32[8,5] = weight() ref=@2
+  %4: float32[8,5] = weight() ref=@3
+  %5: float32[4,3] = dot(%1, %2) {lhs_contract=[1], rhs_contract=[0]}
+  %6: float32[4,5] = dot(%1, %3) {lhs_contract=[1], rhs_contract=[0]}
+  %7: float32[4,5] = dot(%1, %4) {lhs_contract=[1], rhs_contract=[0]}
+  return %5, %6, %7
+"""
+
+
+def test_pairs_join_at_the_shared_operand_and_are_found_once() -> None:
+    assert find(rules_of(harness.MERGE), graph_of(SIBLINGS)) == [
+        Found("merge", 5, 6),
+        Found("merge", 5, 7),
+        Found("merge", 6, 7),
+    ]
+
+
+def test_a_pair_of_which_one_depends_on_the_other_is_refused() -> None:
+    chain = """
+      %1: float32[4,4] = input() ref=@0
+      %2: float32[4,4] = weight() ref=@1
+      %3: float32[4,4] = dot(%1, %2) {lhs_contract=[1], rhs_contract=[0]}
+      %4: float32[4,4] = tanh(%3)
+      %5: float32[4,4] = dot(%1, %4) {lhs_contract=[1], rhs_contract=[0]}
+      %6: float32[4,4] = dot(%1, %1) {lhs_contract=[1], rhs_contract=[0]}
+      return %5, %6
+    """
+    assert find(rules_of(harness.MERGE), graph_of(chain)) == [Found("merge", 3, 6), Found("merge", 5, 6)]
+
+
+def test_too_many_candidates_are_counted() -> None:
+    dot = "float32[4,5] = dot(%1, %{}) {{lhs_contract=[1], rhs_contract=[0]}}"
+    weights = "\n".join(f"%{i}: float32[8,5] = weight() ref=@{i}" for i in range(2, 36))
+    dots = "\n".join(f"%{i + 34}: {dot.format(i)}" for i in range(2, 36))
+    graph = graph_of(f"%1: float32[4,8] = input() ref=@0\n{weights}\n{dots}\nreturn %36, %69")
+    count = harness.full(rules_of(harness.MERGE).table, graph)[1].count
+    assert int(count) >= 34 * 33 // 2 > harness.SIZE
+
+
+@pytest.fixture(scope="module")
+def library() -> harness.CompiledRules:
+    return harness.table_of(standard_rules())
+
+
+def random_in_bucket(seed: int) -> harness.TensorGraph:
+    rng = np.random.default_rng(seed)
+    return build(*random_graph(rng, int(rng.integers(12, 48))), bucket=harness.BUCKET)
+
+
+@pytest.mark.parametrize("seeds", [range(0, 20), range(20, 40)])
+def test_candidates_are_the_oracles_on_random_graphs(library: harness.CompiledRules, seeds: range) -> None:
+    for seed in seeds:
+        graph = random_in_bucket(seed)
+        found = harness.listed(library, harness.full(library.table, graph)[1])
+        assert len(set(found)) == len(found), "an entry is listed twice at one place"
+        wanted = harness.expected(library.rules, oracle.host_graph(graph))
+        assert {c for _, c in found} == set(wanted), f"seed {seed}"
+
+
+SMALL = {
+    "bert": dict(layers=1, width=8, heads=2, vocabulary=10, tokens=4),
+    "squeezenet": dict(image_size=32, width=0.1, classes=10),
+    "resnext50": dict(image_size=32, width=0.125, groups=4, classes=10),
+    "inception": dict(image_size=75, width=0.05, classes=10),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_candidates_are_the_oracles_on_networks(library: harness.CompiledRules, name: str) -> None:
+    model = models.get(name, **SMALL[name])
+    program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)
+    found = jax.jit(lambda t, g: candidates(t, g, match(t, g), size=8192))(library.table, program.graph)
+    engine = {c for _, c in harness.listed(library, found)}
+    plain = oracle.candidates(library.rules, oracle.host_graph(program.graph))
+    assert engine == {Found(c.rule.name, c.root, c.partner) for c in plain}
+
+
+def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledRules) -> None:
+    table = library.table
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        graph = random_in_bucket(seed + 100)
+        masks, found = harness.full(table, graph)
+        for _ in range(8):
+            if int(found.count) == 0:
+                break
+            i = int(rng.integers(int(found.count)))
+            after = harness.rewrite(table, graph, found.entry[i], found.root[i], found.partner[i])
+            if bool(after.full):
+                break
+            graph = after.graph
+            again = harness.rematch(table, graph, masks, after.changed)
+            masks, found = harness.full(table, graph)
+            np.testing.assert_array_equal(again, masks)
+
+
+def test_a_rule_more_in_the_bucket_compiles_nothing(library: harness.CompiledRules) -> None:
+    graph = random_in_bucket(0)
+    harness.full(library.table, graph)
+    before = harness.full._cache_size()
+    more = harness.table_of([*library.rules, *rules_of(harness.DOUBLE).rules])
+    assert len(find(more, graph)) >= len(find(library, graph))
+    assert harness.full._cache_size() == before
+
+
+def test_a_batch_of_graphs_is_each_by_itself(library: harness.CompiledRules) -> None:
+    graphs = [random_in_bucket(seed) for seed in (1, 2, 3)]
+    batch = jax.tree.map(lambda *v: jnp.stack(v), *graphs)
+    masks, found = jax.jit(jax.vmap(harness.full, in_axes=(None, 0)))(library.table, batch)
+    for i, graph in enumerate(graphs):
+        one_masks, one = harness.full(library.table, graph)
+        np.testing.assert_array_equal(masks[i], one_masks)
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda v, i=i: v[i], found), one)
+
+
+def test_holes_match_nothing(library: harness.CompiledRules) -> None:
+    graph = random_in_bucket(4)
+    masks = np.asarray(harness.full(library.table, graph)[0])
+    assert not masks[np.asarray(graph.nodes.op) == ops.HOLE].any()

@@ -1,0 +1,406 @@
+"""The front door, end to end: what it returns is right, and nothing that happens on the way loses it.
+
+Most tests make up the timings (`made_up`): region times are all alike, so that taking work away is what gains, and the
+final timing says that the result is twice as fast. Those that need the real worker say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xrl_jax
+from tests.cost.test_settle import fake_compare
+from tests.search.fakes import RULES
+from xrl_jax.backends import lowerings
+from xrl_jax.cost import settle
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.programs import Timed
+from xrl_jax.cost.settle import OPTIMISED
+from xrl_jax.cost.store import TimingStore
+from xrl_jax.cost.timing import Timing
+from xrl_jax.cost.worker import Worker
+from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.search.base import Budget, StopReason
+
+# The module: the package's attribute of that name is the function.
+front = importlib.import_module("xrl_jax.optimize")
+
+SOME_RULES = tuple(parse_rules(RULES)[0])
+KEYS = jax.random.split(jax.random.key(0), 3)
+PARAMS = {"v": jax.random.normal(KEYS[0], (6, 6)), "w": jax.random.normal(KEYS[1], (6, 6))}
+X = jax.random.normal(KEYS[2], (6, 6))
+
+
+def network(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Two contractions, and two transposes that do nothing."""
+    h = jnp.tanh(x @ params["v"])
+    return jnp.transpose(jnp.transpose(h)) @ params["w"]
+
+
+class MadeUpWorker(Worker):
+    """A millisecond for everything; a program takes half as long as its reference.
+
+    Attributes:
+      interrupt: of a job, whether it is the moment for Ctrl-C.
+    """
+
+    overhead_seconds = 0.0
+    interrupt: Callable[..., bool] = staticmethod(lambda reference: False)
+
+    def measure(self, jobs, *, reference=None, **_):  # type: ignore[override]
+        if self.interrupt(reference):
+            raise KeyboardInterrupt
+        relative = None if reference is None else 0.5
+        return [Timing(1e-3, 0.9e-3, 1.1e-3, repeats=9, relative=relative) for _ in jobs]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
+    """Made-up times for regions, programs and the final timing."""
+
+    class Mine(MadeUpWorker):
+        pass
+
+    monkeypatch.setattr(front, "Worker", Mine)
+    monkeypatch.setattr(settle, "compare", fake_compare({OPTIMISED: 0.5}))
+    return Mine
+
+
+@pytest.fixture
+def optimize(tmp_path: Path) -> Callable[..., Any]:
+    return functools.partial(
+        xrl_jax.optimize,
+        rules=SOME_RULES,
+        budget=Budget(seconds=300.0),
+        search="greedy",
+        cache_dir=tmp_path / "cache",
+        progress=False,
+    )
+
+
+def same(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+# With the real worker ---------------------------------------------------------------------------
+
+
+def test_a_small_network_end_to_end(optimize):
+    fast = optimize(network, PARAMS, X, weights=0, search="taso", budget=Budget(seconds=20.0))
+    same(fast(PARAMS, X), network(PARAMS, X))
+    report = fast.report
+    assert report.used in ("optimized", "original") and report.reason
+    assert report.max_error <= report.tolerance < 1e-4
+    assert report.measurements > 0 and report.failures == 0
+    assert report.baseline_name in report.baselines and report.baseline_ms > 0
+
+
+def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
+    monkeypatch.setattr(front, "Worker", Worker)  # regions are timed in earnest
+    monkeypatch.setattr(front, "time_programs", made_up_programs)
+    budget = Budget(seconds=600.0, measurements=1000)
+    first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
+    second = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
+    assert first.report.measurements > 0 and second.report.measurements == 0
+    assert second.report.from_store == first.report.measurements
+    assert second.report.steps == first.report.steps != ()
+    assert second.report.predicted_ms_after == first.report.predicted_ms_after
+    assert str(second.program) == str(first.program)
+
+
+def made_up_programs(oracle, programs, clock, **_):
+    return [Timed(programs[0], (), Timing(1e-3, 1e-3, 1e-3, relative=0.5), 0)]
+
+
+def endless(node, *arrays):
+    """A lowering that never ends."""
+    x = jax.lax.while_loop(lambda x: x[0, 0] < jnp.inf, jnp.sin, arrays[0])
+    return x @ arrays[1]
+
+
+class Killed(Worker):
+    """A worker whose process is killed two seconds after its third job was begun."""
+
+    jobs = 0
+
+    def measure(self, jobs, **options):
+        self.jobs += 1
+        if self.jobs == 3:
+            pid = (self.overhead_seconds, self.pid)[1]
+            assert pid is not None
+            threading.Timer(2.0, os.kill, (pid, signal.SIGKILL)).start()
+        return super().measure(jobs, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "timeout"), [(Worker, 2.0), (Killed, 30.0)], ids=["hangs", "killed"])
+def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
+    worker, timeout, optimize, monkeypatch
+):
+    forms = list(lowerings.LOWERINGS["dot"])
+    forms[3] = dataclasses.replace(forms[3], fn=endless)
+    monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
+    monkeypatch.setattr(front, "Worker", worker)
+    monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, timeout=timeout))
+    monkeypatch.setattr(front, "time_programs", made_up_programs)
+    fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.failures == 1
+    assert "swapped" not in str(fast.program)
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
+# What may go in ---------------------------------------------------------------------------------
+
+
+def test_work_that_does_nothing_is_taken_away(made_up, optimize):
+    fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.used == "optimized"
+    assert fast.report.rules_fired == {"turn-twice": 1, "turn-not": 1}
+    assert fast.report.stop_reason is StopReason.EXHAUSTED
+    assert "transpose" not in str(fast.program)
+    same(fast(PARAMS, X), network(PARAMS, X))
+    same(jax.jit(fast)(PARAMS, X), network(PARAMS, X))
+
+
+def test_gradients_are_those_of_the_original(made_up, optimize):
+    def loss(params, x):
+        return jnp.sum(network(params, x) ** 2)
+
+    fast = optimize(loss, PARAMS, X, weights=0)
+    assert fast.report.used == "optimized"
+    same(jax.grad(fast)(PARAMS, X), jax.grad(loss)(PARAMS, X))
+
+
+def test_a_value_and_gradient_can_be_optimised(made_up, optimize):
+    step = jax.value_and_grad(lambda params, x: jnp.sum(network(params, x) ** 2))
+    fast = optimize(step, PARAMS, X)
+    assert fast.report.used == "optimized" and "turn-not" in fast.report.rules_fired
+    same(fast(PARAMS, X), step(PARAMS, X))
+
+
+def test_a_program_with_or_without_examples(made_up, optimize):
+    program = xrl_jax.from_jax(network, PARAMS, X, weights=(0,))
+    for examples in ((), (PARAMS, X)):
+        fast = optimize(program, *examples)
+        assert fast.report.used == "optimized"
+        same(fast(PARAMS, X), network(PARAMS, X))
+
+
+def test_shapes_are_enough(made_up, optimize):
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (PARAMS, X))
+    fast = optimize(network, *shapes, weights=0)
+    assert fast.report.used == "optimized" and fast.report.max_error < 1e-5
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
+def zero_weights(params, x):
+    return network(jax.tree.map(jnp.zeros_like, params), x)
+
+
+def with_print(params, x):
+    jax.debug.print("seen {}", x[0, 0])
+    return network(params, x)
+
+
+def with_callback(params, x):
+    double = jax.pure_callback(lambda a: 2 * np.asarray(a), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return network(params, double)
+
+
+def with_opaque(params, x):
+    return jnp.sort(network(params, jax.lax.top_k(x, 6)[0]), axis=1)
+
+
+def constant(params, x):
+    return jnp.arange(3), jnp.float32(2.5)
+
+
+def integers(params, x):
+    n = (x * 100).astype(jnp.int32)
+    return jnp.transpose(jnp.transpose(n @ n)), n > 0
+
+
+def not_numbers(params, x):
+    return jnp.log(network(params, x)), network(params, x) / 0.0
+
+
+def identity(params, x):
+    return x, params, x
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [zero_weights, with_print, with_callback, with_opaque, constant, integers, not_numbers, identity],
+    ids=lambda f: f.__name__,
+)
+def test_any_function_is_taken(fn, made_up, optimize):
+    fast = optimize(fn, PARAMS, X, weights=0)
+    assert fast.report.reason.startswith(f"the {fast.report.used.replace('z', 's')}")
+    expected = fn(PARAMS, X)
+    got = fast(PARAMS, X)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert jnp.asarray(a).dtype == jnp.asarray(b).dtype
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_effects_happen_once_a_call(made_up, optimize, capfd):
+    fast = optimize(with_print, PARAMS, X, weights=0)
+    jax.effects_barrier()
+    capfd.readouterr()
+    fast(PARAMS, X)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("seen") == 1
+
+
+def test_a_function_that_cannot_be_traced_is_refused_by_name(optimize):
+    def branches(x):
+        return x if x[0, 0] > 0 else -x
+
+    with pytest.raises(xrl_jax.TraceError):
+        optimize(branches, X)
+
+
+def test_a_rule_can_be_switched_off(made_up, optimize):
+    fast = optimize(network, PARAMS, X, weights=0, rules=[*SOME_RULES, "-turn-twice"])
+    assert fast.report.rules_fired == {}
+
+
+def test_unknown_rules_and_searches_are_refused_before_any_work(optimize):
+    def untouched(x):
+        raise AssertionError("traced")
+
+    with pytest.raises(ValueError, match="no rule or family 'turn-thrice'; near it: .*turn-twice"):
+        optimize(untouched, X, rules=[*SOME_RULES, "turn-thrice"])
+    with pytest.raises(ValueError, match="no search 'gredy'.*did you mean 'greedy'"):
+        optimize(untouched, X, search="gredy")
+
+
+def test_a_search_of_ones_own(made_up, optimize):
+    from xrl_jax.search.greedy import greedy
+
+    def mine(problem, budget, key):
+        return greedy(problem, budget, key)
+
+    fast = optimize(network, PARAMS, X, weights=0, search=mine)
+    assert fast.report.search == "mine" and fast.report.used == "optimized"
+
+
+def test_two_threads_optimise_and_call_at_once(made_up, optimize):
+    results: list[Any] = [None, None]
+    shared = optimize(network, PARAMS, X, weights=0)
+
+    def work(i: int) -> None:
+        mine = optimize(network, PARAMS, (i + 1.0) * X, weights=0)
+        results[i] = [mine(PARAMS, X), *(shared(PARAMS, X) for _ in range(20))]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for found in results:
+        for result in found:
+            same(result, network(PARAMS, X))
+
+
+# Ctrl-C -----------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
+    seen = []
+
+    def late(reference) -> bool:
+        seen.append(reference)
+        return reference is None and len(seen) == 4  # dot, transpose, the turned transpose, then a new form
+
+    made_up.interrupt = staticmethod(late)
+    fast = optimize(network, PARAMS, X, weights=0, search="taso")
+    assert fast.report.stop_reason is StopReason.INTERRUPTED
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
+def test_ctrl_c_in_a_search_that_does_not_mind_returns_the_original(made_up, optimize):
+    def rude(problem, budget, key):
+        raise KeyboardInterrupt
+
+    fast = optimize(network, PARAMS, X, weights=0, search=rude)
+    assert fast.report.stop_reason is StopReason.INTERRUPTED
+    assert fast.report.steps == ()
+    same(fast(PARAMS, X), network(PARAMS, X))
+    str(fast.report)
+
+
+def test_ctrl_c_while_programs_are_timed_goes_on_to_the_check(made_up, optimize):
+    made_up.interrupt = staticmethod(lambda reference: reference is not None)
+    fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.max_error <= fast.report.tolerance
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
+def interrupt(*_args: Any, **_options: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_final_timing_returns_what_was_found(made_up, optimize, monkeypatch):
+    monkeypatch.setattr(settle, "compare", interrupt)
+    fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.used == "optimized" and "transpose" not in str(fast.program)
+    assert "the final timing was interrupted" in fast.report.reason
+    assert fast.report.speedup == pytest.approx(2.0)
+
+
+def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch):
+    monkeypatch.setattr(settle, "assess", interrupt)
+    fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.used == "original" and "was interrupted" in fast.report.reason
+    same(fast(PARAMS, X), network(PARAMS, X))
+    assert fast.report.from_dict(fast.report.as_dict()).reason == fast.report.reason
+
+
+# The cache folder -------------------------------------------------------------------------------
+
+
+def test_a_corrupted_store_is_moved_aside(made_up, optimize, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "timings.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.warns(RuntimeWarning, match="not usable.*was moved to"):
+        fast = optimize(network, PARAMS, X, weights=0)
+    assert fast.report.used == "optimized"
+    assert len(list((tmp_path / "cache").glob("*.corrupt-1"))) == 1
+
+
+def test_a_locked_store_costs_the_store_only(made_up, optimize, tmp_path, monkeypatch):
+    path = tmp_path / "cache" / "timings.sqlite"
+    TimingStore(path).close()
+    monkeypatch.setattr(front, "TimingStore", functools.partial(TimingStore, timeout=0.1))
+    other = sqlite3.connect(path)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.warns(RuntimeWarning, match="locked"):
+        fast = optimize(network, PARAMS, X, weights=0)
+    other.close()
+    assert fast.report.used == "optimized"
+
+
+def test_a_cache_folder_that_cannot_be_made_costs_the_cache_only(made_up, optimize, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning, match="timings are kept in memory only"):
+        fast = optimize(network, PARAMS, X, weights=0, cache_dir=tmp_path / "file" / "cache")
+    assert fast.report.used == "optimized"
