@@ -1,9 +1,11 @@
-"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a batch, compiling, memory.
+"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a batch,
+compiling, memory.
 
     python -m experiments.engine_benchmark --out=out/engine.json
 
-Each network runs in processes of its own: one with an empty compilation cache, one that finds it filled. The measure is a plain
-Python matcher over the same rules (`tests/rewrite/oracle.py`), which has to find the same candidates.
+Each network runs in processes of its own: one with an empty compilation cache, one that finds it
+filled. The measure is a plain Python matcher over the same rules (`tests/rewrite/oracle.py`), which
+has to find the same candidates.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def find(table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int) -> 
 
 
 def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.Array:
-    """How many nodes are live after each candidate [M], by itself; 64 at a time, to bound the memory."""
+    """How many nodes are live after each candidate [M], by itself; 64 at a time, to bound the
+    memory.
+    """
 
     def one(candidate: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         after = apply(table, graph, *candidate)
@@ -101,7 +105,8 @@ def walk(
 
 
 def graph_of(network: str) -> TensorGraph:
-    """The graph to rewrite: of a folded network the largest one, which is the body of its layers."""
+    """The graph to rewrite: of a folded network the largest one, which is the body of its layers.
+    """
     name, fold = NETWORKS[network]
     model = models.get(name)
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=fold)
@@ -121,7 +126,8 @@ def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]
 
 
 def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
-    """All figures of one network in this process; without runs where only compiling is of interest."""
+    """All figures of one network in this process; without runs where only compiling is of interest.
+    """
     graph, table = graph_of(network), rules.table
     room = rooms(graph)
     finding, find_compile = compiled(lambda t, g: find(t, g, **room), table, graph)

@@ -1,7 +1,7 @@
-"""The front door, end to end: what it returns is right, and nothing that happens on the way loses it.
+"""The front door: what it returns is right, and nothing that happens on the way loses it.
 
-Most tests make up the timings (`made_up`): region times are all alike, so that taking work away is what gains, and the
-final timing says that the result is twice as fast. Those that need the real worker say so.
+Most tests make up the timings (`made_up`): regions all take the same time, so that taking work away
+is what gains, and the final timing says that the result is twice as fast.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class Killed(Worker):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("worker", "timeout"), [(Worker, 2.0), (Killed, 30.0)], ids=["hangs", "killed"])
+@pytest.mark.parametrize(
+    ("worker", "timeout"), [(Worker, 2.0), (Killed, 30.0)], ids=["hangs", "killed"]
+)
 def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     worker, timeout, optimize, monkeypatch
 ):
@@ -220,7 +222,9 @@ def with_print(params, x):
 
 
 def with_callback(params, x):
-    double = jax.pure_callback(lambda a: 2 * np.asarray(a), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    double = jax.pure_callback(
+        lambda a: 2 * np.asarray(a), jax.ShapeDtypeStruct(x.shape, x.dtype), x
+    )
     return network(params, double)
 
 
@@ -247,7 +251,16 @@ def identity(params, x):
 
 @pytest.mark.parametrize(
     "fn",
-    [zero_weights, with_print, with_callback, with_opaque, constant, integers, not_numbers, identity],
+    [
+        zero_weights,
+        with_print,
+        with_callback,
+        with_opaque,
+        constant,
+        integers,
+        not_numbers,
+        identity,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_any_function_is_taken(fn, made_up, optimize):
@@ -329,7 +342,9 @@ def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
 
     def late(reference) -> bool:
         seen.append(reference)
-        return reference is None and len(seen) == 4  # dot, transpose, the turned transpose, then a new form
+        return (
+            reference is None and len(seen) == 4
+        )  # dot, transpose, the turned transpose, then a new form
 
     made_up.interrupt = staticmethod(late)
     fast = optimize(network, PARAMS, X, weights=0, search="taso")

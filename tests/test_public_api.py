@@ -13,9 +13,7 @@ import pytest
 import xrl_jax
 
 SIGNATURES = {
-    "optimize": (
-        "fn *example_args weights search rules budget key tolerance cache_dir progress"
-    ),
+    "optimize": ("fn *example_args weights search rules budget key tolerance cache_dir progress"),
     "Budget": "seconds measurements",
     "from_jax": "fn *example_args weights fold **example_kwargs",
     "from_onnx": "path input_shapes constants",
@@ -27,7 +25,8 @@ SIGNATURES = {
     "apply": "program candidate",
     "measure": "program_or_fn *args seconds",
 }
-VALUES = ("Program", "Rule", "Timing", "Candidate", "Verdict", "TraceError", "LoadError", "SaveError", "RuleError")
+VALUES = ("Program", "Rule", "Timing", "Candidate", "Verdict")
+ERRORS = ("TraceError", "LoadError", "SaveError", "RuleError")
 
 
 def parameters(fn: object) -> str:
@@ -42,7 +41,7 @@ def test_signatures(name: str) -> None:
 
 
 def test_every_public_name_is_listed_and_loads() -> None:
-    assert {*SIGNATURES, *VALUES} <= set(xrl_jax.__all__) <= set(dir(xrl_jax))
+    assert {*SIGNATURES, *VALUES, *ERRORS} <= set(xrl_jax.__all__) <= set(dir(xrl_jax))
     for name in xrl_jax.__all__:
         assert getattr(xrl_jax, name).__module__.startswith("xrl_jax."), name
 
@@ -72,7 +71,7 @@ assert loaded == [], loaded
 
 
 def test_errors_are_value_errors() -> None:
-    for name in ("TraceError", "LoadError", "SaveError", "RuleError"):
+    for name in ERRORS:
         assert issubclass(getattr(xrl_jax, name), ValueError)
 
 

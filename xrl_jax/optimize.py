@@ -12,7 +12,7 @@ import jax
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import time_programs
+from xrl_jax.cost.programs import constants_pay, time_programs
 from xrl_jax.cost.settle import settle
 from xrl_jax.cost.store import TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
@@ -86,6 +86,7 @@ def optimize(
         oracle = Oracle(store, worker)
         with persistent_cache(os.path.join(folder, _COMPILED)):
             try:
+                oracle.constants = constants_pay(oracle, program)
                 found = strategy(
                     Problem(program, rule_table, oracle, live),
                     replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
@@ -106,6 +107,7 @@ def optimize(
             finalists,
             arguments,
             tolerance=tolerance,
+            close_over=oracle.constants,
             seconds=min(max(0.5 * clock.left, 3.0), 30.0),
             tell=tell,
         )
@@ -115,7 +117,13 @@ def optimize(
         search_seconds=search_seconds, total_seconds=whole.elapsed,
     )  # fmt: skip
     if settled.used:
-        return Fast(settled.program, program.fn, options=settled.options, report=report)
+        return Fast(
+            settled.program,
+            program.fn,
+            options=settled.options,
+            report=report,
+            close_over=settled.close_over,
+        )
     return Fast(program, program.fn, report=report)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.models.base import Model
 from experiments.models.bert import bert
+from experiments.models.inception import inception
 from experiments.models.resnext import resnext50
 from experiments.models.squeezenet import squeezenet
 
@@ -14,6 +15,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "squeezenet": squeezenet,
     "resnext50": resnext50,
     "bert": bert,
+    "inception": inception,
 }
 
 __all__ = ["MODELS", "Model", "get"]

@@ -1,4 +1,6 @@
-"""Inception-v3 (Szegedy et al. 2016, arXiv:1512.00567) without the auxiliary classifier, NCHW, inference with batch norm."""
+"""Inception-v3 (Szegedy et al. 2016, arXiv:1512.00567) without the auxiliary classifier, NCHW,
+inference with batch norm.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ NETWORK: tuple[Step, ...] = (
 
 
 def conv(step: Conv, layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Convolution without bias, batch norm with stored statistics, relu: [N, C, H, W] -> [N, O, H', W']."""
+    """Convolution without bias, batch norm with stored statistics, relu: [N, C, H, W] -> [N, O, H',
+    W'].
+    """
     y = lax.conv_general_dilated(
         x,
         layer["kernel"],
@@ -154,7 +158,8 @@ def inception(
 ) -> Model:
     """Inception-v3 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes; `image_size` is at least 75.
+    `width` multiplies all channel counts but the image's and the classes; `image_size` is at least
+    75.
     """
     if image_size < 75:
         raise ValueError(f"inception: image_size {image_size} is too small, use at least 75")

@@ -1,4 +1,4 @@
-"""The compilation cache of a search: in the given folder, and gone from the configuration afterwards."""
+"""The compilation cache of a search: in its folder, and gone from the configuration afterwards."""
 
 from __future__ import annotations
 

@@ -83,7 +83,9 @@ def test_elementwise_and_weight_only_work_is_not_worth_timing():
 def test_what_has_no_plain_dtype_is_not_timed():
     keys = Node("input", shape=(4, 3), dtype="extended", ref=0)
     attrs = pack_attrs("slice", {"start": (0, 0), "limit": (2, 3), "stride": (1, 1)})
-    graph = build((keys, Node("slice", (0,), attrs, shape=(2, 3), dtype="extended")), [1], bucket=64)
+    graph = build(
+        (keys, Node("slice", (0,), attrs, shape=(2, 3), dtype="extended")), [1], bucket=64
+    )
     assert oracle()[0].unknown(VIEW(graph)) == {}
 
 
@@ -128,7 +130,9 @@ def test_what_cannot_be_timed_costs_a_thousand_seconds(status):
     assert o.spending.failures == 1
 
 
-@pytest.mark.parametrize(("status", "kept"), [("failed", True), ("timeout", True), ("killed", False)])
+@pytest.mark.parametrize(
+    ("status", "kept"), [("failed", True), ("timeout", True), ("killed", False)]
+)
 def test_failures_that_are_the_regions_own_are_remembered(status, kept):
     o, _ = oracle(Timing.without(status, "no"))
     wanted = unknown(o, 3)

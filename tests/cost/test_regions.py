@@ -1,4 +1,4 @@
-"""A region is one node as XLA meets it in a network; its job runs and its key says what was timed."""
+"""A region is one node as XLA meets it in a network; its key says what is timed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from xrl_jax.cost.regions import (
 )
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
-
 
 
 def contract(dtype: str) -> tuple[int, ...]:
@@ -52,7 +51,9 @@ def test_the_key_sees_lowering_weights_and_options_and_nothing_else():
         region_key(REGION, (("a", "1"),)),
     ]
     assert len(set(keys)) == 4
-    assert region_key(REGION, (("a", "1"), ("b", "2"))) == region_key(REGION, (("b", "2"), ("a", "1")))
+    assert region_key(REGION, (("a", "1"), ("b", "2"))) == region_key(
+        REGION, (("b", "2"), ("a", "1"))
+    )
 
 
 def test_a_float_anchor_runs_between_elementwise_operations():
@@ -67,8 +68,13 @@ def test_movement_and_integers_run_bare():
     move = Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))
     (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(0.0))
     assert (out == -1.0).all() and out.shape == (6, 4)
-    left, right = Node("input", shape=(4, 6), dtype="int32"), Node("input", shape=(6, 8), dtype="int32")
-    whole = Region(Node("dot", (0, 1), contract("int32"), shape=(4, 8), dtype="int32"), (left, right))
+    left, right = (
+        Node("input", shape=(4, 6), dtype="int32"),
+        Node("input", shape=(6, 8), dtype="int32"),
+    )
+    whole = Region(
+        Node("dot", (0, 1), contract("int32"), shape=(4, 8), dtype="int32"), (left, right)
+    )
     (out,) = region_fn(whole)(-jnp.ones((4, 6), int), jnp.ones((6, 8), int), jnp.float32(0.0))
     assert (out == -6).all()
 
@@ -89,7 +95,12 @@ def test_work_on_weights_is_not_part_of_the_job():
 
 def test_a_sample_has_the_regions_flops_and_bytes():
     sample = region_sample(REGION, 0.5)
-    assert (sample.op_class, sample.flops, sample.bytes, sample.seconds) == ("dot", 384.0, 416.0, 0.5)
+    assert (sample.op_class, sample.flops, sample.bytes, sample.seconds) == (
+        "dot",
+        384.0,
+        416.0,
+        0.5,
+    )
 
 
 def test_wrapping_reads_and_writes_inputs_and_result_once_more():

@@ -117,7 +117,9 @@ def test_the_scale_of_a_class_applies_to_measured_times_too():
 def test_a_contraction_is_bound_by_the_slower_of_flops_and_bytes():
     # 2 * 4 * 6 * 8 flops at 1000 per second; 4 (24 + 48 + 32) bytes at 100 per second.
     assert cost(DOT) == pytest.approx(max(0.384, 4.16) + 0.5)
-    fast_memory = Rates(PLAIN.flop_rate, {**PLAIN.bandwidth, "dot": 1e6}, PLAIN.overhead, PLAIN.scale)
+    fast_memory = Rates(
+        PLAIN.flop_rate, {**PLAIN.bandwidth, "dot": 1e6}, PLAIN.overhead, PLAIN.scale
+    )
     assert cost(DOT, rates=fast_memory) == pytest.approx(0.384 + 0.5)
 
 
@@ -180,7 +182,9 @@ def test_three_samples_teach_nothing():
 
 
 def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():
-    given = samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
+    given = (
+        samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
+    )
     assert roofline.calibrate(given).bandwidth["elementwise"] == pytest.approx(2000.0)
 
 

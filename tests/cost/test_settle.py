@@ -68,9 +68,7 @@ def times(monkeypatch: pytest.MonkeyPatch):
 
 
 def settled(finalists, program=PROGRAM, arguments=(W, X), **options):
-    return settle(
-        program, finalists, arguments, **{"tolerance": None, "seconds": 0.1, **options}
-    )
+    return settle(program, finalists, arguments, **{"tolerance": None, "seconds": 0.1, **options})
 
 
 def test_right_and_faster_is_used(times):

@@ -21,6 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "blocks": (2, 1, 1, 1),
     },
     "bert": {"tokens": 12, "layers": 2, "width": 16, "heads": 4, "vocabulary": 40},
+    "inception": {"image_size": 75, "width": 0.1, "classes": 10},
 }
 
 
@@ -119,7 +120,62 @@ def np_bert(
     return np.stack(states), np.stack(pooled)
 
 
-REFERENCES = {"squeezenet": np_squeezenet, "resnext50": np_resnext50, "bert": np_bert}
+def np_inception(weights: Any, x: np.ndarray) -> np.ndarray:
+    """The blocks by the paper's figures: stem, 3 x figure 5, figure 10, 4 x figure 6, the reduction
+    to 8x8, 2 x figure 7.
+    """
+
+    def conv(layer: Any, x: np.ndarray, stride: int = 1, same: bool = True) -> np.ndarray:
+        kernel = layer["kernel"]
+        rows, cols = kernel.shape[2:]
+        if same:
+            x = np.pad(x, ((0, 0), (0, 0), (rows // 2, rows // 2), (cols // 2, cols // 2)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, (rows, cols), axis=(2, 3))
+        y = np.einsum("nchwij,ocij->nohw", windows[:, :, ::stride, ::stride], kernel)
+        slope = layer["scale"] / np.sqrt(layer["var"] + 1e-3)
+        shift = layer["bias"] - slope * layer["mean"]
+        return np.maximum(y * slope.reshape(-1, 1, 1) + shift.reshape(-1, 1, 1), 0)
+
+    def chain(layers: Any, x: np.ndarray) -> np.ndarray:
+        for layer in layers:
+            x = conv(layer, x)
+        return x
+
+    def mean_pool(x: np.ndarray) -> np.ndarray:
+        x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        return np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3)).mean(axis=(4, 5))
+
+    def block(branches: Any, x: np.ndarray) -> np.ndarray:
+        *plain, (_, after_pool) = branches
+        return np.concatenate([*(chain(b, x) for b in plain), conv(after_pool, mean_pool(x))], 1)
+
+    def reduction(branches: Any, x: np.ndarray) -> np.ndarray:
+        ends = [conv(b[-1], chain(b[:-1], x), stride=2, same=False) for b in branches[:2]]
+        return np.concatenate([*ends, np_pool(x, 0)], 1)
+
+    def wide(branches: Any, x: np.ndarray) -> np.ndarray:
+        one, two, three, (_, after_pool) = branches
+        parts = [chain(one, x)]
+        for *head, (across, down) in (two, three):
+            y = chain(head, x)
+            parts += [chain(across, y), chain(down, y)]
+        return np.concatenate([*parts, conv(after_pool, mean_pool(x))], 1)
+
+    layers = weights["layers"]
+    x = conv(layers[0], x, stride=2, same=False)
+    x = np_pool(conv(layers[2], conv(layers[1], x, same=False)), 0)
+    x = np_pool(conv(layers[5], conv(layers[4], x), same=False), 0)
+    for kind, layer in zip("aaarccccree", layers[7:], strict=True):
+        x = {"a": block, "c": block, "r": reduction, "e": wide}[kind](layer, x)
+    return x.mean(axis=(2, 3)) @ weights["head"]["kernel"] + weights["head"]["bias"]
+
+
+REFERENCES = {
+    "squeezenet": np_squeezenet,
+    "resnext50": np_resnext50,
+    "bert": np_bert,
+    "inception": np_inception,
+}
 
 
 def wide(tree: Any) -> Any:
@@ -177,12 +233,15 @@ def test_full_sizes_are_the_published_ones() -> None:
     assert parameters("squeezenet") == 1_235_496
     # 25,028,904 trained parameters; a stored mean and variance for each normalised channel.
     assert parameters("resnext50") == 25_028_904 + 2 * 34_112
+    # 23,834,568 trained parameters without the auxiliary classifier, and 17,216 normalised
+    # channels.
+    assert parameters("inception") == 23_834_568 + 2 * 17_216
     # The published 109,482,240 count a table of 512 positions; this one has 128.
     assert parameters("bert") == 109_482_240 - (512 - 128) * 768
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match="unknown model 'vgg'; known are bert, resnext50, squeezenet"
+        ValueError, match="unknown model 'vgg'; known are bert, inception, resnext50, squeezenet"
     ):
         models.get("vgg")

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from xrl_jax.frontends.onnx import OnnxError, UnsupportedOnnxError, load_onnx
+from xrl_jax.frontends.onnx import OnnxError, UnsupportedOnnxError, from_onnx, load_onnx
+from xrl_jax.graph.program import Array
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -63,6 +64,14 @@ class TestFunction:
         onnx.save(linear_model(), tmp_path / "linear.onnx")
         assert load_onnx(tmp_path / "linear.onnx").output_names == ("y",)
         assert load_onnx(str(tmp_path / "linear.onnx")).output_names == ("y",)
+
+    def test_a_program_takes_the_inputs_and_holds_the_weights(self):
+        program = from_onnx(linear_model())
+        x = jnp.array([[1.0, 2.0, 3.0], [-4.0, 0.0, 1.0]])
+        np.testing.assert_array_equal(program(x), [[3, 6], [0, 2]])
+        assert program.in_avals == (jax.ShapeDtypeStruct((2, 3), jnp.float32),)
+        held = [b.value for b in program.bindings if isinstance(b, Array)]
+        assert [(type(a), a.shape) for a in held] == [(type(x), (3, 2)), (type(x), (2,))]
 
     def test_traces_to_plain_primitives(self):
         loaded = load_onnx(linear_model())

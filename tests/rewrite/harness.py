@@ -1,4 +1,6 @@
-"""What the engine's tests share: one table size and one bucket, so that each function is compiled once, and host-side views."""
+"""What the engine's tests share: one table size and one bucket, so that each function is compiled
+once, and host-side views.
+"""
 
 from __future__ import annotations
 

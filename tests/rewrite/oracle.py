@@ -1,7 +1,9 @@
-"""Matching and rewriting in plain Python, the measure of the engine: for each rule, each node, backtracking.
+"""Matching and rewriting in plain Python, the measure of the engine: for each rule, each node,
+backtracking.
 
-Nothing of the rule table or its bytecode is used: patterns are followed as they stand in the `Rule`, commutative operators are
-tried in both orders, and conditions are interpreted as expressions. This is how TASO's matcher works (Jia et al. 2019).
+Nothing of the rule table or its bytecode is used: patterns are followed as they stand in the
+`Rule`, commutative operators are tried in both orders, and conditions are interpreted as
+expressions. This is how TASO's matcher works (Jia et al. 2019).
 """
 
 from __future__ import annotations
@@ -164,7 +166,8 @@ def depends(graph: Graph, slot: int, on: int) -> bool:
 
 
 def _numbers(rule: Rule, graph: Graph, binding: Binding) -> dict[str, Vector] | None:
-    """The numbers that pattern and `let` bind; None where an attribute or condition does not hold."""
+    """The numbers that pattern and `let` bind; None where an attribute or condition does not hold.
+    """
     numbers: dict[str, Vector] = {}
     queue: list[Pattern | Var] = []
     for root in rule.lhs:
@@ -333,7 +336,9 @@ def apply(graph: Graph, candidate: Candidate) -> Graph | None:
 
 
 def _right_side(graph: Graph, candidate: Candidate) -> tuple[list[Node | None], dict[int, int]] | None:
-    """All nodes with the new ones behind them, and what replaces the roots; None where it does not type."""
+    """All nodes with the new ones behind them, and what replaces the roots; None where it does not
+    type.
+    """
     rule = candidate.rule
     nodes = list(graph.nodes)
     known: Binding = dict(candidate.binding)

@@ -1,4 +1,6 @@
-"""Reading the rule files, choosing rules, and what chains of them do to networks as JAX users write them."""
+"""Reading the rule files, choosing rules, and what chains of them do to networks as JAX users write
+them.
+"""
 
 from __future__ import annotations
 
@@ -101,19 +103,25 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         select_rules(standard_rules(), ["neg-ngg"])
 
 
+@jax.jit
+def find(table: Any, graph: Any) -> Any:
+    return candidates(table, graph, match(table, graph), size=64)
+
+
+change = jax.jit(apply)
+
+
 def rewritten(
     fn: Callable[..., Any], *args: Any, rules: list[str], weights: tuple[int, ...] = ()
 ) -> Any:
     """The program with the first candidate applied until there is none."""
     program = from_jax(fn, *args, weights=weights)
     table = compile_rules(select_rules(standard_rules(), rules), min_rows=ROWS, min_code=CODE).table
-    find = jax.jit(lambda g: candidates(table, g, match(table, g), size=64))
-    change = jax.jit(lambda g, e, r, p: apply(table, g, e, r, p))
     graph = program.graph
     for _ in range(40):
-        found = find(graph)
+        found = find(table, graph)
         for k in range(min(int(found.count), 64)):
-            done = change(graph, found.entry[k], found.root[k], found.partner[k])
+            done = change(table, graph, found.entry[k], found.root[k], found.partner[k])
             if bool(done.ok):
                 graph = done.graph
                 break

@@ -1,8 +1,9 @@
-"""Mutants: wrong rules made mechanically. The verifier refuses them, or they compute the same after all.
+"""Mutants: wrong rules made mechanically. The verifier refuses them, or they compute the same after
+all.
 
-A survivor is tried again with many more samples, and by the other verifier (double precision); one that is refuted there would
-show a hole. What stays is equivalent: the change touches a condition that only says when the rule pays, that the types of the
-result imply, or lanes that nothing reads.
+A survivor is tried again with many more samples, and by the other verifier (double precision); one
+that is refuted there would show a hole. What stays is equivalent: the change touches a condition
+that only says when the rule pays, that the types of the result imply, or lanes that nothing reads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def reason(mutant) -> str:
 
 
 def survivors(chosen, record_property, *, samples: int, deep: int) -> list[str]:
-    """Names of survivors that the other verifier refutes; prints the counts and the equivalent ones."""
+    """Names of survivors that the other verifier refutes; prints the counts and the equivalent
+    ones.
+    """
     first = verify_rules([m.rule for m in chosen], samples=samples, rounds=6)
     left = [m for m, v in zip(chosen, first, strict=True) if v.ok]
     again = verify_rules([m.rule for m in left], samples=deep, seed=11, rounds=40)

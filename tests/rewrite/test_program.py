@@ -35,14 +35,14 @@ def ops_of(program: Program, graph: int = 0) -> list[str]:
 
 
 def test_candidates_name_rule_and_place() -> None:
-    program = from_jax(lambda x: jnp.sin(-(-x)), X)
+    program = from_jax(lambda x: jnp.sin(jnp.negative(-x)), X)
     (found,) = candidates(program, [TWO_NEGS])
     assert (found.rule, found.graph, found.root, found.partner) == ("two-negs", 0, 3, 0)
     assert str(found) == "two-negs at %3 neg[2,3]"
 
 
 def test_apply_rewrites_one_place_and_leaves_the_program_as_it_was() -> None:
-    program = from_jax(lambda x: jnp.sin(-(-x)), X)
+    program = from_jax(lambda x: jnp.sin(jnp.negative(-x)), X)
     (found,) = candidates(program, [TWO_NEGS])
     after = apply(program, found)
     assert ops_of(after) == ["input", "sin"]
@@ -51,7 +51,7 @@ def test_apply_rewrites_one_place_and_leaves_the_program_as_it_was() -> None:
 
 
 def test_a_candidate_that_is_gone_is_refused() -> None:
-    program = from_jax(lambda x: jnp.sin(-(-x)), X)
+    program = from_jax(lambda x: jnp.sin(jnp.negative(-x)), X)
     (found,) = candidates(program, [TWO_NEGS])
     with pytest.raises(ValueError, match="two-negs at %3 .* does not apply to this program"):
         apply(apply(program, found), found)
@@ -76,7 +76,7 @@ def test_two_roots_are_found_at_a_shared_operand() -> None:
 
 def test_bodies_have_candidates_too() -> None:
     def fn(x):
-        return jax.lax.scan(lambda c, _: (jnp.sin(-(-c)), None), x, None, length=3)[0]
+        return jax.lax.scan(lambda c, _: (jnp.sin(jnp.negative(-c)), None), x, None, length=3)[0]
 
     program = from_jax(fn, X)
     (found,) = candidates(program, [TWO_NEGS])

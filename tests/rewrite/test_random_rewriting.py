@@ -1,4 +1,6 @@
-"""Any sequence of rewrites keeps the function: random walks over random graphs and over the networks at reduced width."""
+"""Any sequence of rewrites keeps the function: random walks over random graphs and over the
+networks at reduced width.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ TOLERANCE = 1e-7  # of the largest value of an output; rounding alone is eight d
 
 
 def sources(nodes: Sequence[Node], seed: int) -> dict[int, np.ndarray]:
-    """A random value for each node that refers to the bindings: an opaque one is any function, so any value will do."""
+    """A random value for each node that refers to the bindings: an opaque one is any function, so
+    any value will do.
+    """
     rng = np.random.default_rng(seed)
     values: dict[int, np.ndarray] = {}
     for node in nodes:
@@ -46,7 +50,9 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], context: str) -> 
 
 
 def walk(rules: CompiledRules, graph: TensorGraph, n_steps: int, seed: int, *, every: int = 1) -> int:
-    """Take `n_steps` random rewrites and compare with the start after each `every`; how many were taken."""
+    """Take `n_steps` random rewrites and compare with the start after each `every`; how many were
+    taken.
+    """
     rng = np.random.default_rng(seed)
     nodes, _, _ = nodes_of(graph)
     values = sources(nodes, seed)

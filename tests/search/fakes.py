@@ -1,4 +1,4 @@
-"""Searches without a clock or a worker: a few rules whose optimum is known, and an oracle with made-up timings."""
+"""Searches without a worker: a few rules whose optimum is known, and made-up timings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from xrl_jax.rewrite.table import CompiledRules, compile_rules
 
 MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
 
-# A contraction has four forms here. The way from 3 ("swapped") to the cheapest, 2 ("transposed"), leads
-# over 1 ("flat"), which costs a little more than 3: the trap.
+# A contraction has four forms here. The way from 3 ("swapped") to the cheapest, 2 ("transposed"),
+# leads over 1 ("flat"), which costs a little more than 3: the trap.
 RULES = """
 (rule lower-swapped (family lowering-dot) (source "test")
   (lhs (dot ?x ?w :as d)) (when (= (lowering d) 0)) (rhs (dot ?x ?w :like d :lowering swapped)))

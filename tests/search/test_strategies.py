@@ -1,4 +1,4 @@
-"""Each search finds what it should at made-up costs, keeps to its budget, and returns only what is right."""
+"""Each search finds what it should at made-up costs, keeps to its budget, and is right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = jax.random.key(0)
 ENOUGH = Budget(seconds=600.0)
 # Random walks never run out of things to try: they are bounded by time.
 SECONDS = {"random": 1.0}
-# Roofline costs of elementwise nodes and what is subtracted for wrapping: far below the made-up milliseconds.
+# Elementwise nodes by the roofline, and what is subtracted for wrapping: far below the timings.
 NEAR = dict(abs=1e-5)
 
 
@@ -196,7 +196,11 @@ class Interrupting:
     ("search", "phase", "seconds"),
     [
         ("local", "local", 2.0e-3),
-        ("greedy", "greedy", 1.8e-3),  # the transposes become one in the first pass, none in the second
+        (
+            "greedy",
+            "greedy",
+            1.8e-3,
+        ),  # the transposes become one in the first pass, none in the second
         ("taso", "lowerings", 2.0e-3),
         ("taso", "backtracking", 1.6e-3),
         ("random", "random", 1.0e-3),

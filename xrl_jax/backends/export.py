@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 from jax import export
 from jax.custom_batching import sequential_vmap
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -63,7 +62,7 @@ class LoadedFast(Fast):
     def __init__(
         self,
         hoisted: Hoisted,
-        pullback: Callable[..., list[Any]],
+        pullback: Callable[..., tuple[Any, ...]],
         *,
         header: dict[str, Any],
         program_text: str,
@@ -175,7 +174,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
         no_derivative = f"{type(error).__name__}: {error}"[:2000]
     report = fast.report
     header = {
-        "written_by": f"xrl_jax {_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        "written_by": ", ".join(f"{p} {_version(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
         "platform": export.default_export_platform(),
         "name": str(getattr(fast, "__name__", "program")),
         "doc": getattr(fast, "__doc__", None),
@@ -226,9 +225,9 @@ def _sources(
     return sources, made
 
 
-def _version() -> str:
+def _version(package: str) -> str:
     try:
-        return version("xrl_jax")
+        return version(package)
     except PackageNotFoundError:  # run from its folder
         return "(not installed)"
 

@@ -9,6 +9,7 @@ rules included.
 from __future__ import annotations
 
 import functools
+import math
 import inspect
 import operator
 import os
@@ -204,7 +205,9 @@ class Fast:
 
     @property
     def weight_bytes_added(self) -> int:
-        """Bytes of prepared weights that are not weights of the original."""
+        """Bytes of prepared weights that are not weights of the original; constants are copies."""
+        if self._close_over:
+            return sum(math.prod(a.shape) * a.dtype.itemsize for a in self._hoisted.avals)
         return self._hoisted.bytes_added
 
     @functools.cached_property
@@ -221,8 +224,10 @@ class Fast:
             stable = all(isinstance(w, jax.Array) for w in weights)
             if self._close_over and stable:
                 call = self._hoisted.call
+                # JAX may pass closed-over device arrays as arguments; NumPy arrays are constants.
+                fixed = tuple(v if _is_extended(v) else np.asarray(v) for v in values)
                 run = jax.jit(
-                    lambda inputs: call(values, inputs), compiler_options=self.options or None
+                    lambda inputs: call(fixed, inputs), compiler_options=self.options or None
                 )
             else:
                 run = functools.partial(self._compiled, values)
@@ -382,6 +387,10 @@ def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
         return fn(*args, **kwargs)
 
     return flat
+
+
+def _is_extended(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _fits(leaf: Any, expected: tuple[tuple[int, ...], Any, bool | None]) -> bool:

@@ -59,8 +59,16 @@ def pack_tree(tree: Any, what: str) -> Any:
                 "for example with functools.partial before optimising"
             )
         return {"static": data.value}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return {"namedtuple": [kind.__module__, kind.__qualname__, list(kind._fields), children]}
+    fields = getattr(kind, "_fields", None)
+    if issubclass(kind, tuple) and fields is not None:
+        return {
+            "namedtuple": [
+                kind.__module__,
+                kind.__qualname__,
+                list(fields),
+                children,
+            ]
+        }
     raise SaveError(
         f"{what}: a {kind.__module__}.{kind.__qualname__} cannot be saved; dicts, lists, tuples, "
         "named tuples and None can: wrap the function so that it takes or returns those"
@@ -106,7 +114,7 @@ def _namedtuple(module: str, name: str, fields: Sequence[str]) -> Any:
     is_class = isinstance(found, type) and issubclass(found, tuple)
     if is_class and getattr(found, "_fields", None) == tuple(fields):
         return found
-    return namedtuple(name.rpartition(".")[2], list(fields))  # noqa: PYI024
+    return namedtuple(name.rpartition(".")[2], list(fields))
 
 
 # Types and arrays.
@@ -124,7 +132,7 @@ def _dtype(name: str) -> Any:
 
 
 def _dtype_name(dtype: Any) -> str:
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
         return str(dtype)
     for implementation in _KEY_IMPLEMENTATIONS:
         if _key_dtype(implementation) == dtype:

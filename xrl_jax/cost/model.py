@@ -50,6 +50,7 @@ class Oracle:
       store: where timings come from and go to.
       worker: where new ones are made.
       options: XLA compile options of what is timed.
+      constants: whether prepared weights are constants of the compiled code, not arguments.
       spending: what has been spent so far.
       rates: roofline parameters, recalibrated as timings come in.
     """
@@ -57,6 +58,7 @@ class Oracle:
     store: TimingStore
     worker: Worker
     options: tuple[tuple[str, str], ...] = ()
+    constants: bool = False
     timeout: float = 30.0
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
@@ -75,7 +77,8 @@ class Oracle:
         return self._table
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
-        """A region's time without its wrapping; what could not be timed costs a thousand seconds."""
+        """A region's time without its wrapping; what could not be timed costs a thousand seconds.
+        """
         if not np.isfinite(seconds):
             return 1e3
         wrapping = regions.wrapping_bytes(region) / self.rates.bandwidth["elementwise"]
@@ -114,7 +117,7 @@ class Oracle:
         Args:
           wanted: regions by signature, the most important first.
         """
-        by_key = {sig: regions.region_key(r, self.options) for sig, r in wanted.items()}
+        by_key = {sig: self._key(r) for sig, r in wanted.items()}
         stored = self.store.get(by_key.values())
         done = 0
         for sig, region in wanted.items():
@@ -132,6 +135,9 @@ class Oracle:
                 progress()
         return done
 
+    def _key(self, region: Region) -> str:
+        return regions.region_key(region, self.options, constants=self.constants)
+
     def _time(self, region: Region, timeout: float) -> Timing:
         """A new timing, without the launch overhead of the worker it was made in; kept in the
         store.
@@ -141,7 +147,7 @@ class Oracle:
         """
         clock = Stopwatch(0.0)
         try:
-            job = regions.region_job(region, self.options)
+            job = regions.region_job(region, self.options, constants=self.constants)
         except Exception as error:  # a lowering that cannot be traced costs itself only
             timing = Timing.without("failed", f"{type(error).__name__}: {error}")
         else:
@@ -156,7 +162,7 @@ class Oracle:
         if (
             timing.status != "killed" and not cut_short
         ):  # else it may not have been the region's fault
-            self.store.put({regions.region_key(region, self.options): timing})
+            self.store.put({self._key(region): timing})
         return timing
 
     def time_jobs(

@@ -38,6 +38,8 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
 # Options must gain this share over none: they are one more thing that can change under the user's
 # feet.
 _OPTIONS_MUST_GAIN = 0.03
+# And so must constants: they compile for longer, and again for other weights.
+_CONSTANTS_MUST_GAIN = 0.05
 _LEAST_TIMEOUT = (
     120.0  # seconds a program is given to compile and run, even when the budget runs out before
 )
@@ -48,14 +50,37 @@ def option_sets() -> tuple[Options, ...]:
     return OPTION_SETS.get(jax.default_backend(), ((),))
 
 
-def program_job(program: Program, options: Options = ()) -> Job:
-    """The program as a worker job, work on weights prepared beforehand."""
+def program_job(program: Program, options: Options = (), *, constants: bool = False) -> Job:
+    """The program as a worker job, work on weights prepared beforehand.
+
+    Args:
+      constants: prepared weights are constants of the compiled code instead of arguments.
+    """
     hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
     inputs = [a for a, w in zip(program.in_avals, program.weights, strict=True) if not w]
     artifact = jax.export.export(jax.jit(hoisted.call))(hoisted.avals, inputs).serialize()
     text = [timing_key(*nodes_of(g)[:2]) for g in program.graphs]
-    key = timing_key([], (), extra=["program", *text, *(f"{k}={v}" for k, v in options)])
-    return Job(key, bytes(artifact), options)
+    how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
+    key = timing_key([], (), extra=["program", *text, *how])
+    n_constants = len(hoisted.avals) if constants else 0
+    return Job(key, bytes(artifact), options, constants=n_constants)
+
+
+def constants_pay(oracle: Oracle, program: Program) -> bool:
+    """Whether the original runs faster with its weights as constants of the compiled code.
+
+    XLA:CPU hands a convolution with a constant kernel to another library than one whose kernel is
+    an argument, and folds what rearranges a constant; a program without weights gains nothing.
+    """
+    try:
+        as_constants = program_job(program, oracle.options, constants=True)
+        if not as_constants.constants:
+            return False
+        as_arguments = program_job(program, oracle.options)
+    except Exception:  # a program that cannot be exported is not timed in the worker at all
+        return False
+    timing = oracle.time_jobs([as_constants], reference=as_arguments)[0]
+    return timing.relative is not None and timing.relative < 1 - _CONSTANTS_MUST_GAIN
 
 
 @dataclass(frozen=True)
@@ -90,7 +115,7 @@ def time_programs(
 
     def one(index: int, options: Options) -> bool:
         """Whether it is worth the while to go on with this program."""
-        job = _exported(programs[index], options)
+        job = _exported(programs[index], options, oracle.constants)
         if isinstance(job, Timing):
             timed.append(Timed(programs[index], options, job, index))
             return False
@@ -104,7 +129,7 @@ def time_programs(
         return timing.status not in ("timeout", "killed")
 
     try:
-        reference = _exported(programs[last])
+        reference = _exported(programs[last], (), oracle.constants)
         for n, options in enumerate(option_sets()):
             if n and clock.done:
                 break
@@ -134,10 +159,10 @@ def time_programs(
     return sorted(timed, key=relative)
 
 
-def _exported(program: Program, options: Options = ()) -> Job | Timing:
+def _exported(program: Program, options: Options, constants: bool) -> Job | Timing:
     """The program's job, or the failed timing that says why there is none."""
     try:
-        return program_job(program, options)
+        return program_job(program, options, constants=constants)
     except Exception as error:  # host callbacks and the like cannot be exported
         return Timing.without("failed", f"{type(error).__name__}: {error}")
 

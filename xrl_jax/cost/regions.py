@@ -24,6 +24,7 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
 
+Options = Sequence[tuple[str, str]]
 _WRAPPED = ("conv", "dot", "window", "reduce")
 
 
@@ -70,12 +71,11 @@ def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
     return Region(node, args)
 
 
-def region_key(region: Region, options: Sequence[tuple[str, str]]) -> str:
+def region_key(region: Region, options: Options, *, constants: bool = False) -> str:
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
-    return timing_key(
-        nodes, (len(nodes) - 1,), extra=["region 2", *(f"{k}={v}" for k, v in sorted(options))]
-    )
+    how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 3", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -99,8 +99,12 @@ def region_fn(region: Region) -> Callable[..., Any]:
     return run
 
 
-def region_job(region: Region, options: Sequence[tuple[str, str]]) -> Job:
-    """The job that times the region: weight-only work prepared, the rest called."""
+def region_job(region: Region, options: Options, *, constants: bool = False) -> Job:
+    """The job that times the region: weight-only work prepared, the rest called.
+
+    Args:
+      constants: prepared weights are constants of the compiled code instead of arguments.
+    """
     avals = [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in region.args]
     avals.append(jax.ShapeDtypeStruct((), jnp.float32))
     weights = [a.op == "weight" for a in region.args] + [False]
@@ -110,7 +114,8 @@ def region_job(region: Region, options: Sequence[tuple[str, str]]) -> Job:
         hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w]
     )
     artifact = jax.export.export(jax.jit(hoisted.call))(prepared, inputs).serialize()
-    return Job(region_key(region, options), bytes(artifact), tuple(options))
+    key = region_key(region, options, constants=constants)
+    return Job(key, bytes(artifact), tuple(options), constants=len(prepared) if constants else 0)
 
 
 def region_sample(region: Region, seconds: float) -> Sample:

@@ -1,4 +1,5 @@
-"""The last word on a result: is it right, and is it faster than the strongest form of the original?"""
+"""The last word on a result: is it right, and is it faster than the strongest form of the original?
+"""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ class Settled:
       speedup: strongest baseline / candidate.
       noise: strongest baseline / itself compiled again.
       weight_bytes_added: by prepared weights.
+      close_over: whether prepared weights are constants of the compiled code.
     """
 
     program: Program
@@ -52,6 +54,7 @@ class Settled:
     speedup: Ratio
     noise: Ratio
     weight_bytes_added: int
+    close_over: bool
 
 
 def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
@@ -91,6 +94,7 @@ def settle(
     *,
     tolerance: float | None,
     seconds: float,
+    close_over: bool = False,
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> Settled:
@@ -107,9 +111,10 @@ def settle(
       arguments: flat example arguments.
       tolerance: relative error allowed; None for the default.
       seconds: for the final timing.
+      close_over: prepared weights become constants of the compiled code.
     """
     chosen = finalists[0]
-    fast = Fast(chosen.program, program.fn, options=chosen.options)
+    fast = Fast(chosen.program, program.fn, options=chosen.options, close_over=close_over)
     accuracy = _unknown("the check against the original was interrupted")
     timed = _timed_before(chosen)
     added, cut_short = 0, False
@@ -117,7 +122,7 @@ def settle(
         leaves = concrete(program, arguments)
         tell("checking against float64")
         for chosen in finalists:
-            fast = Fast(chosen.program, program.fn, options=chosen.options)
+            fast = Fast(chosen.program, program.fn, options=chosen.options, close_over=close_over)
             found = _check(program, fast, leaves, tolerance)
             if found.ok:
                 break
@@ -144,7 +149,7 @@ def settle(
         reason += " (the final timing was interrupted: this is what the worker measured before)"
     return Settled(
         chosen.program, chosen.options, chosen.index, accuracy.ok and faster, reason, accuracy, timed.rivals,
-        timed.baseline, timed.optimised, speedup, noise, added,
+        timed.baseline, timed.optimised, speedup, noise, added, close_over,
     )  # fmt: skip
 
 

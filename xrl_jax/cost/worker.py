@@ -40,11 +40,12 @@ class Job:
     artifact: bytes
     options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
     launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
+    constants: int = 0  # this many leading flat arguments are constants of the compiled code
 
     @functools.cached_property
     def identity(self) -> str:
         """Hash of all that decides the result, key aside."""
-        digest = hashlib.sha256(json.dumps([sorted(self.options), self.launches]).encode())
+        digest = hashlib.sha256(json.dumps([sorted(self.options), self.launches, self.constants]).encode())
         digest.update(self.artifact)
         return digest.hexdigest()
 
@@ -274,6 +275,7 @@ def _described(job: Job, seconds: float) -> dict[str, Any]:
         "identity": job.identity,
         "options": dict(job.options),
         "launches": job.launches,
+        "constants": job.constants,
         "seconds": seconds,
     }
 

@@ -161,15 +161,22 @@ class _Server:
             )
         avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
         leaves = [random_input(aval, seed=number) for number, aval in enumerate(avals)]
-        arguments, keywords = jax.tree.unflatten(exported.in_tree, leaves)
+        # NumPy arrays that are closed over become constants of the compiled code.
+        fixed = [np.asarray(leaf) for leaf in leaves[: header["constants"]]]
+        rest = leaves[header["constants"] :]
+
+        def call(*given: Any) -> Any:
+            arguments, keywords = jax.tree.unflatten(exported.in_tree, [*fixed, *given])
+            return exported.call(*arguments, **keywords)
+
         start = time.perf_counter()
-        lowered = jax.jit(exported.call).lower(*arguments, **keywords)
+        lowered = jax.jit(call).lower(*rest)
         options = {name: _option_value(value) for name, value in header["options"].items()}
         compiled = lowered.compile(compiler_options=options)
         compile_seconds = time.perf_counter() - start
 
         def run() -> Any:
-            return compiled(*arguments, **keywords)
+            return compiled(*rest)
 
         _, warm = warm_up(run)
         calls = header["launches"] or calls_per_turn(warm, TURN_SECONDS)
@@ -178,7 +185,7 @@ class _Server:
         same = (
             text_hash,
             str([(aval.shape, str(aval.dtype)) for aval in avals]),
-            json.dumps(sorted(options.items())),
+            json.dumps([sorted(options.items()), header["constants"]]),
         )
         return _Ready(run, calls, compile_seconds, text_hash, same)
 

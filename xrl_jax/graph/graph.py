@@ -55,7 +55,8 @@ class Globals(NamedTuple):
 if TYPE_CHECKING:
 
     class TensorGraph(NamedTuple):
-        """`jraph.GraphsTuple` as type checkers should see it: its own fields are trees of anything."""
+        """`jraph.GraphsTuple` as type checkers should see it: its own fields are trees of anything.
+        """
 
         nodes: Nodes
         edges: jax.Array  # [N * A] int32, slot
@@ -195,7 +196,8 @@ def build(
 def build_on_host(
     nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
 ) -> TensorGraph:
-    """`build` with NumPy arrays, for many small graphs that are stacked before they go to a device."""
+    """`build` with NumPy arrays, for many small graphs that are stacked before they go to a device.
+    """
     size = bucket or bucket_for(len(nodes))
     if len(nodes) + 1 > size:
         raise GraphError(f"{len(nodes)} nodes do not fit into a bucket of {size}")

@@ -72,7 +72,8 @@ class Static:
 
 
 def is_array_like(leaf: Any) -> bool:
-    """Whether JAX traces this leaf: an array, something with shape and dtype, or a Python number."""
+    """Whether JAX traces this leaf: an array, something with shape and dtype, or a Python number.
+    """
     if isinstance(leaf, (type, np.dtype)):  # NumPy's scalar types have both attributes, too
         return False
     return isinstance(leaf, (bool, int, float, complex)) or (

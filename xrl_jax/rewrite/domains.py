@@ -1,11 +1,13 @@
 """Number systems in which a rule is tested: a prime field, the ordered integers, and float64.
 
-An identity of polynomials that is false over the rationals is false at a random point of a large prime field but for a
-chance of degree / prime (Schwartz 1980, Zippel 1979). In the field a number is kept modulo two primes p = 2 q + 1: exp x is
-g^(x mod q) mod p with g of order q, so that exp (a + b) = exp a exp b holds exactly (the idea of Mirage, Wu et al. 2024).
-Functions about which nothing is known are keyed hashes; maximum and minimum are those of a random total order, which has
-nothing to do with the arithmetic. What needs the order of numbers and the arithmetic both is tested over the integers, where
-an increasing function is a random increasing function. All arithmetic but that of float64 is exact.
+An identity of polynomials that is false over the rationals is false at a random point of a large
+prime field but for a chance of degree / prime (Schwartz 1980, Zippel 1979). In the field a number
+is kept modulo two primes p = 2 q + 1: exp x is g^(x mod q) mod p with g of order q, so that exp (a
++ b) = exp a exp b holds exactly (the idea of Mirage, Wu et al. 2024). Functions about which nothing
+is known are keyed hashes; maximum and minimum are those of a random total order, which has nothing
+to do with the arithmetic. What needs the order of numbers and the arithmetic both is tested over
+the integers, where an increasing function is a random increasing function. All arithmetic but that
+of float64 is exact.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def power(base: np.ndarray, exponent: np.ndarray | int, prime: int) -> np.ndarra
 
 @dataclass(frozen=True)
 class Field:
-    """Pairs of residues modulo P and Q; `exponential` gives exp its law, else it is a hash like any other function."""
+    """Pairs of residues modulo P and Q; `exponential` gives exp its law, else it is a hash like any
+    other function.
+    """
 
     seed: int = 0
     exponential: bool = True
@@ -146,7 +150,8 @@ class Field:
 
     def agree(self, a: Value, b: Value) -> float:
         """Zero where all elements are equal, else one."""
-        # The second residue of an exponential is a hash, of no meaning beyond its own: only the first one is compared.
+        # The second residue of an exponential is a hash, of no meaning beyond its own: only the
+        # first one is compared.
         same = a["p"] == b["p"] if self.exponential else a == b
         return 0.0 if np.all(same) else 1.0
 

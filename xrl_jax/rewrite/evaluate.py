@@ -1,7 +1,9 @@
-"""A small evaluator of tensor graphs over any domain of `domains`: NumPy, one function for each shape of operator.
+"""A small evaluator of tensor graphs over any domain of `domains`: NumPy, one function for each
+shape of operator.
 
-Movement works on arrays of any dtype, the residue pairs of the field included; arithmetic is the domain's. An operator that no
-function knows is uninterpreted: a keyed hash of its arguments, elementwise.
+Movement works on arrays of any dtype, the residue pairs of the field included; arithmetic is the
+domain's. An operator that no function knows is uninterpreted: a keyed hash of its arguments,
+elementwise.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def evaluate(
       sources: the value of every source node, by its `ref`.
 
     Raises:
-      CannotEvaluateError: an operator whose result is no elementwise function of its arguments is not known here.
+      CannotEvaluateError: an operator whose result is no elementwise function of its arguments is
+        not known here.
     """
     values: list[Value] = []
     with np.errstate(all="ignore"):
@@ -85,7 +88,8 @@ def _apply(
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "neg", "exp")
 
-# --- order -----------------------------------------------------------------------------------------------------------
+# --- order
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _extreme(domain: Domain, a: Value, b: Value, sign: int) -> Value:
@@ -149,7 +153,8 @@ def _logic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
             return domain.truth(bits[0] ^ bits[1])
 
 
-# --- functions -------------------------------------------------------------------------------------------------------
+# --- functions
+# -------------------------------------------------------------------------------------------------------
 
 
 def _integer_pow(domain: Domain, x: Value, n: int) -> Value:
@@ -205,7 +210,8 @@ def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -
     return domain.div(weights, domain.sum(weights, axes).reshape(kept))
 
 
-# --- movement --------------------------------------------------------------------------------------------------------
+# --- movement
+# --------------------------------------------------------------------------------------------------------
 
 
 def _transpose(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -279,7 +285,8 @@ def _window(node: Node, args: list[Value], domain: Domain) -> Value:
     return _fold(domain, node.op, parts)
 
 
-# --- contractions ----------------------------------------------------------------------------------------------------
+# --- contractions
+# ----------------------------------------------------------------------------------------------------
 
 
 def _dot(node: Node, args: list[Value], domain: Domain) -> Value:

@@ -1,9 +1,10 @@
 """Random concrete graphs that a rule's left-hand side matches.
 
-A pattern is filled from its leaves or from a wanted shape, whichever is known first: each shape family has a maker that draws
-attributes and asks its arguments for shapes that fit. What a rule's conditions say plainly (equal attributes, a constant's
-value, a rank) is used as a hint; everything else is left to rejection: a proposal that does not fit is thrown away, and whether
-the rule fires is decided by the engine itself.
+A pattern is filled from its leaves or from a wanted shape, whichever is known first: each shape
+family has a maker that draws attributes and asks its arguments for shapes that fit. What a rule's
+conditions say plainly (equal attributes, a constant's value, a rank) is used as a hint; everything
+else is left to rejection: a proposal that does not fit is thrown away, and whether the rule fires
+is decided by the engine itself.
 """
 
 from __future__ import annotations

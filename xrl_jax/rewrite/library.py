@@ -1,7 +1,8 @@
 """The rule library: reading rule files, and choosing rules by name or family.
 
-Rule files are `rules/*.rules` of the checkout, shipped in the wheel as `xrl_jax/_rules`. `prelude.rules` holds the macros and is
-read first; every other file, and every rule text a user hands in, may use them.
+Rule files are `rules/*.rules` of the checkout, shipped in the wheel as `xrl_jax/_rules`.
+`prelude.rules` holds the macros and is read first; every other file, and every rule text a user
+hands in, may use them.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def select_rules(
 
     Args:
       rules: the library.
-      spec: None for all of `rules`; else names, families and `Rule` objects. A leading "-" switches a name or family off;
-        with nothing but those, all others are meant.
+      spec: None for all of `rules`; else names, families and `Rule` objects. A leading "-" switches
+        a name or family off; with nothing but those, all others are meant.
 
     Raises:
       ValueError: an unknown name; the message has the nearest ones.

@@ -1,7 +1,9 @@
-"""Makers of random operators, one for each shape family: attributes, and arguments whose shapes fit.
+"""Makers of random operators, one for each shape family: attributes, and arguments whose shapes
+fit.
 
-A maker is asked for a node of a pattern, perhaps of a wanted shape (None where any size will do), and with some attributes fixed
-by the pattern or by a hint. It asks the `Maker` of `instances` for its arguments, and raises `Rejected` where a draw leads nowhere.
+A maker is asked for a node of a pattern, perhaps of a wanted shape (None where any size will do),
+and with some attributes fixed by the pattern or by a hint. It asks the `Maker` of `instances` for
+its arguments, and raises `Rejected` where a draw leads nowhere.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rewrite.instantiate import bind, bind_tree, instantiate
+from xrl_jax.rewrite.instantiate import bind_tree, instantiate
 from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
 
+_SWEEP = 128  # pairs tested for cycles at once
 HEIGHT = 4  # patterns reach at most this many argument steps below their root
 
 
@@ -55,11 +56,20 @@ def _ranked(words: jax.Array, first: jax.Array, capacity: int) -> tuple[jax.Arra
     wanted = first + 1 + jnp.arange(capacity, dtype=jnp.int32)
     exists = wanted <= total[-1]
     word = jnp.where(exists, jnp.searchsorted(total, wanted, side="left").astype(jnp.int32), 0)
-    rank = wanted - (total[word] - counts[word])
-    bits = (words.reshape(-1)[word][:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    bit = jnp.argmax(jnp.cumsum(bits.astype(jnp.int32), axis=1) == rank[:, None], axis=1).astype(jnp.int32)
+    bit = _nth_bit(words.reshape(-1)[word], wanted - (total[word] - counts[word]))
     width = words.shape[1]
     return word // width, (word % width) * 32 + bit, exists
+
+
+def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
+    """Position of the n-th set bit (from 1) of each word, by halving."""
+    at = jnp.zeros(words.shape, jnp.int32)
+    for width in (16, 8, 4, 2, 1):
+        half = (words >> at.astype(jnp.uint32)) & jnp.uint32((1 << width) - 1)
+        below = jax.lax.population_count(half).astype(jnp.int32)
+        at += jnp.where(n > below, width, 0)
+        n -= jnp.where(n > below, below, 0)
+    return at
 
 
 def _single_rows(table: RuleTable) -> jax.Array:
@@ -178,8 +188,9 @@ def _pairs(
     e = jnp.where(present, entry[left], 0)
     root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
     keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
-    joint, fits = jax.vmap(bind, in_axes=(None, 0, 0, 0, None))(table, e, root, partner, graph)
-    keep &= fits
+    cross = table.cross_same[e]
+    joint = jnp.concatenate([bound[left], bound[right]], axis=1)
+    keep &= jnp.all((cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]), axis=1)
     keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(table, jnp.where(keep, e, -1), joint, graph).ok
     keep &= ~_closes_cycle(graph, root, partner, keep)
     overflow = (n_halves > size) | (ends[-1] > size)
@@ -190,30 +201,34 @@ def _pairs(
 def _closes_cycle(graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array) -> jax.Array:
     """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
 
-    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths are safe. The exact test is one sweep
-    over the nodes in that order with a bit for each pair left.
+    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths are safe. The exact test is a sweep
+    over the nodes in that order with a bit for each pair left, for a few words of pairs at a time.
     """
-    depth = graph.globals.depth
-    low = jnp.where(depth[root] <= depth[partner], root, partner)
-    high = jnp.where(depth[root] <= depth[partner], partner, root)
+    depth, args = graph.globals.depth, args_of(graph)
+    below = depth[root] <= depth[partner]
+    low, high = jnp.where(below, root, partner), jnp.where(below, partner, root)
     suspicious = among & (depth[root] != depth[partner])
-    args = args_of(graph)
+    n_suspicious = jnp.sum(suspicious)
     order = jnp.argsort(depth)
-    m = root.shape[0]
-    n_words = -(-m // 32)
-    lane = jnp.arange(m)
-    bit = jnp.where(suspicious, jnp.uint32(1) << (lane % 32).astype(jnp.uint32), jnp.uint32(0))
-    seeds = jnp.zeros((args.shape[0], n_words), jnp.uint32).at[low, lane // 32].add(bit)
-    seeds = seeds.at[0].set(0)
-    lowest = jnp.min(jnp.where(suspicious, depth[low], jnp.iinfo(jnp.int32).max))
-    highest = jnp.max(jnp.where(suspicious, depth[high], -1))
-    start = jnp.sum(depth < lowest)
-    stop = jnp.sum(depth <= highest)
+    lane = jnp.arange(_SWEEP)
+    word, bit = lane // 32, (lane % 32).astype(jnp.uint32)
 
-    def visit(i: jax.Array, reach: jax.Array) -> jax.Array:
-        n = order[i]
-        above = jax.lax.reduce(reach[args[n]], jnp.uint32(0), jax.lax.bitwise_or, (0,))
-        return reach.at[n].set(reach[n] | above)
+    def sweep(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first, closes = carry
+        pair, _, exists = _ranked(suspicious[:, None].astype(jnp.uint32), first, _SWEEP)
+        start, end = low[pair], high[pair]
+        seeds = jnp.zeros((args.shape[0], _SWEEP // 32), jnp.uint32)
+        seeds = seeds.at[start, word].add(jnp.where(exists, jnp.uint32(1) << bit, jnp.uint32(0)))
+        lowest = jnp.min(jnp.where(exists, depth[start], jnp.iinfo(jnp.int32).max))
+        highest = jnp.max(jnp.where(exists, depth[end], -1))
 
-    reach = jax.lax.fori_loop(start, jnp.maximum(stop, start), visit, seeds)
-    return suspicious & ((reach[high, lane // 32] >> (lane % 32).astype(jnp.uint32)) & 1 == 1)
+        def visit(i: jax.Array, reach: jax.Array) -> jax.Array:
+            n = order[i]
+            above = jax.lax.reduce(reach[args[n]], jnp.uint32(0), jax.lax.bitwise_or, (0,))
+            return reach.at[n].set(reach[n] | above)
+
+        reach = jax.lax.fori_loop(jnp.sum(depth < lowest), jnp.sum(depth <= highest), visit, seeds)
+        hit = exists & ((reach[end, word] >> bit) & 1 == 1)
+        return first + _SWEEP, closes.at[pair].max(hit)
+
+    return jax.lax.while_loop(lambda c: c[0] < n_suspicious, sweep, (jnp.int32(0), jnp.zeros(root.shape, bool)))[1]

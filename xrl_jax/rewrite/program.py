@@ -1,8 +1,8 @@
 """Rewriting a program by hand: which candidates there are, and the program after one of them.
 
-    for candidate in xrl_jax.candidates(program, ["fold"]):
-        print(candidate)
-    program = xrl_jax.apply(program, candidate)
+for candidate in xrl_jax.candidates(program, ["fold"]):
+    print(candidate)
+program = xrl_jax.apply(program, candidate)
 """
 
 from __future__ import annotations
@@ -102,11 +102,13 @@ def apply(program: Program, candidate: Candidate) -> Program:
     )
 
 
-def _apply(
-    candidate: Candidate, graph: TensorGraph, root: int, partner: int
-) -> apply_lib.Applied:
+def _apply(candidate: Candidate, graph: TensorGraph, root: int, partner: int) -> apply_lib.Applied:
     return _applied(
-        candidate.rules.table, graph, jnp.int32(candidate.entry), jnp.int32(root), jnp.int32(partner)
+        candidate.rules.table,
+        graph,
+        jnp.int32(candidate.entry),
+        jnp.int32(root),
+        jnp.int32(partner),
     )
 
 

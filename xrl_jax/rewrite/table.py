@@ -1,9 +1,11 @@
 """Rules compiled into arrays: what a pattern is, not how it is matched.
 
-A rule becomes one entry for each way its commutative operators can be turned; an entry has one or two rows (pattern trees). All
-arrays have bucketed sizes, so that adding a rule within the bucket changes values, not shapes, and nothing recompiles.
+A rule becomes one entry for each way its commutative operators can be turned; an entry has one or
+two rows (pattern trees). All arrays have bucketed sizes, so that adding a rule within the bucket
+changes values, not shapes, and nothing recompiles.
 
-Letters: E entries, T rows, P positions of a tree, I instructions, Q new nodes, A arguments, W words of T bits.
+Letters: E entries, T rows, P positions of a tree, I instructions, Q new nodes, A arguments, W words
+of T bits.
 """
 
 from __future__ import annotations
@@ -248,7 +250,8 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
 
     Args:
       rules: checked rules, names distinct.
-      min_rows: at least this many rows are reserved, so that rules can be added without another bucket.
+      min_rows: at least this many rows are reserved, so that rules can be added without another
+        bucket.
       min_code: the same for instructions.
 
     Raises:

@@ -1,14 +1,17 @@
-"""Verification of rewrite rules: the engine rewrites random graphs, and both sides are computed in an exact domain.
+"""Verification of rewrite rules: the engine rewrites random graphs, and both sides are computed in
+an exact domain.
 
-For every way a rule's commutative operators can be turned, random graphs that hold the left-hand side are drawn (`instances`) and
-handed to the jitted engine, which binds, evaluates the conditions and rewrites; so what is verified is the compiled rule. Where
-it fires, the graph is computed before and after (`evaluate`) in the domain of the rule's evidence:
+For every way a rule's commutative operators can be turned, random graphs that hold the left-hand
+side are drawn (`instances`) and handed to the jitted engine, which binds, evaluates the conditions
+and rewrites; so what is verified is the compiled rule. Where it fires, the graph is computed before
+and after (`evaluate`) in the domain of the rule's evidence:
 
-    field, exp   residues modulo a prime of 31 bits, other functions unknown; exp with its law for `exp`
-    maxplus      the ordered integers, increasing functions unknown
-    float64      double precision, edge values among the inputs; lowerings run as lax code of the backend
+    field, exp   residues modulo a prime of 31 bits, other functions unknown; exp with its law for
+    `exp` maxplus      the ordered integers, increasing functions unknown float64      double
+    precision, edge values among the inputs; lowerings run as lax code of the backend
 
-A rule is refused when one instance differs, is ill-typed or not in normal form, or when no instance of some turning fires.
+A rule is refused when one instance differs, is ill-typed or not in normal form, or when no instance
+of some turning fires.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Verdict:
       evidence: the domain both sides were compared in.
       ok: whether every instance agreed and every turning of the pattern fired.
       samples: how many instances fired.
-      bound: in the field, the chance that one instance hides a difference (degree / prime); for floats, the largest error.
+      bound: in the field, the chance that one instance hides a difference (degree / prime); for
+        floats, the largest error.
       counterexample: the instance that differs, or why none could be tried; "" where `ok`.
     """
 
@@ -257,7 +261,8 @@ def difference(
     rng: np.random.Generator,
     seed: int,
 ) -> float:
-    """How far the sides are apart on random inputs: 0 for equal; relative to the largest element for float64.
+    """How far the sides are apart on random inputs: 0 for equal; relative to the largest element
+    for float64.
 
     Raises:
       CannotEvaluateError: the domain of this evidence has no meaning for some operator.
@@ -285,7 +290,9 @@ def domain_of(evidence: str, seed: int) -> Domain:
 
 
 def degree(nodes: Sequence[Node]) -> int:
-    """Degree of the polynomials that the nodes compute (a quotient counts both parts, an unknown function one)."""
+    """Degree of the polynomials that the nodes compute (a quotient counts both parts, an unknown
+    function one).
+    """
     degrees: list[int] = []
     for n in nodes:
         inner = [degrees[a] for a in n.args]
@@ -305,7 +312,9 @@ def degree(nodes: Sequence[Node]) -> int:
 
 
 def ill_formed(nodes: Sequence[Node]) -> str:
-    """What is wrong with a rewritten graph, in words: types, dtypes, or attributes not filled up as `pack_attrs` does; else ""."""
+    """What is wrong with a rewritten graph, in words: types, dtypes, or attributes not filled up as
+    `pack_attrs` does; else "".
+    """
     for i, node in enumerate(nodes):
         if node.spec.shape == "given":
             continue
