@@ -1,11 +1,12 @@
-"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a batch,
-compiling, memory.
+"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a
+batch, compiling, memory.
 
     python -m experiments.engine_benchmark --out=out/engine.json
 
 Each network runs in processes of its own: one with an empty compilation cache, one that finds it
-filled. The measure is a plain Python matcher over the same rules (`tests/rewrite/oracle.py`), which
-has to find the same candidates.
+filled. The measure is a plain
+Python matcher over the same rules (`tests/rewrite/oracle.py`), which has to find the same
+candidates.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import CompiledRules, RuleTable, compile_rules
 
-NETWORKS = {"bert": ("bert", False), "bert_folded": ("bert", True), "inception": ("inception", False)}
+NETWORKS = {
+    "bert": ("bert", False),
+    "bert_folded": ("bert", True),
+    "inception": ("inception", False),
+}
 LEAST_SPEEDUP = 100.0  # over plain Python, for finding all candidates of unfolded BERT
 MOST_BYTES = 4 << 30
 
@@ -51,7 +56,9 @@ flags.DEFINE_integer("steps", 20, "random rewrites of each of them")
 flags.DEFINE_integer("repeats", 9, "timings of which the median is taken")
 flags.DEFINE_list("networks", list(NETWORKS), "which networks")
 flags.DEFINE_boolean("compare", True, "run the plain Python matcher, too (minutes)")
-flags.DEFINE_enum("process", "", ["", "measure", "compile"], "for the processes this program starts")
+flags.DEFINE_enum(
+    "process", "", ["", "measure", "compile"], "for the processes this program starts"
+)
 
 EXTRA = '(rule one-more (source "benchmark") (lhs (sub (neg ?x) (neg ?y))) (rhs (sub ?y ?x)))'
 
@@ -66,10 +73,15 @@ def timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
 def median(fn: Callable[..., Any], *args: Any) -> dict[str, float]:
     """Medians over repeated calls of a compiled function."""
     runs = [timed(fn, *args)[1:] for _ in range(FLAGS.repeats)]
-    return {"wall": statistics.median(w for w, _ in runs), "cpu": statistics.median(c for _, c in runs)}
+    return {
+        "wall": statistics.median(w for w, _ in runs),
+        "cpu": statistics.median(c for _, c in runs),
+    }
 
 
-def find(table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int) -> tuple[jax.Array, Candidates]:
+def find(
+    table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int
+) -> tuple[jax.Array, Candidates]:
     """Masks and candidates of a graph."""
     masks = match_lib.match(table, graph)
     return masks, match_lib.candidates(table, graph, masks, size=size, pair_size=pair_size)
@@ -77,8 +89,7 @@ def find(table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int) -> 
 
 def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.Array:
     """How many nodes are live after each candidate [M], by itself; 64 at a time, to bound the
-    memory.
-    """
+    memory."""
 
     def one(candidate: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         after = apply(table, graph, *candidate)
@@ -88,7 +99,14 @@ def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.A
 
 
 def walk(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, found: Candidates, key: jax.Array, *, n_steps: int, pair_size: int
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    found: Candidates,
+    key: jax.Array,
+    *,
+    n_steps: int,
+    pair_size: int,
 ) -> jax.Array:
     """Whether each of `n_steps` random rewrites was done; vmap over the keys."""
     size = found.entry.shape[0]
@@ -105,8 +123,8 @@ def walk(
 
 
 def graph_of(network: str) -> TensorGraph:
-    """The graph to rewrite: of a folded network the largest one, which is the body of its layers.
-    """
+    """The graph to rewrite: of a folded network the largest one, which is the body of its
+    layers."""
     name, fold = NETWORKS[network]
     model = models.get(name)
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=fold)
@@ -126,8 +144,8 @@ def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]
 
 
 def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
-    """All figures of one network in this process; without runs where only compiling is of interest.
-    """
+    """All figures of one network in this process; without runs where only compiling is of
+    interest."""
     graph, table = graph_of(network), rules.table
     room = rooms(graph)
     finding, find_compile = compiled(lambda t, g: find(t, g, **room), table, graph)
@@ -139,7 +157,9 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
     )
     walking, walk_compile = compiled(batched, table, graph, masks, found, keys)
     applying, apply_compile = compiled(apply_each, table, graph, found)
-    figures: dict[str, Any] = {"compile": {"find": find_compile, "walk": walk_compile, "apply": apply_compile}}
+    figures: dict[str, Any] = {
+        "compile": {"find": find_compile, "walk": walk_compile, "apply": apply_compile}
+    }
     if FLAGS.process == "compile":
         return figures
     count = int(found.count)
@@ -156,7 +176,9 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         "rows": int(jnp.sum(table.row_role >= 0)),
         "candidates": count,
         "find": median(finding, table, graph),
-        "apply_all": dict(zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)),
+        "apply_all": dict(
+            zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)
+        ),
         "steps_per_second": float(np.asarray(done).sum() / wall),
         "steps_per_cpu_second": float(np.asarray(done).sum() / cpu),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -171,12 +193,12 @@ def recompiles(rules: CompiledRules, graph: TensorGraph, room: dict[str, int]) -
     """Whether a rule added within the bucket compiles anything."""
     finding = jax.jit(lambda t, g: find(t, g, **room))
     finding(rules.table, graph)
-    before = finding._cache_size()
+    before = finding._cache_size()  # type: ignore[attr-defined]
     more = compile_rules([*rules.rules, *load_rules(EXTRA)])
     if more.table.code.shape != rules.table.code.shape:
         raise RuntimeError("one rule more fills the bucket: choose other rules")
     jax.block_until_ready(finding(more.table, graph))
-    return finding._cache_size() != before
+    return finding._cache_size() != before  # type: ignore[attr-defined]
 
 
 def compare(rules: CompiledRules, graph: TensorGraph, found: Candidates) -> dict[str, Any]:
@@ -184,7 +206,9 @@ def compare(rules: CompiledRules, graph: TensorGraph, found: Candidates) -> dict
     host = oracle.host_graph(graph)
     plain, wall, cpu = timed(oracle.candidates, rules.rules, host)
     entry_rule, count = np.asarray(rules.table.entry_rule), int(found.count)
-    rows = np.stack([np.asarray(v)[:count] for v in (found.entry, found.root, found.partner)], axis=1)
+    rows = np.stack(
+        [np.asarray(v)[:count] for v in (found.entry, found.root, found.partner)], axis=1
+    )
     engine = {(rules.rules[entry_rule[e]].name, int(r), int(p)) for e, r, p in rows}
     return {
         "plain_find": {"wall": wall, "cpu": cpu},
@@ -194,15 +218,26 @@ def compare(rules: CompiledRules, graph: TensorGraph, found: Candidates) -> dict
 
 def in_process(network: str, process: str, cache: str) -> dict[str, Any]:
     """What a process of its own measures, with `cache` as its compilation cache."""
-    command = [sys.executable, "-m", "experiments.engine_benchmark", f"--networks={network}", f"--process={process}"]
-    command += [f"--{name}={FLAGS[name].value}" for name in ("batch", "steps", "repeats", "compare")]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.engine_benchmark",
+        f"--networks={network}",
+        f"--process={process}",
+    ]
+    command += [
+        f"--{name}={FLAGS[name].value}" for name in ("batch", "steps", "repeats", "compare")
+    ]
     command += [f"--rules={','.join(FLAGS.rules)}", f"--out={cache}/{process}.json"]
     subprocess.run(command, check=True, env={**_environment(), "JAX_COMPILATION_CACHE_DIR": cache})
     return json.loads(Path(cache, f"{process}.json").read_text(encoding="utf-8"))
 
 
 def _environment() -> dict[str, str]:
-    cached = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    cached = {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     return {**os.environ, **cached}
 
 
@@ -245,13 +280,24 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         ("plain Python, ms", lambda r: pair(r["plain_find"], 1e3) if "plain_find" in r else "-"),
         (
             "times as fast",
-            lambda r: f"{r['plain_find']['cpu'] / r['find']['cpu']:.0f}" if "plain_find" in r else "-",
+            lambda r: (
+                f"{r['plain_find']['cpu'] / r['find']['cpu']:.0f}" if "plain_find" in r else "-"
+            ),
         ),
         ("apply all, ms", lambda r: pair(r["apply_all"], 1e3)),
-        ("random steps per second", lambda r: f"{r['steps_per_second']:.0f} / {r['steps_per_cpu_second']:.0f}"),
+        (
+            "random steps per second",
+            lambda r: f"{r['steps_per_second']:.0f} / {r['steps_per_cpu_second']:.0f}",
+        ),
         ("peak memory, GiB", lambda r: f"{r['peak_bytes'] / 2**30:.2f}"),
-        *((f"compile {n}, s", lambda r, n=n: pair(r["compile"][n])) for n in ("find", "apply", "walk")),
-        *((f"cached {n}, s", lambda r, n=n: pair(r["compile_cached"][n])) for n in ("find", "apply", "walk")),
+        *(
+            (f"compile {n}, s", lambda r, n=n: pair(r["compile"][n]))
+            for n in ("find", "apply", "walk")
+        ),
+        *(
+            (f"cached {n}, s", lambda r, n=n: pair(r["compile_cached"][n]))
+            for n in ("find", "apply", "walk")
+        ),
     ]
     for title, cell in rows:
         table.add_row(title, *(cell(r) for r in results.values()))

@@ -58,7 +58,7 @@ class MadeUpWorker(Worker):
       interrupt: of a job, whether it is the moment for Ctrl-C.
     """
 
-    overhead_seconds = 0.0
+    overhead_seconds = 0.0  # type: ignore[assignment]
     interrupt: Callable[..., bool] = staticmethod(lambda reference: False)
 
     def measure(self, jobs, *, reference=None, **_):  # type: ignore[override]

@@ -112,10 +112,17 @@ def optimize(
             tell=tell,
         )
     report = make_report(
-        name=name, search=search if isinstance(search, str) else getattr(search, "__name__", "custom"), seed=None,
-        machine=store.machine, program=program, found=found, settled=settled, spending=oracle.spending,
-        search_seconds=search_seconds, total_seconds=whole.elapsed,
-    )  # fmt: skip
+        name=name,
+        search=search if isinstance(search, str) else getattr(search, "__name__", "custom"),
+        seed=None,
+        machine=store.machine,
+        program=program,
+        found=found,
+        settled=settled,
+        spending=oracle.spending,
+        search_seconds=search_seconds,
+        total_seconds=whole.elapsed,
+    )
     if settled.used:
         return Fast(
             settled.program,
@@ -141,7 +148,7 @@ def _teller(
                 found.candidates,
                 oracle.spending.measurements,
                 max(clock.left, 0.0),
-            )  # fmt: skip
+            )
         )
 
     return tell

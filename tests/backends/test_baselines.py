@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 from xrl_jax.backends.baselines import AS_ARGUMENTS, CLOSED_OVER, baselines, compiled, flat_original
 from xrl_jax.frontends.jaxpr import from_jax
@@ -58,7 +59,7 @@ def test_closed_over_weights_are_constants_of_the_compiled_code():
     traced = []
 
     def fn(*leaves):
-        traced.append([isinstance(x, jax.core.Tracer) for x in leaves])
+        traced.append([isinstance(x, Tracer) for x in leaves])
         return flat_original(program)(*leaves)
 
     spied = replace(program, fn=lambda p, x: fn(p["w"], x)[0])

@@ -29,7 +29,7 @@ class FakeWorker(Worker):
       asked: (key, timeout) of every job.
     """
 
-    overhead_seconds = 1e-5
+    overhead_seconds = 1e-5  # type: ignore[assignment]
 
     def __init__(self, *answers: Timing) -> None:
         super().__init__()
@@ -107,7 +107,8 @@ def test_the_store_answers_without_a_worker_and_with_the_same_cost():
     first, _ = oracle(timing(2e-3), store=store)
     first.measure(unknown(first, 3), clock=LONG)
     second, worker = oracle(store=store)
-    worker.overhead_seconds = 1e-3  # another worker launches more slowly: that must not matter
+    # Another worker launches more slowly: that must not matter.
+    worker.overhead_seconds = 1e-3  # type: ignore[misc]
     assert second.measure(unknown(second, 3), clock=LONG) == 1
     assert worker.asked == []
     assert (second.spending.from_store, second.spending.measurements) == (1, 0)

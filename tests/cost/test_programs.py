@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from xrl_jax.cost import programs as lib
+from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Spending
-from xrl_jax.cost.programs import Timed, program_job, relative, shares, time_programs
+from xrl_jax.cost.programs import Timed, constants_pay, program_job, relative, shares, time_programs
 from xrl_jax.cost.roofline import cost_table, priced
+from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
@@ -46,6 +48,7 @@ class FakeOracle:
 
     def __init__(self, given: list[Program], seconds: dict) -> None:
         self.spending = Spending()
+        self.options, self.constants = (), False
         self.n = len(given)
         self.keys = {program_job(p, o).key: i for i, p in enumerate(given) for o in ((), A, B)}
         self.seconds = seconds
@@ -133,9 +136,43 @@ def test_what_cannot_be_exported_is_kept_without_a_timing():
         return x + 1
 
     program = from_jax(fn, X)
-    found = time_programs(None, [program], LONG)  # type: ignore[arg-type]
+    found = time_programs(FakeOracle([], {}), [program], LONG)  # type: ignore[arg-type]
     assert [t.program for t in found] == [program]
     assert found[0].timing.status == "failed"
+
+
+class Pair:
+    """Answers the question whether constants pay: seconds with them, against one without."""
+
+    options = ()
+
+    def __init__(self, relative: float | None) -> None:
+        self.relative, self.asked = relative, 0
+        self.spending = Spending()
+        self.store = TimingStore(None, machine=Machine("cpu", "made up", 1, "jax 0", ""))
+
+    def time_jobs(self, jobs, *, reference=None, **_):
+        assert reference is not None
+        assert jobs[0].constants > 0 and reference.constants == 0
+        self.asked += 1
+        return [Timing(1.0, 1.0, 1.0, relative=self.relative)]
+
+
+@pytest.mark.parametrize(("relative", "pays"), [(0.9, True), (0.96, False), (None, False)])
+def test_constants_must_gain_five_per_cent(relative, pays):
+    assert constants_pay(Pair(relative), programs(1)[0]) is pays  # type: ignore[arg-type]
+
+
+def test_whether_constants_pay_is_remembered():
+    pair = Pair(0.9)
+    first = constants_pay(pair, programs(1)[0])  # type: ignore[arg-type]
+    pair.relative = 1.0
+    assert constants_pay(pair, programs(1)[0]) is first  # type: ignore[arg-type]
+    assert pair.asked == 1 and pair.spending.from_store == 1
+
+
+def test_without_weights_constants_are_not_tried():
+    assert not constants_pay(Pair(0.1), from_jax(jnp.tanh, X))  # type: ignore[arg-type]
 
 
 def test_a_job_has_the_weights_prepared_and_only_inputs_left():

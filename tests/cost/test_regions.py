@@ -36,7 +36,7 @@ TURN = pack_attrs("transpose", {"perm": (1, 0)})
 
 def test_a_region_is_read_off_a_node_of_a_graph():
     graph = build((LEFT, RIGHT, DOT), [2], bucket=64)
-    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))
+    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))  # type: ignore[arg-type]
     assert region_of(host, (3,)) == REGION
     assert REGION.op_class == "dot"
 

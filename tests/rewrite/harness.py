@@ -1,6 +1,5 @@
 """What the engine's tests share: one table size and one bucket, so that each function is compiled
-once, and host-side views.
-"""
+once, and host-side views."""
 
 from __future__ import annotations
 
@@ -28,15 +27,18 @@ ROWS, CODE = 1024, 128
 ASSOCIATE = '(rule associate (source "test") (lhs (add (add ?x ?y) ?z)) (rhs (add ?x (add ?y ?z))))'
 ADD_ZERO = '(rule add-zero (source "test") (lhs (add ?x ?c)) (when (is-value ?c 0.0)) (rhs ?x))'
 TURN_BACK = """
-(rule transposes (source "test") (lhs (transpose (transpose ?x :perm p) :perm q)) (rhs (transpose ?x :perm (gather p q))))
+(rule transposes (source "test") (lhs (transpose (transpose ?x :perm p) :perm q)) (rhs (transpose
+?x :perm (gather p q))))
 """
 DOUBLE = '(rule double (source "test") (lhs (add ?x ?x)) (rhs (mul ?x (const 2.0 :dtype-of ?x))))'
 CONCATS = """
-(rule concats (source "test") (lhs (concat (concat ?x ?y :axis i) ?z :axis i)) (rhs (concat ?x ?y ?z :axis (at i 0))))
+(rule concats (source "test") (lhs (concat (concat ?x ?y :axis i) ?z :axis i)) (rhs (concat ?x ?y
+?z :axis (at i 0))))
 """
 MERGE = """
 (rule merge (source "test") (symmetric) (lhs (dot ?x ?w1 :as d1) (dot ?x ?w2 :as d2))
-  (when (= (attrs d1) (attrs d2)) (= (attr d1 rhs_contract) 1) (= (attr d1 lhs_batch) 0) (= (rank ?w1) 2) (= (rank ?w2) 2))
+  (when (= (attrs d1) (attrs d2)) (= (attr d1 rhs_contract) 1) (= (attr d1 lhs_batch) 0) (= (rank
+  ?w1) 2) (= (rank ?w2) 2))
   (let out (- (rank d1) 1)) (let n1 (at (shape ?w1) 1)) (let n2 (at (shape ?w2) 1))
   (node y (dot ?x (concat ?w1 ?w2 :axis 1) :like d1))
   (rhs (slice y :limit (shape d1))
@@ -75,7 +77,9 @@ def table_of(rules: Sequence[Rule]) -> CompiledRules:
 def graph_of(text: str) -> TensorGraph:
     """A literal graph in the bucket that all tests share; slots are as numbered in the text."""
     graph = oracle.host_graph(parse_graph("graph {\n" + text + "\n}"))
-    nodes = [replace(graph.node(s), args=tuple(a - 1 for a in graph.node(s).args)) for s in graph.slots()]
+    nodes = [
+        replace(graph.node(s), args=tuple(a - 1 for a in graph.node(s).args)) for s in graph.slots()
+    ]
     return build(nodes, [o - 1 for o in graph.outputs], bucket=BUCKET)
 
 
@@ -85,7 +89,12 @@ def listed(rules: CompiledRules, found: Candidates) -> list[tuple[int, Found]]:
     assert count <= size, f"{count} candidates, room for {size}"
     host = jax.tree.map(np.asarray, found)
     names = [rules.rules[i].name for i in np.asarray(rules.table.entry_rule)[host.entry[:count]]]
-    rows = zip(host.entry[:count].tolist(), host.root[:count].tolist(), host.partner[:count].tolist(), strict=True)
+    rows = zip(
+        host.entry[:count].tolist(),
+        host.root[:count].tolist(),
+        host.partner[:count].tolist(),
+        strict=True,
+    )
     return [(e, Found(name, r, p)) for name, (e, r, p) in zip(names, rows, strict=True)]
 
 
@@ -106,5 +115,7 @@ def expected(rules: Sequence[Rule], graph: oracle.Graph) -> dict[Found, set]:
     for c in oracle.candidates(rules, graph):
         after = oracle.apply(graph, c)
         assert after is not None
-        results.setdefault(Found(c.rule.name, c.root, c.partner), set()).add(oracle.structure(after))
+        results.setdefault(Found(c.rule.name, c.root, c.partner), set()).add(
+            oracle.structure(after)
+        )
     return results

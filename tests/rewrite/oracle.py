@@ -2,8 +2,9 @@
 backtracking.
 
 Nothing of the rule table or its bytecode is used: patterns are followed as they stand in the
-`Rule`, commutative operators are tried in both orders, and conditions are interpreted as
-expressions. This is how TASO's matcher works (Jia et al. 2019).
+`Rule`, commutative operators are
+tried in both orders, and conditions are interpreted as expressions. This is how TASO's matcher
+works (Jia et al. 2019).
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ def depends(graph: Graph, slot: int, on: int) -> bool:
 
 
 def _numbers(rule: Rule, graph: Graph, binding: Binding) -> dict[str, Vector] | None:
-    """The numbers that pattern and `let` bind; None where an attribute or condition does not hold.
-    """
+    """The numbers that pattern and `let` bind; None where an attribute or condition does not
+    hold."""
     numbers: dict[str, Vector] = {}
     queue: list[Pattern | Var] = []
     for root in rule.lhs:
@@ -179,7 +180,9 @@ def _numbers(rule: Rule, graph: Graph, binding: Binding) -> dict[str, Vector] | 
             node = graph.node(binding[p.name])
             for key, wanted in p.attrs:
                 got = _field(node, key)
-                if got != ([wanted] * K if isinstance(wanted, int) else numbers.setdefault(wanted, got)):
+                if got != (
+                    [wanted] * K if isinstance(wanted, int) else numbers.setdefault(wanted, got)
+                ):
                     return None
             queue += p.args
     for name, e in rule.lets:
@@ -256,8 +259,13 @@ _VECTOR: dict[str, Callable[..., Vector]] = {
     "any": lambda v: [int(any(v))] * K,
     "cumsum": lambda v: list(itertools.accumulate(v)),
     "unpack": lambda v: _unpack(v[0]),
-    "pack": lambda v: [sum((d + 1) * 8**i for i, d in enumerate(itertools.takewhile(lambda d: d >= 0, v[:R])))] * K,
-    "layout": lambda v: [ops.LAYOUTS.index(tuple(v[:4])) if tuple(v[:4]) in ops.LAYOUTS else -1] * K,  # type: ignore[arg-type]
+    "pack": lambda v: (
+        [sum((d + 1) * 8**i for i, d in enumerate(itertools.takewhile(lambda d: d >= 0, v[:R])))]
+        * K
+    ),
+    "layout": lambda v: (
+        [ops.LAYOUTS.index(tuple(v[:4])) if tuple(v[:4]) in ops.LAYOUTS else -1] * K
+    ),  # type: ignore[arg-type]
 }
 
 
@@ -335,10 +343,11 @@ def apply(graph: Graph, candidate: Candidate) -> Graph | None:
     return _without_dead(Graph(tuple(nodes), tuple(swap.get(o, o) for o in graph.outputs)))
 
 
-def _right_side(graph: Graph, candidate: Candidate) -> tuple[list[Node | None], dict[int, int]] | None:
+def _right_side(
+    graph: Graph, candidate: Candidate
+) -> tuple[list[Node | None], dict[int, int]] | None:
     """All nodes with the new ones behind them, and what replaces the roots; None where it does not
-    type.
-    """
+    type."""
     rule = candidate.rule
     nodes = list(graph.nodes)
     known: Binding = dict(candidate.binding)
@@ -349,7 +358,9 @@ def _right_side(graph: Graph, candidate: Candidate) -> tuple[list[Node | None], 
             return known[term.name]
         args = tuple(make(a) for a in term.args)
         if (term, args) not in made:
-            nodes.append(_new_node(term, args, [_at(nodes, a) for a in args], graph, candidate, known, nodes))
+            nodes.append(
+                _new_node(term, args, [_at(nodes, a) for a in args], graph, candidate, known, nodes)
+            )
             made[term, args] = len(nodes) - 1
         return made[term, args]
 
@@ -378,9 +389,14 @@ def _at(nodes: Sequence[Node | None], slot: int) -> Node:
 
 
 def _new_node(
-    term: Term, args: tuple[int, ...], arg_nodes: list[Node], graph: Graph, candidate: Candidate, known: Binding,
+    term: Term,
+    args: tuple[int, ...],
+    arg_nodes: list[Node],
+    graph: Graph,
+    candidate: Candidate,
+    known: Binding,
     nodes: Sequence[Node | None],
-) -> Node:  # fmt: skip
+) -> Node:
     if term.op == "const":
         dtype = _at(nodes, known[term.dtype_of]).dtype
         return Node("const", value=float(np.float32(term.value)), dtype=dtype)
@@ -400,7 +416,11 @@ def _new_node(
 
 
 def _without_dead(graph: Graph) -> Graph:
-    pinned = [i for i in graph.slots() if graph.node(i).op in ("opaque", "call") and graph.node(i).attr("pinned")]
+    pinned = [
+        i
+        for i in graph.slots()
+        if graph.node(i).op in ("opaque", "call") and graph.node(i).attr("pinned")
+    ]
     stack, live = [*graph.outputs, *pinned], set()
     while stack:
         at = stack.pop()

@@ -83,7 +83,9 @@ def test_a_merge_replaces_both_roots() -> None:
       %9: float32[4,5] = slice(%7) {start=(0, 3), limit=(4, 8)}
       return %8, %9, %5
     """)
-    assert np.asarray(after.graph.nodes.weight_only).sum() == 4  # three weights and their concatenation
+    assert (
+        np.asarray(after.graph.nodes.weight_only).sum() == 4
+    )  # three weights and their concatenation
 
 
 def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
@@ -97,7 +99,9 @@ def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
 def test_a_candidate_that_does_not_match_changes_nothing() -> None:
     rules, graph = rules_of(harness.MERGE), graph_of(SIBLINGS)
     for entry, root, partner in ((-1, 5, 6), (0, 5, 5), (0, 1, 6)):
-        after = harness.rewrite(rules.table, graph, np.int32(entry), np.int32(root), np.int32(partner))
+        after = harness.rewrite(
+            rules.table, graph, np.int32(entry), np.int32(root), np.int32(partner)
+        )
         assert not bool(after.ok) and not bool(after.full) and not after.changed.any()
         jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
 
@@ -112,10 +116,14 @@ def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
         results: dict[harness.Found, set] = {}
         found = harness.full(library.table, graph)[1]
         for i, (_, candidate) in enumerate(harness.listed(library, found)):
-            after = harness.rewrite(library.table, graph, found.entry[i], found.root[i], found.partner[i])
+            after = harness.rewrite(
+                library.table, graph, found.entry[i], found.root[i], found.partner[i]
+            )
             assert bool(after.ok), candidate
             assert bool(is_acyclic(after.graph)), candidate
             check(after.graph)
             assert int(n_live(after.graph)) == len(oracle.host_graph(after.graph).slots())
-            results.setdefault(candidate, set()).add(oracle.structure(oracle.host_graph(after.graph)))
+            results.setdefault(candidate, set()).add(
+                oracle.structure(oracle.host_graph(after.graph))
+            )
         assert results == wanted, f"seed {seed}"

@@ -137,24 +137,20 @@ def test_work_on_weights_costs_nothing_and_gains_nothing():
 def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
     nodes, outputs = random_graph(np.random.default_rng(seed), 40)
     space, state, moves = started(nodes, outputs)
-    live = np.asarray(state.graph.nodes.op) > 0
+    ops_before = np.asarray(state.graph.nodes.op)
+    close = 1e-6 * state.seconds + 1e-9  # sums of float32
     for i in range(len(moves.entry)):
         place = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
         after = space.step(state, costs(), *place)
         assert after is not None
         given = after.seconds - state.seconds
-        near = dict(abs=1e-6 * state.seconds + 1e-9)
-        assert given <= moves.delta[i] + near["abs"]
+        assert given <= moves.delta[i] + close
         bound, _ = BIND(space.rules.table, *(jnp.int32(p) for p in place), state.graph)
-        died = np.flatnonzero(live & (np.asarray(after.graph.nodes.cost) == 0))
-        died = {int(n) for n in died if cost_of(state, n) > 0}
-        reused = set(
-            np.flatnonzero(
-                live & (np.asarray(after.graph.nodes.op) != np.asarray(state.graph.nodes.op))
-            )
-        )
-        if not (died | reused) - set(np.asarray(bound).tolist()):
-            assert given == pytest.approx(moves.delta[i], **near)
+        # A slot whose operator changed lost its node, whether or not a new one took its place.
+        gone = (ops_before > 0) & (np.asarray(after.graph.nodes.op) != ops_before)
+        gone &= np.asarray(state.graph.nodes.cost) > 0
+        if set(np.flatnonzero(gone).tolist()) <= set(np.asarray(bound).tolist()):
+            assert given == pytest.approx(float(moves.delta[i]), abs=close)
 
 
 def test_random_graphs_have_candidates_to_try():

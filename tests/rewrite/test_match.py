@@ -57,7 +57,9 @@ def test_the_arity_of_a_concat_counts() -> None:
     rules = rules_of(harness.CONCATS)
     inner = ADD3 + "%4: float32[4] = concat(%1, %2)\n"
     three = ADD3 + "%4: float32[6] = concat(%1, %2, %3)\n"
-    assert find(rules, graph_of(inner + "%5: float32[6] = concat(%4, %3)\n return %5")) == [Found("concats", 5, 0)]
+    assert find(rules, graph_of(inner + "%5: float32[6] = concat(%4, %3)\n return %5")) == [
+        Found("concats", 5, 0)
+    ]
     assert find(rules, graph_of(three + "%5: float32[8] = concat(%4, %3)\n return %5")) == []
 
 
@@ -91,7 +93,10 @@ def test_a_pair_of_which_one_depends_on_the_other_is_refused() -> None:
       %6: float32[4,4] = dot(%1, %1) {lhs_contract=[1], rhs_contract=[0]}
       return %5, %6
     """
-    assert find(rules_of(harness.MERGE), graph_of(chain)) == [Found("merge", 3, 6), Found("merge", 5, 6)]
+    assert find(rules_of(harness.MERGE), graph_of(chain)) == [
+        Found("merge", 3, 6),
+        Found("merge", 5, 6),
+    ]
 
 
 def test_too_many_candidates_are_counted() -> None:
@@ -114,7 +119,9 @@ def random_in_bucket(seed: int) -> harness.TensorGraph:
 
 
 @pytest.mark.parametrize("seeds", [range(0, 20), range(20, 40)])
-def test_candidates_are_the_oracles_on_random_graphs(library: harness.CompiledRules, seeds: range) -> None:
+def test_candidates_are_the_oracles_on_random_graphs(
+    library: harness.CompiledRules, seeds: range
+) -> None:
     for seed in seeds:
         graph = random_in_bucket(seed)
         found = harness.listed(library, harness.full(library.table, graph)[1])
@@ -136,7 +143,9 @@ SMALL = {
 def test_candidates_are_the_oracles_on_networks(library: harness.CompiledRules, name: str) -> None:
     model = models.get(name, **SMALL[name])
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)
-    found = jax.jit(lambda t, g: candidates(t, g, match(t, g), size=8192))(library.table, program.graph)
+    found = jax.jit(lambda t, g: candidates(t, g, match(t, g), size=8192))(
+        library.table, program.graph
+    )
     engine = {c for _, c in harness.listed(library, found)}
     plain = oracle.candidates(library.rules, oracle.host_graph(program.graph))
     assert engine == {Found(c.rule.name, c.root, c.partner) for c in plain}
@@ -164,10 +173,10 @@ def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledR
 def test_a_rule_more_in_the_bucket_compiles_nothing(library: harness.CompiledRules) -> None:
     graph = random_in_bucket(0)
     harness.full(library.table, graph)
-    before = harness.full._cache_size()
+    before = harness.full._cache_size()  # type: ignore[attr-defined]
     more = harness.table_of([*library.rules, *rules_of(harness.DOUBLE).rules])
     assert len(find(more, graph)) >= len(find(library, graph))
-    assert harness.full._cache_size() == before
+    assert harness.full._cache_size() == before  # type: ignore[attr-defined]
 
 
 def test_a_batch_of_graphs_is_each_by_itself(library: harness.CompiledRules) -> None:

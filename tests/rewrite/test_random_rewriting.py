@@ -1,6 +1,5 @@
 """Any sequence of rewrites keeps the function: random walks over random graphs and over the
-networks at reduced width.
-"""
+networks at reduced width."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ TOLERANCE = 1e-7  # of the largest value of an output; rounding alone is eight d
 
 def sources(nodes: Sequence[Node], seed: int) -> dict[int, np.ndarray]:
     """A random value for each node that refers to the bindings: an opaque one is any function, so
-    any value will do.
-    """
+    any value will do."""
     rng = np.random.default_rng(seed)
     values: dict[int, np.ndarray] = {}
     for node in nodes:
@@ -46,13 +44,16 @@ def results(graph: TensorGraph, values: dict[int, np.ndarray]) -> list[np.ndarra
 def assert_same(got: list[np.ndarray], want: list[np.ndarray], context: str) -> None:
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         scale = np.max(np.abs(b[np.isfinite(b)]), initial=1.0)
-        np.testing.assert_allclose(a, b, rtol=0.0, atol=TOLERANCE * scale, err_msg=f"{context}: output {i}")
+        np.testing.assert_allclose(
+            a, b, rtol=0.0, atol=TOLERANCE * scale, err_msg=f"{context}: output {i}"
+        )
 
 
-def walk(rules: CompiledRules, graph: TensorGraph, n_steps: int, seed: int, *, every: int = 1) -> int:
+def walk(
+    rules: CompiledRules, graph: TensorGraph, n_steps: int, seed: int, *, every: int = 1
+) -> int:
     """Take `n_steps` random rewrites and compare with the start after each `every`; how many were
-    taken.
-    """
+    taken."""
     rng = np.random.default_rng(seed)
     nodes, _, _ = nodes_of(graph)
     values = sources(nodes, seed)
@@ -110,7 +111,9 @@ def test_many_random_rewrites_keep_the_function(library: CompiledRules, record_p
     while taken < N_STEPS * 9 // 10:
         taken += walk(library, random_in_bucket(seed), 40, seed, every=2)
         seed += 1
-    record_property("figure", f"{taken} random rewrites of {seed - 1000} random graphs, all functions kept")
+    record_property(
+        "figure", f"{taken} random rewrites of {seed - 1000} random graphs, all functions kept"
+    )
 
 
 @pytest.mark.slow
@@ -120,6 +123,9 @@ def test_random_rewrites_keep_networks(library: CompiledRules, name: str, record
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)
     graph = program.graph
     graph = grow(graph, next(b for b in BUCKETS if b >= 2 * int(n_live(graph))))
-    taken = sum(walk(library, graph, 60, seed, every=20) for seed in range(N_STEPS // 10 // 60 // len(SMALL) + 1))
+    taken = sum(
+        walk(library, graph, 60, seed, every=20)
+        for seed in range(N_STEPS // 10 // 60 // len(SMALL) + 1)
+    )
     assert taken >= 100
     record_property("figure", f"{taken} random rewrites of {name}, all functions kept")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ ENOUGH = Budget(seconds=600.0)
 # Random walks never run out of things to try: they are bounded by time.
 SECONDS = {"random": 1.0}
 # Elementwise nodes by the roofline, and what is subtracted for wrapping: far below the timings.
-NEAR = dict(abs=1e-5)
+NEAR: dict[str, Any] = dict(abs=1e-5)
 
 
 @cache

@@ -9,8 +9,8 @@ rules included.
 from __future__ import annotations
 
 import functools
-import math
 import inspect
+import math
 import operator
 import os
 import threading
@@ -390,7 +390,7 @@ def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
 
 
 def _is_extended(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _fits(leaf: Any, expected: tuple[tuple[int, ...], Any, bool | None]) -> bool:

@@ -70,7 +70,8 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
     """Whether the original runs faster with its weights as constants of the compiled code.
 
     XLA:CPU hands a convolution with a constant kernel to another library than one whose kernel is
-    an argument, and folds what rearranges a constant; a program without weights gains nothing.
+    an argument, and folds what rearranges a constant; a program without weights gains nothing. The
+    timing is kept in the store: what follows from it must be the same the next time.
     """
     try:
         as_constants = program_job(program, oracle.options, constants=True)
@@ -79,7 +80,13 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
         as_arguments = program_job(program, oracle.options)
     except Exception:  # a program that cannot be exported is not timed in the worker at all
         return False
-    timing = oracle.time_jobs([as_constants], reference=as_arguments)[0]
+    timing = oracle.store.get([as_constants.key]).get(as_constants.key)
+    if timing is None:
+        timing = oracle.time_jobs([as_constants], reference=as_arguments)[0]
+        if timing.ok:
+            oracle.store.put({as_constants.key: timing})
+    else:
+        oracle.spending.from_store += 1
     return timing.relative is not None and timing.relative < 1 - _CONSTANTS_MUST_GAIN
 
 

@@ -128,6 +128,6 @@ def wrapping_bytes(region: Region) -> float:
     """Bytes the wrapping operations move beyond the anchor, if nothing of them is fused."""
     if region.op_class not in _WRAPPED or region.node.dtype not in ops.FLOAT_DTYPES:
         return 0.0
-    size = lambda n: float(np.prod(n.shape)) * ops.DTYPE_BYTES[ops.DTYPE_CODE[n.dtype]]  # noqa: E731
+    size = lambda n: float(np.prod(n.shape)) * ops.DTYPE_BYTES[ops.DTYPE_CODE[n.dtype]]
     inputs = [a for a in region.args if a.op == "input" and a.dtype in ops.FLOAT_DTYPES]
     return 2.0 * (size(region.node) + sum(size(a) for a in inputs))

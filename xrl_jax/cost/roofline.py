@@ -70,19 +70,36 @@ def view_graph(graph: TensorGraph) -> NodeView:
     f, table = graph.nodes, args_of(graph)
     present = table > 0
     return NodeView(
-        f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only,
-        jnp.where(present[..., None], f.shape[table], 1), jnp.where(present, f.rank[table], 0),
-        jnp.where(present, f.dtype[table], 0), present & f.weight_only[table],
-    )  # fmt: skip
+        f.op,
+        f.attrs,
+        f.lowering,
+        f.shape,
+        f.rank,
+        f.dtype,
+        f.weight_only,
+        jnp.where(present[..., None], f.shape[table], 1),
+        jnp.where(present, f.rank[table], 0),
+        jnp.where(present, f.dtype[table], 0),
+        present & f.weight_only[table],
+    )
 
 
 def view_new(new: NewNodes) -> NodeView:
     """Views [Q, ...] of the nodes a rewrite makes."""
     f = new.nodes
     return NodeView(
-        f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only,
-        new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only,
-    )  # fmt: skip
+        f.op,
+        f.attrs,
+        f.lowering,
+        f.shape,
+        f.rank,
+        f.dtype,
+        f.weight_only,
+        new.arg_shapes,
+        new.arg_ranks,
+        new.arg_dtypes,
+        new.arg_weight_only,
+    )
 
 
 def signature(view: NodeView) -> jax.Array:
@@ -204,11 +221,15 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     rows = sorted(timings.items())[: size - 1]
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
-    vector = lambda by: jnp.asarray([by[c] for c in CLASSES], jnp.float32)  # noqa: E731
+    vector = lambda by: jnp.asarray([by[c] for c in CLASSES], jnp.float32)
     return CostTable(
-        jnp.asarray(keys), jnp.asarray(values), vector(rates.flop_rate), vector(rates.bandwidth),
-        vector(rates.overhead), vector(rates.scale),
-    )  # fmt: skip
+        jnp.asarray(keys),
+        jnp.asarray(values),
+        vector(rates.flop_rate),
+        vector(rates.bandwidth),
+        vector(rates.overhead),
+        vector(rates.scale),
+    )
 
 
 @dataclass(frozen=True)
@@ -267,6 +288,8 @@ def correct(
     b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
     scale = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
     return Rates(
-        rates.flop_rate, rates.bandwidth, rates.overhead,
+        rates.flop_rate,
+        rates.bandwidth,
+        rates.overhead,
         dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)},
-    )  # fmt: skip
+    )

@@ -148,9 +148,20 @@ def settle(
     if accuracy.ok and cut_short:
         reason += " (the final timing was interrupted: this is what the worker measured before)"
     return Settled(
-        chosen.program, chosen.options, chosen.index, accuracy.ok and faster, reason, accuracy, timed.rivals,
-        timed.baseline, timed.optimised, speedup, noise, added, close_over,
-    )  # fmt: skip
+        chosen.program,
+        chosen.options,
+        chosen.index,
+        accuracy.ok and faster,
+        reason,
+        accuracy,
+        timed.rivals,
+        timed.baseline,
+        timed.optimised,
+        speedup,
+        noise,
+        added,
+        close_over,
+    )
 
 
 class _InTurn(NamedTuple):

@@ -45,7 +45,9 @@ class Job:
     @functools.cached_property
     def identity(self) -> str:
         """Hash of all that decides the result, key aside."""
-        digest = hashlib.sha256(json.dumps([sorted(self.options), self.launches, self.constants]).encode())
+        digest = hashlib.sha256(
+            json.dumps([sorted(self.options), self.launches, self.constants]).encode()
+        )
         digest.update(self.artifact)
         return digest.hexdigest()
 
@@ -192,7 +194,7 @@ class Worker:
                 "no timing worker can be started: sys.executable, the interpreter, is not set"
             )
         self._end()  # what an interrupted start has left
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._log = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
                 # -P: a file in the working folder must not shadow a module of the library.

@@ -15,9 +15,18 @@ from xrl_jax.search.base import SearchResult
 
 
 def make_report(
-    *, name: str, search: str, seed: int | None, machine: Machine, program: Program, found: SearchResult, settled: Settled,
-    spending: Spending, search_seconds: float, total_seconds: float,
-) -> Report:  # fmt: skip
+    *,
+    name: str,
+    search: str,
+    seed: int | None,
+    machine: Machine,
+    program: Program,
+    found: SearchResult,
+    settled: Settled,
+    spending: Spending,
+    search_seconds: float,
+    total_seconds: float,
+) -> Report:
     """The report of one optimisation; `program` is the original."""
     chosen = found.best[settled.index]
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)

@@ -34,7 +34,13 @@ def free_price(new: NewNodes) -> jax.Array:
 
 
 def apply(
-    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array, *, price: Price = free_price
+    table: RuleTable,
+    graph: TensorGraph,
+    entry: jax.Array,
+    root: jax.Array,
+    partner: jax.Array,
+    *,
+    price: Price = free_price,
 ) -> Applied:
     """Rewrite at one place; pure, jittable and vmappable over candidates or graphs.
 
@@ -71,10 +77,14 @@ def apply(
     new_args = jnp.where(new.args >= 0, where[jnp.maximum(new.args, 0)], 0)
     args = args.at[target].set(new_args, mode="drop")
     depth = _place(graph.globals.depth, new_args, jnp.where(ok, slots, 0), used)
-    rewritten = graph._replace(nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth))
+    rewritten = graph._replace(
+        nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
+    )
     rewritten = graph_lib.with_args(rewritten, args)
     rewritten = graph_lib.remove_dead(graph_lib.raise_depths(rewritten))
-    changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (rewritten.nodes.op != old_nodes.op)
+    changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (
+        rewritten.nodes.op != old_nodes.op
+    )
     changed = changed.at[target].set(True, mode="drop")
     return Applied(rewritten, changed, ok, entry_ok & matched & new.ok & full)
 

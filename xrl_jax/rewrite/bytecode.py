@@ -1,14 +1,21 @@
 """The bytecode of conditions and attributes: integer vectors computed from what a pattern matched.
 
-A value is a vector of K int32 lanes; a scalar has the same number in all lanes. A program is a list of instructions over
-registers (instruction i writes register i), so it is data in the rule table and one jitted interpreter runs all rules: a new
+A value is a vector of K int32 lanes; a scalar has the same number in all lanes. A program is a
+list of instructions over
+registers (instruction i writes register i), so it is data in the rule table and one jitted
+interpreter runs all rules: a new
 rule recompiles nothing.
 
-Expressions: an integer, a bound name, `(vec 1 2 ...)`, `(lane)` (0, 1, 2 ...), properties `(shape ?x) (rank ?x) (dtype ?x)
-(op ?x) (attrs d) (attr d FIELD) (lowering d) (weight-only ?x) (is-value ?c NUMBER)`, `(axis-perm d SIDE)` with SIDE lhs, rhs
-or out (where a convolution keeps its batch, feature and spatial dimensions), lane-wise arithmetic `+ - * // % min max = /= <
-<= > >= and or not bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`, `(invert perm)`, reductions over
-lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)` / `(pack v)` for packed dimension lists, `(layout v)` for the code of a
+Expressions: an integer, a bound name, `(vec 1 2 ...)`, `(lane)` (0, 1, 2 ...), properties `(shape
+?x) (rank ?x) (dtype ?x)
+(op ?x) (attrs d) (attr d FIELD) (lowering d) (weight-only ?x) (is-value ?c NUMBER)`, `(axis-perm d
+SIDE)` with SIDE lhs, rhs
+or out (where a convolution keeps its batch, feature and spatial dimensions), lane-wise arithmetic
+`+ - * // % min max = /= <
+<= > >= and or not bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`,
+`(invert perm)`, reductions over
+lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)` / `(pack v)`
+for packed dimension lists, `(layout v)` for the code of a
 convolution layout (-1 where there is none), and macros.
 """
 
@@ -28,8 +35,27 @@ from xrl_jax.rewrite.sexpr import Atom, RuleError, SExpr
 
 K = ops.MAX_ATTRS
 R = ops.MAX_RANK
-BINARY = ("+", "-", "*", "//", "%", "min", "max", "=", "/=", "<", "<=", ">", ">=", "and", "or", "bit", "shl")
-# Opcodes by name; `load` reads a property of a bound node, `imm` a literal, `put` sets a run of lanes (an attribute field).
+BINARY = (
+    "+",
+    "-",
+    "*",
+    "//",
+    "%",
+    "min",
+    "max",
+    "=",
+    "/=",
+    "<",
+    "<=",
+    ">",
+    ">=",
+    "and",
+    "or",
+    "bit",
+    "shl",
+)
+# Opcodes by name; `load` reads a property of a bound node, `imm` a literal, `put` sets a run of
+# lanes (an attribute field).
 OPCODES: tuple[str, ...] = (
     "imm", "lane", "load", "field", "is-value", *BINARY, "not", "if", "at", "gather", "invert",
     "sum", "prod", "all", "any", "unpack", "pack", "layout", "axis-perm", "put", "cumsum",
@@ -45,7 +71,8 @@ _ARITY = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step: `a`, `b`, `c` are registers, or for loads a position in the binding and a property."""
+    """One step: `a`, `b`, `c` are registers, or for loads a position in the binding and a
+    property."""
 
     code: int
     a: int = 0
@@ -56,7 +83,8 @@ class Instruction:
 
 
 def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str, str]) -> None:
-    """Refuse an expression with an unknown function, a wrong number of arguments or an unbound name.
+    """Refuse an expression with an unknown function, a wrong number of arguments or an unbound
+    name.
 
     Raises:
       RuleError: naming the culprit with its place.
@@ -184,24 +212,40 @@ class Assembler:
 
 
 class Bound(NamedTuple):
-    """What the loads of a program may read: the node table and, for each binding, its slots in it."""
+    """What the loads of a program may read: the node table and, for each binding, its slots in
+    it."""
 
     nodes: Nodes
     slots: jax.Array  # [C, 2P] int32
 
 
-def _elementwise(x: jax.Array, y: jax.Array, z: jax.Array, op: jax.Array, imm: jax.Array) -> jax.Array:
+def _elementwise(
+    x: jax.Array, y: jax.Array, z: jax.Array, op: jax.Array, imm: jax.Array
+) -> jax.Array:
     """The lane-wise opcodes that cost next to nothing: all are computed and one is chosen."""
     number = lambda p: p.astype(jnp.int32)  # noqa: E731
     lane = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), x.shape)
     results = {
-        "imm": jnp.broadcast_to(imm, x.shape), "lane": lane,
-        "+": x + y, "-": x - y, "*": x * y, "min": jnp.minimum(x, y), "max": jnp.maximum(x, y),
-        "=": number(x == y), "/=": number(x != y), "<": number(x < y), "<=": number(x <= y),
-        ">": number(x > y), ">=": number(x >= y), "and": number((x != 0) & (y != 0)), "or": number((x != 0) | (y != 0)),
-        "bit": (x >> jnp.clip(y, 0, 31)) & 1, "shl": x << jnp.clip(y, 0, 30),
-        "not": number(x == 0), "if": jnp.where(x != 0, y, z),
-    }  # fmt: skip
+        "imm": jnp.broadcast_to(imm, x.shape),
+        "lane": lane,
+        "+": x + y,
+        "-": x - y,
+        "*": x * y,
+        "min": jnp.minimum(x, y),
+        "max": jnp.maximum(x, y),
+        "=": number(x == y),
+        "/=": number(x != y),
+        "<": number(x < y),
+        "<=": number(x <= y),
+        ">": number(x > y),
+        ">=": number(x >= y),
+        "and": number((x != 0) & (y != 0)),
+        "or": number((x != 0) | (y != 0)),
+        "bit": (x >> jnp.clip(y, 0, 31)) & 1,
+        "shl": x << jnp.clip(y, 0, 30),
+        "not": number(x == 0),
+        "if": jnp.where(x != 0, y, z),
+    }
     chosen = results["imm"]
     for name, value in results.items():
         chosen = jnp.where(op == CODE[name], value, chosen)
@@ -239,7 +283,8 @@ def _layout_code(x: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bound) -> jax.Array:
-    """The result [C, K] of one instruction for all bindings. The opcode is not batched, so that only its branch runs."""
+    """The result [C, K] of one instruction for all bindings. The opcode is not batched, so that
+    only its branch runs."""
     op, a, b, c, imm = instruction
     x, y, z = regs[a], regs[b], regs[c]
     lane = jnp.arange(K, dtype=jnp.int32)
@@ -302,9 +347,14 @@ def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bo
 
 
 def run(
-    code: jax.Array, fimm: jax.Array, length: jax.Array, guard: jax.Array, bound: Bound, present: jax.Array,
+    code: jax.Array,
+    fimm: jax.Array,
+    length: jax.Array,
+    guard: jax.Array,
+    bound: Bound,
+    present: jax.Array,
     registers: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array]:
     """Run one program on many bindings at once, an instruction at a time.
 
     The guard comes first in a program: where it holds for no binding, the rest is not run.
@@ -315,7 +365,8 @@ def run(
       length: how many instructions there are.
       guard: the register that says whether the conditions hold.
       present: [C] bool, bindings that matter.
-      registers: [I, C, K] int32, a buffer to write to; what is in it does not matter (clearing it takes longer than most programs).
+      registers: [I, C, K] int32, a buffer to write to; what is in it does not matter (clearing it
+        takes longer than most programs).
 
     Returns:
       Registers [I, C, K] int32, and [C] bool, where the guard holds.
@@ -325,7 +376,9 @@ def run(
         i, _, holds = carry
         return (i < length) & jnp.any(holds)
 
-    def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def step(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         i, regs, holds = carry
         result = _execute(regs, code[i], fimm[i], bound)
         holds &= (i != guard) | jnp.all(result != 0, axis=1)

@@ -1,7 +1,9 @@
 """What a candidate would change in cost, without applying it.
 
-The exact cost of a rewrite needs the rewritten graph; its change can be had from the match alone: the new nodes' prices minus the
-costs of the bound nodes that lose their last use. That is O(P) for a candidate instead of O(N). It leaves out nodes outside of the
+The exact cost of a rewrite needs the rewritten graph; its change can be had from the match alone:
+the new nodes' prices minus the
+costs of the bound nodes that lose their last use. That is O(P) for a candidate instead of O(N). It
+leaves out nodes outside of the
 pattern that die with it, so it never promises more than the rewrite gives.
 """
 
@@ -21,7 +23,8 @@ from xrl_jax.rewrite.table import P, RuleTable
 
 
 class Deltas(NamedTuple):
-    """For each candidate: seconds it adds (negative: it gains), whether it still matches, and the nodes it would make."""
+    """For each candidate: seconds it adds (negative: it gains), whether it still matches, and the
+    nodes it would make."""
 
     seconds: jax.Array  # [M] float32; +inf where not ok
     ok: jax.Array  # [M] bool
@@ -34,7 +37,9 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
     args = args_of(graph)
     cost = graph.nodes.cost
 
-    def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[jax.Array, jax.Array, NewNodes]:
+    def one(
+        entry: jax.Array, root: jax.Array, partner: jax.Array
+    ) -> tuple[jax.Array, jax.Array, NewNodes]:
         present = entry >= 0
         entry = jnp.maximum(entry, 0)
         bound, matched = bind(table, entry, root, partner, graph)
@@ -42,11 +47,17 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         made = jnp.where((new.nodes.op != ops.HOLE) & ~new.nodes.weight_only, price(new), 0.0)
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
-        kept = jnp.zeros(2 * P, jnp.int32).at[jnp.where((codes >= 0) & (codes < 2 * P), codes, 2 * P)].add(1, mode="drop")
+        kept = (
+            jnp.zeros(2 * P, jnp.int32)
+            .at[jnp.where((codes >= 0) & (codes < 2 * P), codes, 2 * P)]
+            .add(1, mode="drop")
+        )
         same = (bound[:, None] == bound[None, :]) & (bound[:, None] > 0)
         kept = jnp.any(same & (kept > 0)[None, :], axis=1)
         first = jnp.argmax(same, axis=1) == jnp.arange(2 * P)  # one position for each bound node
-        edges = jnp.sum(args[bound][:, :, None] == bound[None, None, :], axis=1) * (bound > 0)[None, :]
+        edges = (
+            jnp.sum(args[bound][:, :, None] == bound[None, None, :], axis=1) * (bound > 0)[None, :]
+        )
         is_root = (jnp.arange(2 * P) == 0) | ((jnp.arange(2 * P) == P) & (partner > 0))
         dead = is_root & ~kept
 

@@ -1,12 +1,14 @@
-"""Finding all candidates of a rule table in a tensor graph, in three phases, and again after a change.
+"""Finding all candidates of a rule table in a tensor graph, and again after a change.
 
-1. Bit masks: a node's operator and its arguments' operators each select a set of rows (pattern trees); their intersection is
-   what may match at the node.
+1. Bit masks: a node's operator and its arguments' operators each select a set of rows (pattern
+   trees); their intersection is what may match at the node.
 2. Compress: the few (node, row) pairs whose bit is set.
-3. Bind and evaluate: positions by following argument slots, then conditions and types in the bytecode, on the survivors only.
+3. Bind and evaluate: positions by following argument slots, then conditions and types in the
+   bytecode, on the survivors only.
 
-Rules with two roots are joined at the consumers of the operand they share, never over all pairs of nodes. The masks of a graph
-are kept; after a rewrite only nodes within pattern height above the change are matched again.
+Rules with two roots are joined at the consumers of the operand they share, never over all pairs of
+nodes. The masks of a graph are kept; after a rewrite only nodes within pattern height above the
+change are matched again.
 
 Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates.
 """
@@ -46,10 +48,14 @@ def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> ja
     return bits
 
 
-def _ranked(words: jax.Array, first: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which of them exist.
+def _ranked(
+    words: jax.Array, first: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which
+    of them exist.
 
-    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of the time of a rewriting step.
+    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of
+    the time of a rewriting step.
     """
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
     total = jnp.cumsum(counts)
@@ -75,13 +81,23 @@ def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
 def _single_rows(table: RuleTable) -> jax.Array:
     """Rows of rules with one root, as words [W]."""
     single = (table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0)
-    return jnp.sum(single.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
+    return jnp.sum(
+        single.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32),
+        axis=1,
+        dtype=jnp.uint32,
+    )
 
 
 def _match_nodes(
-    table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array, n_nodes: int, capacity: int
+    table: RuleTable,
+    graph: TensorGraph,
+    among: jax.Array,
+    masks: jax.Array,
+    n_nodes: int,
+    capacity: int,
 ) -> jax.Array:
-    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, `n_nodes` nodes and `capacity` survivors at a time."""
+    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, `n_nodes` nodes and
+    `capacity` survivors at a time."""
     n_among = jnp.sum(among)
     bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
     instantiate_all = jax.vmap(instantiate, in_axes=(None, 0, 0, None))
@@ -101,10 +117,14 @@ def _match_nodes(
             single = table.entry_rows[entry, 1] < 0
             joint = jnp.pad(bound, ((0, 0), (0, P)))
             ok = instantiate_all(table, jnp.where(fits & single, entry, -1), joint, graph).ok
-            bit = jnp.where(fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0))
+            bit = jnp.where(
+                fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0)
+            )
             return first + capacity, hit.at[nodes[at], row // 32].add(bit)
 
-        hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[1]
+        hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[
+            1
+        ]
         return first + n_nodes, hit
 
     start = (jnp.int32(0), jnp.where(among[:, None], jnp.uint32(0), masks))
@@ -114,7 +134,8 @@ def _match_nodes(
 def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) -> jax.Array:
     """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
 
-    For a rule with one root the rule holds there; for one root of a two-root rule its tree binds there.
+    For a rule with one root the rule holds there; for one root of a two-root rule its tree binds
+    there.
 
     Args:
       capacity: survivors handled at once, by default four for each slot; affects speed only.
@@ -125,9 +146,15 @@ def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) 
 
 
 def rematch(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, changed: jax.Array, *, capacity: int = 64
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    changed: jax.Array,
+    *,
+    capacity: int = 64,
 ) -> jax.Array:
-    """Masks after a rewrite: nodes within pattern height above `changed` [N] bool are matched again, the others kept."""
+    """Masks after a rewrite: nodes within pattern height above `changed` [N] bool are matched
+    again, the others kept."""
     args = args_of(graph)
     dirty = changed
     for _ in range(HEIGHT):
@@ -138,7 +165,12 @@ def rematch(
 
 
 def candidates(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int, pair_size: int | None = None
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    *,
+    size: int,
+    pair_size: int | None = None,
 ) -> Candidates:
     """All candidates of the matched graph: single roots by node and row, then pairs.
 
@@ -155,9 +187,11 @@ def candidates(
     at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
     put = lambda old, new: old.at[at].set(new, mode="drop")  # noqa: E731
     return Candidates(
-        put(entry, pair_entry), put(jnp.where(exists, node, 0), root), put(jnp.zeros(size, jnp.int32), partner),
+        put(entry, pair_entry),
+        put(jnp.where(exists, node, 0), root),
+        put(jnp.zeros(size, jnp.int32), partner),
         n_single + n_pairs,
-    )  # fmt: skip
+    )
 
 
 def _pairs(
@@ -169,7 +203,8 @@ def _pairs(
     entry, role = table.row_entry[row], table.row_role[row]
     bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
     operand = bound[jnp.arange(size), table.shared[entry, role]]
-    # Matches of an entry at one operand lie together once sorted; a first root meets the second roots of its run.
+    # Matches of an entry at one operand lie together once sorted; a first root meets the second
+    # roots of its run.
     n_entries = table.entry_rule.shape[0]
     n_nodes = graph.nodes.op.shape[0]
     key = jnp.where(exists, operand * n_entries + entry, n_nodes * n_entries)
@@ -190,18 +225,26 @@ def _pairs(
     keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
     cross = table.cross_same[e]
     joint = jnp.concatenate([bound[left], bound[right]], axis=1)
-    keep &= jnp.all((cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]), axis=1)
-    keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(table, jnp.where(keep, e, -1), joint, graph).ok
+    keep &= jnp.all(
+        (cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]),
+        axis=1,
+    )
+    keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(
+        table, jnp.where(keep, e, -1), joint, graph
+    ).ok
     keep &= ~_closes_cycle(graph, root, partner, keep)
     overflow = (n_halves > size) | (ends[-1] > size)
     count = jnp.where(overflow, jnp.maximum(ends[-1], n_halves), jnp.sum(keep))
     return jnp.where(keep, e, -1), root, partner, count.astype(jnp.int32)
 
 
-def _closes_cycle(graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array) -> jax.Array:
+def _closes_cycle(
+    graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array
+) -> jax.Array:
     """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
 
-    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths are safe. The exact test is a sweep
+    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths
+    are safe. The exact test is a sweep
     over the nodes in that order with a bit for each pair left, for a few words of pairs at a time.
     """
     depth, args = graph.globals.depth, args_of(graph)
@@ -231,4 +274,6 @@ def _closes_cycle(graph: TensorGraph, root: jax.Array, partner: jax.Array, among
         hit = exists & ((reach[end, word] >> bit) & 1 == 1)
         return first + _SWEEP, closes.at[pair].max(hit)
 
-    return jax.lax.while_loop(lambda c: c[0] < n_suspicious, sweep, (jnp.int32(0), jnp.zeros(root.shape, bool)))[1]
+    return jax.lax.while_loop(
+        lambda c: c[0] < n_suspicious, sweep, (jnp.int32(0), jnp.zeros(root.shape, bool))
+    )[1]

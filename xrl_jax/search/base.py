@@ -195,7 +195,7 @@ class Run:
                 self.candidates,
                 self.problem.oracle.spending.measurements,
                 max(self.clock.left, 0.0),
-            )  # fmt: skip
+            )
         )
 
 

@@ -68,9 +68,16 @@ def known_moves(
 
 
 def descend(
-    run: Run, space: Space, state: State, index: int, clock: Stopwatch, *,
-    only: Callable[[str], bool] = lambda family: True, taken: Sequence[Step] = (), phase: str = "descending",
-) -> tuple[State, list[Step]]:  # fmt: skip
+    run: Run,
+    space: Space,
+    state: State,
+    index: int,
+    clock: Stopwatch,
+    *,
+    only: Callable[[str], bool] = lambda family: True,
+    taken: Sequence[Step] = (),
+    phase: str = "descending",
+) -> tuple[State, list[Step]]:
     """Take improving candidates, best first, until none improves or the clock runs out.
 
     Each pass goes through the improving candidates of the state in order of gain and takes those

@@ -81,10 +81,15 @@ def _price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array
 
 @jax.jit
 def _step(
-    table: RuleTable, costs: CostTable, graph: TensorGraph, masks: jax.Array,
-    entry: jax.Array, root: jax.Array, partner: jax.Array,
-) -> tuple[Applied, jax.Array, jax.Array]:  # fmt: skip
-    price = lambda new: roofline.seconds(costs, roofline.view_new(new))  # noqa: E731
+    table: RuleTable,
+    costs: CostTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    entry: jax.Array,
+    root: jax.Array,
+    partner: jax.Array,
+) -> tuple[Applied, jax.Array, jax.Array]:
+    price = lambda new: roofline.seconds(costs, roofline.view_new(new))
     done = apply(table, graph, entry, root, partner, price=price)
     masks = match_lib.rematch(table, done.graph, masks, done.changed)
     return done, masks, roofline.total(done.graph)
@@ -124,9 +129,12 @@ class Space:
         order = np.argsort(delta, kind="stable")
         order = order[np.isfinite(delta[order])]
         return Moves(
-            np.asarray(found.entry)[order], np.asarray(found.root)[order], np.asarray(found.partner)[order],
-            delta[order], NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
-        )  # fmt: skip
+            np.asarray(found.entry)[order],
+            np.asarray(found.root)[order],
+            np.asarray(found.partner)[order],
+            delta[order],
+            NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
+        )
 
     def step(
         self, state: State, costs: CostTable, entry: int, root: int, partner: int
