@@ -125,9 +125,11 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_multi_string(
-        "input_shape", [], "NAME:1,3,224,224 for an ONNX input with open dimensions.",
+        "input_shape",
+        [],
+        "NAME:1,3,224,224 for an ONNX input with open dimensions.",
         flag_values=values,
-    )  # fmt: skip
+    )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     flags.DEFINE_bool("progress", True, "Show a live display.", flag_values=values)
     for name in SHAPE_FLAGS:

@@ -38,6 +38,7 @@ from xrl_jax.search.base import Budget, StopReason
 
 # The module: the package's attribute of that name is the function.
 front = importlib.import_module("xrl_jax.optimize")
+rounds = importlib.import_module("xrl_jax.search.rounds")
 
 SOME_RULES = tuple(parse_rules(RULES)[0])
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -114,7 +115,7 @@ def test_a_small_network_end_to_end(optimize):
 
 def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
     monkeypatch.setattr(front, "Worker", Worker)  # regions are timed in earnest
-    monkeypatch.setattr(front, "time_programs", made_up_programs)
+    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
     budget = Budget(seconds=600.0, measurements=1000)
     first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
     second = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
@@ -161,7 +162,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
     monkeypatch.setattr(front, "Worker", worker)
     monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, timeout=timeout))
-    monkeypatch.setattr(front, "time_programs", made_up_programs)
+    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.failures == 1
     assert "swapped" not in str(fast.program)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import jax
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import constants_pay, time_programs
 from xrl_jax.cost.settle import settle
 from xrl_jax.cost.store import TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
@@ -24,9 +22,9 @@ from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.search import find_strategy
-from xrl_jax.search.base import Budget, Found, Problem, Progress, SearchResult, StopReason, Strategy
+from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
+from xrl_jax.search.rounds import search_in_rounds
 
-_SEARCH_SHARE = 0.6  # of the budget; the rest times whole programs and checks the result
 _STORE = "timings.sqlite"
 _COMPILED = "compiled"
 
@@ -84,24 +82,19 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
+        tell = live.phase
         with persistent_cache(os.path.join(folder, _COMPILED)):
-            try:
-                oracle.constants = constants_pay(oracle, program)
-                found = strategy(
-                    Problem(program, rule_table, oracle, live),
-                    replace(budget, seconds=budget.seconds * _SEARCH_SHARE),
-                    jax.random.key(0) if key is None else key,
-                )
-            except KeyboardInterrupt:  # not the first: strategies keep what they have at that one
-                nothing = (Found(program, float("inf")),)
-                found = SearchResult(nothing, float("inf"), 0, StopReason.INTERRUPTED)
+            found, finalists = search_in_rounds(
+                strategy,
+                Problem(program, rule_table, oracle, live),
+                budget,
+                jax.random.key(0) if key is None else key,
+                clock,
+                tell,
+            )
         search_seconds = clock.elapsed
         if found.stop is StopReason.INTERRUPTED:
             clock = Stopwatch(0.0)
-        tell = _teller(live, found, oracle, clock)
-        finalists = time_programs(
-            oracle, [f.program for f in found.best], clock.part(0.5), tell=tell
-        )
         settled = settle(
             program,
             finalists,
@@ -132,23 +125,3 @@ def optimize(
             close_over=settled.close_over,
         )
     return Fast(program, program.fn, report=report)
-
-
-def _teller(
-    live: LiveProgress, found: SearchResult, oracle: Oracle, clock: Stopwatch
-) -> Callable[[str], None]:
-    """Shows a phase after the search on the live display."""
-
-    def tell(phase: str) -> None:
-        live(
-            Progress(
-                phase,
-                found.start_seconds,
-                found.best[0].seconds,
-                found.candidates,
-                oracle.spending.measurements,
-                max(clock.left, 0.0),
-            )
-        )
-
-    return tell

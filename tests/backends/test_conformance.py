@@ -83,9 +83,8 @@ def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str
                 jnp.finfo(node.dtype).tiny
             )
             error = np.abs(np.asarray(result, np.float64) - reference)
-            same = (
-                np.asarray(result, np.float64) == reference
-            )  # infinities: empty windows of maxima
+            # Equal infinities: empty windows of maxima.
+            same = np.asarray(result, np.float64) == reference
             assert np.all(same | (error <= bound)), f"{form.name} of {node}: {np.nanmax(error)}"
         else:
             assert np.array_equal(result, reference), f"{form.name} of {node}"

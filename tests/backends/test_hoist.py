@@ -191,3 +191,15 @@ def test_loops_inside_scans_are_relieved_too() -> None:
 def test_a_mask_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="2 arguments, but a mask of 1"):
         split(lambda w, x: [w], [W, X], [True])
+
+
+def test_a_broadcast_that_both_sides_need_is_made_on_both() -> None:
+    def fn(w, x):
+        wide = jnp.broadcast_to(w, (5, 3, 4))
+        return [x + wide, x * jnp.tanh(wide)]
+
+    x = jnp.ones((5, 3, 4))
+    hoisted = split(fn, [W, x], [True, False])
+    plus, times = hoisted.call(hoisted.prepare([W]), [x])
+    np.testing.assert_allclose(plus, x + W, rtol=1e-6)
+    np.testing.assert_allclose(times, jnp.tanh(W) * x, rtol=1e-6)

@@ -213,6 +213,15 @@ def test_a_worker_that_died_between_jobs_is_replaced(worker):
     assert one(worker, SMALL, reference=SMALL).ok
 
 
+@pytest.fixture
+def interruptible():
+    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_the_parent_leaves_a_worker_that_can_be_used(worker):
     one(worker, SMALL)
     pid = worker.pid

@@ -186,14 +186,19 @@ def test_results_are_written(calls: list[Any], tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_everything_but_the_picture_is_written(
-    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    calls: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     cli.run(Config(fn=EXAMPLE, out=str(tmp_path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "optimized.xrl", "program.txt", "report.json", "report.txt",
-    ]  # fmt: skip
+        "optimized.xrl",
+        "program.txt",
+        "report.json",
+        "report.txt",
+    ]
     assert "no history.png: plots need matplotlib" in capsys.readouterr().err
 
 
@@ -222,7 +227,7 @@ def test_a_wrong_model_ends_with_one_line_and_status_two() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "error: --model=bart: there is no such network; did you mean bert? "
-        "(known: squeezenet, resnext50, bert)\n"
+        "(known: squeezenet, resnext50, bert, inception)\n"
     )
 
 
@@ -237,9 +242,12 @@ def test_help_has_examples_and_flags() -> None:
 def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_command(
-        f"--fn={EXAMPLE}", "--search=greedy", "--budget_seconds=5", f"--out={out}",
+        f"--fn={EXAMPLE}",
+        "--search=greedy",
+        "--budget_seconds=5",
+        f"--out={out}",
         f"--cache_dir={tmp_path / 'cache'}",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     report = Report.from_dict(json.loads((out / "report.json").read_text(encoding="utf-8")))
     assert done.stdout == f"{report}\n\nresults are in {out}\n"
@@ -252,12 +260,17 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(
-            "--model=squeezenet", "--image_size=64", "--budget_seconds=600",
+            "--model=squeezenet",
+            "--image_size=64",
+            "--budget_seconds=600",
             f"--cache_dir={tmp_path}",
         ),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert process.stderr is not None
     try:
         first = process.stderr.readline()  # the search is running when it shows its first line

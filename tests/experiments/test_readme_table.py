@@ -86,9 +86,17 @@ def test_the_command_fills_a_file(tmp_path: Path) -> None:
     readme = tmp_path / "R.md"
     readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.readme_table", f"--out={tmp_path / 'out'}",
-         f"--readme={readme}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "experiments.readme_table",
+            f"--out={tmp_path / 'out'}",
+            f"--readme={readme}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, f"filled {readme}\n"), done.stderr
     assert "| tiny | taso | 8.00 ms |" in readme.read_text(encoding="utf-8")

@@ -200,9 +200,14 @@ def test_attributes_of_a_convolution() -> None:
         main(from_jax(fn, np.zeros((1, 8, 8, 4), "f"), np.zeros((3, 3, 2, 6), "f"))), "conv"
     )
     expected = dict(
-        stride=(2, 1), low=(1, 2), high=(0, 3), lhs_dilation=(1, 1), rhs_dilation=(1, 2), groups=2,
+        stride=(2, 1),
+        low=(1, 2),
+        high=(0, 3),
+        lhs_dilation=(1, 1),
+        rhs_dilation=(1, 2),
+        groups=2,
         batch_groups=1,
-    )  # fmt: skip
+    )
     assert {name: node.attr(name) for name in expected} == expected
     layouts = [ops.LAYOUTS[node.attr(f)] for f in ("lhs_layout", "rhs_layout", "out_layout")]  # type: ignore[index]
     assert layouts == [(0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)]
@@ -354,7 +359,9 @@ def test_scan_is_a_call_of_a_body_that_runs_length_times() -> None:
 
 
 def test_while_runs_an_estimated_number_of_times() -> None:
-    fn = lambda x, n: lax.while_loop(lambda c: c.sum() < n, lambda c: c * 2 + n, x)  # noqa: E731
+    def fn(x: jax.Array, n: float) -> jax.Array:
+        return lax.while_loop(lambda c: c.sum() < n, lambda c: c * 2 + n, x)
+
     program = from_jax(fn, X, 9.0, weights=(1,))
     assert call_of(program, only(main(program), "call")).bodies == (0, 1)
     assert [b.count for b in program.bodies] == [8.0, 8.0]

@@ -368,15 +368,6 @@ def graphs(
     return seeds.map(lambda s: random_graph(np.random.default_rng(s), n_nodes, steps=steps))
 
 
-def random_inputs(rng: np.random.Generator, nodes: Sequence[Node]) -> dict[int, np.ndarray]:
-    """An array between -1 and 1 for every input and weight, by `ref`."""
-    return {
-        n.ref: rng.uniform(-1.0, 1.0, n.shape).astype(np.float32)
-        for n in nodes
-        if n.op in ("input", "weight")
-    }
-
-
 def shuffled(
     rng: np.random.Generator, nodes: Sequence[Node], outputs: Sequence[int]
 ) -> tuple[list[Node], tuple[int, ...]]:

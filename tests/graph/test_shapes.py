@@ -13,7 +13,7 @@ from xrl_jax.graph.graph import GraphError, Node, infer, pack_attrs, padded
 from xrl_jax.graph.ops import LAYOUT_CODE, mask_of, pack_dims
 
 F32, I32 = ops.DTYPE_CODE["float32"], ops.DTYPE_CODE["int32"]
-NCHW, OIHW, NCW = LAYOUT_CODE[0, 1, 2, 3], LAYOUT_CODE[0, 1, 2, 3], LAYOUT_CODE[0, 1, 2]
+NCHW, OIHW = LAYOUT_CODE[0, 1, 2, 3], LAYOUT_CODE[0, 1, 2, 3]
 NHWC, HWIO = LAYOUT_CODE[0, 3, 1, 2], LAYOUT_CODE[3, 2, 0, 1]
 DOT = dict(lhs_contract=pack_dims((1,)), rhs_contract=pack_dims((0,)), dtype=F32)
 CONV = dict(lhs_layout=NCHW, rhs_layout=OIHW, out_layout=NCHW, dtype=F32)

@@ -10,8 +10,9 @@ from xrl_jax.rewrite.rule import Rule, Term, Var
 from xrl_jax.rewrite.sexpr import Atom, SExpr, SList
 
 _OTHER_OP = {
-    "add": "sub", "sub": "add", "mul": "add", "div": "mul", "max": "min", "min": "max", "neg": "abs",
-    "reduce_sum": "reduce_max", "reduce_max": "reduce_min", "window_sum": "window_max", "window_max": "window_min",
+    "add": "sub", "sub": "add", "mul": "add", "div": "mul", "max": "min", "min": "max",
+    "neg": "abs", "reduce_sum": "reduce_max", "reduce_max": "reduce_min",
+    "window_sum": "window_max", "window_max": "window_min",
 }  # fmt: skip
 _OTHER_FUNCTION = {
     "+": "-",

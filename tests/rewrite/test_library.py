@@ -33,8 +33,9 @@ def test_the_library_has_many_rules_of_every_family() -> None:
     families = Counter(r.family for r in rules)
     assert len(rules) >= 75
     assert set(families) == {
-        "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity", "layout", "lowering_conv",
-        "lowering_dot", "lowering_pool", "merge", "movement", "pool", "reduction",
+        "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity",
+        "layout", "lowering_conv", "lowering_dot", "lowering_pool", "merge", "movement", "pool",
+        "reduction",
     }  # fmt: skip
 
 
@@ -140,7 +141,10 @@ def live_ops(program: Any) -> list[str]:
 @pytest.mark.slow
 def test_batch_norm_as_jax_users_write_it_becomes_a_convolution_and_a_bias() -> None:
     rng = np.random.default_rng(0)
-    normal = lambda *s: jnp.asarray(rng.normal(size=s), jnp.float32)  # noqa: E731
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
     layer = {
         "mean": normal(4),
         "var": jnp.abs(normal(4)) + 1,
@@ -158,8 +162,8 @@ def test_batch_norm_as_jax_users_write_it_becomes_a_convolution_and_a_bias() -> 
 
     x = normal(1, 3, 8, 8)
     rules = [
-        "broadcast-broadcast", "add-of-broadcast-scalar", "rsqrt-of-broadcast", "sub-bias", "conv-batch-norm",
-        "conv-bias-scale", "conv-scale", "scale-join", "bias-join",
+        "broadcast-broadcast", "add-of-broadcast-scalar", "rsqrt-of-broadcast", "sub-bias",
+        "conv-batch-norm", "conv-bias-scale", "conv-scale", "scale-join", "bias-join",
     ]  # fmt: skip
     program, folded = rewritten(fn, layer, x, rules=rules, weights=(0,))
     assert live_ops(folded) == ["input", "conv", "add", "max"]

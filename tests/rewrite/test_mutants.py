@@ -51,7 +51,8 @@ def survivors(chosen, record_property, *, samples: int, deep: int) -> list[str]:
     caught = len(chosen) - len(left)
     record_property(
         "figure",
-        f"{len(chosen)} mutants: {caught} refused, {len(equivalent)} equivalent, {len(left) - len(equivalent)} missed",
+        f"{len(chosen)} mutants: {caught} refused, {len(equivalent)} equivalent, "
+        f"{len(left) - len(equivalent)} missed",
     )
     for m in equivalent:
         print(f"equivalent: {m.rule.name} ({m.kind}; {m.change}): {reason(m)}")

@@ -23,7 +23,9 @@ def test_each_repeats_forms_and_names() -> None:
 
 
 def test_macros_are_expanded() -> None:
-    text = '(define (wide x) (> (rank x) 1)) (rule r (source "s") (lhs (neg ?y)) (when (wide ?y)) (rhs ?y))'
+    text = """
+    (define (wide x) (> (rank x) 1))
+    (rule r (source "s") (lhs (neg ?y)) (when (wide ?y)) (rhs ?y))"""
     (rule,), macros = parse_rules(text)
     assert "wide" in macros
     head = rule.conditions[0]

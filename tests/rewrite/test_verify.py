@@ -41,13 +41,18 @@ def test_every_rule_is_verified_deeply(seed: int) -> None:
 
 
 WRONG = """
-(rule factor (source "s") (evidence field) (lhs (add (mul ?x ?y) (mul ?x ?z))) (rhs (mul ?x (sub ?y ?z))))
-(rule drops-y (source "TASO conv_mul") (evidence field) (lhs (mul (conv ?x ?w :as d) ?y)) (rhs (conv ?x ?w :like d)))
-(rule mixes (source "s") (evidence field) (lhs (add ?x (cast ?y))) (when (same-shape ?x ?y)) (rhs (add ?x ?y)))
+(rule factor (source "s") (evidence field)
+  (lhs (add (mul ?x ?y) (mul ?x ?z))) (rhs (mul ?x (sub ?y ?z))))
+(rule drops-y (source "TASO conv_mul") (evidence field)
+  (lhs (mul (conv ?x ?w :as d) ?y)) (rhs (conv ?x ?w :like d)))
+(rule mixes (source "s") (evidence field)
+  (lhs (add ?x (cast ?y))) (when (same-shape ?x ?y)) (rhs (add ?x ?y)))
 (rule never (source "s") (evidence field) (lhs (neg ?x)) (when (< (rank ?x) 0)) (rhs ?x))
 (rule relu-away (source "s") (evidence maxplus) (lhs (max ?x ?c)) (when (is-value ?c 0)) (rhs ?x))
-(rule exp-of-product (source "s") (evidence exp) (lhs (mul (exp ?x) (exp ?y))) (rhs (exp (mul ?x ?y))))
-(rule short (source "s") (evidence field) (lhs (slice (slice ?x :as a) :as b)) (rhs (slice ?x :like b)))
+(rule exp-of-product (source "s") (evidence exp)
+  (lhs (mul (exp ?x) (exp ?y))) (rhs (exp (mul ?x ?y))))
+(rule short (source "s") (evidence field)
+  (lhs (slice (slice ?x :as a) :as b)) (rhs (slice ?x :like b)))
 (rule square-root (source "s") (evidence float64) (lhs (sqrt (square ?x))) (rhs (copy ?x)))
 """
 

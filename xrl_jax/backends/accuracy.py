@@ -64,11 +64,13 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
     """Flat results of `fn` on arguments widened to float64 (complex128), on the host; None where it
     cannot be run so.
     """
-    widen = {jnp.dtype(d): jnp.dtype("float64") for d in ("float16", "bfloat16", "float32")}
+    widen: dict[Any, Any] = {
+        jnp.dtype(d): jnp.dtype("float64") for d in ("float16", "bfloat16", "float32")
+    }
     widen[jnp.dtype("complex64")] = jnp.dtype("complex128")
 
     def wide(x: Any) -> Any:
-        if not hasattr(x, "dtype") or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         host = np.asarray(x)
         return host.astype(widen.get(jnp.dtype(host.dtype), host.dtype))
@@ -78,16 +80,13 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
             warnings.simplefilter("ignore")
             results = jax.jit(fn)(*jax.tree.map(wide, list(args)))
             return [_host(r) for r in jax.tree.leaves(results)]
-    except (
-        Exception
-    ):  # the function fixes a dtype somewhere: the caller says so in `Accuracy.reference`
+    except Exception:
+        # The function fixes a dtype somewhere: the caller says so in `Accuracy.reference`.
         return None
 
 
 def _host(x: Any) -> Any:
-    return np.asarray(
-        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else x
-    )
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
 
 
 def assess(
@@ -117,9 +116,9 @@ def assess(
             kind, exact = "original", before
         for i, (b, a, e) in enumerate(zip(before, after, exact, strict=True)):
             if a.dtype != b.dtype or a.shape != b.shape:
-                reason = (
-                    reason
-                    or f"result {i} is {a.dtype}{list(a.shape)}, the original gives {b.dtype}{list(b.shape)}"
+                reason = reason or (
+                    f"result {i} is {a.dtype}{list(a.shape)}, "
+                    f"the original gives {b.dtype}{list(b.shape)}"
                 )
             elif not jnp.issubdtype(b.dtype, jnp.inexact):
                 if not np.array_equal(a, b):

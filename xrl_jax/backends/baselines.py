@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.graph.program import Program, unflatten_args
@@ -59,7 +61,7 @@ def baselines(
     suffix = " + options" if options else ""
 
     def with_consts(consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        return jax.core.eval_jaxpr(closed.jaxpr, consts, *args)
+        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*args)
 
     # JAX may lift closed-over arrays to arguments of its own; NumPy arrays stay constants.
     weights = program.weights
@@ -79,4 +81,4 @@ def baselines(
 
 
 def _plain(x: Any) -> bool:
-    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)

@@ -13,6 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 _LOCK = threading.Lock()
+_SETTING = "jax_compilation_cache_dir"
 _users = 0
 
 
@@ -25,13 +26,13 @@ def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
     """
     global _users
     with _LOCK:
-        if _users == 0 and jax.config.jax_compilation_cache_dir:
+        if _users == 0 and getattr(jax.config, _SETTING):
             ours = False
         else:
             ours = True
             _users += 1
             if _users == 1:
-                jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+                jax.config.update(_SETTING, os.fspath(folder))
                 compilation_cache.reset_cache()
     try:
         yield
@@ -40,5 +41,5 @@ def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
             with _LOCK:
                 _users -= 1
                 if _users == 0:
-                    jax.config.update("jax_compilation_cache_dir", None)
+                    jax.config.update(_SETTING, None)
                     compilation_cache.reset_cache()

@@ -164,9 +164,8 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
             break
         stay.update(id(maker[v]) for v in back)
     after = [e for e in live if not _goes(e) or id(e) in stay]
-    before_all = [
-        e for e in live if (_goes(e) and id(e) not in stay) or all(v in free for v in e.outvars)
-    ]
+    # What stays may be needed on both sides: by the call, and by work that goes.
+    before_all = [e for e in live if _goes(e) or all(v in free for v in e.outvars)]
     before = _live([e for e in before_all if not e.effects], edge)
     return _Plan(before, _live(after, jaxpr.outvars), edge)
 

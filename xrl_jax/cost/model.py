@@ -77,8 +77,7 @@ class Oracle:
         return self._table
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
-        """A region's time without its wrapping; what could not be timed costs a thousand seconds.
-        """
+        """A region's time without its wrapping; a thousand seconds if it could not be timed."""
         if not np.isfinite(seconds):
             return 1e3
         wrapping = regions.wrapping_bytes(region) / self.rates.bandwidth["elementwise"]
@@ -96,7 +95,7 @@ class Oracle:
             return {}
         keys = np.asarray(_signatures(view))
         found: dict[tuple[int, int], Region] = {}
-        host = NodeView(*(np.asarray(f) for f in view))
+        host = NodeView._make(np.asarray(f) for f in view)
         for at in zip(*np.nonzero(wanted), strict=True):
             key = (int(keys[at][0]), int(keys[at][1]))
             if key not in self._known and key not in found:

@@ -47,7 +47,7 @@ def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
     v = NodeView(*(np.asarray(f)[at] for f in view))
     spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
 
-    def shape(sizes: np.ndarray, rank: int) -> tuple[int, ...]:
+    def shape(sizes: Any, rank: int) -> tuple[int, ...]:
         return tuple(int(d) for d in sizes[:rank])
 
     args = tuple(
@@ -128,6 +128,9 @@ def wrapping_bytes(region: Region) -> float:
     """Bytes the wrapping operations move beyond the anchor, if nothing of them is fused."""
     if region.op_class not in _WRAPPED or region.node.dtype not in ops.FLOAT_DTYPES:
         return 0.0
-    size = lambda n: float(np.prod(n.shape)) * ops.DTYPE_BYTES[ops.DTYPE_CODE[n.dtype]]
     inputs = [a for a in region.args if a.op == "input" and a.dtype in ops.FLOAT_DTYPES]
-    return 2.0 * (size(region.node) + sum(size(a) for a in inputs))
+    return 2.0 * sum(_size(n) for n in (region.node, *inputs))
+
+
+def _size(node: Node) -> float:
+    return float(np.prod(node.shape)) * ops.DTYPE_BYTES[ops.DTYPE_CODE[node.dtype]]

@@ -46,6 +46,7 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
+_WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
 
@@ -142,43 +143,35 @@ def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def roofline(table: CostTable, view: NodeView) -> jax.Array:
     """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
     class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
-    families = jnp.asarray(
-        [work.WORK_FAMILIES.index(work.FAMILY[n]) for n in ops.OP_NAMES], jnp.int32
-    )
-    weights = jnp.asarray([work.WEIGHTS[n] for n in ops.OP_NAMES], jnp.float32)
-    rules = [
-        lambda *a, rule=rule: jnp.asarray(rule(jnp, *a), jnp.float32)
-        for rule in work.WORK_RULES.values()
-    ]
-    flops = jax.lax.switch(
-        families[view.op],
-        rules,
-        weights[view.op],
+    flops, n_bytes = work.traced_work(
+        view.op,
         view.attrs,
         view.arg_shapes,
         view.arg_ranks,
+        view.arg_dtypes,
         view.shape,
+        view.dtype,
     )
-    width = jnp.asarray(ops.DTYPE_BYTES, jnp.float32)
-    widths = jnp.where(view.arg_dtypes > 0, width[view.arg_dtypes], 0.0)
-    sliced = view.op == ops.OPS["slice"].code
-    n_bytes = work.bytes_moved(jnp, view.arg_shapes, widths, view.shape, width[view.dtype], sliced)
     c = class_of[view.op]
     busy = jnp.maximum(flops / table.flop_rate[c], n_bytes / table.bandwidth[c]) + table.overhead[c]
     return jnp.where(c == 0, 0.0, busy)
 
 
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
-    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere;
-    weight-only work is free.
+    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
+
+    Weight-only work is done once and costs `_WEIGHT_ONLY` of its roofline: next to nothing, but a
+    search still prefers less of it, and small prepared arrays to large ones.
     """
     measured, known = lookup(table, signature(view))
     guess = roofline
     for _ in range(view.op.ndim):
         guess = jax.vmap(guess, in_axes=(None, 0))
     class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
-    cost = jnp.where(known, measured, guess(table, view)) * table.scale[class_of[view.op]]
-    return jnp.where(view.weight_only | (class_of[view.op] == 0), 0.0, cost).astype(jnp.float32)
+    guessed = guess(table, view)
+    cost = jnp.where(known, measured, guessed) * table.scale[class_of[view.op]]
+    cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
+    return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
 
 
 def priced(table: CostTable, graph: TensorGraph) -> TensorGraph:
@@ -221,7 +214,10 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     rows = sorted(timings.items())[: size - 1]
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
-    vector = lambda by: jnp.asarray([by[c] for c in CLASSES], jnp.float32)
+
+    def vector(by: Mapping[str, float]) -> jax.Array:
+        return jnp.asarray([by[c] for c in CLASSES], jnp.float32)
+
     return CostTable(
         jnp.asarray(keys),
         jnp.asarray(values),

@@ -1,5 +1,4 @@
-"""The last word on a result: is it right, and is it faster than the strongest form of the original?
-"""
+"""The last word on a result: is it right, and faster than the original's strongest form?"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Worker:
                 "no timing worker can be started: sys.executable, the interpreter, is not set"
             )
         self._end()  # what an interrupted start has left
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the worker runs)
         try:
             self._process = subprocess.Popen(
                 # -P: a file in the working folder must not shadow a module of the library.

@@ -46,8 +46,6 @@ TENSOR_TYPES = frozenset(
     "COMPLEX64 COMPLEX128".split()
 )
 
-ModelSource = "str | os.PathLike[str] | onnx.ModelProto"
-
 
 @dataclass(frozen=True)
 class OnnxFunction:

@@ -150,9 +150,8 @@ def _cut(
 ) -> Run | None:
     """The best run in a stretch: most copies, then fewest values that cross its cuts."""
     copies = length // period + 1
-    crossing = np.zeros(
-        len(order) + 2, np.int64
-    )  # at each position, values made before it and used at or after it
+    # At each position, the values made before it and used at or after it.
+    crossing = np.zeros(len(order) + 2, np.int64)
     for i, end in enumerate(last_use):
         crossing[i + 1] += 1
         crossing[min(end, len(order)) + 1] -= 1

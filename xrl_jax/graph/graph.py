@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,7 @@ class Globals(NamedTuple):
 if TYPE_CHECKING:
 
     class TensorGraph(NamedTuple):
-        """`jraph.GraphsTuple` as type checkers should see it: its own fields are trees of anything.
-        """
+        """`jraph.GraphsTuple` for type checkers: its own fields are trees of anything."""
 
         nodes: Nodes
         edges: jax.Array  # [N * A] int32, slot
@@ -196,23 +195,22 @@ def build(
 def build_on_host(
     nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
 ) -> TensorGraph:
-    """`build` with NumPy arrays, for many small graphs that are stacked before they go to a device.
-    """
+    """`build` with NumPy arrays: many small graphs are stacked before they go to a device."""
     size = bucket or bucket_for(len(nodes))
     if len(nodes) + 1 > size:
         raise GraphError(f"{len(nodes)} nodes do not fit into a bucket of {size}")
     n_out = max(8, 1 << (max(len(outputs), 1) - 1).bit_length())
-    op = np.zeros(size, np.int32)
-    attrs = np.zeros((size, ops.MAX_ATTRS), np.int32)
-    lowering = np.zeros(size, np.int32)
-    shape = np.ones((size, ops.MAX_RANK), np.int32)
-    rank = np.zeros(size, np.int32)
-    dtype = np.zeros(size, np.int32)
-    value = np.zeros(size, np.float32)
-    ref = np.full(size, -1, np.int32)
-    weight_only = np.zeros(size, bool)
-    depth = np.zeros(size, np.int32)
-    table = np.zeros((size, ops.MAX_ARGS), np.int32)
+    op = _host(size, np.int32)
+    attrs = _host((size, ops.MAX_ATTRS), np.int32)
+    lowering = _host(size, np.int32)
+    shape = _host((size, ops.MAX_RANK), np.int32, fill=1)
+    rank = _host(size, np.int32)
+    dtype = _host(size, np.int32)
+    value = _host(size, np.float32)
+    ref = _host(size, np.int32, fill=-1)
+    weight_only = _host(size, bool)
+    depth = _host(size, np.int32)
+    table = _host((size, ops.MAX_ARGS), np.int32)
     for i, node in enumerate(nodes):
         slot = i + 1
         if len(node.args) > ops.MAX_ARGS:
@@ -235,29 +233,25 @@ def build_on_host(
         elif node.op != "input" and not pinned:
             weight_only[slot] = all(weight_only[a] for a in args)
         depth[slot] = _DEPTH_STEP + max((int(depth[a]) for a in args), default=0)
-    out = np.full(n_out, -1, np.int32)
+    out = _host(n_out, np.int32, fill=-1)
     out[: len(outputs)] = [o + 1 for o in outputs]
-    features = Nodes(
-        op,  # type: ignore[arg-type]
-        attrs,
-        lowering,
-        shape,
-        rank,
-        dtype,
-        value,
-        ref,
-        weight_only,
-        np.zeros(size, np.float32),
-    )
+    cost = _host(size, np.float32)
+    slots: Any = np.tile(np.arange(ops.MAX_ARGS, dtype=np.int32), size)
+    receivers: Any = np.repeat(np.arange(size, dtype=np.int32), ops.MAX_ARGS)
     return TensorGraph(
-        nodes=features,
-        edges=np.tile(np.arange(ops.MAX_ARGS, dtype=np.int32), size),
+        nodes=Nodes(op, attrs, lowering, shape, rank, dtype, value, ref, weight_only, cost),
+        edges=slots,
         senders=table.reshape(-1),
-        receivers=np.repeat(np.arange(size, dtype=np.int32), ops.MAX_ARGS),
-        globals=Globals(out, depth),  # type: ignore[arg-type]
-        n_node=np.asarray([size], np.int32),
-        n_edge=np.asarray([size * ops.MAX_ARGS], np.int32),
+        receivers=receivers,
+        globals=Globals(out, depth),
+        n_node=_host(1, np.int32, fill=size),
+        n_edge=_host(1, np.int32, fill=size * ops.MAX_ARGS),
     )
+
+
+def _host(shape: int | tuple[int, ...], dtype: Any, *, fill: int = 0) -> Any:
+    """A filled NumPy array; to type checkers it is the device array that it becomes."""
+    return np.full(shape, fill, dtype)
 
 
 def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]]:

@@ -55,8 +55,7 @@ def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:
 
 
 def node_hashes(graph: TensorGraph, digests: jax.Array) -> jax.Array:
-    """Hash [N, 2] of each node with everything it depends on (Merkle style, in topological order).
-    """
+    """Hash [N, 2] of each node with all it depends on (Merkle style, in topological order)."""
     local = local_hash(graph, digests)
     table = args_of(graph)
     order = jnp.argsort(graph.globals.depth)

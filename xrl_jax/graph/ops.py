@@ -110,8 +110,9 @@ def _fields(*widths: tuple[str, int] | str) -> tuple[Field, ...]:
 
 _R = MAX_RANK
 _UNARY = (
-    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh asinh acosh atanh "
-    "erf erfc erf_inv lgamma digamma abs sign floor ceil not square population_count clz copy"
+    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh "
+    "cosh asinh acosh atanh erf erfc erf_inv lgamma digamma abs sign floor ceil not square "
+    "population_count clz copy"
 ).split()
 _BINARY = (
     "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic".split()
@@ -122,8 +123,8 @@ _REDUCE = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or red
 _WINDOW = "window_sum window_max window_min".split()
 # Names of the forms in `backends.lowerings`, in its order; a new form goes to the end.
 _CONV_FORMS = (
-    "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul nhwc_shifted nchw_shifted "
-    "nhwc_split nhwc_split2 nhwc_split4 rotated nhwc_rotated"
+    "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
+    "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated nhwc_rotated"
 ).split()
 _DOT_FORMS = "xla flat transposed swapped loop loop_transposed".split()
 _WINDOW_FORMS = "xla shifted separable reduced".split()
@@ -131,7 +132,7 @@ _SUM_FORMS = "xla matmul".split()
 _SOFTMAX_FORMS = "xla reciprocal matmul".split()
 _CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
 
-_ENTRIES: tuple[tuple[str, tuple[int, int], dict], ...] = (
+_ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
     ("hole", (0, 0), dict(shape="given", dtype="given")),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
     # ref is its `value`.
@@ -324,9 +325,10 @@ def axes_of(mask: int) -> tuple[int, ...]:
 # the end.
 _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 _ALGORITHMS = (
-    "DEFAULT ANY_F8_ANY_F8_F32 ANY_F8_ANY_F8_F32_FAST_ACCUM ANY_F8_ANY_F8_ANY ANY_F8_ANY_F8_ANY_FAST_ACCUM F16_F16_F16 "
-    "F16_F16_F32 BF16_BF16_BF16 BF16_BF16_F32 BF16_BF16_F32_X3 BF16_BF16_F32_X6 BF16_BF16_F32_X9 TF32_TF32_F32 "
-    "TF32_TF32_F32_X3 F32_F32_F32 F64_F64_F64"
+    "DEFAULT ANY_F8_ANY_F8_F32 ANY_F8_ANY_F8_F32_FAST_ACCUM ANY_F8_ANY_F8_ANY "
+    "ANY_F8_ANY_F8_ANY_FAST_ACCUM F16_F16_F16 F16_F16_F32 BF16_BF16_BF16 BF16_BF16_F32 "
+    "BF16_BF16_F32_X3 BF16_BF16_F32_X6 BF16_BF16_F32_X9 TF32_TF32_F32 TF32_TF32_F32_X3 F32_F32_F32 "
+    "F64_F64_F64"
 ).split()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
@@ -72,8 +73,7 @@ class Static:
 
 
 def is_array_like(leaf: Any) -> bool:
-    """Whether JAX traces this leaf: an array, something with shape and dtype, or a Python number.
-    """
+    """Whether JAX traces this leaf: an array, what has a shape and a dtype, or a number."""
     if isinstance(leaf, (type, np.dtype)):  # NumPy's scalar types have both attributes, too
         return False
     return isinstance(leaf, (bool, int, float, complex)) or (
@@ -174,9 +174,8 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it stands, node by node through its lowerings (traceable)."""
-        from xrl_jax.backends.xla import (
-            to_jax,
-        )  # the way out; imported late, graphs know no backend
+        # The way out; imported late, because graphs know no backend.
+        from xrl_jax.backends.xla import to_jax
 
         return to_jax(self)(*args, **kwargs)
 
@@ -192,7 +191,7 @@ def _digest(binding: Binding) -> np.ndarray:
         case Input(position):
             h.update(f"input {position}".encode())
         case Array(value):
-            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            if jnp.issubdtype(value.dtype, jax.dtypes.extended):
                 h.update(str(value.dtype).encode())
                 value = jax.random.key_data(value)
             host = np.asarray(value)

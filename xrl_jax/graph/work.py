@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, TensorGraph, args_of, padded
+from xrl_jax.graph.graph import Node, padded
 from xrl_jax.graph.shapes import unpack
 
 WorkRule = Callable[..., Any]
@@ -154,27 +154,33 @@ def node_work(node: Node, args: Sequence[Node]) -> tuple[float, float]:
     return float(work), float(bytes_moved(np, shapes, widths, out, width, node.op == "slice"))
 
 
-def graph_work(graph: TensorGraph) -> tuple[jax.Array, jax.Array]:
-    """Flops [N] and bytes [N], float32, of every node; zeros on holes. For jit and vmap."""
-    f = graph.nodes
-    table = args_of(graph)
+def traced_work(
+    op: jax.Array,
+    attrs: jax.Array,
+    arg_shapes: jax.Array,
+    arg_ranks: jax.Array,
+    arg_dtypes: jax.Array,
+    shape: jax.Array,
+    dtype: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Flops and bytes of one node in array form, float32; zeros for a hole. For jit and vmap.
+
+    Args:
+      attrs: [K].
+      arg_shapes: [A, R] padded by ones; arg_ranks, arg_dtypes: [A], a dtype of 0 where there is
+        no argument.
+      shape: [R], of the result.
+    """
     weights = jnp.asarray([WEIGHTS[n] for n in ops.OP_NAMES], jnp.float32)
     families = jnp.asarray([WORK_FAMILIES.index(FAMILY[n]) for n in ops.OP_NAMES], jnp.int32)
     moves = jnp.asarray([n not in NO_BYTES for n in ops.OP_NAMES])
     bytes_of = jnp.asarray(ops.DTYPE_BYTES, jnp.float32)
     rules = [
-        lambda weight, attrs, shapes, ranks, out, rule=rule: jnp.asarray(
-            rule(jnp, weight, attrs, shapes, ranks, out), jnp.float32
-        )
+        lambda *a, rule=rule: jnp.asarray(rule(jnp, *a), jnp.float32)
         for rule in WORK_RULES.values()
     ]
-
-    def one(op, attrs, args, out, dtype):  # type: ignore[no-untyped-def]
-        shapes = jnp.where((args > 0)[:, None], f.shape[args], 1)
-        ranks = jnp.where(args > 0, f.rank[args], 0)
-        widths = jnp.where(args > 0, bytes_of[f.dtype[args]], 0.0)
-        work = jax.lax.switch(families[op], rules, weights[op], attrs, shapes, ranks, out)
-        moved = bytes_moved(jnp, shapes, widths, out, bytes_of[dtype], op == ops.OPS["slice"].code)
-        return work, jnp.where(moves[op], moved, 0.0)
-
-    return jax.vmap(one)(f.op, f.attrs, table, f.shape, f.dtype)
+    work = jax.lax.switch(families[op], rules, weights[op], attrs, arg_shapes, arg_ranks, shape)
+    widths = jnp.where(arg_dtypes > 0, bytes_of[arg_dtypes], 0.0)
+    sliced = op == ops.OPS["slice"].code
+    moved = bytes_moved(jnp, arg_shapes, widths, shape, bytes_of[dtype], sliced)
+    return work, jnp.where(moves[op], moved, 0.0)

@@ -6,9 +6,11 @@ Only the calls of the search draw, never a thread: that would disturb what is be
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -46,6 +48,7 @@ class LiveProgress:
         self._clock = clock
         self._start = clock()
         self._last: float | None = None
+        self._progress = Progress("", math.inf, math.inf, 0, 0, seconds)
         self._live: Any = None
 
     def __enter__(self) -> LiveProgress:
@@ -67,6 +70,7 @@ class LiveProgress:
 
     def __call__(self, progress: Progress) -> None:
         """Show the state of the search, unless it was shown a moment ago."""
+        self._progress = progress
         if not self._shown:
             return
         now = self._clock()
@@ -78,6 +82,11 @@ class LiveProgress:
             self._guarded(lambda: self._print(progress, now))
         else:
             self._guarded(lambda: self._live.update(self._drawn(progress), refresh=True))
+
+    def phase(self, phase: str) -> None:
+        """Show a new phase with the numbers shown last."""
+        left = max(self._seconds - (self._clock() - self._start), 0.0)
+        self(replace(self._progress, phase=phase, left_seconds=left))
 
     def _guarded(self, action: Callable[[], Any]) -> None:
         """Do it; a display that fails (closed pipe, odd encoding) falls silent for good."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-import jaxlib
+import jaxlib.version
 
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Spending
@@ -36,7 +36,7 @@ def make_report(
         search=search,
         seed=seed,
         machine=f"{machine.cpu}, {machine.device}, {machine.threads} threads",
-        versions=f"jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        versions=f"jax {jax.__version__}, jaxlib {jaxlib.version.__version__}",
         options=settled.options,
         used="optimized" if settled.used else "original",
         reason=settled.reason,

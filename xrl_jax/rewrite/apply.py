@@ -66,7 +66,7 @@ def apply(
     def put(field: jax.Array, values: jax.Array) -> jax.Array:
         return field.at[target].set(values.astype(field.dtype), mode="drop")
 
-    made = new.nodes._replace(cost=jnp.where(new.nodes.weight_only, 0.0, price(new)))
+    made = new.nodes._replace(cost=price(new))
     nodes = jax.tree.map(put, old_nodes, made)
     args, outputs = args_of(graph), graph.globals.outputs
     for role in range(2):
@@ -104,5 +104,8 @@ def apply_all(
     table: RuleTable, graph: TensorGraph, candidates: Candidates, *, price: Price = free_price
 ) -> Applied:
     """Every candidate applied to the same graph, as a batch [M, ...]."""
-    one = lambda e, r, p: apply(table, graph, e, r, p, price=price)  # noqa: E731
+
+    def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> Applied:
+        return apply(table, graph, entry, root, partner, price=price)
+
     return jax.vmap(one)(candidates.entry, candidates.root, candidates.partner)

@@ -64,8 +64,8 @@ CODE = {name: i for i, name in enumerate(OPCODES)}
 PROPERTIES = ("shape", "rank", "dtype", "op", "attrs", "lowering", "weight-only")
 SIDES = ("lhs", "rhs", "out")
 _ARITY = {
-    **dict.fromkeys(BINARY, 2), "not": 1, "if": 3, "at": 2, "gather": 2, "invert": 1, "sum": 1, "prod": 1,
-    "all": 1, "any": 1, "unpack": 1, "pack": 1, "layout": 1, "cumsum": 1,
+    **dict.fromkeys(BINARY, 2), "not": 1, "if": 3, "at": 2, "gather": 2, "invert": 1, "sum": 1,
+    "prod": 1, "all": 1, "any": 1, "unpack": 1, "pack": 1, "layout": 1, "cumsum": 1,
 }  # fmt: skip
 
 
@@ -223,7 +223,10 @@ def _elementwise(
     x: jax.Array, y: jax.Array, z: jax.Array, op: jax.Array, imm: jax.Array
 ) -> jax.Array:
     """The lane-wise opcodes that cost next to nothing: all are computed and one is chosen."""
-    number = lambda p: p.astype(jnp.int32)  # noqa: E731
+
+    def number(p: jax.Array) -> jax.Array:
+        return p.astype(jnp.int32)
+
     lane = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), x.shape)
     results = {
         "imm": jnp.broadcast_to(imm, x.shape),
@@ -255,7 +258,10 @@ def _elementwise(
 def _load(bound: Bound, position: jax.Array, name: jax.Array) -> jax.Array:
     """A property of the nodes bound at a position, [C, K]; shapes are filled up by ones."""
     f, slot = bound.nodes, bound.slots[:, position]
-    wide = lambda v: jnp.broadcast_to(v[slot][:, None].astype(jnp.int32), (len(slot), K))  # noqa: E731
+
+    def wide(v: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(v[slot][:, None].astype(jnp.int32), (len(slot), K))
+
     readers = {
         "shape": lambda: jnp.pad(f.shape[slot], ((0, 0), (0, K - R)), constant_values=1),
         "rank": lambda: wide(f.rank),
@@ -289,9 +295,11 @@ def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bo
     x, y, z = regs[a], regs[b], regs[c]
     lane = jnp.arange(K, dtype=jnp.int32)
     head = lane < R
-    full = lambda v: jnp.broadcast_to(v[:, None].astype(jnp.int32), x.shape)  # noqa: E731
     layouts = np.pad(np.array(ops.LAYOUTS, np.int32), ((0, 0), (0, K - 4)))
     powers = np.array([8**i for i in range(R)] + [0] * (K - R), np.int32)
+
+    def full(v: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(v[:, None].astype(jnp.int32), x.shape)
 
     def division() -> jax.Array:
         safe = jnp.where(y == 0, 1, y)
@@ -342,7 +350,10 @@ def _execute(regs: jax.Array, instruction: jax.Array, fimm: jax.Array, bound: Bo
     branch = np.zeros(len(OPCODES), np.int32)
     for i, names in enumerate(special):
         branch[[CODE[n] for n in names]] = i + 1
-    elementwise = lambda: _elementwise(x, y, z, op, imm)  # noqa: E731
+
+    def elementwise() -> jax.Array:
+        return _elementwise(x, y, z, op, imm)
+
     return jax.lax.switch(jnp.asarray(branch)[op], [elementwise, *special.values()])
 
 

@@ -44,7 +44,7 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         entry = jnp.maximum(entry, 0)
         bound, matched = bind(table, entry, root, partner, graph)
         new = instantiate(table, jnp.where(present & matched, entry, -1), bound, graph)
-        made = jnp.where((new.nodes.op != ops.HOLE) & ~new.nodes.weight_only, price(new), 0.0)
+        made = jnp.where(new.nodes.op != ops.HOLE, price(new), 0.0)
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
         kept = (

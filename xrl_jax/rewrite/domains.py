@@ -330,12 +330,13 @@ def _erfc(x: np.ndarray) -> np.ndarray:
 
 
 _FLOAT_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
-    "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "sqrt": np.sqrt,
-    "logistic": lambda x: 1 / (1 + np.exp(-x)), "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil,
-    "erf": _erf, "erfc": _erfc, "pow": np.power, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "rem": np.fmod, "atan2": np.arctan2,
+    "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh,
+    "sqrt": np.sqrt, "logistic": lambda x: 1 / (1 + np.exp(-x)), "rsqrt": lambda x: 1 / np.sqrt(x),
+    "cbrt": np.cbrt, "sin": np.sin, "cos": np.cos, "tan": np.tan, "abs": np.abs, "sign": np.sign,
+    "floor": np.floor, "ceil": np.ceil, "erf": _erf, "erfc": _erfc, "pow": np.power,
+    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "rem": np.fmod, "atan2": np.arctan2,
 }  # fmt: skip
 INCREASING = (
-    "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "sqrt", "cbrt", "erf", "atan", "sinh", "asinh",
+    "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "sqrt", "cbrt", "erf", "atan",
+    "sinh", "asinh",
 )  # fmt: skip

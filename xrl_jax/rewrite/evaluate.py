@@ -89,7 +89,6 @@ def _apply(
 _ARITHMETIC = ("add", "sub", "mul", "div", "neg", "exp")
 
 # --- order
-# -----------------------------------------------------------------------------------------------------------
 
 
 def _extreme(domain: Domain, a: Value, b: Value, sign: int) -> Value:
@@ -154,7 +153,6 @@ def _logic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
 
 
 # --- functions
-# -------------------------------------------------------------------------------------------------------
 
 
 def _integer_pow(domain: Domain, x: Value, n: int) -> Value:
@@ -200,6 +198,10 @@ def _cast(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> V
     return domain.unknown(f"cast {dtypes[0]} {node.dtype}", (args[0],))
 
 
+def _abs(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
+    return np.abs(args[0]) if isinstance(domain, Integers) else domain.unknown("abs", (args[0],))
+
+
 def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     axes = ops.axes_of(_number(node, "axes"))
     kept = tuple(1 if d in axes else n for d, n in enumerate(node.shape))
@@ -211,7 +213,6 @@ def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -
 
 
 # --- movement
-# --------------------------------------------------------------------------------------------------------
 
 
 def _transpose(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -257,7 +258,8 @@ def padded(
 
 def _pad(node: Node, args: list[Value], domain: Domain) -> Value:
     rank = args[0].ndim
-    return padded(args[0], *(_dims(node, f, rank) for f in ("low", "high", "interior")), args[1])
+    low, high, interior = (_dims(node, f, rank) for f in ("low", "high", "interior"))
+    return padded(args[0], low, high, interior, args[1])
 
 
 def _rev(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -286,7 +288,6 @@ def _window(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 # --- contractions
-# ----------------------------------------------------------------------------------------------------
 
 
 def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -297,9 +298,8 @@ def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
     x, y = args
     xf = [d for d in range(x.ndim) if d not in lc + lb]
     yf = [d for d in range(y.ndim) if d not in rc + rb]
-    b, m, n, k = (math.prod(s) for s in (
-        [x.shape[d] for d in lb], [x.shape[d] for d in xf], [y.shape[d] for d in yf], [x.shape[d] for d in lc],
-    ))  # fmt: skip
+    b, m, k = (math.prod(x.shape[d] for d in dims) for dims in (lb, xf, lc))
+    n = math.prod(y.shape[d] for d in yf)
     x = np.transpose(x, (*lb, *xf, *lc)).reshape(b, m, 1, k)
     y = np.transpose(y, (*rb, *yf, *rc)).reshape(b, 1, n, k)
     return domain.sum(domain.mul(x, y), (3,)).reshape(node.shape)
@@ -362,10 +362,10 @@ def _cumulative(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 _MOVEMENT: Mapping[str, Callable[..., Any]] = {
-    "transpose": _transpose, "reshape": _reshape, "broadcast": _broadcast, "concat": _concat, "slice": _slice,
-    "pad": _pad, "rev": _rev, "reduce_sum": _reduce, "reduce_max": _reduce, "reduce_min": _reduce,
-    "window_sum": _window, "window_max": _window, "window_min": _window, "dot": _dot, "conv": _conv,
-    "cumsum": _cumulative, "cummax": _cumulative, "cummin": _cumulative,
+    "transpose": _transpose, "reshape": _reshape, "broadcast": _broadcast, "concat": _concat,
+    "slice": _slice, "pad": _pad, "rev": _rev, "reduce_sum": _reduce, "reduce_max": _reduce,
+    "reduce_min": _reduce, "window_sum": _window, "window_max": _window, "window_min": _window,
+    "dot": _dot, "conv": _conv, "cumsum": _cumulative, "cummax": _cumulative, "cummin": _cumulative,
 }  # fmt: skip
 _SPECIAL: Mapping[str, Callable[..., Any]] = {
     "max": lambda n, a, t, d: _extreme(d, a[0], a[1], 1),
@@ -381,8 +381,8 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
     "sqrt": lambda n, a, t, d: d.monotone("sqrt", a[0]),
     "logistic": _logistic,
     "tanh": _tanh,
-    "abs": lambda n, a, t, d: np.abs(a[0]) if isinstance(d, Integers) else d.unknown("abs", (a[0],)),
+    "abs": _abs,
     "copy": lambda n, a, t, d: a[0],
     "cast": _cast,
     "softmax": _softmax,
-}  # fmt: skip
+}

@@ -80,9 +80,16 @@ def hints_of(conditions: Sequence[SExpr]) -> Hints:
         elif e.head == "=":
             _equality(h, args[0], args[1])
     return Hints(
-        h.same_attrs, h.same_shape, h.same_attr, h.attr, h.value, h.rank, frozenset(weight), frozenset(floats),
+        h.same_attrs,
+        h.same_shape,
+        h.same_attr,
+        h.attr,
+        h.value,
+        h.rank,
+        frozenset(weight),
+        frozenset(floats),
         frozenset(lowered),
-    )  # fmt: skip
+    )
 
 
 def _equality(h: Hints, a: SExpr, b: SExpr) -> None:
@@ -265,9 +272,8 @@ class Maker:
 
     def lowered(self, node: Node) -> Node:
         """The node in one of its other forms."""
-        from xrl_jax.backends.lowerings import (
-            applicable,
-        )  # the way out; rules are matched without it
+        # The way out; rules are matched without it.
+        from xrl_jax.backends.lowerings import applicable
 
         forms = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
         if not forms:
@@ -306,8 +312,8 @@ def dtypes_agree(op: str, dtypes: Sequence[str]) -> bool:
 
 
 _FLOAT_ONLY = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc "
-    "erf_inv lgamma digamma is_finite round floor ceil softmax".split()
+    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh "
+    "asinh acosh atanh erf erfc erf_inv lgamma digamma is_finite round floor ceil softmax".split()
 )
 _NUMBERS = frozenset(
     "add sub mul div square integer_pow abs sign reduce_sum window_sum cumsum".split()

@@ -161,7 +161,10 @@ def _(
     """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
     if any(jax.tree.leaves(batched[0])):
         raise ValueError("a batch has one rule table: do not vmap over the tables")
-    repeat = lambda v, is_batched: v if is_batched else jnp.broadcast_to(v, (size, *v.shape))  # noqa: E731
+
+    def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
+        return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
+
     entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
     if any(jax.tree.leaves(batched[1])):
         nodes = jax.tree.map(repeat, nodes, batched[1])

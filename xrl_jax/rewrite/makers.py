@@ -8,6 +8,7 @@ its arguments, and raises `Rejected` where a draw leads nowhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,7 @@ def _concat(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any])
             else []
         )
         ends = [0, *cuts, full[axis]]
-        parts = [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        parts = [b - a for a, b in itertools.pairwise(ends)]
         args = [
             m.make(a, (*full[:axis], parts[i], *full[axis + 1 :]), dtype)
             for i, a in enumerate(p.args)
@@ -212,9 +213,8 @@ def _rest_of_a_slice(m: Maker, arg: int) -> dict[str, Any] | None:
     own = m.shape_of(arg)
     for node in m.nodes:
         if node.op == "slice" and node.args == (arg,):
-            start, limit, stride = (
-                list(node.attr(f)[: len(own)]) for f in ("start", "limit", "stride")  # type: ignore[index]
-            )  # type: ignore[index]
+            attrs: list[Any] = [node.attr(f) for f in ("start", "limit", "stride")]
+            start, limit, stride = (list(a[: len(own)]) for a in attrs)
             for axis, n in enumerate(own):
                 if limit[axis] < n:
                     start[axis], limit[axis] = limit[axis], n
@@ -464,9 +464,12 @@ def _dot(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) ->
     parts = {d: own[e] for d, e in zip((*c2, *b2), (*c1, *b1), strict=True)}
     other = m.make(two, _place(m, parts, n_free_two, pieces[yours]), dtype)
     attrs = {
-        f"{mine}_contract": ops.pack_dims(c1), f"{mine}_batch": ops.pack_dims(b1),
-        f"{yours}_contract": ops.pack_dims(c2), f"{yours}_batch": ops.pack_dims(b2), "dtype": ops.DTYPE_CODE[dtype],
-    }  # fmt: skip
+        f"{mine}_contract": ops.pack_dims(c1),
+        f"{mine}_batch": ops.pack_dims(b1),
+        f"{yours}_contract": ops.pack_dims(c2),
+        f"{yours}_batch": ops.pack_dims(b2),
+        "dtype": ops.DTYPE_CODE[dtype],
+    }
     return ([other, index] if turned else [index, other]), attrs
 
 
@@ -474,9 +477,10 @@ def _layouts(m: Maker, n: int, known: dict[str, Any]) -> tuple[tuple[int, ...], 
     codes = []
     kind = m.rng.random()
     for f, first, last in (
-        ("lhs_layout", (0, 1, 2, 3), (0, 3, 1, 2)), ("rhs_layout", (0, 1, 2, 3), (3, 2, 0, 1)),
+        ("lhs_layout", (0, 1, 2, 3), (0, 3, 1, 2)),
+        ("rhs_layout", (0, 1, 2, 3), (3, 2, 0, 1)),
         ("out_layout", (0, 1, 2, 3), (0, 3, 1, 2)),
-    ):  # fmt: skip
+    ):
         if f in known:
             layout = tuple(d for d in ops.LAYOUTS[int(known[f])] if d >= 0)
             if len(layout) != n + 2:
@@ -571,10 +575,18 @@ def _conv(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
     if w_at is None:
         w_at = m.make(w, _arranged(right, (outs, per_group, *kernel)), dtype)
     attrs = {
-        "stride": stride, "low": low, "high": high, "lhs_dilation": spread, "rhs_dilation": dilation, "groups": groups,
-        "batch_groups": batches, "lhs_layout": ops.LAYOUT_CODE[left], "rhs_layout": ops.LAYOUT_CODE[right],
-        "out_layout": ops.LAYOUT_CODE[out], "dtype": ops.DTYPE_CODE[dtype],
-    }  # fmt: skip
+        "stride": stride,
+        "low": low,
+        "high": high,
+        "lhs_dilation": spread,
+        "rhs_dilation": dilation,
+        "groups": groups,
+        "batch_groups": batches,
+        "lhs_layout": ops.LAYOUT_CODE[left],
+        "rhs_layout": ops.LAYOUT_CODE[right],
+        "out_layout": ops.LAYOUT_CODE[out],
+        "dtype": ops.DTYPE_CODE[dtype],
+    }
     return [x_at, w_at], attrs
 
 
@@ -586,8 +598,8 @@ def _arranged(layout: Sequence[int], sizes: Sequence[int | None]) -> Want:
 
 
 MAKERS: dict[str, Callable[..., Made]] = {
-    "transpose": _transpose, "reshape": _reshape, "broadcast": _broadcast, "concat": _concat, "slice": _slice,
-    "pad": _pad, "rev": _axes, "softmax": _axes, "dot": _dot, "conv": _conv,
+    "transpose": _transpose, "reshape": _reshape, "broadcast": _broadcast, "concat": _concat,
+    "slice": _slice, "pad": _pad, "rev": _axes, "softmax": _axes, "dot": _dot, "conv": _conv,
     **dict.fromkeys((n for n in ops.OPS if n.startswith("reduce_")), _reduce),
     **dict.fromkeys((n for n in ops.OPS if n.startswith("window_")), _window),
     **dict.fromkeys((n for n in ops.OPS if n.startswith("cum")), _cumulative),

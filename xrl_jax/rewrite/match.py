@@ -185,7 +185,10 @@ def candidates(
     pair_entry, root, partner, n_pairs = _pairs(table, graph, masks & ~single, pair_size or size)
     # Pairs go behind the singles, wherever there is room.
     at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
-    put = lambda old, new: old.at[at].set(new, mode="drop")  # noqa: E731
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[at].set(new, mode="drop")
+
     return Candidates(
         put(entry, pair_entry),
         put(jnp.where(exists, node, 0), root),

@@ -80,7 +80,9 @@ class Rule:
 Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
 
 
-def parse_rules(text: str, file: str = "<rules>", macros: Macros | None = None) -> tuple[list[Rule], Macros]:
+def parse_rules(
+    text: str, file: str = "<rules>", macros: Macros | None = None
+) -> tuple[list[Rule], Macros]:
     """Rules and macros of a text, in order.
 
     Args:
@@ -103,7 +105,9 @@ def parse_rules(text: str, file: str = "<rules>", macros: Macros | None = None) 
                 raise RuleError(f"a second rule is named {rule.name!r}", form.place)
             rules.append(rule)
         else:
-            raise RuleError(f"expected (rule ...) or (define ...), found ({form.head} ...)", form.place)
+            raise RuleError(
+                f"expected (rule ...) or (define ...), found ({form.head} ...)", form.place
+            )
     return rules, known
 
 
@@ -113,10 +117,16 @@ def _repeated(forms: Sequence[SExpr]) -> Iterator[SExpr]:
         if not isinstance(form, SList) or form.head != "each":
             yield form
             continue
-        if len(form.items) < 4 or not isinstance(form.items[2], SList) or not _symbol(form.items[1]).startswith("$"):
+        if (
+            len(form.items) < 4
+            or not isinstance(form.items[2], SList)
+            or not _symbol(form.items[1]).startswith("$")
+        ):
             raise RuleError("a repetition is (each $OP (NAME ...) FORM ...)", form.place)
         for name in form.items[2].items:
-            yield from _repeated([_fill(f, _symbol(form.items[1]), _symbol(name)) for f in form.items[3:]])
+            yield from _repeated(
+                [_fill(f, _symbol(form.items[1]), _symbol(name)) for f in form.items[3:]]
+            )
 
 
 def _fill(e: SExpr, name: str, by: str) -> SExpr:
@@ -147,7 +157,9 @@ def expand(e: SExpr, macros: Macros) -> SExpr:
         return SList(items, e.place)
     params, body = macros[e.head]
     if len(items) - 1 != len(params):
-        raise RuleError(f"macro {e.head} takes {len(params)} arguments, got {len(items) - 1}", e.place)
+        raise RuleError(
+            f"macro {e.head} takes {len(params)} arguments, got {len(items) - 1}", e.place
+        )
     return expand(_substitute(body, dict(zip(params, items[1:], strict=True))), macros)
 
 
@@ -179,10 +191,14 @@ class _Parser:
         symmetric = False
         for clause in form.items[2:]:
             if isinstance(clause, Atom):
-                raise RuleError(f"rule {name}: expected a clause, found {clause.text!r}", clause.place)
+                raise RuleError(
+                    f"rule {name}: expected a clause, found {clause.text!r}", clause.place
+                )
             body = clause.items[1:]
             match clause.head:
-                case "family" | "source" | "evidence" if len(body) == 1 and isinstance(body[0], Atom):
+                case "family" | "source" | "evidence" if len(body) == 1 and isinstance(
+                    body[0], Atom
+                ):
                     single[clause.head] = body[0].text
                 case "symmetric" if not body:
                     symmetric = True
@@ -200,21 +216,34 @@ class _Parser:
                 case "rhs" if not rhs:
                     rhs = tuple(self.term(e) for e in body)
                 case _:
-                    raise RuleError(f"rule {name}: cannot read clause ({clause.head} ...)", clause.place)
+                    raise RuleError(
+                        f"rule {name}: cannot read clause ({clause.head} ...)", clause.place
+                    )
         if not single["source"]:
-            raise RuleError(f"rule {name}: say where it comes from: (source \"...\")", form.place)
+            raise RuleError(f'rule {name}: say where it comes from: (source "...")', form.place)
         if single["evidence"] not in EVIDENCE:
             raise RuleError(f"rule {name}: evidence is one of {', '.join(EVIDENCE)}", form.place)
         if not 1 <= len(lhs) <= 2 or len(rhs) != len(lhs):
-            raise RuleError(f"rule {name}: one or two roots, and as many right-hand sides", form.place)
+            raise RuleError(
+                f"rule {name}: one or two roots, and as many right-hand sides", form.place
+            )
         if len(lhs) == 2 and not _variables(lhs[0]) & _variables(lhs[1]):
             raise RuleError(f"rule {name}: two roots must share an operand", form.place)
         if symmetric and (len(lhs) != 2 or shape_text(lhs[:1]) != shape_text(lhs[1:])):
             raise RuleError(f"rule {name}: only two equal patterns can be symmetric", form.place)
         return Rule(
-            name, single["family"] or "other", single["source"], single["evidence"], lhs, rhs,
-            tuple(conditions), tuple(lets), tuple(nodes), symmetric, form.place,
-        )  # fmt: skip
+            name,
+            single["family"] or "other",
+            single["source"],
+            single["evidence"],
+            lhs,
+            rhs,
+            tuple(conditions),
+            tuple(lets),
+            tuple(nodes),
+            symmetric,
+            form.place,
+        )
 
     def root(self, e: SExpr) -> Pattern:
         pattern = self.pattern(e)
@@ -271,13 +300,22 @@ class _Parser:
             if key == "like":
                 like = _symbol(value)
                 if like not in self.ops_named:
-                    raise RuleError(f":like {like!r}: no node of the left-hand side has this name", value.place)
+                    raise RuleError(
+                        f":like {like!r}: no node of the left-hand side has this name", value.place
+                    )
                 if ops.OPS[self.ops_named[like]].fields != spec.fields:
-                    raise RuleError(f":like {like!r}: {self.ops_named[like]} and {spec.name} differ in attributes", value.place)
+                    raise RuleError(
+                        f":like {like!r}: {self.ops_named[like]} and {spec.name} "
+                        "differ in attributes",
+                        value.place,
+                    )
             elif key == "lowering":
                 lowering = _symbol(value)
                 if lowering not in spec.lowerings:
-                    raise RuleError(f"{spec.name} has no lowering {lowering!r} (it has: {', '.join(spec.lowerings)})", value.place)
+                    known = ", ".join(spec.lowerings)
+                    raise RuleError(
+                        f"{spec.name} has no lowering {lowering!r} (it has: {known})", value.place
+                    )
             else:
                 self.known_field(spec, key, value)
                 attrs.append((key, self.expression(value)))
@@ -320,7 +358,8 @@ class _Parser:
     def arity(self, spec: ops.OpSpec, n: int, e: SList) -> None:
         low, high = spec.arity
         if not low <= n <= high:
-            raise RuleError(f"{spec.name} takes {low if low == high else f'{low} to {high}'} arguments, got {n}", e.place)
+            takes = low if low == high else f"{low} to {high}"
+            raise RuleError(f"{spec.name} takes {takes} arguments, got {n}", e.place)
 
     def known_field(self, spec: ops.OpSpec, key: str, value: SExpr) -> None:
         try:

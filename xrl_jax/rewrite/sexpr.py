@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_TOKEN = re.compile(r"""(?P<space>[\s]+)|(?P<comment>;[^\n]*)|(?P<open>\()|(?P<close>\))|(?P<string>"[^"\n]*")|(?P<atom>[^\s();"]+)""")
+_TOKEN = re.compile(
+    r"""(?P<space>[\s]+)|(?P<comment>;[^\n]*)|(?P<open>\()|(?P<close>\))"""
+    r"""|(?P<string>"[^"\n]*")|(?P<atom>[^\s();"]+)"""
+)
 
 
 class RuleError(ValueError):

@@ -135,7 +135,11 @@ def _canonical(rule: Rule) -> str:
         args = [show(a) for a in t.args]
         if isinstance(t, Term) and ops.OPS[t.op].commutative:
             args.sort()
-        extra = f"{t.attrs}{t.name}" if isinstance(t, Pattern) else f"{t.attrs}{t.like}{t.lowering}{t.value}{t.dtype_of}"
+        extra = (
+            f"{t.attrs}{t.name}"
+            if isinstance(t, Pattern)
+            else f"{t.attrs}{t.like}{t.lowering}{t.value}{t.dtype_of}"
+        )
         if isinstance(t, Pattern) and t.name:
             names[t.name] = f"n{len(names)}"
         return f"({t.op} {' '.join(args)} {extra})"
@@ -165,7 +169,10 @@ class _Entry:
         self.trees = [_flatten(p) for p in rule.lhs]
         for tree in self.trees:
             if len(tree.ops) > P:
-                raise RuleError(f"rule {rule.name}: a pattern has {len(tree.ops)} positions, at most {P}", rule.place)
+                raise RuleError(
+                    f"rule {rule.name}: a pattern has {len(tree.ops)} positions, at most {P}",
+                    rule.place,
+                )
         self.positions: dict[str, int] = {}
         named_ops: dict[str, str] = {}
         for t, tree in enumerate(self.trees):
@@ -174,13 +181,16 @@ class _Entry:
             named_ops |= {p.name: p.op for p in tree.patterns if isinstance(p, Pattern) and p.name}
         self.assembler = bytecode.Assembler(self.positions, named_ops)
         self.guard = self._guard()
-        self.new: list[tuple[Term, list[int], int, int]] = []  # term, args, attrs register, dtype source
+        # Term, arguments, register of the attributes, source of the dtype.
+        self.new: list[tuple[Term, list[int], int, int]] = []
         self._codes: dict[str, int] = dict(self.positions)
         for name, term in rule.nodes:
             self._codes[name] = self._term(term)
         self.root_to = [self._term(t) for t in rule.rhs]
         if len(self.new) > Q:
-            raise RuleError(f"rule {rule.name} makes {len(self.new)} nodes, at most {Q}", rule.place)
+            raise RuleError(
+                f"rule {rule.name} makes {len(self.new)} nodes, at most {Q}", rule.place
+            )
 
     def _guard(self) -> int:
         asm = self.assembler
@@ -297,7 +307,8 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     row = 0
     for e, (rule_index, entry) in enumerate(entries):
         a["entry_rule"][e] = rule_index
-        a["symmetric"][e] = entry.rule.symmetric and shape_text(entry.rule.lhs[:1]) == shape_text(entry.rule.lhs[1:])
+        lhs = entry.rule.lhs
+        a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
         a["shared"][e] = entry.shared
         for role, tree in enumerate(entry.trees):
             _put_row(a, row, e, role, tree)
@@ -329,9 +340,12 @@ def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tr
     a["row_role"][row] = role
     a["entry_rows"][e, role] = row
     for name, values in (
-        ("pos_op", tree.ops), ("pos_parent", tree.parents), ("pos_slot", tree.slots),
-        ("pos_arity", tree.arities), ("pos_same", tree.same),
-    ):  # fmt: skip
+        ("pos_op", tree.ops),
+        ("pos_parent", tree.parents),
+        ("pos_slot", tree.slots),
+        ("pos_arity", tree.arities),
+        ("pos_same", tree.same),
+    ):
         a[name][row, :n] = values
     word, bit = row // 32, np.uint32(1 << (row % 32))
     a["root_bits"][tree.ops[0], word] |= bit

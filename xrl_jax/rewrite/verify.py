@@ -156,11 +156,14 @@ def _verify_chunk(
         turned = variants(rule)
         own = [
             _Turning(
-                i, v, hints_of(rule.conditions), np.random.default_rng([seed, len(turnings) + k, len(rule.name)]),
+                i,
+                v,
+                hints_of(rule.conditions),
+                np.random.default_rng([seed, len(turnings) + k, len(rule.name)]),
                 max(2, -(-samples // len(turned))),
             )
             for k, v in enumerate(turned)
-        ]  # fmt: skip
+        ]
         turnings += own
         states.append(_State(Verdict(rule.name, evidence or rule.evidence, True, 0, 0.0), own))
     for _ in range(rounds):
@@ -323,7 +326,10 @@ def ill_formed(nodes: Sequence[Node]) -> str:
         if typed is None:
             return f"%{i} ({node.op}) does not fit its arguments"
         if typed != (node.shape, node.dtype):
-            return f"%{i} ({node.op}) should be {typed[1]}{list(typed[0])}, the engine says {node.dtype}{list(node.shape)}"
+            return (
+                f"%{i} ({node.op}) should be {typed[1]}{list(typed[0])}, "
+                f"the engine says {node.dtype}{list(node.shape)}"
+            )
         if not instances_lib.dtypes_agree(node.op, [a.dtype for a in args]):
             return f"%{i} ({node.op}) mixes dtypes {[a.dtype for a in args]}"
         named: dict[str, Any] = {}
@@ -345,10 +351,8 @@ def _lowered_difference(
     before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator
 ) -> float:
     """As `difference`, by the lax code of the backend in double precision."""
-    from xrl_jax.backends.lowerings import (
-        applicable,
-        lower,
-    )  # the way out; rules are matched without it
+    # The way out; rules are matched without it.
+    from xrl_jax.backends.lowerings import applicable, lower
 
     for n in nodes:
         if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):

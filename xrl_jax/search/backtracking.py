@@ -22,7 +22,7 @@ from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Ste
 from xrl_jax.search.descend import descend, known_moves
 from xrl_jax.search.greedy import is_lowering
 from xrl_jax.search.states import Space, State
-from xrl_jax.search.walk import search_graphs
+from xrl_jax.search.walk import Phase, search_graphs
 
 ALPHA = 1.05  # TASO's C++ default; its Python examples use 1.0
 KEEP = 4  # states of each graph that are timed as whole programs
@@ -38,18 +38,26 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
     """
 
     def search(
-        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
     ) -> list[Reached]:
-        lowered = descend(
-            run, space, start, index, clock.part(0.5), only=is_lowering, phase="lowerings"
-        )
-        greedy = descend(
-            run, space, lowered[0], index, clock.part(0.7), taken=lowered[1], phase="greedy"
-        )
-        ranked = _best_first(run, space, [greedy, lowered], index, clock, alpha, max_states)
-        return ranked[:KEEP]
+        return _best_first(run, space, reached, index, clock, alpha, max_states)
 
-    return lambda problem, budget, key: search_graphs(problem, budget, key, search)
+    phases = (Phase(_lowerings, 0.6), Phase(_greedily, 0.6), Phase(search))
+    return lambda problem, budget, key: search_graphs(problem, budget, key, *phases)
+
+
+def _lowerings(
+    run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
+) -> list[Reached]:
+    return [
+        descend(run, space, reached[0], index, clock, only=is_lowering, phase="lowerings"),
+    ]
+
+
+def _greedily(
+    run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
+) -> list[Reached]:
+    return [descend(run, space, reached[0], index, clock, phase="greedy"), *reached]
 
 
 class _Pending(NamedTuple):

@@ -4,7 +4,7 @@ while there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Run, Step
+from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
 _view = jax.jit(roofline.view_graph)
@@ -47,22 +47,28 @@ def measure_moves(
 
 
 def known_moves(
-    run: Run, space: Space, state: State, clock: Stopwatch, slack: float
+    run: Run,
+    space: Space,
+    state: State,
+    clock: Stopwatch,
+    slack: float,
+    allowed: np.ndarray | None = None,
 ) -> tuple[State, Moves]:
     """The state and its moves under costs that know every promising candidate's regions (as far as
     the budget goes).
 
     Args:
       slack: candidates that add at most this many seconds by the roofline are promising.
+      allowed: [E] which entries of the rule table count; all by default.
     """
     oracle = run.problem.oracle
     limit = run.budget.measurements
     if measure_state(oracle, state, clock, limit):
         state = space.reprice(state, oracle.table())
-    moves = space.moves(state, oracle.table())
+    moves = space.moves(state, oracle.table()).among(allowed)
     if measure_moves(oracle, state, moves, clock, limit, keep=lambda d: d <= slack):
         state = space.reprice(state, oracle.table())
-        moves = space.moves(state, oracle.table())
+        moves = space.moves(state, oracle.table()).among(allowed)
     run.candidates += len(moves.entry)
     return state, moves
 
@@ -70,36 +76,34 @@ def known_moves(
 def descend(
     run: Run,
     space: Space,
-    state: State,
+    reached: Reached,
     index: int,
     clock: Stopwatch,
     *,
     only: Callable[[str], bool] = lambda family: True,
-    taken: Sequence[Step] = (),
     phase: str = "descending",
 ) -> tuple[State, list[Step]]:
     """Take improving candidates, best first, until none improves or the clock runs out.
 
     Each pass goes through the improving candidates of the state in order of gain and takes those
     that still match and still gain; then all candidates are found again. `only` filters rules by
-    family; `taken` are the steps that led to `state`. Returns the state reached and all steps to
-    it.
+    family. Returns the state reached and all steps to it.
     """
     oracle = run.problem.oracle
-    families = np.array([r.family for r in space.rules.rules])
-    steps = list(taken)
+    families = [r.family for r in space.rules.rules]
+    state, steps = reached
+    fits = np.array([only(f) for f in families], bool)
+    rule_of = np.asarray(space.rules.table.entry_rule)
+    allowed = fits[rule_of] & (rule_of >= 0)
     while not run.out_of_budget(clock):
         slack = _HOPE * float(jnp.max(state.graph.nodes.cost))
-        state, moves = known_moves(run, space, state, clock, slack)
+        state, moves = known_moves(run, space, state, clock, slack, allowed)
         run.keep(index, [(state, steps)])
         costs = oracle.table()
-        rule_of = np.asarray(space.rules.table.entry_rule)[moves.entry]
         improved = False
         for i in range(len(moves.entry)):
             if moves.delta[i] >= -1e-9 or run.clock.done:
                 break
-            if not only(families[rule_of[i]]):
-                continue
             entry, root, partner = int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
             after = space.step(state, costs, entry, root, partner)
             if after is None or after.seconds >= state.seconds - 1e-9:

@@ -11,8 +11,8 @@ import jax
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult
 from xrl_jax.search.descend import descend
-from xrl_jax.search.states import Space, State
-from xrl_jax.search.walk import search_graphs
+from xrl_jax.search.states import Space
+from xrl_jax.search.walk import Phase, search_graphs
 
 
 def is_lowering(family: str) -> bool:
@@ -24,19 +24,19 @@ def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     """Improving candidates, best first, until there are none."""
 
     def search(
-        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
     ) -> list[Reached]:
-        return [descend(run, space, start, index, clock, phase="greedy")]
+        return [descend(run, space, reached[0], index, clock, phase="greedy")]
 
-    return search_graphs(problem, budget, key, search)
+    return search_graphs(problem, budget, key, Phase(search))
 
 
 def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     """Each node's best lowering on its own."""
 
     def search(
-        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
     ) -> list[Reached]:
-        return [descend(run, space, start, index, clock, only=is_lowering, phase="local")]
+        return [descend(run, space, reached[0], index, clock, only=is_lowering, phase="local")]
 
-    return search_graphs(problem, budget, key, search)
+    return search_graphs(problem, budget, key, Phase(search))

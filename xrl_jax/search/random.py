@@ -10,8 +10,8 @@ import numpy as np
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
 from xrl_jax.search.descend import measure_state
-from xrl_jax.search.states import Space, State
-from xrl_jax.search.walk import search_graphs
+from xrl_jax.search.states import Space
+from xrl_jax.search.walk import Phase, search_graphs
 
 _LIMIT = 2.0  # a walk ends where the cost exceeds the start's by this factor
 _HORIZON = 100  # steps of one walk, as in X-RLflow
@@ -21,10 +21,11 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     """Best state met on random walks."""
 
     def search(
-        run: Run, space: Space, start: State, index: int, clock: Stopwatch, key: jax.Array
+        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
     ) -> list[Reached]:
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (2,), np.uint32)))
         oracle = run.problem.oracle
+        start = reached[0][0]
         best: Reached = (start, [])
         while not run.out_of_budget(clock):
             state, steps = space.reprice(start, oracle.table()), []
@@ -61,4 +62,4 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
                 break  # nothing applies at all
         return [best]
 
-    return search_graphs(problem, budget, key, search)
+    return search_graphs(problem, budget, key, Phase(search))

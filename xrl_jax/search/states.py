@@ -40,6 +40,14 @@ class Moves:
     delta: np.ndarray  # [M] seconds added
     views: NodeView  # [M, Q, ...] of the nodes they would make
 
+    def among(self, allowed: np.ndarray | None) -> Moves:
+        """Only those of the entries [E] that are allowed; all of them for None."""
+        if allowed is None:
+            return self
+        keep = allowed[self.entry]
+        views = NodeView(*(v[keep] for v in self.views))
+        return Moves(self.entry[keep], self.root[keep], self.partner[keep], self.delta[keep], views)
+
 
 @dataclass(frozen=True)
 class State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +23,24 @@ from xrl_jax.search.base import (
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space, State
 
-# One graph's search: (run, space, start, graph index, clock, key) -> states with their steps, best
-# first.
-GraphSearch = Callable[[Run, Space, State, int, Stopwatch, jax.Array], list[Reached]]
+# One graph's search: (run, space, states reached so far, graph index, clock, key) -> states with
+# their steps, best first.
+GraphSearch = Callable[[Run, Space, list[Reached], int, Stopwatch, jax.Array], list[Reached]]
 
 
-def search_graphs(
-    problem: Problem, budget: Budget, key: jax.Array, search: GraphSearch
-) -> SearchResult:
+class Phase(NamedTuple):
+    """A part of a search that goes through all graphs before the next part begins."""
+
+    search: GraphSearch
+    share: float = 1.0  # of the time left when it begins
+
+
+def search_graphs(problem: Problem, budget: Budget, key: jax.Array, *phases: Phase) -> SearchResult:
     """Search every graph of the program, the costliest first, each with its share of the time left.
 
-    The results are combined: the i-th best program has the i-th best state of every graph. Ctrl-C
-    ends the search and keeps what was noted by `Run.keep`.
+    Each phase starts from what the one before it reached. The results are combined: the i-th best
+    program has the i-th best state of every graph. Ctrl-C ends the search and keeps what was noted
+    by `Run.keep`.
     """
     run = Run(problem, budget)
     oracle = problem.oracle
@@ -53,15 +60,20 @@ def search_graphs(
         starts = [space.reprice(s, oracle.table()) for s in starts]
         run.start(counts, [s.seconds for s in starts])
         run.report("measured the original")
-        order = sorted(range(len(starts)), key=lambda i: -counts[i] * starts[i].seconds)
-        for i, k in zip(order, jax.random.split(key, len(order)), strict=True):
-            if run.out_of_budget():
-                break
-            waiting = [counts[j] * starts[j].seconds for j in order if j not in found]
-            share = max(counts[i] * starts[i].seconds / max(sum(waiting), 1e-12), 0.05)
-            found[i] = search(run, space, starts[i], i, run.clock.part(min(share, 1.0)), k)
-            run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
-            run.report(f"graph {i} done")
+        weights = [c * s.seconds for c, s in zip(counts, starts, strict=True)]
+        order = sorted(range(len(starts)), key=lambda i: -weights[i])
+        for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
+            clock = run.clock.part(phase.share)
+            for n, (i, k) in enumerate(
+                zip(order, jax.random.split(phase_key, len(order)), strict=True)
+            ):
+                if run.out_of_budget():
+                    break
+                share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
+                reached = found.get(i, [(starts[i], [])])
+                reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
+                found[i] = phase.search(run, space, reached, i, clock.part(min(share, 1.0)), k)
+                run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
         found = {**run.reached, **found}
