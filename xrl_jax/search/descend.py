@@ -65,6 +65,7 @@ def known_moves(
     limit = run.budget.measurements
     if measure_state(oracle, state, clock, limit):
         state = space.reprice(state, oracle.table())
+    state = space.matched(state)
     moves = space.moves(state, oracle.table()).among(allowed)
     if measure_moves(oracle, state, moves, clock, limit, keep=lambda d: d <= slack):
         state = space.reprice(state, oracle.table())

@@ -24,6 +24,7 @@ from xrl_jax.graph.hash import identity
 from xrl_jax.rewrite import match as match_lib
 from xrl_jax.rewrite.apply import Applied, apply
 from xrl_jax.rewrite.delta import deltas
+from xrl_jax.rewrite.instantiate import NewNodes
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
 
@@ -54,7 +55,8 @@ class State:
     """A graph under search."""
 
     graph: TensorGraph  # priced
-    masks: jax.Array
+    masks: jax.Array  # [N, W] where rules match, before the changes below
+    changed: jax.Array  # [N] bool, nodes that changed since the masks were made
     seconds: float
 
 
@@ -73,12 +75,9 @@ def _deltas(
     return result.seconds, roofline.view_new(result.new)
 
 
-@jax.jit
-def _start(
-    table: RuleTable, costs: CostTable, graph: TensorGraph
-) -> tuple[TensorGraph, jax.Array, jax.Array]:
-    graph = roofline.priced(costs, graph_lib.remove_dead(graph))
-    return graph, match_lib.match(table, graph), roofline.total(graph)
+# The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
+_rematch = jax.jit(match_lib.rematch)
+_remove_dead = jax.jit(graph_lib.remove_dead)
 
 
 @jax.jit
@@ -88,19 +87,19 @@ def _price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array
 
 
 @jax.jit
-def _step(
+def _apply(
     table: RuleTable,
     costs: CostTable,
     graph: TensorGraph,
-    masks: jax.Array,
     entry: jax.Array,
     root: jax.Array,
     partner: jax.Array,
-) -> tuple[Applied, jax.Array, jax.Array]:
-    price = lambda new: roofline.seconds(costs, roofline.view_new(new))
+) -> tuple[Applied, jax.Array]:
+    def price(new: NewNodes) -> jax.Array:
+        return roofline.seconds(costs, roofline.view_new(new))
+
     done = apply(table, graph, entry, root, partner, price=price)
-    masks = match_lib.rematch(table, done.graph, masks, done.changed)
-    return done, masks, roofline.total(done.graph)
+    return done, roofline.total(done.graph)
 
 
 _identity = jax.jit(identity)
@@ -115,8 +114,18 @@ class Space:
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
         """The first state: priced and matched."""
-        graph, masks, seconds = _start(self.rules.table, costs, graph)
-        return State(graph, masks, float(seconds))
+        table = self.rules.table
+        graph, seconds = _price(costs, _remove_dead(graph))
+        n = graph.nodes.op.shape[0]
+        nothing = jnp.zeros((n, table.n_words), jnp.uint32)
+        return State(graph, nothing, jnp.ones(n, bool), float(seconds))
+
+    def matched(self, state: State) -> State:
+        """The state with masks that know all changes; `moves` of it costs less when asked again."""
+        if not bool(jnp.any(state.changed)):
+            return state
+        masks = _rematch(self.rules.table, state.graph, state.masks, state.changed)
+        return replace(state, masks=masks, changed=jnp.zeros_like(state.changed))
 
     def reprice(self, state: State, costs: CostTable) -> State:
         """The state under newer costs."""
@@ -126,6 +135,7 @@ class Space:
     def moves(self, state: State, costs: CostTable) -> Moves:
         """All candidates of a state, cheapest first."""
         table = self.rules.table
+        state = self.matched(state)
         for size in _SIZES:
             found = _find(table, state.graph, state.masks, size=size)
             if int(found.count) <= size:
@@ -150,17 +160,16 @@ class Space:
         """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
         when it is full.
         """
-        done, masks, seconds = _step(
+        done, seconds = _apply(
             self.rules.table,
             costs,
             state.graph,
-            state.masks,
             jnp.int32(entry),
             jnp.int32(root),
             jnp.int32(partner),
         )
         if bool(done.ok):
-            return State(done.graph, masks, float(seconds))
+            return State(done.graph, state.masks, state.changed | done.changed, float(seconds))
         if bool(done.full):
             _, _, slots = graph_lib.nodes_of(state.graph)
             place = {slot: i + 1 for i, slot in enumerate(slots)}
