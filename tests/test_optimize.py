@@ -113,24 +113,6 @@ def test_a_small_network_end_to_end(optimize):
     assert report.baseline_name in report.baselines and report.baseline_ms > 0
 
 
-def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
-    rng = np.random.default_rng()
-
-    def measure(self, jobs, **_):  # no two timings are the same
-        return [Timing(t, t, t) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
-
-    monkeypatch.setattr(made_up, "measure", measure)
-    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
-    budget = Budget(seconds=600.0, measurements=1000)
-    first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
-    second = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
-    assert first.report.measurements > 0 and second.report.measurements == 0
-    assert second.report.from_store == first.report.measurements
-    assert second.report.steps == first.report.steps != ()
-    assert second.report.predicted_ms_after == first.report.predicted_ms_after
-    assert str(second.program) == str(first.program)
-
-
 def made_up_programs(oracle, programs, clock, **_):
     return [Timed(programs[0], (), Timing(1e-3, 1e-3, 1e-3, relative=0.5), 0)]
 
@@ -172,6 +154,27 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     assert fast.report.failures == 1
     assert "swapped" not in str(fast.program)
     same(fast(PARAMS, X), network(PARAMS, X))
+
+
+# The same again --------------------------------------------------------------------------------
+
+
+def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
+    rng = np.random.default_rng()
+
+    def measure(self, jobs, **_):  # no two timings are the same
+        return [Timing(t, t, t) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
+
+    monkeypatch.setattr(made_up, "measure", measure)
+    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
+    budget = Budget(seconds=600.0, measurements=1000)
+    first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
+    second = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
+    assert first.report.measurements > 0 and second.report.measurements == 0
+    assert second.report.from_store == first.report.measurements
+    assert second.report.steps == first.report.steps != ()
+    assert second.report.predicted_ms_after == first.report.predicted_ms_after
+    assert str(second.program) == str(first.program)
 
 
 # What may go in ---------------------------------------------------------------------------------

@@ -111,15 +111,16 @@ def test_a_node_bound_twice_is_gained_once():
 def test_what_dies_outside_of_the_pattern_is_not_promised():
     join = pack_attrs("concat", {"axis": 0})
     cut = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
-    nodes = [X, Y, node("tanh", 1), Node("concat", (0, 2), join, shape=(8, 6)),
-             Node("slice", (3,), cut, shape=(2, 6))]  # fmt: skip
+    concat = Node("concat", (0, 2), join, shape=(8, 6))
+    nodes = [X, Y, node("tanh", 1), concat, Node("slice", (3,), cut, shape=(2, 6))]
     space, state, moves = started(nodes, [4])
     i = only(space, moves, "slice-of-concat-left")
     gained = change(space, state, moves, i)
     # Here ?y itself is bound; the tanh is lost with it, and that can be seen from the match.
     assert gained == pytest.approx(moves.delta[i], rel=1e-4)
-    deeper = [X, Y, node("sin", 1), node("tanh", 2), Node("concat", (0, 3), join, shape=(8, 6)),
-              Node("slice", (4,), cut, shape=(2, 6))]  # fmt: skip
+    concat = Node("concat", (0, 3), join, shape=(8, 6))
+    cutting = Node("slice", (4,), cut, shape=(2, 6))
+    deeper = [X, Y, node("sin", 1), node("tanh", 2), concat, cutting]
     space, state, moves = started(deeper, [5])
     i = only(space, moves, "slice-of-concat-left")
     assert change(space, state, moves, i) == pytest.approx(
@@ -127,10 +128,14 @@ def test_what_dies_outside_of_the_pattern_is_not_promised():
     )
 
 
-def test_work_on_weights_costs_nothing_and_gains_nothing():
-    w = node("weight", ref=0)
-    space, _, moves = started([w, node("neg", 0), node("neg", 1), X, node("add", 2, 3)], [4])
-    assert moves.delta[only(space, moves, "neg-neg")] == 0.0
+def test_work_on_weights_gains_a_thousandth_of_what_work_at_each_call_gains():
+    def gain(source: str) -> float:
+        nodes = [node(source, ref=0), node("neg", 0), node("neg", 1), Y, node("add", 2, 3)]
+        space, _, moves = started(nodes, [4])
+        return moves.delta[only(space, moves, "neg-neg")]
+
+    assert gain("weight") == pytest.approx(1e-3 * gain("input"), rel=1e-4)
+    assert gain("weight") < 0
 
 
 @pytest.mark.parametrize("seed", range(12))

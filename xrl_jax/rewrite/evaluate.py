@@ -48,8 +48,7 @@ def evaluate(
                 values.append(domain.const(node.value))
             else:
                 args = [values[a] for a in node.args]
-                shapes = [nodes[a].shape for a in node.args]
-                value = _apply(node, args, shapes, [nodes[a].dtype for a in node.args], domain)
+                value = _apply(node, args, [nodes[a].dtype for a in node.args], domain)
                 values.append(np.broadcast_to(value, node.shape))
     return [values[o] for o in outputs]
 
@@ -66,9 +65,7 @@ def _number(node: Node, name: str) -> int:
     return value
 
 
-def _apply(
-    node: Node, args: list[Value], shapes: list[tuple[int, ...]], dtypes: list[str], domain: Domain
-) -> Value:
+def _apply(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     op = node.op
     if op in _ARITHMETIC:
         if op == "div" and "float" not in node.dtype and "complex" not in node.dtype:

@@ -363,7 +363,7 @@ def _window(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any])
 
 
 def _place(
-    m: Maker, parts: dict[int, int | None], n_free: int, sizes: Sequence[int | None]
+    parts: dict[int, int | None], n_free: int, sizes: Sequence[int | None]
 ) -> tuple[int | None, ...]:
     """A shape with given sizes at given positions, the free ones filled in order."""
     rank = len(parts) + n_free
@@ -458,11 +458,11 @@ def _dot(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) ->
         parts: dict[int, int | None] = {d: m.size() for d in c1} | {
             d: (want[i] if want is not None else None) for i, d in enumerate(b1)
         }
-        index = m.make(one, _place(m, parts, n_free_one, pieces[mine]), dtype)
+        index = m.make(one, _place(parts, n_free_one, pieces[mine]), dtype)
         own = m.shape_of(index)
     c2, b2 = dims(n_batch + n_contract + n_free_two, yours)
     parts = {d: own[e] for d, e in zip((*c2, *b2), (*c1, *b1), strict=True)}
-    other = m.make(two, _place(m, parts, n_free_two, pieces[yours]), dtype)
+    other = m.make(two, _place(parts, n_free_two, pieces[yours]), dtype)
     attrs = {
         f"{mine}_contract": ops.pack_dims(c1),
         f"{mine}_batch": ops.pack_dims(b1),

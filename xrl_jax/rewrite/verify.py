@@ -191,13 +191,11 @@ def _verify_chunk(
                 if after is None or not state.verdict.ok or t.fired >= t.wanted:
                     continue
                 t.fired += 1
-                state.verdict = _compared(
-                    rules[t.rule], state.verdict, instance, after, t.rng, seed
-                )
-    return [_closed(s, rules[i]) for i, s in enumerate(states)]
+                state.verdict = _compared(state.verdict, instance, after, t.rng, seed)
+    return [_closed(s) for s in states]
 
 
-def _closed(state: _State, rule: Rule) -> Verdict:
+def _closed(state: _State) -> Verdict:
     verdict = state.verdict
     silent = [t for t in state.turnings if t.fired == 0]
     if verdict.ok and silent:
@@ -226,7 +224,6 @@ def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorG
 
 
 def _compared(
-    rule: Rule,
     verdict: Verdict,
     before: Instance,
     after: TensorGraph,

@@ -29,7 +29,6 @@ def measure_state(oracle: Oracle, state: State, clock: Stopwatch, limit: int | N
 
 def measure_moves(
     oracle: Oracle,
-    state: State,
     moves: Moves,
     clock: Stopwatch,
     limit: int | None,
@@ -67,7 +66,7 @@ def known_moves(
         state = space.reprice(state, oracle.table())
     state = space.matched(state)
     moves = space.moves(state, oracle.table()).among(allowed)
-    if measure_moves(oracle, state, moves, clock, limit, keep=lambda d: d <= slack):
+    if measure_moves(oracle, moves, clock, limit, keep=lambda d: d <= slack):
         state = space.reprice(state, oracle.table())
         moves = space.moves(state, oracle.table()).among(allowed)
     run.candidates += len(moves.entry)
