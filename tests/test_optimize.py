@@ -82,7 +82,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
 
 
 @pytest.fixture
-def optimize(tmp_path: Path) -> Callable[..., Any]:
+def optimize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`optimize` with a few rules that are known to be right."""
+    monkeypatch.setattr(front, "require_verified", lambda rules, trusted: None)
     return functools.partial(
         xrl_jax.optimize,
         rules=SOME_RULES,
@@ -428,3 +430,12 @@ def test_a_cache_folder_that_cannot_be_made_costs_the_cache_only(made_up, optimi
     with pytest.warns(RuntimeWarning, match="timings are kept in memory only"):
         fast = optimize(network, PARAMS, X, weights=0, cache_dir=tmp_path / "file" / "cache")
     assert fast.report.used == "optimized"
+
+
+def test_a_rule_of_the_user_that_is_wrong_is_refused_with_a_counterexample(tmp_path):
+    text = '(rule sum-is-product (source "nowhere") (lhs (add ?x ?y)) (rhs (mul ?x ?y)))'
+    (wrong,) = parse_rules(text)[0]
+    with pytest.raises(xrl_jax.RuleError, match="sum-is-product is not verified"):
+        xrl_jax.optimize(
+            network, PARAMS, X, weights=0, rules=[wrong], cache_dir=tmp_path, progress=False
+        )

@@ -21,6 +21,7 @@ from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rewrite.verify import require_verified
 from xrl_jax.search import find_strategy
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
 from xrl_jax.search.rounds import search_in_rounds
@@ -50,7 +51,7 @@ def optimize(
       weights: positions of arguments that stay the same between calls.
       search: a name (see `xrl_jax.search.STRATEGIES`) or a strategy.
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
-        one off.
+        one off. Rules that are not the library's are verified first.
       budget: seconds and measurements that may be spent; 60 seconds by default.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
@@ -65,14 +66,18 @@ def optimize(
       A `Fast`: same signature and results as `fn`; its `report` tells what was done.
 
     Raises:
+      RuleError: a rule that is not the library's fails its verification.
       TraceError: `fn` cannot be traced.
       ValueError: an unknown search or rule, by name.
     """
     budget = budget or Budget()
     clock = whole = Stopwatch(budget.seconds)
     strategy = find_strategy(search)
-    rule_table = compile_rules(select_rules(standard_rules(), rules))
+    library = standard_rules()
+    chosen = select_rules(library, rules)
     program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    require_verified(chosen, library)
+    rule_table = compile_rules(chosen)
     arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir
