@@ -77,17 +77,23 @@ def ranked(given, seconds, clock=LONG):
 
 
 def test_the_first_is_timed_under_all_options_and_the_others_under_the_best():
-    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): 0.8, (1, A): 0.4, (2, A): 0.7}
+    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): 0.8, (1, A): 0.4, (2, A): 0.7, (3, A): 0.8}
     found, oracle = ranked(programs(4), seconds)
-    assert oracle.asked == [(0, ()), (0, A), (0, B), (1, A), (2, A)]
+    assert oracle.asked == [(0, ()), (0, A), (0, B), (1, A), (2, A), (3, A)]
     assert found[0] == (1, A)
     assert found[-1] == (0, ())
 
 
+def test_the_original_under_the_best_options_may_win():
+    found, _ = ranked(programs(2), {(0, ()): 0.9, (0, A): 0.5, (0, B): 0.8, (1, A): 0.45})
+    assert found == [(1, A), (0, A), (0, B), (0, ())]
+
+
 def test_options_must_gain_three_per_cent():
-    found, _ = ranked(programs(2), {(0, ()): 0.51, (0, A): 0.5, (0, B): 0.8})
+    rest = {(0, A): 0.5, (0, B): 0.8, (1, A): 0.9}
+    found, _ = ranked(programs(2), {(0, ()): 0.51} | rest)
     assert found[0] == (0, ())
-    found, _ = ranked(programs(2), {(0, ()): 0.52, (0, A): 0.5, (0, B): 0.8})
+    found, _ = ranked(programs(2), {(0, ()): 0.52} | rest)
     assert found[0] == (0, A)
 
 
@@ -110,8 +116,8 @@ def test_what_hangs_or_crashes_is_tried_once_and_dropped(status):
 
 
 def test_what_fails_under_some_options_is_dropped_under_these():
-    found, _ = ranked(programs(2), {(0, ()): 0.9, (0, A): "failed", (0, B): 0.5})
-    assert found == [(0, B), (0, ())]
+    found, _ = ranked(programs(2), {(0, ()): 0.9, (0, A): "failed", (0, B): 0.5, (1, B): 1.0})
+    assert found == [(0, B), (0, ()), (1, B)]
 
 
 def test_where_everything_fails_the_original_is_left():

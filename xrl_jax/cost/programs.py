@@ -144,7 +144,9 @@ def time_programs(
             if not one(0, options):
                 break
         best_options = min(timed, key=relative).options if timed else ()
-        for index in range(1, last):
+        # Options may be all that pays: the original under them is a candidate like any other.
+        original = [last] if best_options and last else []
+        for index in [*range(1, last), *original]:
             if clock.done:
                 break
             tell(f"timing program {index + 1}")
