@@ -40,6 +40,10 @@ def finalist(program: Program = PROGRAM, index: int = 0, timing: Timing = BEFORE
     return Timed(program, (), timing, index)
 
 
+# An option that this backend knows and that changes nothing here.
+OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
+
+
 def fake_compare(seconds: dict[str, float], spread: float = 0.01):
     """`timing.compare` with made-up seconds by name (a function that fails to run still fails)."""
 
@@ -87,6 +91,23 @@ def test_slower_is_not_used(times):
     assert not found.used
     assert found.reason == "the original is returned: nothing found is faster beyond noise"
     assert found.speedup.value == pytest.approx(1 / 1.2)
+
+
+def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
+    suffix = " + options"
+    rival = {AS_ARGUMENTS + suffix: 0.5, CLOSED_OVER + suffix: 0.5}
+    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
+    found = settled([replace(finalist(), options=OPTIONS)])
+    assert found.used
+    assert found.reason.endswith("which is as fast only with the same compile options")
+    assert found.speedup.value == pytest.approx(1.0)
+
+
+def test_slower_than_the_original_with_the_same_options_is_not_used(times):
+    suffix = " + options"
+    rival = {AS_ARGUMENTS + suffix: 0.4, CLOSED_OVER + suffix: 0.4}
+    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
+    assert not settled([replace(finalist(), options=OPTIONS)]).used
 
 
 def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
