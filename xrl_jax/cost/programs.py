@@ -146,7 +146,7 @@ def time_programs(
         best_options = min(timed, key=relative).options if timed else ()
         # Options may be all that pays: the original under them is a candidate like any other.
         original = [last] if best_options and last else []
-        for index in [*range(1, last), *original]:
+        for index in [*original, *range(1, last)]:
             if clock.done:
                 break
             tell(f"timing program {index + 1}")
