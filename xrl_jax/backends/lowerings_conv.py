@@ -370,7 +370,7 @@ def _expands(node: Node, args: tuple[Node, ...]) -> bool:
 
 
 def _overhangs(node: Node, args: tuple[Node, ...]) -> bool:
-    """Stride and dilation of the image 1, two spatial dimensions, at most a quarter too many rows."""
+    """Two spatial dimensions, no stride, no dilated image, at most a quarter too many rows."""
     n = len(node.shape) - 2
     if n != 2 or set(dims(node, "stride", n)) | set(dims(node, "lhs_dilation", n)) != {1}:
         return False

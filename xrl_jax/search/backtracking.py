@@ -43,7 +43,7 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
         return _best_first(run, space, reached, index, clock, alpha, max_states)
 
     phases = (Phase(_lowerings, 0.6), Phase(_greedily, 0.6), Phase(search))
-    return lambda problem, budget, key: search_graphs(problem, budget, key, *phases)
+    return lambda problem, budget, key: search_graphs(problem, budget, key, *phases, opened=True)
 
 
 def _lowerings(

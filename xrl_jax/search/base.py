@@ -171,10 +171,15 @@ class Run:
         return True
 
     def start(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
-        """Note how often each graph runs and what one run of it takes."""
+        """Note how often each graph of the original runs and what one run of it takes."""
+        self.go_on(counts, seconds)
+        self.start_seconds = sum(self.parts)
+
+    def go_on(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
+        """The search goes on from another program: note how often its graphs run and their time."""
         self.counts = tuple(counts)
         self.parts = [c * s for c, s in zip(counts, seconds, strict=True)]
-        self.start_seconds = sum(self.parts)
+        self.reached = {}
 
     def keep(self, index: int, reached: Sequence[Reached]) -> None:
         """Note the best states of a graph so far, best first."""

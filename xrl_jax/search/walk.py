@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.cost import roofline
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.graph import grow
+from xrl_jax.graph.graph import TensorGraph, grow
+from xrl_jax.graph.program import Program
 from xrl_jax.search.base import (
     Budget,
     Found,
@@ -21,7 +24,10 @@ from xrl_jax.search.base import (
     assemble,
 )
 from xrl_jax.search.descend import measure_state
+from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State
+
+_OPENING = 0.3  # of the time, at most, for making the openings
 
 # One graph's search: (run, space, states reached so far, graph index, clock, key) -> states with
 # their steps, best first.
@@ -35,76 +41,38 @@ class Phase(NamedTuple):
     share: float = 1.0  # of the time left when it begins
 
 
-def search_graphs(problem: Problem, budget: Budget, key: jax.Array, *phases: Phase) -> SearchResult:
+def search_graphs(
+    problem: Problem, budget: Budget, key: jax.Array, *phases: Phase, opened: bool = False
+) -> SearchResult:
     """Search every graph of the program, the costliest first, each with its share of the time left.
 
     Each phase starts from what the one before it reached. The results are combined: the i-th best
     program has the i-th best state of every graph. Ctrl-C ends the search and keeps what was noted
     by `Run.keep`.
+
+    Args:
+      opened: search from each of `openings`, in turn, instead of from the program itself.
     """
     run = Run(problem, budget)
-    oracle = problem.oracle
-    program = problem.program
-    space = Space(problem.rules, jnp.asarray(program.digests()))
-    counts = program.counts
-    starts: list[State] = []
-    found: dict[int, list[Reached]] = {}
+    program, oracle = problem.program, problem.oracle
+    found: list[Found] = []
     try:
-        # One bucket for all graphs: everything is then compiled once.
-        bucket = max(g.nodes.op.shape[0] for g in program.graphs)
-        for graph in program.graphs:
-            same = graph if graph.nodes.op.shape[0] == bucket else grow(graph, bucket)
-            state = space.start(same, oracle.table())
-            measure_state(oracle, state, run.clock, budget.measurements)
-            starts.append(state)
-        starts = [space.reprice(s, oracle.table()) for s in starts]
-        run.start(counts, [s.seconds for s in starts])
+        starts = _starts(run, program)
+        run.start(program.counts, [s.seconds for _, s in starts])
         run.report("measured the original")
-        weights = [c * s.seconds for c, s in zip(counts, starts, strict=True)]
-        order = sorted(range(len(starts)), key=lambda i: -weights[i])
-        for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
-            clock = run.clock.part(phase.share)
-            for n, (i, k) in enumerate(
-                zip(order, jax.random.split(phase_key, len(order)), strict=True)
-            ):
-                if run.out_of_budget():
-                    break
-                share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
-                reached = found.get(i, [(starts[i], [])])
-                reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
-                found[i] = phase.search(run, space, reached, i, clock.part(min(share, 1.0)), k)
-                run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
+        begin = [Opening(program)]
+        if opened:
+            begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
+        for n, opening in enumerate(begin):
+            clock = run.clock.part(1.0 / (len(begin) - n))
+            found += _search_one(run, opening, clock, key, phases)
+            if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
+                break
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
-        found = {**run.reached, **found}
-    return _combine(run, space, starts, found)
-
-
-def _combine(
-    run: Run, space: Space, starts: list[State], found: dict[int, list[Reached]]
-) -> SearchResult:
-    """The programs predicted to be faster than the original, best first, then the original."""
-    program, costs = run.problem.program, run.problem.oracle.table()
-    depth = max((len(f) for f in found.values()), default=0)
-    results: list[Found] = []
-    seen: set[tuple] = set()
-    for rank in range(depth):
-        graphs, seconds, steps, ids = {}, 0.0, [], []
-        for i, (count, start) in enumerate(zip(program.counts, starts, strict=True)):
-            state, taken = start, []
-            if i in found:
-                state, taken = found[i][min(rank, len(found[i]) - 1)]
-                graphs[i] = state.graph
-            seconds += count * space.reprice(state, costs).seconds
-            steps += taken
-            ids.append(space.identity(state))
-        if tuple(ids) not in seen:
-            seen.add(tuple(ids))
-            results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
-    start_seconds = sum(
-        c * space.reprice(s, costs).seconds for c, s in zip(program.counts, starts, strict=False)
-    )
-    faster = sorted((f for f in results if f.seconds < start_seconds), key=lambda f: f.seconds)
+    costs = oracle.table()
+    start_seconds = _predicted(program, costs)
+    faster = sorted((f for f in found if f.seconds < start_seconds), key=lambda f: f.seconds)
     return SearchResult(
         (*faster, Found(program, start_seconds)),
         start_seconds,
@@ -112,3 +80,88 @@ def _combine(
         run.stop,
         tuple(run.history),
     )
+
+
+def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
+    """The first state of every graph, its regions measured. One bucket serves all graphs:
+    everything is then compiled once.
+    """
+    oracle = run.problem.oracle
+    space = Space(run.problem.rules, jnp.asarray(program.digests()))
+    bucket = max(g.nodes.op.shape[0] for g in program.graphs)
+    starts = []
+    for graph in program.graphs:
+        same = graph if graph.nodes.op.shape[0] == bucket else grow(graph, bucket)
+        state = space.start(same, oracle.table())
+        measure_state(oracle, state, run.clock, run.budget.measurements)
+        starts.append(state)
+    return [(space, space.reprice(s, oracle.table())) for s in starts]
+
+
+def _predicted(program: Program, costs: CostTable) -> float:
+    return sum(
+        c * float(_total(costs, g)) for c, g in zip(program.counts, program.graphs, strict=True)
+    )
+
+
+@jax.jit
+def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
+    return roofline.total(roofline.priced(costs, graph))
+
+
+def _search_one(
+    run: Run, opening: Opening, clock: Stopwatch, key: jax.Array, phases: Sequence[Phase]
+) -> list[Found]:
+    """What the phases find from one opening, best first, the opening itself last."""
+    program, oracle = opening.program, run.problem.oracle
+    starts: list[tuple[Space, State]] = []
+    found: dict[int, list[Reached]] = {}
+    try:
+        starts = _starts(run, program)
+        run.go_on(program.counts, [s.seconds for _, s in starts])
+        weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
+        order = sorted(range(len(starts)), key=lambda i: -weights[i])
+        for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
+            part = clock.part(phase.share)
+            for n, (i, k) in enumerate(
+                zip(order, jax.random.split(phase_key, len(order)), strict=True)
+            ):
+                if run.out_of_budget(clock):
+                    break
+                space, start = starts[i]
+                share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
+                reached = found.get(i, [(start, [])])
+                reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
+                found[i] = phase.search(run, space, reached, i, part.part(min(share, 1.0)), k)
+                run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
+    except KeyboardInterrupt:
+        run.stop = StopReason.INTERRUPTED
+        found = {**run.reached, **found}
+    return _combine(run, opening, starts, found)
+
+
+def _combine(
+    run: Run,
+    opening: Opening,
+    starts: Sequence[tuple[Space, State]],
+    found: Mapping[int, Sequence[Reached]],
+) -> list[Found]:
+    """The i-th best program has the i-th best state of every graph; the opening is the last."""
+    program, costs = opening.program, run.problem.oracle.table()
+    results: list[Found] = []
+    seen: set[tuple] = set()
+    for rank in range(max((len(f) for f in found.values()), default=0)):
+        graphs, seconds, steps, ids = {}, 0.0, list(opening.steps), []
+        for i, (count, (space, start)) in enumerate(zip(program.counts, starts, strict=True)):
+            state = start
+            if i in found:
+                state, taken = found[i][min(rank, len(found[i]) - 1)]
+                graphs[i] = state.graph
+                steps += taken
+            seconds += count * space.reprice(state, costs).seconds
+            ids.append(space.identity(state))
+        if tuple(ids) not in seen:
+            seen.add(tuple(ids))
+            results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
+    last = Found(program, _predicted(program, costs), opening.steps)
+    return sorted([*results, last], key=lambda f: f.seconds)
