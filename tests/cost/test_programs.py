@@ -13,7 +13,7 @@ from xrl_jax.cost import programs as lib
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Spending
 from xrl_jax.cost.programs import Timed, constants_pay, program_job, relative, shares, time_programs
-from xrl_jax.cost.roofline import cost_table, priced
+from xrl_jax.cost.roofline import cost_table
 from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.frontends.jaxpr import from_jax
@@ -89,11 +89,11 @@ def test_the_original_under_the_best_options_may_win():
     assert found == [(1, A), (0, A), (0, B), (0, ())]
 
 
-def test_options_must_gain_three_per_cent():
+def test_options_must_gain_fifteen_per_cent():
     rest = {(0, A): 0.5, (0, B): 0.8, (1, A): 0.9}
-    found, _ = ranked(programs(2), {(0, ()): 0.51} | rest)
+    found, _ = ranked(programs(2), {(0, ()): 0.57} | rest)
     assert found[0] == (0, ())
-    found, _ = ranked(programs(2), {(0, ()): 0.52} | rest)
+    found, _ = ranked(programs(2), {(0, ()): 0.58} | rest)
     assert found[0] == (0, A)
 
 
@@ -207,7 +207,7 @@ def test_shares_count_a_body_as_often_as_it_runs():
 
     program = from_jax(fn, jnp.ones((4, 4)))
     table = cost_table({})
-    found = shares(program.with_graphs([priced(table, g) for g in program.graphs]))
+    found = shares(program, table)
     once = {c: s / 5 for c, s in found.items()}
     assert set(found) == {"movement", "elementwise"}
     # 128 bytes and 192 bytes at 15 GB/s, and a microsecond of overhead each.

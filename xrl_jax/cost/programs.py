@@ -13,7 +13,9 @@ import numpy as np
 
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import evaluate
+from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, class_shares, merge_shares
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
@@ -31,13 +33,11 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
         (),
         ((_YNN, ""),),
         ((_YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
-        ((_YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"),),
-        ((_YNN, "LIBRARY_FUSION_TYPE_ELTWISE"),),
     ),
 }
-# Options must gain this share over none: they are one more thing that can change under the user's
-# feet.
-_OPTIONS_MUST_GAIN = 0.03
+# Options must gain this share over none: they are lost where the result is called inside another
+# jit, and one more thing that can change under the user's feet.
+_OPTIONS_MUST_GAIN = 0.15
 # And so must constants: they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
 _LEAST_TIMEOUT = (
@@ -143,7 +143,7 @@ def time_programs(
             tell(f"timing the best program ({n + 1})")
             if not one(0, options):
                 break
-        best_options = min(timed, key=relative).options if timed else ()
+        best_options = ranked(timed)[0].options if timed else ()
         # Options may be all that pays: the original under them is a candidate like any other.
         original = [last] if best_options and last else []
         for index in [*original, *range(1, last)]:
@@ -183,9 +183,9 @@ def relative(timed: Timed) -> float:
     return t.relative if t.relative is not None else t.seconds if t.ok else float("inf")
 
 
-def shares(program: Program) -> dict[str, float]:
-    """Predicted seconds of a priced program by class of operators."""
+def shares(program: Program, costs: CostTable) -> dict[str, float]:
+    """Predicted seconds of a program by class of operators."""
     return merge_shares(
-        class_shares(np.asarray(g.nodes.cost), np.asarray(g.nodes.op), c)
+        class_shares(np.asarray(roofline.priced(costs, g).nodes.cost), np.asarray(g.nodes.op), c)
         for g, c in zip(program.graphs, program.counts, strict=True)
     )

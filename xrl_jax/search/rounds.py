@@ -1,4 +1,4 @@
-"""Search, time the best programs whole, let that correct the cost table, and search again."""
+"""Search, time the best programs whole, let that correct the cost table, and refine the fastest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from xrl_jax.search.base import (
     StopReason,
     Strategy,
 )
+from xrl_jax.search.refine import refine
 
-_ROUNDS = 2
-_SEARCH_SHARE = 0.55  # of the time that is left goes to a round's search
-_TIMING_SHARE = 0.5  # of what is left then, to timing its best programs whole
-_ENOUGH = 0.3  # of the whole budget must be left for another round
+_SEARCH_SHARE = 0.5  # of the time goes to the search
+_TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
+_REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
 
 
 def search_in_rounds(
@@ -33,36 +33,45 @@ def search_in_rounds(
     clock: Stopwatch,
     tell: Callable[[str], Any],
 ) -> tuple[SearchResult, list[Timed]]:
-    """The programs of all rounds and their whole-program timings, fastest first.
+    """All programs found and their whole-program timings, fastest first.
 
-    `Timed.index` counts through the programs of the result. A round that was interrupted or has too
-    little time behind it is the last.
+    The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
+    The second refines the fastest. `Timed.index` counts through the programs of the result. A round
+    that was interrupted is the last.
     """
-    result: SearchResult | None = None
-    timed: list[Timed] = []
+    oracle = problem.oracle
     try:
-        problem.oracle.constants = constants_pay(problem.oracle, problem.program)
+        oracle.constants = constants_pay(oracle, problem.program)
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
         strategy = _interrupted
-    for subkey in jax.random.split(key, _ROUNDS):
-        share = replace(budget, seconds=max(_SEARCH_SHARE * clock.left, 1e-3))
-        found = _guarded(strategy, problem, share, subkey)
-        interrupted = found.stop is StopReason.INTERRUPTED
-        rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
-        programs = [f.program for f in found.best]
-        offset = 0 if result is None else len(result.best)
-        timings = time_programs(problem.oracle, programs, rest, tell=tell)
-        timed += [replace(t, index=t.index + offset) for t in timings]
-        result = found if result is None else _joined(result, found)
-        if interrupted or clock.left < _ENOUGH * budget.seconds:
-            break
-        plain = [t for t in timings if t.timing.ok and not t.options]
-        problem.oracle.correct(
-            [shares(t.program) for t in plain], [t.timing.seconds for t in plain]
-        )
-    assert result is not None
-    return result, ranked(timed)
+    share = replace(budget, seconds=max(_SEARCH_SHARE * clock.left, 1e-3))
+    found = _guarded(strategy, problem, share, key)
+    interrupted = found.stop is StopReason.INTERRUPTED
+    rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
+    timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
+    if interrupted or clock.done:
+        return found, timed
+    plain = [t for t in timed if t.timing.ok and not t.options]
+    costs = oracle.table()
+    oracle.correct([shares(t.program, costs) for t in plain], [t.timing.seconds for t in plain])
+    start = timed[0]
+    best, steps = refine(
+        oracle,
+        problem.rules.rules,
+        start,
+        clock.part(_REFINE_SHARE),
+        measurements=budget.measurements,
+        tell=tell,
+    )
+    if not steps:
+        return found, timed
+    before = found.best[start.index]
+    gained = sum(s.gain for s in steps)
+    refined = Found(best.program, before.seconds - gained, (*before.steps, *steps))
+    refined_at = len(found.best)
+    found = replace(found, best=(*found.best, refined, found.best[-1]))
+    return found, ranked([replace(best, index=refined_at), *timed])
 
 
 def _interrupted(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
@@ -76,16 +85,3 @@ def _guarded(strategy: Strategy, problem: Problem, budget: Budget, key: jax.Arra
         return strategy(problem, budget, key)
     except KeyboardInterrupt:  # not the first: strategies keep what they have at that one
         return _interrupted(problem, budget, key)
-
-
-def _joined(first: SearchResult, second: SearchResult) -> SearchResult:
-    """Both rounds' programs in order; predictions are those of their own round."""
-    best = second.history[-1][1] if second.history else float("inf")
-    known = first.history[-1][1] if first.history else float("inf")
-    return SearchResult(
-        (*first.best, *second.best),
-        first.start_seconds,
-        first.candidates + second.candidates,
-        second.stop,
-        first.history if known <= best else (*first.history, *second.history),
-    )
