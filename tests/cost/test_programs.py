@@ -11,11 +11,12 @@ import pytest
 
 from xrl_jax.cost import programs as lib
 from xrl_jax.cost.machine import Machine
-from xrl_jax.cost.model import Spending
+from xrl_jax.cost.model import Oracle, Spending
 from xrl_jax.cost.programs import Timed, constants_pay, program_job, relative, shares, time_programs
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
 
@@ -147,15 +148,13 @@ def test_what_cannot_be_exported_is_kept_without_a_timing():
     assert found[0].timing.status == "failed"
 
 
-class Pair:
+class Pair(Oracle):
     """Answers the question whether constants pay: seconds with them, against one without."""
 
-    options = ()
-
     def __init__(self, relative: float | None) -> None:
+        store = TimingStore(None, machine=Machine("cpu", "made up", 1, "jax 0", ""))
+        super().__init__(store, Worker())
         self.relative, self.asked = relative, 0
-        self.spending = Spending()
-        self.store = TimingStore(None, machine=Machine("cpu", "made up", 1, "jax 0", ""))
 
     def time_jobs(self, jobs, *, reference=None, **_):
         assert reference is not None
@@ -166,19 +165,19 @@ class Pair:
 
 @pytest.mark.parametrize(("relative", "pays"), [(0.9, True), (0.96, False), (None, False)])
 def test_constants_must_gain_five_per_cent(relative, pays):
-    assert constants_pay(Pair(relative), programs(1)[0]) is pays  # type: ignore[arg-type]
+    assert constants_pay(Pair(relative), programs(1)[0]) is pays
 
 
 def test_whether_constants_pay_is_remembered():
     pair = Pair(0.9)
-    first = constants_pay(pair, programs(1)[0])  # type: ignore[arg-type]
+    first = constants_pay(pair, programs(1)[0])
     pair.relative = 1.0
-    assert constants_pay(pair, programs(1)[0]) is first  # type: ignore[arg-type]
+    assert constants_pay(pair, programs(1)[0]) is first
     assert pair.asked == 1 and pair.spending.from_store == 1
 
 
 def test_without_weights_constants_are_not_tried():
-    assert not constants_pay(Pair(0.1), from_jax(jnp.tanh, X))  # type: ignore[arg-type]
+    assert not constants_pay(Pair(0.1), from_jax(jnp.tanh, X))
 
 
 def test_a_job_has_the_weights_prepared_and_only_inputs_left():

@@ -21,6 +21,7 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
+from xrl_jax.graph.hash import timing_key
 
 _WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
@@ -181,6 +182,24 @@ class Oracle:
         self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
         self.spending.measure_seconds += clock.elapsed
         return timings
+
+    def time_against(
+        self, job: Job, reference: Job, *, seconds_per_job: float = 1.0, timeout: float = 300.0
+    ) -> Timing:
+        """A whole program in turn with another; kept in the store, so that what is decided by it is
+        decided again in the same way.
+        """
+        key = timing_key([], (), extra=["against", job.key, reference.key])
+        timing = self.store.get([key]).get(key)
+        if timing is not None:
+            self.spending.from_store += 1
+            return timing
+        timing = self.time_jobs(
+            [job], reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
+        )[0]
+        if timing.ok:
+            self.store.put({key: timing})
+        return timing
 
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
         """Let whole-program timings correct the table; see `roofline.correct`."""

@@ -80,13 +80,7 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
         as_arguments = program_job(program, oracle.options)
     except Exception:  # a program that cannot be exported is not timed in the worker at all
         return False
-    timing = oracle.store.get([as_constants.key]).get(as_constants.key)
-    if timing is None:
-        timing = oracle.time_jobs([as_constants], reference=as_arguments)[0]
-        if timing.ok:
-            oracle.store.put({as_constants.key: timing})
-    else:
-        oracle.spending.from_store += 1
+    timing = oracle.time_against(as_constants, as_arguments)
     return timing.relative is not None and timing.relative < 1 - _CONSTANTS_MUST_GAIN
 
 

@@ -26,7 +26,9 @@ from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule, Term
 from xrl_jax.search.base import Step
+from xrl_jax.search.greedy import is_lowering
 
+_PLAIN = "plain"  # the name of lowering 0
 _GAIN = 0.99  # of the program's time must be left at most, for a change to stay
 _HOPE = 2.0  # a form is tried if the model gives it at most this many times the present one's time
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
@@ -49,8 +51,8 @@ def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
     chosen: dict[tuple[str, str], str] = {}
     for rule in rules:
         for term in rule.rhs:
-            if isinstance(term, Term) and term.lowering:
-                chosen.setdefault((term.op, term.lowering), rule.name)
+            if is_lowering(rule.family) and isinstance(term, Term):
+                chosen.setdefault((term.op, term.lowering or _PLAIN), rule.name)
     return chosen
 
 
@@ -102,7 +104,7 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
             continue
         for form in fit:
             name = LOWERINGS[node.op][form].name
-            rule = chosen.get((node.op, name)) if form else f"{node.op}-plain"
+            rule = chosen.get((node.op, name))
             if form == node.lowering or rule is None or other[key, form] > _HOPE * present[key]:
                 continue
             text = f"{node.op}[{','.join(map(str, node.shape))}]"
@@ -157,9 +159,7 @@ def refine(
                 after = changed(best.program, change)
                 job = program_job(after, best.options, constants=oracle.constants)
                 seconds = float(np.clip(2 * _TURNS * best.timing.seconds, *_SECONDS))
-                timing = oracle.time_jobs(
-                    [job], reference=incumbent, seconds_per_job=seconds, timeout=60.0
-                )[0]
+                timing = oracle.time_against(job, incumbent, seconds_per_job=seconds, timeout=60.0)
                 if not timing.ok or timing.relative is None or timing.relative > _GAIN:
                     continue
                 gain = best.timing.seconds * (1.0 - timing.relative)
