@@ -39,6 +39,17 @@ def fold_words(words: jax.Array) -> jax.Array:
     return h
 
 
+def sum_words(words: jax.Array) -> jax.Array:
+    """Hash [..., W] uint32 words to [..., 2]: each is mixed with its position, and all are summed.
+
+    Unlike `fold_words`, it is computed once wherever it is used: XLA takes a sum for too costly to
+    be repeated.
+    """
+    position = jnp.arange(1, words.shape[-1] + 1, dtype=jnp.uint32)[:, None]
+    mixed = _mix(words[..., None] + position * jnp.uint32(0x632BE5AB))
+    return jnp.sum(mixed, axis=-2, dtype=jnp.uint32)
+
+
 def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:
     """Hash [N, 2] of each node without its arguments.
 

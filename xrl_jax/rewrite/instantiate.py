@@ -1,15 +1,15 @@
 """From a match to the nodes a rule would make: bind, evaluate conditions and attributes, type the
 right-hand side.
 
-Bindings of one entry are worked on together: then the entry's program and its new nodes are the
-same for all of them, and of
-the opcodes and shape rules only the one at hand runs, not all with one chosen at the end, as under
-a plain vmap over entries
-(which took eight times as long on BERT). A batch of graphs is one longer list of bindings.
+All bindings run together, each its entry's program, instruction by instruction; of the opcodes and
+shape rules only those at hand are computed. Networks repeat themselves, so that most bindings are
+like another one in all that programs and types can see: only different ones are worked on, short
+programs first. A batch of graphs is one longer list of bindings.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.hash import sum_words
 from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.table import P, Q, RuleTable
 
@@ -26,7 +27,7 @@ _DTYPE_KIND = tuple(
 )
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
-_GROUP = 32  # bindings of an entry worked on at once
+_CHUNK = 64  # bindings worked on at once
 
 
 class NewNodes(NamedTuple):
@@ -83,16 +84,24 @@ def bind(
 
 def _shape(
     code: jax.Array, attrs: jax.Array, arg_shapes: jax.Array, arg_ranks: jax.Array, n: jax.Array
-) -> tuple:
-    branches = [
-        lambda *a, rule=rule: tuple(
-            jnp.asarray(v).astype(t)
-            for v, t in zip(rule(jnp, *a), (jnp.int32, jnp.int32, bool), strict=True)
-        )
-        for rule in shapes.SHAPE_RULES.values()
-    ]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Shape [C, R], rank [C] and whether the arguments fit, of nodes with operators `code` [C]."""
     family = jnp.asarray(_SHAPE_FAMILY, jnp.int32)[code]
-    return jax.lax.switch(family, branches, attrs, arg_shapes, arg_ranks, n)
+    result = (jnp.ones_like(arg_shapes[:, 0]), jnp.zeros_like(n), jnp.zeros(n.shape, bool))
+    for i, rule in enumerate(shapes.SHAPE_RULES.values()):
+        here = family == i
+
+        def infer(
+            old: tuple, rule: shapes.ShapeRule = rule, here: jax.Array = here
+        ) -> tuple[jax.Array, ...]:
+            new = jax.vmap(functools.partial(rule, jnp))(attrs, arg_shapes, arg_ranks, n)
+            return tuple(
+                jnp.where(here.reshape(-1, *[1] * (o.ndim - 1)), v.astype(o.dtype), o)
+                for v, o in zip(new, old, strict=True)
+            )
+
+        result = jax.lax.cond(jnp.any(here), infer, lambda old: old, result)
+    return result
 
 
 def instantiate(
@@ -113,45 +122,74 @@ def instantiate(
 def _instantiate_many(
     table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
 ) -> NewNodes:
-    """`NewNodes` [S, ...] for entries [S] and bindings [S, 2P], group by group of equal entries."""
+    """`NewNodes` [S, ...] for entries [S] and bindings [S, 2P], a chunk of different ones at a
+    time."""
     s = entry.shape[0]
-    width = min(s, _GROUP)
-    order = jnp.argsort(entry).astype(jnp.int32)
-    ordered = entry[order]
+    width = min(s, _CHUNK)
+    if bound.size < nodes.op.size:
+        nodes = jax.tree.map(lambda v: v[bound.reshape(-1)], nodes)
+        bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
+    features = bytecode.features(nodes)
+    leaders, like, count = _different(table, features, entry, bound)
+    leaders = jnp.pad(leaders, (0, -s % width))
 
-    def group(
-        carry: tuple[jax.Array, jax.Array, NewNodes],
-    ) -> tuple[jax.Array, jax.Array, NewNodes]:
+    def chunk(carry: tuple[jax.Array, jax.Array, NewNodes]) -> tuple:
         start, registers, out = carry
-        place = start + jnp.arange(width, dtype=jnp.int32)
-        current = ordered[start]
-        inside = (place < s) & (ordered[jnp.minimum(place, s - 1)] == current)
-        at = order[jnp.minimum(place, s - 1)]
-        program = (
-            table.code[current],
-            table.fimm[current],
-            table.length[current],
-            table.guard[current],
-        )
+        at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
+        present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
         registers, holds = bytecode.run(
-            *program, bytecode.Bound(nodes, bound[at]), inside, registers
+            table.code, table.length, entry[at], features, bound[at], present, registers
         )
 
         def put() -> NewNodes:
-            made = _new_nodes(table, nodes, current, bound[at], registers, holds)
+            made = _new_nodes(table, nodes, entry[at], bound[at], registers, holds)
             return jax.tree.map(
-                lambda old, new: old.at[jnp.where(inside, at, s)].set(new, mode="drop"), out, made
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 0), out, made
             )
 
-        return start + jnp.sum(inside), registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
+        return start + width, registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
-    like = jax.eval_shape(
-        _new_nodes, table, nodes, entry[0], bound[:width], registers, entry[:width] >= 0
+    example = jax.eval_shape(
+        _new_nodes, table, nodes, entry[:width], bound[:width], registers, entry[:width] >= 0
     )
-    blank = jax.tree.map(lambda v: jnp.zeros((s, *v.shape[1:]), v.dtype), like)
-    start = (jnp.sum(entry < 0), registers, blank)
-    return jax.lax.while_loop(lambda c: c[0] < s, group, start)[2]
+    blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
+    made = jax.lax.while_loop(lambda c: c[0] < count, chunk, (jnp.int32(0), registers, blank))[2]
+    made = jax.tree.map(lambda v: v[like], made)
+    return made._replace(ok=made.ok & (entry >= 0))
+
+
+def _different(
+    table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One of each kind of binding, by length of program: indices [S], for each binding the place
+    of its like among them [S], and how many there are.
+
+    Bindings are alike if their entries are equal and their nodes have equal features, by a hash of
+    64 bits.
+    """
+    s = entry.shape[0]
+    if s <= _CHUNK:  # one pass does them all
+        every = jnp.arange(s, dtype=jnp.int32)
+        return every, every, jnp.int32(s)
+    hashes = sum_words(features.astype(jnp.uint32))
+    position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
+    seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
+    identity = jnp.concatenate([seen, entry[:, None].astype(jnp.uint32)], axis=1)
+    # Sorted are words of length, hash and index: sorting indices along takes five times as long.
+    # Of the hash a few bits suffice to bring equal bindings together.
+    index_bits = (s - 1).bit_length()
+    length = jnp.where(entry >= 0, jnp.minimum(table.length[entry] // 8, 6), 7).astype(jnp.uint32)
+    key = (length << 29) | (sum_words(identity)[:, 0] >> 3)
+    key = (key >> index_bits << index_bits) | jnp.arange(s, dtype=jnp.uint32)
+    order = (jnp.sort(key) & ((1 << index_bits) - 1)).astype(jnp.int32)
+    ordered = identity[order]
+    new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
+    new &= entry[order] >= 0
+    place = jnp.cumsum(new) - 1
+    leaders = jnp.zeros(s, jnp.int32).at[jnp.where(new, place, s)].set(order, mode="drop")
+    like = jnp.zeros(s, jnp.int32).at[order].set(jnp.maximum(place, 0))
+    return leaders, like, jnp.sum(new)
 
 
 @_instantiate_many.def_vmap
@@ -184,83 +222,89 @@ def _new_nodes(
     registers: jax.Array,
     holds: jax.Array,
 ) -> NewNodes:
-    """`NewNodes` [C, ...] of one entry on bindings [C, 2P] with their registers [I, C, K]; ok only
-    where `holds` [C]."""
-    new_op, new_args = table.new_op[entry], table.new_args[entry]
-    attrs = jnp.swapaxes(registers[table.new_attrs[entry]], 0, 1)  # [C, Q, K]
-    n_new = jnp.sum(new_op != ops.HOLE)
+    """`NewNodes` [C, ...] of entries [C] on bindings [C, 2P] with their registers [I, C, K]; ok
+    only where `holds` [C]."""
+    entry = jnp.maximum(entry, 0)
+    each = jnp.arange(len(entry))
+    new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
+    attrs = registers[table.new_attrs[entry], each[:, None]]  # [C, Q, K]
+    n_new = jnp.sum(new_op != ops.HOLE, axis=1)
     kind = jnp.asarray(_DTYPE_KIND, jnp.int32)
     place = jnp.asarray(_DTYPE_FIELD, jnp.int32)
-    bool_code = ops.DTYPE_CODE["bool"]
 
-    def typed(bound: jax.Array, attrs: jax.Array, holds: jax.Array) -> NewNodes:
-        def make(q: jax.Array, carry: tuple) -> tuple:
-            shape, rank, dtype, weight_only, ok = carry
-            args = new_args[q]
-            at = jnp.maximum(args, 0)
-            present = args >= 0
-            arg_shapes = jnp.where(present[:, None], shape[at], 1)
-            arg_ranks = jnp.where(present, rank[at], 0)
-            op = new_op[q]
-            out_shape, out_rank, fits = _shape(
-                op, attrs[q], arg_shapes, arg_ranks, jnp.sum(present)
-            )
-            given = dtype[jnp.maximum(table.new_dtype[entry, q], 0)]
-            choices = jnp.stack(
-                [dtype[at[0]], dtype[at[1]], jnp.int32(bool_code), attrs[q, place[op]], given]
-            )
-            known = jnp.all(~present | (dtype[at] < ops.DTYPE_CODE["extended"]))
-            weights = (op == _CONST) | jnp.all(~present | weight_only[at])
-            here = 2 * P + q
-            return (
-                shape.at[here].set(out_shape),
-                rank.at[here].set(out_rank),
-                dtype.at[here].set(choices[kind[op]]),
-                weight_only.at[here].set(weights),
-                ok & fits & known & (out_rank <= ops.MAX_RANK),
-            )
-
-        def tail(v: jax.Array, fill: int) -> jax.Array:
-            return jnp.concatenate([v[bound], jnp.full((Q, *v.shape[1:]), fill, v.dtype)])
-
-        start = (
-            tail(nodes.shape, 1),
-            tail(nodes.rank, 0),
-            tail(nodes.dtype, 0),
-            tail(nodes.weight_only, False),
-            holds,
-        )
-        shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, n_new, make, start)
-        at, present = jnp.maximum(new_args, 0), new_args >= 0
-        # Each root's replacement has the shape and dtype of the root.
-        for role in range(2):
-            to, root = table.root_to[entry, role], role * P
-            same = (
-                jnp.all(shape[to] == shape[root])
-                & (rank[to] == rank[root])
-                & (dtype[to] == dtype[root])
-            )
-            ok &= (to < 0) | same
-        made = Nodes(
-            new_op,
-            jnp.where((new_op == ops.HOLE)[:, None], 0, attrs),
-            table.new_lowering[entry],
-            shape[2 * P :],
-            rank[2 * P :],
-            jnp.where(new_op == ops.HOLE, 0, dtype[2 * P :]),
-            table.new_value[entry],
-            jnp.full(Q, -1, jnp.int32),
-            weight_only[2 * P :],
-            jnp.zeros(Q, jnp.float32),
-        )
-        return NewNodes(
-            made,
-            new_args,
-            jnp.where(present[..., None], shape[at], 1),
+    def make(q: jax.Array, carry: tuple) -> tuple:
+        shape, rank, dtype, weight_only, ok = carry
+        args, op, here = new_args[:, q], new_op[:, q], attrs[:, q]
+        present = args >= 0
+        at = (each[:, None], jnp.maximum(args, 0))
+        arg_dtypes = dtype[at]
+        out_shape, out_rank, fits = _shape(
+            op,
+            here,
+            jnp.where(present[:, :, None], shape[at], 1),
             jnp.where(present, rank[at], 0),
-            jnp.where(present, dtype[at], 0),
-            present & weight_only[at],
-            ok,
+            jnp.sum(present, axis=1, dtype=jnp.int32),
+        )
+        choices = [
+            arg_dtypes[:, 0],
+            arg_dtypes[:, 1],
+            jnp.full_like(op, ops.DTYPE_CODE["bool"]),
+            here[each, place[op]],
+            dtype[each, jnp.maximum(new_dtype[:, q], 0)],
+        ]
+        out_dtype = jnp.select([kind[op] == i for i in range(len(choices))], choices)
+        known = jnp.all(~present | (arg_dtypes < ops.DTYPE_CODE["extended"]), axis=1)
+        weights = (op == _CONST) | jnp.all(~present | weight_only[at], axis=1)
+        return (
+            shape.at[:, 2 * P + q].set(out_shape),
+            rank.at[:, 2 * P + q].set(out_rank),
+            dtype.at[:, 2 * P + q].set(out_dtype),
+            weight_only.at[:, 2 * P + q].set(weights),
+            ok & ((op == ops.HOLE) | (fits & known & (out_rank <= ops.MAX_RANK))),
         )
 
-    return jax.vmap(typed)(bound, attrs, holds)
+    def tail(v: jax.Array, fill: int) -> jax.Array:
+        new = jnp.full((len(entry), Q, *v.shape[1:]), fill, v.dtype)
+        return jnp.concatenate([v[bound], new], axis=1)
+
+    start = (
+        tail(nodes.shape, 1),
+        tail(nodes.rank, 0),
+        tail(nodes.dtype, 0),
+        tail(nodes.weight_only, False),
+        holds,
+    )
+    most = jnp.max(jnp.where(holds, n_new, 0))
+    shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, most, make, start)
+    # Each root's replacement has the shape and dtype of the root.
+    for role in range(2):
+        to, root = table.root_to[entry, role], role * P
+        same = (
+            jnp.all(shape[each, to] == shape[:, root], axis=1)
+            & (rank[each, to] == rank[:, root])
+            & (dtype[each, to] == dtype[:, root])
+        )
+        ok &= (to < 0) | same
+    at, present, used = jnp.maximum(new_args, 0), new_args >= 0, new_op != ops.HOLE
+    rows = each[:, None, None]
+    made = Nodes(
+        new_op,
+        jnp.where(used[:, :, None], attrs, 0),
+        table.new_lowering[entry],
+        jnp.where(used[:, :, None], shape[:, 2 * P :], 1),
+        jnp.where(used, rank[:, 2 * P :], 0),
+        jnp.where(used, dtype[:, 2 * P :], 0),
+        table.new_value[entry],
+        jnp.full((len(entry), Q), -1, jnp.int32),
+        used & weight_only[:, 2 * P :],
+        jnp.zeros((len(entry), Q), jnp.float32),
+    )
+    return NewNodes(
+        made,
+        new_args,
+        jnp.where(present[..., None], shape[rows, at], 1),
+        jnp.where(present, rank[rows, at], 0),
+        jnp.where(present, dtype[rows, at], 0),
+        present & weight_only[rows, at],
+        ok,
+    )
