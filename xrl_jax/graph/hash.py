@@ -39,15 +39,16 @@ def fold_words(words: jax.Array) -> jax.Array:
     return h
 
 
-def sum_words(words: jax.Array) -> jax.Array:
-    """Hash [..., W] uint32 words to [..., 2]: each is mixed with its position, and all are summed.
+def dot_words(words: jax.Array) -> jax.Array:
+    """Hash [M, W] uint32 words to [M, 2], by mixing each word and a product with odd numbers.
 
-    Unlike `fold_words`, it is computed once wherever it is used: XLA takes a sum for too costly to
-    be repeated.
+    Unlike `fold_words` it is computed once however often it is read: XLA repeats cheap arithmetic
+    for every reader, but never a product of matrices.
     """
-    position = jnp.arange(1, words.shape[-1] + 1, dtype=jnp.uint32)[:, None]
-    mixed = _mix(words[..., None] + position * jnp.uint32(0x632BE5AB))
-    return jnp.sum(mixed, axis=-2, dtype=jnp.uint32)
+    position = np.arange(1, words.shape[1] + 1, dtype=np.uint32)
+    odd = fold_words(jnp.asarray(position)[:, None]) | 1
+    mixed = _mix((words + position * np.uint32(0x632BE5AB))[..., None])[..., 0]
+    return jnp.dot(mixed, odd, preferred_element_type=jnp.uint32)
 
 
 def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:

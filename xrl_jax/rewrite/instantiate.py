@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.graph.hash import sum_words
+from xrl_jax.graph.hash import dot_words
 from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.table import P, Q, RuleTable
 
@@ -48,7 +48,7 @@ def bind_tree(
     """Nodes [P] that the positions of a pattern tree stand for at `root`, and whether the tree
     matches."""
     args = args_of(graph)
-    code = graph.nodes.op
+    code, arities = graph.nodes.op, jnp.sum(args > 0, axis=1)
 
     def visit(j: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         bound, ok = carry
@@ -56,8 +56,7 @@ def bind_tree(
         want = table.pos_op[row, j]
         node = jnp.where(j == 0, root, args[bound[parent], slot])
         node = jnp.where(want >= 0, node, 0)
-        arity = jnp.sum(args[node] > 0)
-        operator = (code[node] == want) & (arity == table.pos_arity[row, j])
+        operator = (code[node] == want) & (arities[node] == table.pos_arity[row, j])
         fits = jnp.where(want == 0, code[node] != ops.HOLE, operator)
         same = table.pos_same[row, j]
         fits &= (same < 0) | (bound[same] == node)
@@ -172,7 +171,7 @@ def _different(
     if s <= _CHUNK:  # one pass does them all
         every = jnp.arange(s, dtype=jnp.int32)
         return every, every, jnp.int32(s)
-    hashes = sum_words(features.astype(jnp.uint32))
+    hashes = dot_words(features.astype(jnp.uint32))
     position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
     seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
     identity = jnp.concatenate([seen, entry[:, None].astype(jnp.uint32)], axis=1)
@@ -180,7 +179,7 @@ def _different(
     # Of the hash a few bits suffice to bring equal bindings together.
     index_bits = (s - 1).bit_length()
     length = jnp.where(entry >= 0, jnp.minimum(table.length[entry] // 8, 6), 7).astype(jnp.uint32)
-    key = (length << 29) | (sum_words(identity)[:, 0] >> 3)
+    key = (length << 29) | (dot_words(identity)[:, 0] >> 3)
     key = (key >> index_bits << index_bits) | jnp.arange(s, dtype=jnp.uint32)
     order = (jnp.sort(key) & ((1 << index_bits) - 1)).astype(jnp.int32)
     ordered = identity[order]
