@@ -6,22 +6,20 @@ table and one jitted interpreter runs all rules: a new rule recompiles nothing. 
 instructions whose result is checked; they come first.
 
 Expressions: an integer, a bound name, `(vec 1 2 ...)`, `(lane)` (0, 1, 2 ...), properties `(shape
-?x) (rank ?x) (dtype ?x)
-(op ?x) (attrs d) (attr d FIELD) (lowering d) (weight-only ?x) (is-value ?c NUMBER)`, `(axis-perm d
-SIDE)` with SIDE lhs, rhs or out (where a convolution keeps its batch, feature and spatial dimensions), lane-wise arithmetic
-`+ - * // % min max = /= <
-<= > >= and or not bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`,
-`(invert perm)`, reductions over
-lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)` / `(pack v)`
-for packed dimension lists, `(layout v)` for the code of a
-convolution layout (-1 where there is none), and macros.
+?x) (rank ?x) (dtype ?x) (op ?x) (attrs d) (attr d FIELD) (lowering d) (weight-only ?x) (is-value ?c
+NUMBER)`, `(axis-perm d SIDE)` with SIDE lhs, rhs or out (where a convolution keeps its batch,
+feature and spatial dimensions), lane-wise arithmetic `+ - * // % min max = /= < <= > >= and or not
+bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`, `(invert perm)`,
+reductions over lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)`
+/ `(pack v)` for packed dimension lists, `(layout v)` for the code of a convolution layout (-1 where
+there is none), and macros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +64,7 @@ FEATURES = {
     "value": (K + R + 5, 1, 0),
 }  # fmt: skip
 PROPERTIES = tuple(name for name in FEATURES if name != "value")
+T = TypeVar("T")
 _NO_VALUE = 0x7FC00001  # bits of a number that no literal equals
 SIDES = ("lhs", "rhs", "out")
 _ARITY = {
@@ -274,9 +273,7 @@ def _with_operands(instruction: Instruction, change: Callable[[int], int]) -> In
     names = ("a", "b", "c")[: _n_operands(instruction)]
     return replace(
         instruction,
-        **{
-            n: change(r) for n in names if (r := getattr(instruction, n)) != LITERAL
-        },
+        **{n: change(r) for n in names if (r := getattr(instruction, n)) != LITERAL},
     )
 
 
@@ -412,16 +409,32 @@ def _execute(
         ("put",): put,
         ("cumsum",): lambda: jnp.cumsum(x, axis=1),
     }
-    result = _elementwise(x, y, op, imm)
-    for names, compute in costly.items():
-        here = jnp.any(jnp.stack([op == CODE[n] for n in names]), axis=0)
-        result = jax.lax.cond(
-            jnp.any(here),
-            lambda old, here=here, compute=compute: jnp.where(here, compute(), old),
-            lambda old: old,
-            result,
-        )
-    return result
+    family = np.full(len(OPCODES), -1, np.int32)
+    for i, names in enumerate(costly):
+        family[[CODE[n] for n in names]] = i
+    kind = jnp.asarray(family)[op]
+    branches = [
+        lambda old, i=i, compute=compute: jnp.where(kind == i, compute(), old)
+        for i, compute in enumerate(costly.values())
+    ]
+    return at_hand(kind[:, 0], branches, _elementwise(x, y, op, imm))
+
+
+def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> T:
+    """`start` after each of up to 32 branches whose index is in `kind` [C] (-1 for none), in
+    order.
+
+    A loop over those at hand takes XLA:CPU less time than asking for each whether it is.
+    """
+    bits = jnp.where(kind >= 0, jnp.uint32(1) << kind.astype(jnp.uint32), jnp.uint32(0))
+    wanted = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (0,))
+
+    def one(carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        wanted, value = carry
+        lowest = jax.lax.population_count((wanted & -wanted) - 1).astype(jnp.int32)
+        return wanted & (wanted - 1), jax.lax.switch(lowest, branches, value)
+
+    return jax.lax.while_loop(lambda c: c[0] != 0, one, (wanted, start))[1]
 
 
 def run(

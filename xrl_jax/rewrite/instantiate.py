@@ -83,24 +83,23 @@ def bind(
 
 def _shape(
     code: jax.Array, attrs: jax.Array, arg_shapes: jax.Array, arg_ranks: jax.Array, n: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Shape [C, R], rank [C] and whether the arguments fit, of nodes with operators `code` [C]."""
     family = jnp.asarray(_SHAPE_FAMILY, jnp.int32)[code]
-    result = (jnp.ones_like(arg_shapes[:, 0]), jnp.zeros_like(n), jnp.zeros(n.shape, bool))
-    for i, rule in enumerate(shapes.SHAPE_RULES.values()):
+    start = (jnp.ones_like(arg_shapes[:, 0]), jnp.zeros_like(n), jnp.zeros(n.shape, bool))
+
+    def inferred(i: int, rule: shapes.ShapeRule, old: tuple) -> tuple[jax.Array, ...]:
+        new = jax.vmap(functools.partial(rule, jnp))(attrs, arg_shapes, arg_ranks, n)
         here = family == i
+        return tuple(
+            jnp.where(here.reshape(-1, *[1] * (o.ndim - 1)), v.astype(o.dtype), o)
+            for v, o in zip(new, old, strict=True)
+        )
 
-        def infer(
-            old: tuple, rule: shapes.ShapeRule = rule, here: jax.Array = here
-        ) -> tuple[jax.Array, ...]:
-            new = jax.vmap(functools.partial(rule, jnp))(attrs, arg_shapes, arg_ranks, n)
-            return tuple(
-                jnp.where(here.reshape(-1, *[1] * (o.ndim - 1)), v.astype(o.dtype), o)
-                for v, o in zip(new, old, strict=True)
-            )
-
-        result = jax.lax.cond(jnp.any(here), infer, lambda old: old, result)
-    return result
+    branches = [
+        functools.partial(inferred, i, rule) for i, rule in enumerate(shapes.SHAPE_RULES.values())
+    ]
+    return bytecode.at_hand(family, branches, start)
 
 
 def instantiate(
