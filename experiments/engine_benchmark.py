@@ -45,7 +45,7 @@ NETWORKS = {
     "bert_folded": ("bert", True),
     "inception": ("inception", False),
 }
-LEAST_SPEEDUP = 100.0  # over plain Python, for finding all candidates of unfolded BERT
+LEAST_SPEEDUP = 100.0  # over plain Python in wall and in processor time, for unfolded BERT
 ROUNDS = 3  # in which the engine and plain Python are timed in turn
 MOST_BYTES = 4 << 30
 
@@ -260,9 +260,9 @@ def problems(network: str, figures: dict[str, Any]) -> list[str]:
     if not figures.get("same_candidates", True):
         found.append(f"{network}: the plain Python matcher finds other candidates")
     if network == "bert" and "plain_find" in figures:
-        speedup = figures["plain_find"]["wall"] / figures["find"]["wall"]
+        speedup = min(figures["plain_find"][c] / figures["find"][c] for c in ("wall", "cpu"))
         if speedup < LEAST_SPEEDUP:
-            found.append(f"{network}: only {speedup:.0f} times as fast as plain Python (wall)")
+            found.append(f"{network}: only {speedup:.0f} times as fast as plain Python")
     return found
 
 

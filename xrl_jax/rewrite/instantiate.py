@@ -10,7 +10,8 @@ programs first. A batch of graphs is one longer list of bindings.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,9 @@ _DTYPE_KIND = tuple(
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
 _CHUNK = 64  # bindings worked on at once
+
+
+T = TypeVar("T")
 
 
 class NewNodes(NamedTuple):
@@ -112,16 +116,61 @@ def instantiate(
       entry: scalar index; where it is negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    made = _instantiate_many(table, graph.nodes, entry[None], bound[None])
+    made = _instantiate_many(lambda made: made, table, graph.nodes, entry[None], bound[None])
     return jax.tree.map(lambda v: v[0], made)
 
 
-@jax.custom_batching.custom_vmap
+def applies(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph) -> jax.Array:
+    """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
+    return _instantiate_many(lambda made: made.ok, table, graph.nodes, entry[None], bound[None])[0]
+
+
 def _instantiate_many(
-    table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
-) -> NewNodes:
-    """`NewNodes` [S, ...] for entries [S] and bindings [S, 2P], a chunk of different ones at a
-    time."""
+    wanted: Callable[[NewNodes], T],
+    table: RuleTable,
+    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+) -> T:
+    """What is `wanted` of the nodes [S, ...] that entries [S] make on bindings [S, 2P]; zero where
+    they do not hold."""
+
+    @jax.custom_batching.custom_vmap
+    def many(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array) -> T:
+        return _instantiate_different(wanted, table, nodes, entry, bound)
+
+    @many.def_vmap
+    def _(
+        size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
+    ) -> tuple[T, Any]:
+        """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
+        if any(jax.tree.leaves(batched[0])):
+            raise ValueError("a batch has one rule table: do not vmap over the tables")
+
+        def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
+            return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
+
+        entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
+        if any(jax.tree.leaves(batched[1])):
+            nodes = jax.tree.map(repeat, nodes, batched[1])
+            n = nodes.op.shape[1]
+            bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
+            nodes = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), nodes)
+        made = _instantiate_many(wanted, table, nodes, entry.reshape(-1), bound.reshape(-1, 2 * P))
+        split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
+        return split, jax.tree.map(lambda _: True, split)
+
+    return many(table, nodes, entry, bound)
+
+
+def _instantiate_different(
+    wanted: Callable[[NewNodes], T],
+    table: RuleTable,
+    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+) -> T:
+    """A chunk of different bindings at a time."""
     s = entry.shape[0]
     width = min(s, _CHUNK)
     if bound.size < nodes.op.size:
@@ -131,7 +180,7 @@ def _instantiate_many(
     leaders, like, count = _different(table, features, entry, bound)
     leaders = jnp.pad(leaders, (0, -s % width))
 
-    def chunk(carry: tuple[jax.Array, jax.Array, NewNodes]) -> tuple:
+    def chunk(carry: tuple[jax.Array, jax.Array, T]) -> tuple:
         start, registers, out = carry
         at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
         present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
@@ -139,8 +188,8 @@ def _instantiate_many(
             table.code, table.length, entry[at], features, bound[at], present, registers
         )
 
-        def put() -> NewNodes:
-            made = _new_nodes(table, nodes, entry[at], bound[at], registers, holds)
+        def put() -> T:
+            made = wanted(_new_nodes(table, nodes, entry[at], bound[at], registers, holds))
             return jax.tree.map(
                 lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 0), out, made
             )
@@ -149,19 +198,24 @@ def _instantiate_many(
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
     example = jax.eval_shape(
-        _new_nodes, table, nodes, entry[:width], bound[:width], registers, entry[:width] >= 0
+        lambda *a: wanted(_new_nodes(*a)),
+        table,
+        nodes,
+        entry[:width],
+        bound[:width],
+        registers,
+        entry[:width] >= 0,
     )
     blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
     made = jax.lax.while_loop(lambda c: c[0] < count, chunk, (jnp.int32(0), registers, blank))[2]
-    made = jax.tree.map(lambda v: v[like], made)
-    return made._replace(ok=made.ok & (entry >= 0))
+    return jax.tree.map(lambda v: v.at[like].get(mode="fill", fill_value=0), made)
 
 
 def _different(
     table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One of each kind of binding, by length of program: indices [S], for each binding the place
-    of its like among them [S], and how many there are.
+    of its like among them [S] (out of range where `entry` is negative), and how many there are.
 
     Bindings are alike if their entries are equal and their nodes have equal features, by a hash of
     64 bits.
@@ -186,30 +240,9 @@ def _different(
     new &= entry[order] >= 0
     place = jnp.cumsum(new) - 1
     leaders = jnp.zeros(s, jnp.int32).at[jnp.where(new, place, s)].set(order, mode="drop")
-    like = jnp.zeros(s, jnp.int32).at[order].set(jnp.maximum(place, 0))
+    like = jnp.zeros(s, jnp.int32).at[order].set(place)
+    like = jnp.where(entry >= 0, like, jnp.iinfo(jnp.int32).max)
     return leaders, like, jnp.sum(new)
-
-
-@_instantiate_many.def_vmap
-def _(
-    size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
-) -> tuple[NewNodes, Any]:
-    """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
-    if any(jax.tree.leaves(batched[0])):
-        raise ValueError("a batch has one rule table: do not vmap over the tables")
-
-    def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
-        return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
-
-    entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
-    if any(jax.tree.leaves(batched[1])):
-        nodes = jax.tree.map(repeat, nodes, batched[1])
-        n = nodes.op.shape[1]
-        bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
-        nodes = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), nodes)
-    made = _instantiate_many(table, nodes, entry.reshape(-1), bound.reshape(-1, 2 * P))
-    split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
-    return split, jax.tree.map(lambda _: True, split)
 
 
 def _new_nodes(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of, joined
-from xrl_jax.rewrite.instantiate import bind, bind_tree, instantiate
+from xrl_jax.rewrite.instantiate import applies, bind, bind_tree
 from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
 
 _SWEEP = 128  # pairs tested for cycles at once
@@ -139,7 +139,7 @@ def _match_some(
 ) -> jax.Array:
     n_among = jnp.sum(among)
     bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
-    instantiate_all = jax.vmap(instantiate, in_axes=(None, 0, 0, None))
+    all_apply = jax.vmap(applies, in_axes=(None, 0, 0, None))
 
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
@@ -155,7 +155,7 @@ def _match_some(
             entry = table.row_entry[row]
             single = table.entry_rows[entry, 1] < 0
             joint = jnp.pad(bound, ((0, 0), (0, P)))
-            ok = instantiate_all(table, jnp.where(fits & single, entry, -1), joint, graph).ok
+            ok = all_apply(table, jnp.where(fits & single, entry, -1), joint, graph)
             bit = jnp.where(
                 fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0)
             )
@@ -270,7 +270,7 @@ def draw(
         root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
         there = exists[0] & ((second < 0) | (paired[0] & _independent(graph, root, partner)))
         bound, matched = bind(table, entry, root, partner, graph)
-        ok = instantiate(table, jnp.where(there & matched, entry, -1), bound, graph).ok
+        ok = applies(table, jnp.where(there & matched, entry, -1), bound, graph)
         return jnp.where(ok, entry, -1), root, partner
 
     drawn = jax.vmap(one)(jax.random.split(key, tries))
@@ -347,9 +347,9 @@ def _pairs(
         (cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]),
         axis=1,
     )
-    keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(
+    keep &= jax.vmap(applies, in_axes=(None, 0, 0, None))(
         table, jnp.where(keep, e, -1), joint, graph
-    ).ok
+    )
     keep &= ~_closes_cycle(graph, root, partner, keep)
     overflow = (n_halves > size) | (ends[-1] > size)
     count = jnp.where(overflow, jnp.maximum(ends[-1], n_halves), jnp.sum(keep))
