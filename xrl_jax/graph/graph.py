@@ -23,6 +23,7 @@ from xrl_jax.graph import ops, shapes
 
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _DEPTH_STEP = 32  # between neighbours at first, so that most rewrites lift nothing
+_DEAD_AT_ONCE = 16
 _HEADROOM = 24  # free slots a graph starts with, so that the first rewrites fit
 
 
@@ -330,12 +331,11 @@ def n_live(graph: TensorGraph) -> jax.Array:
 
 def use_counts(graph: TensorGraph) -> jax.Array:
     """How often each node is an argument or an output, [N]; pinned nodes count once more."""
-    n = graph.nodes.op.shape[0]
-    alive = (graph.nodes.op[graph.receivers] != ops.HOLE) & (graph.senders > 0)
-    uses = jnp.zeros(n, jnp.int32).at[graph.senders].add(alive.astype(jnp.int32))
+    table, code = args_of(graph), graph.nodes.op
+    alive = (code != ops.HOLE)[:, None] & (table > 0)
+    uses = jnp.zeros(code.shape, jnp.int32).at[table].add(alive.astype(jnp.int32))
     outputs = graph.globals.outputs
     uses = uses.at[jnp.maximum(outputs, 0)].add((outputs > 0).astype(jnp.int32))
-    code = graph.nodes.op
     opaque = (code == ops.OPS["opaque"].code) | (code == ops.OPS["call"].code)
     return uses + (opaque & (graph.nodes.attrs[:, 0] == 1)).astype(jnp.int32)
 
@@ -343,20 +343,43 @@ def use_counts(graph: TensorGraph) -> jax.Array:
 def remove_dead(graph: TensorGraph) -> TensorGraph:
     """Turn into holes what no output and no pinned node depends on; slots do not move."""
 
-    def dead(g: TensorGraph) -> jax.Array:
-        return (use_counts(g) == 0) & (g.nodes.op != ops.HOLE)
+    table, code = args_of(graph), graph.nodes.op
 
-    def step(carry: tuple[TensorGraph, jax.Array]) -> tuple[TensorGraph, jax.Array]:
-        g, gone = carry
-        table = jnp.where(gone[:, None], 0, args_of(g))
-        nodes = g.nodes._replace(
-            op=jnp.where(gone, ops.HOLE, g.nodes.op), cost=jnp.where(gone, 0.0, g.nodes.cost)
-        )
-        depth = jnp.where(gone, 0, g.globals.depth)
-        g = with_args(g._replace(nodes=nodes, globals=g.globals._replace(depth=depth)), table)
-        return g, dead(g)
+    def dead(uses: jax.Array, live: jax.Array) -> jax.Array:
+        return live & (uses == 0)
 
-    return jax.lax.while_loop(lambda c: jnp.any(c[1]), step, (graph, dead(graph)))[0]
+    def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        uses, live = carry
+        gone = jnp.nonzero(dead(uses, live), size=_DEAD_AT_ONCE, fill_value=0)[0]
+        return uses.at[table[gone]].add(-1), live.at[gone].set(False)
+
+    start = (use_counts(graph), code != ops.HOLE)
+    live = jax.lax.while_loop(lambda c: jnp.any(dead(*c)), some, start)[1]
+    nodes = graph.nodes._replace(
+        op=jnp.where(live, code, ops.HOLE), cost=jnp.where(live, graph.nodes.cost, 0.0)
+    )
+    depth = jnp.where(live, graph.globals.depth, 0)
+    graph = graph._replace(nodes=nodes, globals=graph.globals._replace(depth=depth))
+    return with_args(graph, jnp.where(live[:, None], table, 0))
+
+
+def joined(graphs: TensorGraph) -> TensorGraph:
+    """A batch of graphs [B, ...] as one graph of B * N slots: node n of graph b is b * N + n."""
+    size, n = graphs.nodes.op.shape
+    first = n * jnp.arange(size, dtype=jnp.int32)[:, None]
+
+    def moved(slots: jax.Array, none: int) -> jax.Array:
+        return jnp.where(slots == none, none, slots + first).reshape(-1)
+
+    return TensorGraph(
+        nodes=jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), graphs.nodes),
+        edges=graphs.edges.reshape(-1),
+        senders=moved(graphs.senders, 0),
+        receivers=(graphs.receivers + first).reshape(-1),
+        globals=Globals(moved(graphs.globals.outputs, -1), graphs.globals.depth.reshape(-1)),
+        n_node=jnp.sum(graphs.n_node, axis=0),
+        n_edge=jnp.sum(graphs.n_edge, axis=0),
+    )
 
 
 def raise_depths(graph: TensorGraph) -> TensorGraph:

@@ -39,6 +39,18 @@ def fold_words(words: jax.Array) -> jax.Array:
     return h
 
 
+def dot_words(words: jax.Array) -> jax.Array:
+    """Hash [M, W] uint32 words to [M, 2], by mixing each word and a product with odd numbers.
+
+    Unlike `fold_words` it is computed once however often it is read: XLA repeats cheap arithmetic
+    for every reader, but never a product of matrices.
+    """
+    position = np.arange(1, words.shape[1] + 1, dtype=np.uint32)
+    odd = fold_words(jnp.asarray(position)[:, None]) | 1
+    mixed = _mix((words + position * np.uint32(0x632BE5AB))[..., None])[..., 0]
+    return jnp.dot(mixed, odd, preferred_element_type=jnp.uint32)
+
+
 def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:
     """Hash [N, 2] of each node without its arguments.
 

@@ -1,22 +1,24 @@
 """From a match to the nodes a rule would make: bind, evaluate conditions and attributes, type the
 right-hand side.
 
-Bindings of one entry are worked on together: then the entry's program and its new nodes are the
-same for all of them, and of
-the opcodes and shape rules only the one at hand runs, not all with one chosen at the end, as under
-a plain vmap over entries
-(which took eight times as long on BERT). A batch of graphs is one longer list of bindings.
+All bindings run together, each its entry's program, instruction by instruction; of the opcodes and
+shape rules only those at hand are computed. Networks repeat themselves, so that most bindings are
+like another one in all that programs and types can see: only different ones are worked on, short
+programs first. A batch of graphs is one longer list of bindings.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.hash import dot_words
 from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.table import P, Q, RuleTable
 
@@ -26,7 +28,10 @@ _DTYPE_KIND = tuple(
 )
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
-_GROUP = 32  # bindings of an entry worked on at once
+_CHUNK = 64  # bindings worked on at once
+
+
+T = TypeVar("T")
 
 
 class NewNodes(NamedTuple):
@@ -47,7 +52,7 @@ def bind_tree(
     """Nodes [P] that the positions of a pattern tree stand for at `root`, and whether the tree
     matches."""
     args = args_of(graph)
-    code = graph.nodes.op
+    code, arities = graph.nodes.op, jnp.sum(args > 0, axis=1)
 
     def visit(j: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         bound, ok = carry
@@ -55,8 +60,7 @@ def bind_tree(
         want = table.pos_op[row, j]
         node = jnp.where(j == 0, root, args[bound[parent], slot])
         node = jnp.where(want >= 0, node, 0)
-        arity = jnp.sum(args[node] > 0)
-        operator = (code[node] == want) & (arity == table.pos_arity[row, j])
+        operator = (code[node] == want) & (arities[node] == table.pos_arity[row, j])
         fits = jnp.where(want == 0, code[node] != ops.HOLE, operator)
         same = table.pos_same[row, j]
         fits &= (same < 0) | (bound[same] == node)
@@ -83,16 +87,23 @@ def bind(
 
 def _shape(
     code: jax.Array, attrs: jax.Array, arg_shapes: jax.Array, arg_ranks: jax.Array, n: jax.Array
-) -> tuple:
-    branches = [
-        lambda *a, rule=rule: tuple(
-            jnp.asarray(v).astype(t)
-            for v, t in zip(rule(jnp, *a), (jnp.int32, jnp.int32, bool), strict=True)
-        )
-        for rule in shapes.SHAPE_RULES.values()
-    ]
+) -> tuple[jax.Array, ...]:
+    """Shape [C, R], rank [C] and whether the arguments fit, of nodes with operators `code` [C]."""
     family = jnp.asarray(_SHAPE_FAMILY, jnp.int32)[code]
-    return jax.lax.switch(family, branches, attrs, arg_shapes, arg_ranks, n)
+    start = (jnp.ones_like(arg_shapes[:, 0]), jnp.zeros_like(n), jnp.zeros(n.shape, bool))
+
+    def inferred(i: int, rule: shapes.ShapeRule, old: tuple) -> tuple[jax.Array, ...]:
+        new = jax.vmap(functools.partial(rule, jnp))(attrs, arg_shapes, arg_ranks, n)
+        here = family == i
+        return tuple(
+            jnp.where(here.reshape(-1, *[1] * (o.ndim - 1)), v.astype(o.dtype), o)
+            for v, o in zip(new, old, strict=True)
+        )
+
+    branches = [
+        functools.partial(inferred, i, rule) for i, rule in enumerate(shapes.SHAPE_RULES.values())
+    ]
+    return bytecode.at_hand(family, branches, start)
 
 
 def instantiate(
@@ -105,75 +116,133 @@ def instantiate(
       entry: scalar index; where it is negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    made = _instantiate_many(table, graph.nodes, entry[None], bound[None])
+    made = _instantiate_many(lambda made: made, table, graph.nodes, entry[None], bound[None])
     return jax.tree.map(lambda v: v[0], made)
 
 
-@jax.custom_batching.custom_vmap
+def applies(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph) -> jax.Array:
+    """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
+    return _instantiate_many(lambda made: made.ok, table, graph.nodes, entry[None], bound[None])[0]
+
+
 def _instantiate_many(
-    table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
-) -> NewNodes:
-    """`NewNodes` [S, ...] for entries [S] and bindings [S, 2P], group by group of equal entries."""
+    wanted: Callable[[NewNodes], T],
+    table: RuleTable,
+    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+) -> T:
+    """What is `wanted` of the nodes [S, ...] that entries [S] make on bindings [S, 2P]; zero where
+    they do not hold."""
+
+    @jax.custom_batching.custom_vmap
+    def many(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array) -> T:
+        return _instantiate_different(wanted, table, nodes, entry, bound)
+
+    @many.def_vmap
+    def _(
+        size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
+    ) -> tuple[T, Any]:
+        """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
+        if any(jax.tree.leaves(batched[0])):
+            raise ValueError("a batch has one rule table: do not vmap over the tables")
+
+        def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
+            return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
+
+        entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
+        if any(jax.tree.leaves(batched[1])):
+            nodes = jax.tree.map(repeat, nodes, batched[1])
+            n = nodes.op.shape[1]
+            bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
+            nodes = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), nodes)
+        made = _instantiate_many(wanted, table, nodes, entry.reshape(-1), bound.reshape(-1, 2 * P))
+        split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
+        return split, jax.tree.map(lambda _: True, split)
+
+    return many(table, nodes, entry, bound)
+
+
+def _instantiate_different(
+    wanted: Callable[[NewNodes], T],
+    table: RuleTable,
+    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+) -> T:
+    """A chunk of different bindings at a time."""
     s = entry.shape[0]
-    width = min(s, _GROUP)
-    order = jnp.argsort(entry).astype(jnp.int32)
-    ordered = entry[order]
+    width = min(s, _CHUNK)
+    if bound.size < nodes.op.size:
+        nodes = jax.tree.map(lambda v: v[bound.reshape(-1)], nodes)
+        bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
+    features = bytecode.features(nodes)
+    leaders, like, count = _different(table, features, entry, bound)
+    leaders = jnp.pad(leaders, (0, -s % width))
 
-    def group(
-        carry: tuple[jax.Array, jax.Array, NewNodes],
-    ) -> tuple[jax.Array, jax.Array, NewNodes]:
+    def chunk(carry: tuple[jax.Array, jax.Array, T]) -> tuple:
         start, registers, out = carry
-        place = start + jnp.arange(width, dtype=jnp.int32)
-        current = ordered[start]
-        inside = (place < s) & (ordered[jnp.minimum(place, s - 1)] == current)
-        at = order[jnp.minimum(place, s - 1)]
-        program = (
-            table.code[current],
-            table.fimm[current],
-            table.length[current],
-            table.guard[current],
-        )
+        at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
+        present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
         registers, holds = bytecode.run(
-            *program, bytecode.Bound(nodes, bound[at]), inside, registers
+            table.code, table.length, entry[at], features, bound[at], present, registers
         )
 
-        def put() -> NewNodes:
-            made = _new_nodes(table, nodes, current, bound[at], registers, holds)
+        def put() -> T:
+            made = wanted(_new_nodes(table, nodes, entry[at], bound[at], registers, holds))
             return jax.tree.map(
-                lambda old, new: old.at[jnp.where(inside, at, s)].set(new, mode="drop"), out, made
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 0), out, made
             )
 
-        return start + jnp.sum(inside), registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
+        return start + width, registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
-    like = jax.eval_shape(
-        _new_nodes, table, nodes, entry[0], bound[:width], registers, entry[:width] >= 0
+    example = jax.eval_shape(
+        lambda *a: wanted(_new_nodes(*a)),
+        table,
+        nodes,
+        entry[:width],
+        bound[:width],
+        registers,
+        entry[:width] >= 0,
     )
-    blank = jax.tree.map(lambda v: jnp.zeros((s, *v.shape[1:]), v.dtype), like)
-    start = (jnp.sum(entry < 0), registers, blank)
-    return jax.lax.while_loop(lambda c: c[0] < s, group, start)[2]
+    blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
+    made = jax.lax.while_loop(lambda c: c[0] < count, chunk, (jnp.int32(0), registers, blank))[2]
+    return jax.tree.map(lambda v: v.at[like].get(mode="fill", fill_value=0), made)
 
 
-@_instantiate_many.def_vmap
-def _(
-    size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
-) -> tuple[NewNodes, Any]:
-    """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
-    if any(jax.tree.leaves(batched[0])):
-        raise ValueError("a batch has one rule table: do not vmap over the tables")
+def _different(
+    table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One of each kind of binding, by length of program: indices [S], for each binding the place
+    of its like among them [S] (out of range where `entry` is negative), and how many there are.
 
-    def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
-        return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
-
-    entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
-    if any(jax.tree.leaves(batched[1])):
-        nodes = jax.tree.map(repeat, nodes, batched[1])
-        n = nodes.op.shape[1]
-        bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
-        nodes = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), nodes)
-    made = _instantiate_many(table, nodes, entry.reshape(-1), bound.reshape(-1, 2 * P))
-    split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
-    return split, jax.tree.map(lambda _: True, split)
+    Bindings are alike if their entries are equal and their nodes have equal features, by a hash of
+    64 bits.
+    """
+    s = entry.shape[0]
+    if s <= _CHUNK:  # one pass does them all
+        every = jnp.arange(s, dtype=jnp.int32)
+        return every, every, jnp.int32(s)
+    hashes = dot_words(features.astype(jnp.uint32))
+    position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
+    seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
+    identity = jnp.concatenate([seen, entry[:, None].astype(jnp.uint32)], axis=1)
+    # Sorted are words of length, hash and index: sorting indices along takes five times as long.
+    # Of the hash a few bits suffice to bring equal bindings together.
+    index_bits = (s - 1).bit_length()
+    length = jnp.where(entry >= 0, jnp.minimum(table.length[entry] // 8, 6), 7).astype(jnp.uint32)
+    key = (length << 29) | (dot_words(identity)[:, 0] >> 3)
+    key = (key >> index_bits << index_bits) | jnp.arange(s, dtype=jnp.uint32)
+    order = (jnp.sort(key) & ((1 << index_bits) - 1)).astype(jnp.int32)
+    ordered = identity[order]
+    new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
+    new &= entry[order] >= 0
+    place = jnp.cumsum(new) - 1
+    leaders = jnp.zeros(s, jnp.int32).at[jnp.where(new, place, s)].set(order, mode="drop")
+    like = jnp.zeros(s, jnp.int32).at[order].set(place)
+    like = jnp.where(entry >= 0, like, jnp.iinfo(jnp.int32).max)
+    return leaders, like, jnp.sum(new)
 
 
 def _new_nodes(
@@ -184,83 +253,89 @@ def _new_nodes(
     registers: jax.Array,
     holds: jax.Array,
 ) -> NewNodes:
-    """`NewNodes` [C, ...] of one entry on bindings [C, 2P] with their registers [I, C, K]; ok only
-    where `holds` [C]."""
-    new_op, new_args = table.new_op[entry], table.new_args[entry]
-    attrs = jnp.swapaxes(registers[table.new_attrs[entry]], 0, 1)  # [C, Q, K]
-    n_new = jnp.sum(new_op != ops.HOLE)
+    """`NewNodes` [C, ...] of entries [C] on bindings [C, 2P] with their registers [I, C, K]; ok
+    only where `holds` [C]."""
+    entry = jnp.maximum(entry, 0)
+    each = jnp.arange(len(entry))
+    new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
+    attrs = registers[table.new_attrs[entry], each[:, None]]  # [C, Q, K]
+    n_new = jnp.sum(new_op != ops.HOLE, axis=1)
     kind = jnp.asarray(_DTYPE_KIND, jnp.int32)
     place = jnp.asarray(_DTYPE_FIELD, jnp.int32)
-    bool_code = ops.DTYPE_CODE["bool"]
 
-    def typed(bound: jax.Array, attrs: jax.Array, holds: jax.Array) -> NewNodes:
-        def make(q: jax.Array, carry: tuple) -> tuple:
-            shape, rank, dtype, weight_only, ok = carry
-            args = new_args[q]
-            at = jnp.maximum(args, 0)
-            present = args >= 0
-            arg_shapes = jnp.where(present[:, None], shape[at], 1)
-            arg_ranks = jnp.where(present, rank[at], 0)
-            op = new_op[q]
-            out_shape, out_rank, fits = _shape(
-                op, attrs[q], arg_shapes, arg_ranks, jnp.sum(present)
-            )
-            given = dtype[jnp.maximum(table.new_dtype[entry, q], 0)]
-            choices = jnp.stack(
-                [dtype[at[0]], dtype[at[1]], jnp.int32(bool_code), attrs[q, place[op]], given]
-            )
-            known = jnp.all(~present | (dtype[at] < ops.DTYPE_CODE["extended"]))
-            weights = (op == _CONST) | jnp.all(~present | weight_only[at])
-            here = 2 * P + q
-            return (
-                shape.at[here].set(out_shape),
-                rank.at[here].set(out_rank),
-                dtype.at[here].set(choices[kind[op]]),
-                weight_only.at[here].set(weights),
-                ok & fits & known & (out_rank <= ops.MAX_RANK),
-            )
-
-        def tail(v: jax.Array, fill: int) -> jax.Array:
-            return jnp.concatenate([v[bound], jnp.full((Q, *v.shape[1:]), fill, v.dtype)])
-
-        start = (
-            tail(nodes.shape, 1),
-            tail(nodes.rank, 0),
-            tail(nodes.dtype, 0),
-            tail(nodes.weight_only, False),
-            holds,
-        )
-        shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, n_new, make, start)
-        at, present = jnp.maximum(new_args, 0), new_args >= 0
-        # Each root's replacement has the shape and dtype of the root.
-        for role in range(2):
-            to, root = table.root_to[entry, role], role * P
-            same = (
-                jnp.all(shape[to] == shape[root])
-                & (rank[to] == rank[root])
-                & (dtype[to] == dtype[root])
-            )
-            ok &= (to < 0) | same
-        made = Nodes(
-            new_op,
-            jnp.where((new_op == ops.HOLE)[:, None], 0, attrs),
-            table.new_lowering[entry],
-            shape[2 * P :],
-            rank[2 * P :],
-            jnp.where(new_op == ops.HOLE, 0, dtype[2 * P :]),
-            table.new_value[entry],
-            jnp.full(Q, -1, jnp.int32),
-            weight_only[2 * P :],
-            jnp.zeros(Q, jnp.float32),
-        )
-        return NewNodes(
-            made,
-            new_args,
-            jnp.where(present[..., None], shape[at], 1),
+    def make(q: jax.Array, carry: tuple) -> tuple:
+        shape, rank, dtype, weight_only, ok = carry
+        args, op, here = new_args[:, q], new_op[:, q], attrs[:, q]
+        present = args >= 0
+        at = (each[:, None], jnp.maximum(args, 0))
+        arg_dtypes = dtype[at]
+        out_shape, out_rank, fits = _shape(
+            op,
+            here,
+            jnp.where(present[:, :, None], shape[at], 1),
             jnp.where(present, rank[at], 0),
-            jnp.where(present, dtype[at], 0),
-            present & weight_only[at],
-            ok,
+            jnp.sum(present, axis=1, dtype=jnp.int32),
+        )
+        choices = [
+            arg_dtypes[:, 0],
+            arg_dtypes[:, 1],
+            jnp.full_like(op, ops.DTYPE_CODE["bool"]),
+            here[each, place[op]],
+            dtype[each, jnp.maximum(new_dtype[:, q], 0)],
+        ]
+        out_dtype = jnp.select([kind[op] == i for i in range(len(choices))], choices)
+        known = jnp.all(~present | (arg_dtypes < ops.DTYPE_CODE["extended"]), axis=1)
+        weights = (op == _CONST) | jnp.all(~present | weight_only[at], axis=1)
+        return (
+            shape.at[:, 2 * P + q].set(out_shape),
+            rank.at[:, 2 * P + q].set(out_rank),
+            dtype.at[:, 2 * P + q].set(out_dtype),
+            weight_only.at[:, 2 * P + q].set(weights),
+            ok & ((op == ops.HOLE) | (fits & known & (out_rank <= ops.MAX_RANK))),
         )
 
-    return jax.vmap(typed)(bound, attrs, holds)
+    def tail(v: jax.Array, fill: int) -> jax.Array:
+        new = jnp.full((len(entry), Q, *v.shape[1:]), fill, v.dtype)
+        return jnp.concatenate([v[bound], new], axis=1)
+
+    start = (
+        tail(nodes.shape, 1),
+        tail(nodes.rank, 0),
+        tail(nodes.dtype, 0),
+        tail(nodes.weight_only, False),
+        holds,
+    )
+    most = jnp.max(jnp.where(holds, n_new, 0))
+    shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, most, make, start)
+    # Each root's replacement has the shape and dtype of the root.
+    for role in range(2):
+        to, root = table.root_to[entry, role], role * P
+        same = (
+            jnp.all(shape[each, to] == shape[:, root], axis=1)
+            & (rank[each, to] == rank[:, root])
+            & (dtype[each, to] == dtype[:, root])
+        )
+        ok &= (to < 0) | same
+    at, present, used = jnp.maximum(new_args, 0), new_args >= 0, new_op != ops.HOLE
+    rows = each[:, None, None]
+    made = Nodes(
+        new_op,
+        jnp.where(used[:, :, None], attrs, 0),
+        table.new_lowering[entry],
+        jnp.where(used[:, :, None], shape[:, 2 * P :], 1),
+        jnp.where(used, rank[:, 2 * P :], 0),
+        jnp.where(used, dtype[:, 2 * P :], 0),
+        table.new_value[entry],
+        jnp.full((len(entry), Q), -1, jnp.int32),
+        used & weight_only[:, 2 * P :],
+        jnp.zeros((len(entry), Q), jnp.float32),
+    )
+    return NewNodes(
+        made,
+        new_args,
+        jnp.where(present[..., None], shape[rows, at], 1),
+        jnp.where(present, rank[rows, at], 0),
+        jnp.where(present, dtype[rows, at], 0),
+        present & weight_only[rows, at],
+        ok,
+    )

@@ -15,17 +15,18 @@ Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rewrite.instantiate import bind_tree, instantiate
+from xrl_jax.graph.graph import TensorGraph, args_of, joined
+from xrl_jax.rewrite.instantiate import applies, bind, bind_tree
 from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
 
 _SWEEP = 128  # pairs tested for cycles at once
+_SEARCH = 8  # argument steps looked at for a pair drawn at random
 HEIGHT = 4  # patterns reach at most this many argument steps below their root
 
 
@@ -78,14 +79,20 @@ def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
     return at
 
 
+def _words(rows: jax.Array) -> jax.Array:
+    """Flags of rows [T] as words [W]."""
+    bits = rows.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
+    return jnp.sum(bits, axis=1, dtype=jnp.uint32)
+
+
 def _single_rows(table: RuleTable) -> jax.Array:
     """Rows of rules with one root, as words [W]."""
-    single = (table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0)
-    return jnp.sum(
-        single.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32),
-        axis=1,
-        dtype=jnp.uint32,
-    )
+    return _words((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
+
+
+def _rows_of_role(table: RuleTable, role: int) -> jax.Array:
+    """Rows that are the root `role` of their entry, as words [W]."""
+    return _words(table.row_role == role)
 
 
 def _match_nodes(
@@ -97,10 +104,42 @@ def _match_nodes(
     capacity: int,
 ) -> jax.Array:
     """Masks [N, W] with the nodes flagged in `among` [N] matched anew, `n_nodes` nodes and
-    `capacity` survivors at a time."""
+    `capacity` survivors at a time; vmap over everything but the table."""
+
+    @jax.custom_batching.custom_vmap
+    def matched(
+        table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array
+    ) -> jax.Array:
+        return _match_some(table, graph, among, masks, n_nodes, capacity)
+
+    @matched.def_vmap
+    def _(size: int, batched: Any, table: RuleTable, *each: Any) -> tuple[jax.Array, bool]:
+        """A batch is one graph of many parts: no part waits for the longest."""
+        if any(jax.tree.leaves(batched[0])):
+            raise ValueError("a batch has one rule table: do not vmap over the tables")
+        graph, among, masks = jax.tree.map(
+            lambda v, b: v if b else jnp.broadcast_to(v, (size, *v.shape)), each, tuple(batched[1:])
+        )
+        flat = masks.reshape(-1, masks.shape[-1])
+        new = _match_nodes(
+            table, joined(graph), among.reshape(-1), flat, size * n_nodes, size * capacity
+        )
+        return new.reshape(masks.shape), True
+
+    return matched(table, graph, among, masks)
+
+
+def _match_some(
+    table: RuleTable,
+    graph: TensorGraph,
+    among: jax.Array,
+    masks: jax.Array,
+    n_nodes: int,
+    capacity: int,
+) -> jax.Array:
     n_among = jnp.sum(among)
     bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
-    instantiate_all = jax.vmap(instantiate, in_axes=(None, 0, 0, None))
+    all_apply = jax.vmap(applies, in_axes=(None, 0, 0, None))
 
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
@@ -116,7 +155,7 @@ def _match_nodes(
             entry = table.row_entry[row]
             single = table.entry_rows[entry, 1] < 0
             joint = jnp.pad(bound, ((0, 0), (0, P)))
-            ok = instantiate_all(table, jnp.where(fits & single, entry, -1), joint, graph).ok
+            ok = all_apply(table, jnp.where(fits & single, entry, -1), joint, graph)
             bit = jnp.where(
                 fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0)
             )
@@ -197,6 +236,82 @@ def candidates(
     )
 
 
+def draw(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, tries: int = 4
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One candidate at random, without listing them: entry (-1 where none was found), root,
+    partner.
+
+    A match of a single root or of a first root is drawn uniformly, for a first root then a second
+    one at the same operand. That may not hold, therefore the first of `tries` that does is taken.
+    Of pairs at different depths only those are taken of which a short search shows that neither
+    root depends on the other.
+    """
+    first = masks & _rows_of_role(table, 0)
+    counts = jnp.sum(jax.lax.population_count(first), axis=1).astype(jnp.int32)
+    total = jnp.cumsum(counts)
+
+    def one(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        at_first, at_second = jax.random.split(key)
+        place = jax.random.randint(at_first, (), 0, jnp.maximum(total[-1], 1))
+        root = jnp.searchsorted(total, place, side="right").astype(jnp.int32)
+        root = jnp.minimum(root, len(total) - 1)
+        _, row, exists = _ranked(first[root][None], place - (total[root] - counts[root]), 1)
+        entry = table.row_entry[row[0]]
+        second = table.entry_rows[entry, 1]
+        operand = bind_tree(table, row[0], root, graph)[0][table.shared[entry, 0]]
+        fits = (masks[:, second // 32] >> (second % 32).astype(jnp.uint32)) & 1 == 1
+        fits &= _operands(table, entry, graph) == operand
+        fits = fits.at[root].set(False)
+        place = jax.random.randint(at_second, (), 0, jnp.maximum(jnp.sum(fits), 1))
+        partner, _, paired = _ranked(fits[:, None].astype(jnp.uint32), place, 1)
+        partner = jnp.where(second >= 0, partner[0], 0)
+        turned = table.symmetric[entry] & (second >= 0) & (root > partner)
+        root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
+        there = exists[0] & ((second < 0) | (paired[0] & _independent(graph, root, partner)))
+        bound, matched = bind(table, entry, root, partner, graph)
+        ok = applies(table, jnp.where(there & matched, entry, -1), bound, graph)
+        return jnp.where(ok, entry, -1), root, partner
+
+    drawn = jax.vmap(one)(jax.random.split(key, tries))
+    taken = jnp.argmax(drawn[0] >= 0)
+    return drawn[0][taken], drawn[1][taken], drawn[2][taken]
+
+
+def _operands(table: RuleTable, entry: jax.Array, graph: TensorGraph) -> jax.Array:
+    """The operand [N] that each node, as the second root of an entry, would share."""
+    row, args = table.entry_rows[entry, 1], args_of(graph)
+    at, slots = table.shared[entry, 1], []
+    for _ in range(HEIGHT):
+        slots.append(jnp.where(at > 0, table.pos_slot[row, at], -1))
+        at = table.pos_parent[row, at]
+    node = jnp.arange(len(args), dtype=jnp.int32)
+    for slot in reversed(slots):
+        node = jnp.where(slot >= 0, args[node, slot], node)
+    return node
+
+
+def _independent(graph: TensorGraph, root: jax.Array, partner: jax.Array) -> jax.Array:
+    """Whether a short search shows that neither node depends on the other."""
+    depth, args = graph.globals.depth, args_of(graph)
+    deeper = depth[root] > depth[partner]
+    start, end = jnp.where(deeper, partner, root), jnp.where(deeper, root, partner)
+    above = (depth > depth[start]) & (depth <= depth[end])
+    reached = jnp.arange(len(args)) == start
+
+    def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        i, old, new = carry
+        return (i < _SEARCH) & jnp.any(old != new)
+
+    def level(reached: jax.Array) -> jax.Array:
+        return reached | (above & jnp.any(reached[args] & (args > 0), axis=1))
+
+    _, old, new = jax.lax.while_loop(
+        going, lambda c: (c[0] + 1, c[2], level(c[2])), (jnp.int32(0), reached, level(reached))
+    )
+    return ~new[end] & jnp.all(old == new)
+
+
 def _pairs(
     table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -232,9 +347,9 @@ def _pairs(
         (cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]),
         axis=1,
     )
-    keep &= jax.vmap(instantiate, in_axes=(None, 0, 0, None))(
+    keep &= jax.vmap(applies, in_axes=(None, 0, 0, None))(
         table, jnp.where(keep, e, -1), joint, graph
-    ).ok
+    )
     keep &= ~_closes_cycle(graph, root, partner, keep)
     overflow = (n_halves > size) | (ends[-1] > size)
     count = jnp.where(overflow, jnp.maximum(ends[-1], n_halves), jnp.sum(keep))

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.rule import Pattern, Rule, Term, Var, shape_text
@@ -51,10 +50,8 @@ class RuleTable:
     symmetric: jax.Array  # [E] bool, the two roots may change places
     shared: jax.Array  # [E, 2] int32, position of the shared operand in either tree
     cross_same: jax.Array  # [E, P] int32, position of tree 0 the second tree's must equal; -1
-    code: jax.Array  # [E, I, 5] int32
-    fimm: jax.Array  # [E, I] float32
+    code: jax.Array  # [E, I, 6] int32, see `bytecode.run`
     length: jax.Array  # [E] int32
-    guard: jax.Array  # [E] int32, register of the conjunction of the conditions
     new_op: jax.Array  # [E, Q] int32; 0 not used
     new_attrs: jax.Array  # [E, Q] int32, register
     new_lowering: jax.Array  # [E, Q] int32
@@ -180,7 +177,7 @@ class _Entry:
                 self.positions.setdefault(name, at + t * P)
             named_ops |= {p.name: p.op for p in tree.patterns if isinstance(p, Pattern) and p.name}
         self.assembler = bytecode.Assembler(self.positions, named_ops)
-        self.guard = self._guard()
+        self._check()
         # Term, arguments, register of the attributes, source of the dtype.
         self.new: list[tuple[Term, list[int], int, int]] = []
         self._codes: dict[str, int] = dict(self.positions)
@@ -191,10 +188,10 @@ class _Entry:
             raise RuleError(
                 f"rule {rule.name} makes {len(self.new)} nodes, at most {Q}", rule.place
             )
+        self.program = self.assembler.program([attrs for _, _, attrs, _ in self.new])
 
-    def _guard(self) -> int:
+    def _check(self) -> None:
         asm = self.assembler
-        conditions: list[int] = []
         for t, tree in enumerate(self.trees):
             for at, pattern in enumerate(tree.patterns):
                 if isinstance(pattern, Var):
@@ -203,20 +200,15 @@ class _Entry:
                     spec = ops.OPS[pattern.op].field(key)
                     got = asm.field(at + t * P, spec.offset, spec.width)
                     if isinstance(wanted, int):
-                        conditions.append(asm.emit("=", got, asm.emit("imm", imm=wanted)))
+                        asm.checked.add(asm.emit("=", got, asm.emit("imm", imm=wanted)))
                     elif wanted in asm.numbers:
-                        conditions.append(asm.emit("=", got, asm.numbers[wanted]))
+                        asm.checked.add(asm.emit("=", got, asm.numbers[wanted]))
                     else:
                         asm.numbers[wanted] = got
         for name, e in self.rule.lets:
             asm.numbers[name] = asm.compile(e)
-        conditions += [asm.compile(e) for e in self.rule.conditions]
-        if not conditions:
-            return asm.emit("imm", imm=1)
-        total = conditions[0]
-        for c in conditions[1:]:
-            total = asm.emit("and", total, c)
-        return asm.emit("all", total)
+        for e in self.rule.conditions:
+            asm.check(e)
 
     def _term(self, term: Term | Var) -> int:
         """The code of a term: a binding position or 2P + new node."""
@@ -226,9 +218,9 @@ class _Entry:
         spec = ops.OPS[term.op]
         asm = self.assembler
         if term.like:
-            attrs = asm.emit("load", self.positions[term.like], bytecode.PROPERTIES.index("attrs"))
+            attrs = asm.load(self.positions[term.like], "attrs")
         else:
-            attrs = asm.vector(graph_lib.pack_attrs(term.op, {}))
+            attrs = asm.emit("defaults", imm=spec.code)
         for key, e in term.attrs:
             attrs = asm.put(attrs, spec.field(key), asm.compile(e))
         source = self._codes[term.dtype_of] if term.dtype_of else -1
@@ -274,7 +266,7 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     entries = [(i, _Entry(v)) for i, r in enumerate(rules) for v in variants(r)]
     n_rows = sum(len(e.trees) for _, e in entries)
     t = _bucket(max(n_rows, min_rows, 1), _ROW_BUCKETS, "pattern trees")
-    longest = max((len(e.assembler.code) for _, e in entries), default=1)
+    longest = max((len(e.program.code) for _, e in entries), default=1)
     n_code = _bucket(max(longest, min_code), _INSTRUCTION_BUCKETS, "instructions of a rule")
     w = t // 32
     a: dict[str, np.ndarray] = {
@@ -292,10 +284,8 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
         "symmetric": np.zeros(t, bool),
         "shared": np.zeros((t, 2), np.int32),
         "cross_same": np.full((t, P), -1, np.int32),
-        "code": np.zeros((t, n_code, 5), np.int32),
-        "fimm": np.zeros((t, n_code), np.float32),
+        "code": np.zeros((t, n_code, 6), np.int32),
         "length": np.zeros(t, np.int32),
-        "guard": np.zeros(t, np.int32),
         "new_op": np.zeros((t, Q), np.int32),
         "new_attrs": np.zeros((t, Q), np.int32),
         "new_lowering": np.zeros((t, Q), np.int32),
@@ -317,15 +307,14 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
             for name, at in entry.trees[1].names.items():
                 if name in entry.trees[0].names:
                     a["cross_same"][e, at] = entry.trees[0].names[name]
-        code = entry.assembler.code
-        a["code"][e, : len(code)] = [(c.code, c.a, c.b, c.c, c.imm) for c in code]
-        a["fimm"][e, : len(code)] = [c.fimm for c in code]
-        a["length"][e] = len(code)
-        a["guard"][e] = entry.guard
+        program = entry.program
+        for i, (c, checked) in enumerate(zip(program.code, program.checked, strict=True)):
+            a["code"][e, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
+        a["length"][e] = len(program.code)
         a["root_to"][e, : len(entry.root_to)] = entry.root_to
-        for q, (term, args, attrs, source) in enumerate(entry.new):
+        for q, (term, args, _, source) in enumerate(entry.new):
             a["new_op"][e, q] = ops.OPS[term.op].code
-            a["new_attrs"][e, q] = attrs
+            a["new_attrs"][e, q] = program.results[q]
             a["new_lowering"][e, q] = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
             a["new_args"][e, q, : len(args)] = args
             a["new_dtype"][e, q] = source
