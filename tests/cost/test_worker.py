@@ -206,10 +206,9 @@ def test_a_job_that_kills_the_worker_costs_itself_only(worker):
 
 def test_a_worker_that_died_between_jobs_is_replaced(worker):
     one(worker, SMALL)
-    pid = worker.pid
-    os.kill(pid, signal.SIGKILL)
-    while is_running(pid):
-        time.sleep(0.01)
+    os.kill(worker.pid, signal.SIGKILL)
+    # Until all its threads are gone, which is later than that it counts as a zombie.
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert one(worker, SMALL, reference=SMALL).ok
 
 

@@ -90,6 +90,8 @@ CASES = [
     ("conv", {**CONV, "groups": 4}, [(1, 8, 5, 5), (8, 2, 1, 1)], (1, 8, 5, 5)),
     ("conv", {**CONV, "groups": 3}, [(1, 8, 5, 5), (8, 2, 1, 1)], None),
     ("conv", {**CONV, "batch_groups": 2}, [(4, 3, 5, 5), (6, 3, 1, 1)], (2, 6, 5, 5)),
+    ("conv", {**CONV, "batch_groups": 2}, [(4, 3, 5, 5), (7, 3, 1, 1)], None),
+    ("conv", {**CONV, "batch_groups": 2, "groups": 3}, [(4, 3, 5, 5), (6, 1, 1, 1)], None),
     (
         "conv",
         dict(lhs_layout=NHWC, rhs_layout=HWIO, out_layout=NCHW, dtype=F32),

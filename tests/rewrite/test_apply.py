@@ -13,7 +13,7 @@ from tests.rewrite.test_match import SIBLINGS
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, is_acyclic, n_live
 from xrl_jax.graph.text import format_graph
-from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.library import select_rules, standard_rules
 
 
 def lines(text: str) -> list[str]:
@@ -104,6 +104,21 @@ def test_a_candidate_that_does_not_match_changes_nothing() -> None:
         )
         assert not bool(after.ok) and not bool(after.full) and not after.changed.any()
         jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
+
+
+def test_work_on_weights_alone_is_not_merged_with_work_on_inputs() -> None:
+    rules = harness.table_of(select_rules(standard_rules(), ["merge-dots-by-right"]))
+    graph = """
+      %1: float32[4,8] = input() ref=@0
+      %2: float32[5,8] = {second}() ref=@1
+      %3: float32[8,3] = weight() ref=@2
+      %4: float32[4,3] = dot(%1, %3) {{lhs_contract=[1], rhs_contract=[0]}}
+      %5: float32[5,3] = dot(%2, %3) {{lhs_contract=[1], rhs_contract=[0]}}
+      %6: float32[5,3] = tanh(%5)
+      return %4, %6
+    """
+    assert len(harness.find(rules, graph_of(graph.format(second="input")))) == 1
+    assert harness.find(rules, graph_of(graph.format(second="weight"))) == []
 
 
 @pytest.mark.parametrize("seeds", [range(0, 8), range(8, 16)])

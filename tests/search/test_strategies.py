@@ -226,10 +226,23 @@ def test_ctrl_c_before_the_search_began_gives_the_original():
     assert [f.program for f in found.best] == [program()]
 
 
-def test_ctrl_c_while_a_region_is_timed_keeps_the_best_so_far():
+def raise_ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def raise_ctrl_c_inside_jax() -> None:
+    """As JAX does where Ctrl-C meets it comparing the static fields of pytrees."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        raise ValueError("Exception raised while checking equality of metadata fields") from error
+
+
+@pytest.mark.parametrize("press", [raise_ctrl_c, raise_ctrl_c_inside_jax])
+def test_ctrl_c_while_a_region_is_timed_keeps_the_best_so_far(press):
     def price(region):
         if region.node.lowering == 1:
-            raise KeyboardInterrupt
+            press()
         return made_up(region)
 
     found = run("taso", oracle=FakeOracle(price))

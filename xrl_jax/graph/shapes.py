@@ -173,6 +173,8 @@ def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any
     ok = (ranks[0] == xp.where(two, 4, 3)) & (ranks[1] == ranks[0]) & same_rank
     ok &= ((out_at[3] >= 0) == two) & (lhs[1] == rhs[1] * groups)
     ok &= (rhs[0] % xp.maximum(groups, 1) == 0) & (lhs[0] % xp.maximum(batch_groups, 1) == 0)
+    # As lax has it: groups of channels or of images, never both.
+    ok &= (rhs[0] % xp.maximum(batch_groups, 1) == 0) & ((groups == 1) | (batch_groups == 1))
     ok &= xp.all((attrs[12:15] >= 0) & (attrs[12:15] < len(ops.LAYOUTS)))
     return shape, ranks[0], ok & xp.all(stride >= 1) & (groups >= 1) & (batch_groups >= 1)
 

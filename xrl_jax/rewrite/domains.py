@@ -116,6 +116,10 @@ class Field:
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return self._pair(a["p"].sum(axis=axes), a["q"].sum(axis=axes))
 
+    def contract(self, a: Value, b: Value) -> Value:
+        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
+        return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
+
     def exp(self, a: Value) -> Value:
         other = self.unknown("exp", (a,))
         return (
@@ -201,6 +205,10 @@ class Integers:
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return self._cut(a.sum(axis=axes))
 
+    def contract(self, a: Value, b: Value) -> Value:
+        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
+        return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
+
     def exp(self, a: Value) -> Value:
         return self.monotone("exp", a)
 
@@ -266,6 +274,10 @@ class Floats:
 
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return a.sum(axis=axes)
+
+    def contract(self, a: Value, b: Value) -> Value:
+        """Sums of products over the last axis, by BLAS: [..., m, k], [..., n, k] -> [..., m, n]."""
+        return a @ np.swapaxes(b, -1, -2)
 
     def exp(self, a: Value) -> Value:
         return np.exp(a)

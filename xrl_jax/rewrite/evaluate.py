@@ -33,7 +33,8 @@ def evaluate(
 
     Args:
       nodes: in topological order.
-      sources: the value of every source node, by its `ref`.
+      sources: the value of every node with a `ref`, by it; where the node has arguments, a function
+        of theirs.
 
     Raises:
       CannotEvaluateError: an operator whose result is no elementwise function of its arguments is
@@ -43,7 +44,8 @@ def evaluate(
     with np.errstate(all="ignore"):
         for node in nodes:
             if node.ref >= 0:
-                values.append(sources[node.ref])
+                source = sources[node.ref]
+                values.append(source(*(values[a] for a in node.args)) if node.args else source)
             elif node.op == "const":
                 values.append(domain.const(node.value))
             else:
@@ -297,9 +299,9 @@ def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
     yf = [d for d in range(y.ndim) if d not in rc + rb]
     b, m, k = (math.prod(x.shape[d] for d in dims) for dims in (lb, xf, lc))
     n = math.prod(y.shape[d] for d in yf)
-    x = np.transpose(x, (*lb, *xf, *lc)).reshape(b, m, 1, k)
-    y = np.transpose(y, (*rb, *yf, *rc)).reshape(b, 1, n, k)
-    return domain.sum(domain.mul(x, y), (3,)).reshape(node.shape)
+    x = np.transpose(x, (*lb, *xf, *lc)).reshape(b, m, k)
+    y = np.transpose(y, (*rb, *yf, *rc)).reshape(b, n, k)
+    return domain.contract(x, y).reshape(node.shape)
 
 
 def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -334,11 +336,11 @@ def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
                     *(slice(i * d, i * d + (m - 1) * s + 1, s) for i, d, m, s in where),
                 )
             ]
-            product = domain.mul(
-                part[:, None],
-                k[(slice(None), slice(None), *at)].reshape(1, *k.shape[:2], *(1,) * n),
+            product = domain.contract(
+                k[(slice(None), slice(None), *at)],
+                np.moveaxis(part, 1, -1).reshape(a.shape[0], math.prod(sizes[2:]), a.shape[1]),
             )
-            total = domain.add(total, domain.sum(product, (2,)))
+            total = domain.add(total, product.reshape(total.shape))
         results.append(total)
     y = np.concatenate(results, axis=1)
     order = [0] * (n + 2)
