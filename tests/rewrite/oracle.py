@@ -375,6 +375,9 @@ def _right_side(
         old, new = _at(nodes, root), _at(nodes, to)
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             return None
+        after = Graph(tuple(nodes), ())
+        if weight_only(after, root) != weight_only(after, to):
+            return None
     return nodes, swap
 
 

@@ -18,7 +18,7 @@ from xrl_jax.cost import regions, roofline
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
 from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 from xrl_jax.graph.hash import timing_key
@@ -147,7 +147,8 @@ class Oracle:
         """
         clock = Stopwatch(0.0)
         try:
-            job = regions.region_job(region, self.options, constants=self.constants)
+            with plain_ctrl_c():
+                job = regions.region_job(region, self.options, constants=self.constants)
         except Exception as error:  # a lowering that cannot be traced costs itself only
             timing = Timing.without("failed", f"{type(error).__name__}: {error}")
         else:

@@ -16,7 +16,7 @@ from xrl_jax.backends.xla import evaluate
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, class_shares, merge_shares
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
@@ -114,6 +114,7 @@ def time_programs(
     timed: list[Timed] = []
     reference: Job | Timing | None = None
 
+    @plain_ctrl_c()
     def one(index: int, options: Options) -> bool:
         """Whether it is worth the while to go on with this program."""
         job = _exported(programs[index], options, oracle.constants)
@@ -166,7 +167,8 @@ def ranked(timed: Sequence[Timed]) -> list[Timed]:
 def _exported(program: Program, options: Options, constants: bool) -> Job | Timing:
     """The program's job, or the failed timing that says why there is none."""
     try:
-        return program_job(program, options, constants=constants)
+        with plain_ctrl_c():
+            return program_job(program, options, constants=constants)
     except Exception as error:  # host callbacks and the like cannot be exported
         return Timing.without("failed", f"{type(error).__name__}: {error}")
 

@@ -14,7 +14,7 @@ from xrl_jax.backends.baselines import baselines, flat_original
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
-from xrl_jax.cost.timing import Ratio, Timing, compare, error_text
+from xrl_jax.cost.timing import Ratio, Timing, compare, error_text, plain_ctrl_c
 from xrl_jax.graph.program import Program, unflatten_args
 
 OPTIMISED = "optimised"
@@ -118,17 +118,20 @@ def settle(
     timed = _timed_before(chosen)
     added, cut_short = 0, False
     try:
-        leaves = concrete(program, arguments)
-        tell("checking against float64")
-        for chosen in finalists:
-            fast = Fast(chosen.program, program.fn, options=chosen.options, close_over=close_over)
-            found = _check(program, fast, leaves, tolerance)
-            if found.ok:
-                break
-        accuracy, added = found, fast.weight_bytes_added if found.ok else 0
-        timed = _timed_before(chosen)
-        tell("timing against jax.jit")
-        timed = _time_in_turn(program, fast, leaves, seconds, seed)
+        with plain_ctrl_c():
+            leaves = concrete(program, arguments)
+            tell("checking against float64")
+            for chosen in finalists:
+                fast = Fast(
+                    chosen.program, program.fn, options=chosen.options, close_over=close_over
+                )
+                found = _check(program, fast, leaves, tolerance)
+                if found.ok:
+                    break
+            accuracy, added = found, fast.weight_bytes_added if found.ok else 0
+            timed = _timed_before(chosen)
+            tell("timing against jax.jit")
+            timed = _time_in_turn(program, fast, leaves, seconds, seed)
     except KeyboardInterrupt:
         cut_short = True
     speedup, noise = timed.speedup, timed.noise
@@ -194,7 +197,8 @@ def _check(
     for sample in checks:
         jax.block_until_ready(before(*sample))  # what the original raises is for the user to see
     try:
-        return assess(before, flat_call(fast), original, checks, tolerance=tolerance)
+        with plain_ctrl_c():
+            return assess(before, flat_call(fast), original, checks, tolerance=tolerance)
     except Exception as error:
         return _unknown(f"the result cannot be run ({error_text(error, limit=300)})")
 

@@ -24,6 +24,19 @@ from xrl_jax.cost.inputs import hlo_hash, random_input
 STATUSES = ("ok", "failed", "timeout", "killed")
 
 
+@contextlib.contextmanager
+def plain_ctrl_c() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt even where JAX makes another error of it, as it does
+    when it is comparing the static fields of pytrees.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """What was measured of one function; all times in seconds per call.

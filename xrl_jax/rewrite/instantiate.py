@@ -307,13 +307,15 @@ def _new_nodes(
     )
     most = jnp.max(jnp.where(holds, n_new, 0))
     shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, most, make, start)
-    # Each root's replacement has the shape and dtype of the root.
+    # Each root's replacement has the shape and dtype of the root, and depends on inputs only if the
+    # root does: what reads it keeps its flag and its cost.
     for role in range(2):
         to, root = table.root_to[entry, role], role * P
         same = (
             jnp.all(shape[each, to] == shape[:, root], axis=1)
             & (rank[each, to] == rank[:, root])
             & (dtype[each, to] == dtype[:, root])
+            & (weight_only[each, to] == weight_only[:, root])
         )
         ok &= (to < 0) | same
     at, present, used = jnp.maximum(new_args, 0), new_args >= 0, new_op != ops.HOLE

@@ -21,7 +21,7 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed, program_job
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule, Term
@@ -146,31 +146,34 @@ def refine(
     if not start.timing.ok or start.timing.relative is None:
         return best, ()
     try:
-        incumbent = program_job(best.program, best.options, constants=oracle.constants)
-        while True:
-            todo = [c for c in changes(oracle, rules, best.program) if c[:2] not in tried]
-            stayed = False
-            for n, change in enumerate(todo):
-                spent = oracle.spending.measurements
-                if clock.done or (measurements is not None and spent >= measurements):
+        with plain_ctrl_c():
+            incumbent = program_job(best.program, best.options, constants=oracle.constants)
+            while True:
+                todo = [c for c in changes(oracle, rules, best.program) if c[:2] not in tried]
+                stayed = False
+                for n, change in enumerate(todo):
+                    spent = oracle.spending.measurements
+                    if clock.done or (measurements is not None and spent >= measurements):
+                        return best, tuple(steps)
+                    tell(f"refining ({n + 1} of {len(todo)})")
+                    tried.add(change[:2])
+                    after = changed(best.program, change)
+                    job = program_job(after, best.options, constants=oracle.constants)
+                    seconds = float(np.clip(2 * _TURNS * best.timing.seconds, *_SECONDS))
+                    timing = oracle.time_against(
+                        job, incumbent, seconds_per_job=seconds, timeout=60.0
+                    )
+                    if not timing.ok or timing.relative is None or timing.relative > _GAIN:
+                        continue
+                    gain = best.timing.seconds * (1.0 - timing.relative)
+                    relative = best.timing.relative * timing.relative  # type: ignore[operator]
+                    timing = replace(timing, relative=relative)
+                    best = Timed(after, best.options, timing, best.index)
+                    steps.append(Step(change.places[0][0], change.rule, change.text, gain))
+                    incumbent, stayed = job, True
+                    break
+                if not stayed:
                     return best, tuple(steps)
-                tell(f"refining ({n + 1} of {len(todo)})")
-                tried.add(change[:2])
-                after = changed(best.program, change)
-                job = program_job(after, best.options, constants=oracle.constants)
-                seconds = float(np.clip(2 * _TURNS * best.timing.seconds, *_SECONDS))
-                timing = oracle.time_against(job, incumbent, seconds_per_job=seconds, timeout=60.0)
-                if not timing.ok or timing.relative is None or timing.relative > _GAIN:
-                    continue
-                gain = best.timing.seconds * (1.0 - timing.relative)
-                relative = best.timing.relative * timing.relative  # type: ignore[operator]
-                timing = replace(timing, relative=relative)
-                best = Timed(after, best.options, timing, best.index)
-                steps.append(Step(change.places[0][0], change.rule, change.text, gain))
-                incumbent, stayed = job, True
-                break
-            if not stayed:
-                return best, tuple(steps)
     except KeyboardInterrupt:
         tell("interrupted")
         return best, tuple(steps)

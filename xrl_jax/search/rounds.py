@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from xrl_jax.cost.programs import Timed, constants_pay, ranked, shares, time_programs
-from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
 from xrl_jax.search.base import (
     Budget,
     Found,
@@ -41,7 +41,8 @@ def search_in_rounds(
     """
     oracle = problem.oracle
     try:
-        oracle.constants = constants_pay(oracle, problem.program)
+        with plain_ctrl_c():
+            oracle.constants = constants_pay(oracle, problem.program)
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
         strategy = _interrupted
@@ -82,6 +83,7 @@ def _interrupted(problem: Problem, budget: Budget, key: jax.Array) -> SearchResu
 
 def _guarded(strategy: Strategy, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     try:
-        return strategy(problem, budget, key)
+        with plain_ctrl_c():
+            return strategy(problem, budget, key)
     except KeyboardInterrupt:  # not the first: strategies keep what they have at that one
         return _interrupted(problem, budget, key)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
 from xrl_jax.graph.graph import TensorGraph, grow
 from xrl_jax.graph.program import Program
 from xrl_jax.search.base import (
@@ -57,17 +57,18 @@ def search_graphs(
     program, oracle = problem.program, problem.oracle
     found: list[Found] = []
     try:
-        starts = _starts(run, program)
-        run.start(program.counts, [s.seconds for _, s in starts])
-        run.report("measured the original")
-        begin = [Opening(program)]
-        if opened:
-            begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
-        for n, opening in enumerate(begin):
-            clock = run.clock.part(1.0 / (len(begin) - n))
-            found += _search_one(run, opening, clock, key, phases)
-            if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
-                break
+        with plain_ctrl_c():
+            starts = _starts(run, program)
+            run.start(program.counts, [s.seconds for _, s in starts])
+            run.report("measured the original")
+            begin = [Opening(program)]
+            if opened:
+                begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
+            for n, opening in enumerate(begin):
+                clock = run.clock.part(1.0 / (len(begin) - n))
+                found += _search_one(run, opening, clock, key, phases)
+                if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
+                    break
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
     costs = oracle.table()
@@ -117,23 +118,26 @@ def _search_one(
     starts: list[tuple[Space, State]] = []
     found: dict[int, list[Reached]] = {}
     try:
-        starts = _starts(run, program)
-        run.go_on(program.counts, [s.seconds for _, s in starts])
-        weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
-        order = sorted(range(len(starts)), key=lambda i: -weights[i])
-        for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
-            part = clock.part(phase.share)
-            for n, (i, k) in enumerate(
-                zip(order, jax.random.split(phase_key, len(order)), strict=True)
-            ):
-                if run.out_of_budget(clock):
-                    break
-                space, start = starts[i]
-                share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
-                reached = found.get(i, [(start, [])])
-                reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
-                found[i] = phase.search(run, space, reached, i, part.part(min(share, 1.0)), k)
-                run.keep(i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]])
+        with plain_ctrl_c():
+            starts = _starts(run, program)
+            run.go_on(program.counts, [s.seconds for _, s in starts])
+            weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
+            order = sorted(range(len(starts)), key=lambda i: -weights[i])
+            for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
+                part = clock.part(phase.share)
+                for n, (i, k) in enumerate(
+                    zip(order, jax.random.split(phase_key, len(order)), strict=True)
+                ):
+                    if run.out_of_budget(clock):
+                        break
+                    space, start = starts[i]
+                    share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
+                    reached = found.get(i, [(start, [])])
+                    reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
+                    found[i] = phase.search(run, space, reached, i, part.part(min(share, 1.0)), k)
+                    run.keep(
+                        i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]]
+                    )
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
         found = {**run.reached, **found}
