@@ -44,7 +44,7 @@ ROWS = (
 CODE = 128
 BATCH = 128
 _TOLERANCE = 1e-9  # of float64, relative to the largest element
-_ROUNDS = 30
+_ROUNDS = 60
 _DRAWS = 24  # for one turning in one round
 
 

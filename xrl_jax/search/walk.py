@@ -28,6 +28,7 @@ from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State
 
 _OPENING = 0.3  # of the time, at most, for making the openings
+_BEHIND = 1.1  # an opening this many times slower than the best is not searched further
 
 # One graph's search: (run, space, states reached so far, graph index, clock, key) -> states with
 # their steps, best first.
@@ -124,6 +125,8 @@ def _search_one(
             weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
             order = sorted(range(len(starts)), key=lambda i: -weights[i])
             for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
+                if found and sum(run.parts) > _BEHIND * run.best_seconds:
+                    break
                 part = clock.part(phase.share)
                 for n, (i, k) in enumerate(
                     zip(order, jax.random.split(phase_key, len(order)), strict=True)
