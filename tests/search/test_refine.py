@@ -53,8 +53,8 @@ class Timer(FakeOracle):
         self.seconds, self.asked = seconds, []
         monkeypatch.setattr(lib, "program_job", lambda p, *_, **__: forms(p))
 
-    def time_against(self, job, reference, **_):
-        self.asked.append(job)
+    def time_against(self, job, reference, *, turn, **_):
+        self.asked += [job] * (turn == 0)
         self.spending.measurements += 1
         t = self.seconds(job)
         return Timing(t, t, t, relative=t / self.seconds(reference))
@@ -86,6 +86,16 @@ def test_what_gains_less_than_a_hundredth_does_not_stay(start, monkeypatch) -> N
     best, steps = lib.refine(oracle, RULES, start, LONG)
     assert best == start and steps == ()
     assert sorted(set(oracle.asked)) == [(TRANSPOSED,) * 2, (SWAPPED,) * 2]
+
+
+def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
+    class Lucky(Timer):
+        def time_against(self, job, reference, *, turn, **options):
+            t = 0.9 if turn == 0 else 1.0
+            return Timing(t, t, t, relative=t)
+
+    best, steps = lib.refine(Lucky(lambda f: 1.0, monkeypatch), RULES, start, LONG)
+    assert best == start and steps == ()
 
 
 def test_only_forms_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:

@@ -185,12 +185,18 @@ class Oracle:
         return timings
 
     def time_against(
-        self, job: Job, reference: Job, *, seconds_per_job: float = 1.0, timeout: float = 300.0
+        self,
+        job: Job,
+        reference: Job,
+        *,
+        turn: int = 0,
+        seconds_per_job: float = 1.0,
+        timeout: float = 300.0,
     ) -> Timing:
         """A whole program in turn with another; kept in the store, so that what is decided by it is
-        decided again in the same way.
+        decided again in the same way. `turn` counts timings of the same two.
         """
-        key = timing_key([], (), extra=["against", job.key, reference.key])
+        key = timing_key([], (), extra=["against", str(turn), job.key, reference.key])
         timing = self.store.get([key]).get(key)
         if timing is not None:
             self.spending.from_store += 1
