@@ -76,6 +76,8 @@ def sweep(
     """
     state, steps = reached
     for _ in range(_PASSES):
+        if clock.done:
+            break
         state = space.matched(state)
         moves = space.moves(state, costs).among(allowed)
         taken = 0
