@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,20 @@ def test_only_forms_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:
     oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
     lib.refine(oracle, RULES[:1], start, LONG)
     assert oracle.asked == [(SWAPPED, SWAPPED)]
+
+
+def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatch) -> None:
+    back = parse_rules(
+        """(rule plain (family lowering-dot) (source "test")
+             (lhs (dot ?x ?w :as d)) (when (/= (lowering d) 0)) (rhs (dot ?x ?w :like d)))"""
+    )[0]
+    nodes = start.program.graph.nodes
+    swapped = start.program.with_graphs(
+        [start.program.graph._replace(nodes=nodes._replace(lowering=nodes.op * 0 + SWAPPED))]
+    )
+    oracle = Timer(lambda f: 0.5 if f[0] == PLAIN else 1.0, monkeypatch)
+    best, steps = lib.refine(oracle, back, replace(start, program=swapped), LONG)
+    assert forms(best.program) == (PLAIN, PLAIN) and [s.rule for s in steps] == ["plain"]
 
 
 def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:

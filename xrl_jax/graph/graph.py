@@ -23,7 +23,7 @@ from xrl_jax.graph import ops, shapes
 
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _DEPTH_STEP = 32  # between neighbours at first, so that most rewrites lift nothing
-_DEAD_AT_ONCE = 16
+_DEAD_AT_ONCE = 16  # nodes removed in a step: more are gathered in vain, fewer take more steps
 _HEADROOM = 24  # free slots a graph starts with, so that the first rewrites fit
 
 

@@ -17,13 +17,12 @@ import numpy as np
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.graph import grow
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.interface import features_last
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.search.base import Reached, Step, assemble
-from xrl_jax.search.states import Space, State
+from xrl_jax.search.states import Space, State, in_one_bucket
 
 _FOLD = "fold"  # the family that moves scales and shifts into weights
 # Rules that move broadcasts of weights down, so that a vector is a vector until it meets an image.
@@ -120,11 +119,9 @@ def openings(
     def through(start: Program, *sweeps: tuple[np.ndarray, bool]) -> tuple[Opening, list[int]]:
         """The opening that sweeps lead to, and how many steps each took."""
         space = Space(rules, jnp.asarray(start.digests()))
-        bucket = max(g.nodes.op.shape[0] for g in start.graphs)
         graphs, steps, taken = {}, [], [0] * len(sweeps)
-        for index, graph in enumerate(start.graphs):
-            same = graph if graph.nodes.op.shape[0] == bucket else grow(graph, bucket)
-            reached: Reached = (space.start(same, costs), [])
+        for index, graph in enumerate(in_one_bucket(start)):
+            reached: Reached = (space.start(graph, costs), [])
             for n, (allowed, gain) in enumerate(sweeps):
                 before = len(reached[1])
                 reached = sweep(space, reached, index, costs, allowed, clock, gain=gain)

@@ -29,7 +29,7 @@ from xrl_jax.rewrite.rule import Rule, Term
 from xrl_jax.search.base import Step
 from xrl_jax.search.greedy import is_lowering
 
-_PLAIN = "plain"  # the name of lowering 0
+_PLAIN = "xla"  # the name of lowering 0
 _GAIN = 0.99  # of the program's time must be left at most, for a change to stay
 _HOPE = 2.0  # a form is tried if the model gives it at most this many times the present one's time
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial

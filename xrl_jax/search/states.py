@@ -21,6 +21,7 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
+from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import match as match_lib
 from xrl_jax.rewrite.apply import Applied, apply
 from xrl_jax.rewrite.delta import deltas
@@ -58,6 +59,14 @@ class State:
     masks: jax.Array  # [N, W] where rules match, before the changes below
     changed: jax.Array  # [N] bool, nodes that changed since the masks were made
     seconds: float
+
+
+def in_one_bucket(program: Program) -> list[TensorGraph]:
+    """The program's graphs in the bucket of the largest: everything is then compiled once."""
+    bucket = max(g.nodes.op.shape[0] for g in program.graphs)
+    return [
+        g if g.nodes.op.shape[0] == bucket else graph_lib.grow(g, bucket) for g in program.graphs
+    ]
 
 
 @functools.partial(jax.jit, static_argnames="size")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
-from xrl_jax.graph.graph import TensorGraph, grow
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.search.base import (
     Budget,
@@ -25,7 +25,7 @@ from xrl_jax.search.base import (
 )
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.openings import Opening, openings
-from xrl_jax.search.states import Space, State
+from xrl_jax.search.states import Space, State, in_one_bucket
 
 _OPENING = 0.3  # of the time, at most, for making the openings
 _BEHIND = 1.1  # an opening this many times slower than the best is not searched further
@@ -85,16 +85,12 @@ def search_graphs(
 
 
 def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
-    """The first state of every graph, its regions measured. One bucket serves all graphs:
-    everything is then compiled once.
-    """
+    """The first state of every graph, its regions measured."""
     oracle = run.problem.oracle
     space = Space(run.problem.rules, jnp.asarray(program.digests()))
-    bucket = max(g.nodes.op.shape[0] for g in program.graphs)
     starts = []
-    for graph in program.graphs:
-        same = graph if graph.nodes.op.shape[0] == bucket else grow(graph, bucket)
-        state = space.start(same, oracle.table())
+    for graph in in_one_bucket(program):
+        state = space.start(graph, oracle.table())
         measure_state(oracle, state, run.clock, run.budget.measurements)
         starts.append(state)
     return [(space, space.reprice(s, oracle.table())) for s in starts]
