@@ -1,4 +1,6 @@
-"""Openings: the whole network features last, with transposes left at its borders only."""
+"""Openings: the whole network features last, or features first under its weights, with transposes
+left at its borders only.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,21 @@ def opened(program: Program, table: CompiledRules, seconds: float = 600.0) -> li
     return openings(program, table, cost_table({}), Stopwatch(seconds))
 
 
-def on_images(program: Program) -> Counter[tuple[str, tuple[int, ...]]]:
-    """Operators on images with the shapes of their results."""
-    nodes, _, _ = nodes_of(program.graph)
+def on_activations(
+    program: Program, kinds: tuple[str, ...]
+) -> Counter[tuple[str, tuple[int, ...]]]:
+    """Operators of these kinds on activations with the shapes of their results."""
+    nodes, _, slots = nodes_of(program.graph)
     weights = np.asarray(program.graph.nodes.weight_only)
-    _, _, slots = nodes_of(program.graph)
     return Counter(
         (n.op, n.shape)
         for n, s in zip(nodes, slots, strict=True)
-        if n.op in IMAGE and not weights[s]
+        if n.op in kinds and not weights[s]
     )
+
+
+def on_images(program: Program) -> Counter[tuple[str, tuple[int, ...]]]:
+    return on_activations(program, IMAGE)
 
 
 def test_only_the_transposes_at_the_borders_are_left() -> None:
@@ -113,3 +120,59 @@ def test_without_time_the_program_is_as_it_was() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     (only,) = opened(program, rules(), 0.0)
     assert str(only.program) == str(program)
+
+
+V, U = (jax.random.normal(jax.random.key(i), (3, 3)) for i in (2, 3))
+TOKENS = jax.random.normal(jax.random.key(4), (2, 3))
+
+
+def perceptron(v: jax.Array, u: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+    """Two products with weights, a bias, and the input added again; normalised."""
+    y = jnp.tanh(x @ v + b) @ u + x
+    return y - jnp.mean(y, axis=-1, keepdims=True)
+
+
+def test_products_with_weights_have_features_first_between_the_borders() -> None:
+    program = from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2))
+    first, folded = opened(program, rules())
+    kinds = ("transpose", "dot", "add", "tanh", "sub", "reduce_sum")
+    assert on_activations(first.program, kinds) == {
+        ("transpose", (3, 2)): 1,
+        ("dot", (3, 2)): 2,
+        ("add", (3, 2)): 2,
+        ("tanh", (3, 2)): 1,
+        ("reduce_sum", (2,)): 1,
+        ("sub", (3, 2)): 1,
+        ("transpose", (2, 3)): 1,
+    }
+    assert on_activations(folded.program, ("transpose",)) == {}
+    np.testing.assert_allclose(
+        first.program(V, U, B, TOKENS), perceptron(V, U, B, TOKENS), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_heads_are_split_and_joined_under_features_first() -> None:
+    def attention(v: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+        heads = (x @ v).reshape(2, 1, 3)
+        mixed = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", heads, heads))
+        return jnp.einsum("hqk,khd->qhd", mixed, heads).reshape(2, 3) @ u
+
+    program = from_jax(attention, V, U, TOKENS, weights=(0, 1))
+    first, _ = opened(program, rules())
+    steps = Counter(s.rule for s in first.steps)
+    assert (steps["split-of-transpose"], steps["join-of-transpose"]) == (1, 1)
+    np.testing.assert_allclose(
+        first.program(V, U, TOKENS), attention(V, U, TOKENS), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_product_that_takes_little_of_the_time_does_not_turn_the_network() -> None:
+    def classifier(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(20):
+            x = jnp.tanh(conv(w, x))
+        return jnp.mean(x, axis=(2, 3)) @ v
+
+    program = from_jax(classifier, W, V, X, weights=(0, 1))
+    assert ["dot-turned" in {s.rule for s in o.steps} for o in opened(program, rules())] == [
+        False, False,
+    ]  # fmt: skip

@@ -28,7 +28,7 @@ Q = 10  # new nodes of a right-hand side
 A = ops.MAX_ARGS
 N_ARG_BITS = 3  # how many arguments' operators the bit masks see
 _INSTRUCTION_BUCKETS = (64, 96, 128, 192, 256)
-_ROW_BUCKETS = (32, 64, 128, 256, 512, 1024)
+_ROW_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
 
 
 @jax.tree_util.register_dataclass

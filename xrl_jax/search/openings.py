@@ -1,10 +1,11 @@
 """Openings: programs to begin a search from, a long way off the original.
 
-Convolutions run fastest features last on most machines, but a network converts only as a whole: one
-operator's conversion costs two transposes, which cancel once its neighbours have followed. A
-descent does not get there and a queue gets there late, so the conversion is made at once, by the
-rules that any search has: scales and shifts are folded into weights, convolutions are converted,
-then transposes are moved down until they meet and cancel.
+Convolutions run fastest features last on most machines, and products with a weight often with the
+weight on the left and features first, but a network converts only as a whole: one operator's
+conversion costs two transposes, which cancel once its neighbours have followed. A descent does not
+get there and a queue gets there late, so the conversion is made at once, by the rules that any
+search has: scales and shifts are folded into weights, operators are converted, then transposes are
+moved down until they meet and cancel.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.interface import features_last
+from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, laid_out
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.search.base import Reached, Step, assemble
@@ -29,21 +33,25 @@ _FOLD = "fold"  # the family that moves scales and shifts into weights
 _JOINS = ("-of-broadcast", "-of-broadcasts", "-of-broadcast-scalar")
 _JOINS_ONLY = ("broadcast-broadcast", "sub-bias", "div-scale")
 _CONVERTS = ("conv-to-nhwc",)
+_TURNS = ("dot-turned",)
 # Rules with a transpose above on the left and below on the right. Each makes the sum of the
 # transposes' distances to the outputs smaller, so that they come to an end.
 _SINKS = ("-pull-transpose", "-pull-transposes", "-pull-transpose-scalar", "-transpose-broadcast")
+_CANCELS = ("transpose-transpose", "transpose-away")
+_ABSORBS = ("dot-of-transpose-left", "dot-of-transpose-right")
 _SINKS_ONLY = (
     "concat-of-transposes",
+    "join-of-transpose",
     "pad-of-transpose",
     "slice-of-transpose",
     "softmax-of-transpose",
+    "split-of-transpose",
     "transpose-of-broadcast",
-    "transpose-transpose",
-    "transpose-away",
     *(f"reduce_{r}-of-transpose" for r in ("sum", "max", "min")),
     *(f"window_{r}-of-transpose" for r in ("sum", "max", "min")),
 )
 _PASSES = 64  # a transpose moves past one operator in a pass
+_WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
 
 
 class Opening(NamedTuple):
@@ -53,6 +61,20 @@ class Opening(NamedTuple):
     steps: tuple[Step, ...] = ()
 
 
+class Sweep(NamedTuple):
+    """Candidates that are applied until there is none.
+
+    Attributes:
+      entries: [E] bool, of these entries of the rule table.
+      gain: only where they gain; else whatever they cost.
+      roots: [N] bool for a graph, only at these nodes; at all of them for None.
+    """
+
+    entries: np.ndarray
+    gain: bool = False
+    roots: Callable[[TensorGraph], np.ndarray] | None = None
+
+
 def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
     """[E] bool: which entries of the rule table belong to wanted rules."""
     fits = np.array([wanted(r) for r in rules.rules], bool)
@@ -60,32 +82,26 @@ def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarr
     return fits[rule_of] & (rule_of >= 0)
 
 
-def sweep(
-    space: Space,
-    reached: Reached,
-    index: int,
-    costs: CostTable,
-    allowed: np.ndarray,
-    clock: Stopwatch,
-    *,
-    gain: bool = False,
+def run_sweep(
+    space: Space, reached: Reached, index: int, costs: CostTable, sweep: Sweep, clock: Stopwatch
 ) -> Reached:
-    """Apply every candidate of the allowed entries [E] until there is none or the clock has run
-    out: whatever it costs, or with `gain` only where it gains.
-    """
+    """The state after a sweep, or where the clock ran out."""
     state, steps = reached
     for _ in range(_PASSES):
         if clock.done:
             break
         state = space.matched(state)
-        moves = space.moves(state, costs).among(allowed)
+        moves = space.moves(state, costs).among(sweep.entries)
+        fits = sweep.roots(state.graph) if sweep.roots else None
         taken = 0
         candidates = zip(moves.entry, moves.root, moves.partner, moves.delta, strict=True)
         for entry, root, partner, delta in candidates:
             if clock.done:
                 return state, steps
-            if gain and delta >= 0:
+            if sweep.gain and delta >= 0:
                 break  # the cheapest come first
+            if fits is not None and not fits[root]:
+                continue
             after = space.step(state, costs, int(entry), int(root), int(partner))
             if after is None:  # an earlier one of this pass changed what it matched
                 continue
@@ -104,36 +120,66 @@ def _step(space: Space, before: State, after: State, index: int, entry: int, roo
     return Step(index, space.rule_name(entry), space.place(before, root), gain)
 
 
+def on_weights(graph: TensorGraph) -> np.ndarray:
+    """[N] bool: products of an activation with a weight on its right."""
+    fixed = np.asarray(graph.nodes.weight_only)
+    args = np.asarray(args_of(graph))
+    is_dot = np.asarray(graph.nodes.op) == ops.OPS["dot"].code
+    return is_dot & ~fixed[args[:, 0]] & fixed[args[:, 1]]
+
+
+def _share_on_weights(program: Program, costs: CostTable) -> float:
+    """How much of the program's predicted time goes to products with weights."""
+    there, total = 0.0, 0.0
+    for graph, count in zip(program.graphs, program.counts, strict=True):
+        cost = count * np.asarray(roofline.priced(costs, graph).nodes.cost)
+        there += float(cost[on_weights(graph)].sum())
+        total += float(cost.sum())
+    return there / max(total, 1e-12)
+
+
 def openings(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[Opening]:
-    """Where a search may begin, the most promising first: with convolutions features last and
-    transposes only where nothing cancels them (left out where no convolution changes, or the rules
-    for it are switched off), and as the program is; both with scales and shifts folded.
+    """Where a search may begin, the most promising first: with convolutions features last, with
+    products with weights features first (each with transposes only where nothing cancels them, and
+    left out where it changes or gains nothing, or its rules are switched off), and as the program
+    is; all with scales and shifts folded.
     """
     joins = entries_of(rules, lambda r: r.name in _JOINS_ONLY or r.name.endswith(_JOINS))
     folds = entries_of(rules, lambda r: r.family == _FOLD)
     converts = entries_of(rules, lambda r: r.name in _CONVERTS)
+    turns = entries_of(rules, lambda r: r.name in _TURNS)
     sinks = entries_of(rules, lambda r: r.name in _SINKS_ONLY or r.name.endswith(_SINKS))
+    cancels = entries_of(rules, lambda r: r.name in _CANCELS)
+    absorbs = entries_of(rules, lambda r: r.name in _ABSORBS)
 
-    def through(start: Program, *sweeps: tuple[np.ndarray, bool]) -> tuple[Opening, list[int]]:
+    def through(start: Program, *sweeps: Sweep) -> tuple[Opening, list[int]]:
         """The opening that sweeps lead to, and how many steps each took."""
         space = Space(rules, jnp.asarray(start.digests()))
         graphs, steps, taken = {}, [], [0] * len(sweeps)
         for index, graph in enumerate(in_one_bucket(start)):
             reached: Reached = (space.start(graph, costs), [])
-            for n, (allowed, gain) in enumerate(sweeps):
+            for n, sweep in enumerate(sweeps):
                 before = len(reached[1])
-                reached = sweep(space, reached, index, costs, allowed, clock, gain=gain)
+                reached = run_sweep(space, reached, index, costs, sweep, clock)
                 taken[n] += len(reached[1]) - before
             graphs[index] = reached[0].graph
             steps += reached[1]
         return Opening(assemble(start, graphs), tuple(steps)), taken
 
-    fold = (joins, False), (folds, True)
+    fold = Sweep(joins), Sweep(folds, gain=True)
+    found = []
+    if converts.any():
+        start = laid_out(program, FEATURES_LAST)
+        opening, taken = through(start, *fold, Sweep(converts), Sweep(sinks | cancels))
+        found += [opening] if taken[2] else []
+    if turns.any() and _share_on_weights(program, costs) > _WORTH:
+        start = laid_out(program, FEATURES_FIRST)
+        down = sinks | absorbs
+        # What is turned at a source is turned back next to it: first the others must meet it.
+        sweeps = Sweep(turns, roots=on_weights), Sweep(down), Sweep(down | cancels)
+        opening, taken = through(start, *fold, *sweeps)
+        found += [opening] if taken[2] else []
     folded, _ = through(program, *fold)
-    if not converts.any():
-        return [folded]
-    turn = (converts, False), (sinks, False)
-    last, (*_, converted, _) = through(features_last(program), *fold, *turn)
-    return [last, folded] if converted else [folded]
+    return [*found, folded]
