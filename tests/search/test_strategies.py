@@ -15,9 +15,18 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.search import STRATEGIES, find_strategy
+from xrl_jax.search import STRATEGIES, backtracking, find_strategy, walk
 from xrl_jax.search.backtracking import make_taso
-from xrl_jax.search.base import Budget, Problem, Progress, Run, SearchResult, StopReason, ignore
+from xrl_jax.search.base import (
+    Budget,
+    Found,
+    Problem,
+    Progress,
+    Run,
+    SearchResult,
+    StopReason,
+    ignore,
+)
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import Space
 
@@ -169,6 +178,31 @@ def test_what_cannot_be_timed_is_avoided():
 
 def test_a_search_that_tried_everything_says_so():
     assert run("taso").stop is StopReason.EXHAUSTED
+
+
+def test_a_graph_that_does_not_get_better_is_given_up_and_the_result_says_so(monkeypatch):
+    monkeypatch.setattr(backtracking, "_PATIENCE", 0.0)
+    monkeypatch.setattr(backtracking, "_LEAST_PATIENCE", 0.0)
+    found = run("taso")
+    assert found.stop is StopReason.STALLED
+    assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)  # greedy's result
+
+
+def test_what_ran_out_of_time_is_not_said_to_have_stalled():
+    done = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=1e-6))
+    assert done.out_of_budget()
+    done.stalled()
+    assert done.stop is StopReason.SECONDS
+
+
+def test_the_best_of_each_opening_comes_first_then_the_second_of_each():
+    def programs(*seconds):
+        return [Found(program(), s) for s in seconds]
+
+    turns = walk._in_turn([programs(2.0, 3.0, 7.0), programs(1.0, 4.0), []])
+    assert [f.seconds for f in turns] == [1.0, 2.0, 3.0, 4.0, 7.0]
+    turns = walk._in_turn([programs(5.0, 6.0), programs(1.0, 2.0)])
+    assert [f.seconds for f in turns] == [1.0, 5.0, 2.0, 6.0]
 
 
 @pytest.mark.parametrize("search", STRATEGIES)

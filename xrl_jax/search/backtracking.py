@@ -5,7 +5,8 @@ than alpha times the best goes back. Here: the original's alpha of 1 by default 
 is 1.05; candidates are costed from the match alone and built only when taken; graphs met before are
 told by a hash that sees the structure, not by a sum of operators; regions are timed as they become
 promising, not all at creation; and the search starts from the results of two descents (with
-lowerings alone, then with every rule), so that a short budget ends with at least those.
+lowerings alone, then with every rule), so that a short budget ends with at least those. It is given
+up when it has found nothing better for a while.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from xrl_jax.search.states import Space, State
 from xrl_jax.search.walk import Phase, search_graphs
 
 ALPHA = 1.05  # TASO's C++ default; its Python examples use 1.0
-KEEP = 4  # states of each graph that are timed as whole programs
+KEEP = 2  # states of each graph that are timed as whole programs
 _PER_STATE = 64  # candidates of a state that enter the queue, the cheapest first
+# A graph is given up when its best has not become faster by this share for that share of its time,
+# but not before so many seconds: what comes after can use the time better.
+_PROGRESS = 1e-3
+_PATIENCE, _LEAST_PATIENCE = 1 / 3, 5.0
 
 
 def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
@@ -85,7 +90,14 @@ def _best_first(
         heapq.heappush(queue, (state.seconds, next(order), _Pending(state, steps, None)))
     seen: set[tuple[int, int]] = set()
     best = sorted(roots, key=lambda b: b[0].seconds)
+    patience = max(_PATIENCE * clock.seconds, _LEAST_PATIENCE)
+    least, since = best[0][0].seconds, clock.elapsed
     while queue and not run.out_of_budget(clock) and len(seen) < limit:
+        if best[0][0].seconds < (1 - _PROGRESS) * least:
+            least, since = best[0][0].seconds, clock.elapsed
+        elif clock.elapsed - since > patience:
+            run.stalled()
+            break
         predicted, _, pending = heapq.heappop(queue)
         if predicted > alpha * best[0][0].seconds:
             break

@@ -47,6 +47,7 @@ class StopReason(enum.Enum):
     """Why a search ended."""
 
     EXHAUSTED = "nothing left to try"
+    STALLED = "nothing better for a while"
     SECONDS = "out of time"
     MEASUREMENTS = "out of measurements"
     INTERRUPTED = "interrupted"
@@ -112,10 +113,11 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best programs found, best prediction first, and why the search stopped.
+    """The best programs found and why the search stopped.
 
     Attributes:
-      best: never empty; the original is the last, and none is predicted to be slower.
+      best: never empty; the best prediction comes first, then what else is worth timing, in this
+        order; the original is the last, and none is predicted to be slower.
       start_seconds: predicted for the original.
       candidates: how many candidates were looked at.
       stop: why it ended.
@@ -169,6 +171,11 @@ class Run:
         else:
             return False
         return True
+
+    def stalled(self) -> None:
+        """Note that a part of the search was given up; what ran out of its budget stays noted."""
+        if self.stop is StopReason.EXHAUSTED:
+            self.stop = StopReason.STALLED
 
     def start(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
         """Note how often each graph of the original runs and what one run of it takes."""

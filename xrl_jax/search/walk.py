@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def search_graphs(
     """
     run = Run(problem, budget)
     program, oracle = problem.program, problem.oracle
-    found: list[Found] = []
+    found: list[list[Found]] = []
     try:
         with plain_ctrl_c():
             starts = _starts(run, program)
@@ -67,21 +68,31 @@ def search_graphs(
                 begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
             for n, opening in enumerate(begin):
                 clock = run.clock.part(1.0 / (len(begin) - n))
-                found += _search_one(run, opening, clock, key, phases)
+                found.append(_search_one(run, opening, clock, key, phases))
                 if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
                     break
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
     costs = oracle.table()
     start_seconds = _predicted(program, costs)
-    faster = sorted((f for f in found if f.seconds < start_seconds), key=lambda f: f.seconds)
+    faster = [[f for f in each if f.seconds < start_seconds] for each in found]
     return SearchResult(
-        (*faster, Found(program, start_seconds)),
+        (*_in_turn(faster), Found(program, start_seconds)),
         start_seconds,
         run.candidates,
         run.stop,
         tuple(run.history),
     )
+
+
+def _in_turn(found: Sequence[Sequence[Found]]) -> list[Found]:
+    """The best of each opening, then the second of each, and so on; in each turn the best
+    prediction first.
+
+    Predictions for one opening err alike, so programs of different openings are timed first.
+    """
+    turns = itertools.zip_longest(*found)
+    return [f for turn in turns for f in sorted(filter(None, turn), key=lambda f: f.seconds)]
 
 
 def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
