@@ -34,6 +34,7 @@ _JOINS = ("-of-broadcast", "-of-broadcasts", "-of-broadcast-scalar")
 _JOINS_ONLY = ("broadcast-broadcast", "sub-bias", "div-scale")
 _CONVERTS = ("conv-to-nhwc",)
 _TURNS = ("dot-turned",)
+_STORES = ("dot-as-flat",)  # stores a weight on the left [out, in]
 # Rules with a transpose above on the left and below on the right. Each makes the sum of the
 # transposes' distances to the outputs smaller, so that they come to an end.
 _SINKS = ("-pull-transpose", "-pull-transposes", "-pull-transpose-scalar", "-transpose-broadcast")
@@ -120,12 +121,20 @@ def _step(space: Space, before: State, after: State, index: int, entry: int, roo
     return Step(index, space.rule_name(entry), space.place(before, root), gain)
 
 
-def on_weights(graph: TensorGraph) -> np.ndarray:
-    """[N] bool: products of an activation with a weight on its right."""
+def _with_weight(graph: TensorGraph, side: int) -> np.ndarray:
+    """[N] bool: products of an activation with a weight on this side (0 left, 1 right)."""
     fixed = np.asarray(graph.nodes.weight_only)
     args = np.asarray(args_of(graph))
     is_dot = np.asarray(graph.nodes.op) == ops.OPS["dot"].code
-    return is_dot & ~fixed[args[:, 0]] & fixed[args[:, 1]]
+    return is_dot & fixed[args[:, side]] & ~fixed[args[:, 1 - side]]
+
+
+def _weight_left(graph: TensorGraph) -> np.ndarray:
+    return _with_weight(graph, 0)
+
+
+def _weight_right(graph: TensorGraph) -> np.ndarray:
+    return _with_weight(graph, 1)
 
 
 def _share_on_weights(program: Program, costs: CostTable) -> float:
@@ -133,7 +142,7 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
     there, total = 0.0, 0.0
     for graph, count in zip(program.graphs, program.counts, strict=True):
         cost = count * np.asarray(roofline.priced(costs, graph).nodes.cost)
-        there += float(cost[on_weights(graph)].sum())
+        there += float(cost[_weight_right(graph)].sum())
         total += float(cost.sum())
     return there / max(total, 1e-12)
 
@@ -153,6 +162,7 @@ def openings(
     sinks = entries_of(rules, lambda r: r.name in _SINKS_ONLY or r.name.endswith(_SINKS))
     cancels = entries_of(rules, lambda r: r.name in _CANCELS)
     absorbs = entries_of(rules, lambda r: r.name in _ABSORBS)
+    stores = entries_of(rules, lambda r: r.name in _STORES)
 
     def through(start: Program, *sweeps: Sweep) -> tuple[Opening, list[int]]:
         """The opening that sweeps lead to, and how many steps each took."""
@@ -178,8 +188,14 @@ def openings(
         start = laid_out(program, FEATURES_FIRST)
         down = sinks | absorbs
         # What is turned at a source is turned back next to it: first the others must meet it.
-        sweeps = Sweep(turns, roots=on_weights), Sweep(down), Sweep(down | cancels)
-        opening, taken = through(start, *fold, *sweeps)
+        opening, taken = through(
+            start,
+            *fold,
+            Sweep(turns, roots=_weight_right),
+            Sweep(down),
+            Sweep(down | cancels),
+            Sweep(stores, roots=_weight_left),
+        )
         found += [opening] if taken[2] else []
     folded, _ = through(program, *fold)
     return [*found, folded]

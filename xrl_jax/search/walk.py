@@ -121,7 +121,7 @@ def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
 def _search_one(
     run: Run, opening: Opening, clock: Stopwatch, key: jax.Array, phases: Sequence[Phase]
 ) -> list[Found]:
-    """What the phases find from one opening, best first, the opening itself last."""
+    """What the phases find from one opening, in the order of `_combine`."""
     program, oracle = opening.program, run.problem.oracle
     starts: list[tuple[Space, State]] = []
     found: dict[int, list[Reached]] = {}
@@ -160,7 +160,9 @@ def _combine(
     starts: Sequence[tuple[Space, State]],
     found: Mapping[int, Sequence[Reached]],
 ) -> list[Found]:
-    """The i-th best program has the i-th best state of every graph; the opening is the last."""
+    """The i-th best program has the i-th best state of every graph. The opening itself comes second
+    at the latest: a gain is predicted region by region, and may be a loss in the whole.
+    """
     program, costs = opening.program, run.problem.oracle.table()
     results: list[Found] = []
     seen: set[tuple] = set()
@@ -177,5 +179,6 @@ def _combine(
         if tuple(ids) not in seen:
             seen.add(tuple(ids))
             results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
-    last = Found(program, _predicted(program, costs), opening.steps)
-    return sorted([*results, last], key=lambda f: f.seconds)
+    itself = Found(program, _predicted(program, costs), opening.steps)
+    best, *rest = sorted([*results, itself], key=lambda f: f.seconds)
+    return [best, *sorted(rest, key=lambda f: f is not itself)]
