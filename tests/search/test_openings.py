@@ -151,6 +151,16 @@ def test_products_with_weights_have_features_first_between_the_borders() -> None
     )
 
 
+def test_weights_on_the_left_are_stored_by_output() -> None:
+    table = compile_rules(
+        select_rules(standard_rules(), ("layout", "movement", "identity", "fold", "lowering_dot"))
+    )
+    first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
+    nodes, _, _ = nodes_of(first.program.graph)
+    forms = [n.spec.lowerings[n.lowering] for n in nodes if n.op == "dot"]
+    assert forms == ["flat", "flat"]
+
+
 def test_heads_are_split_and_joined_under_features_first() -> None:
     def attention(v: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
         heads = (x @ v).reshape(2, 1, 3)
