@@ -1,4 +1,4 @@
-"""Refinement at made-up times of whole programs: what gains stays, for all equal operators."""
+"""Refinement at made-up times: what gains nearby is tried, what gains as a whole stays."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.search import changes as changes_lib
 from xrl_jax.search import refine as lib
 from xrl_jax.search.base import Step
 
@@ -42,31 +43,55 @@ def forms(program: Program) -> tuple[int, ...]:
     return tuple(n.lowering for n in nodes_of(program.graph)[0] if n.op == "dot")
 
 
+Seconds = Callable[[tuple[int, ...]], float]
+
+
 class Timer(FakeOracle):
-    """An oracle that times a program by the forms of its contractions.
+    """An oracle that times a program, or a neighbourhood, by the forms of its contractions.
 
     Attributes:
-      asked: the forms timed, in order.
+      asked: the forms of the whole programs timed, in order.
+      near: the forms of the neighbourhoods timed, in order.
     """
 
-    def __init__(self, seconds: Callable[[tuple[int, ...]], float], monkeypatch) -> None:
+    def __init__(self, whole: Seconds, monkeypatch, *, near: Seconds | None = None) -> None:
         super().__init__()
-        self.seconds, self.asked = seconds, []
-        monkeypatch.setattr(lib, "program_job", lambda p, *_, **__: forms(p))
+        self.whole, self.nearby = whole, near or whole
+        self.asked: list[tuple[int, ...]] = []
+        self.near: list[tuple[int, ...]] = []
+        # A neighbourhood was not traced from a function.
+        monkeypatch.setattr(lib, "program_job", lambda p, *_, **__: (p.fn is not None, forms(p)))
 
-    def time_against(self, job, reference, *, turn, **_):
-        self.asked += [job] * (turn == 0)
+    def time_against(self, job, reference, *, turn=0, **_):
+        is_whole, form = job
+        (self.asked if is_whole else self.near).extend([form] * (turn == 0))
         self.spending.measurements += 1
-        t = self.seconds(job)
-        return Timing(t, t, t, relative=t / self.seconds(reference))
+        seconds = self.whole if is_whole else self.nearby
+        t = seconds(form)
+        return Timing(t, t, t, relative=t / seconds(reference[1]))
+
+
+def started(fn: Callable[..., jax.Array], *args: jax.Array) -> Timed:
+    """The program, with what was timed of it: all arguments but the first are weights."""
+    program = from_jax(fn, *args, weights=tuple(range(1, len(args))))
+    return Timed(program, (), Timing(1.0, 1.0, 1.0, relative=0.8), 3)
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    # Every form costs the same by the model: all are worth a trial.
-    monkeypatch.setattr(lib, "_HOPE", 1e9)
-    program = from_jax(network, *ARGS, weights=(1, 2))
-    return Timed(program, (), Timing(1.0, 1.0, 1.0, relative=0.8), 3)
+    # Every form costs the same by the model: all are worth a look.
+    monkeypatch.setattr(changes_lib, "_HOPE", 1e9)
+    return started(network, *ARGS)
+
+
+@pytest.fixture
+def uneven(start) -> Timed:
+    """Two contractions that are not equal, too far apart to be in one neighbourhood."""
+
+    def fn(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.cos(jnp.sin(jnp.tanh(x @ v)))) @ w
+
+    return started(fn, ARGS[0], ARGS[1], jnp.ones((4, 8)))
 
 
 def test_equal_operators_change_together_and_the_fastest_form_stays(start, monkeypatch) -> None:
@@ -74,24 +99,82 @@ def test_equal_operators_change_together_and_the_fastest_form_stays(start, monke
     oracle = Timer(lambda f: max(times[i] for i in f), monkeypatch)
     best, steps = lib.refine(oracle, RULES, start, LONG)
     assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
-    assert all(a == b for a, b in oracle.asked)
+    assert oracle.asked == [(TRANSPOSED, TRANSPOSED)]
     assert best.timing.relative == pytest.approx(0.8 * 0.5)
     assert best.index == 3
-    assert steps[-1].rule == "transposed"
+    assert [(s.rule, s.gain) for s in steps] == [("transposed", pytest.approx(0.5))]
     np.testing.assert_allclose(best.program(*ARGS), network(*ARGS), rtol=1e-5)
+
+
+def test_what_gains_nothing_nearby_is_not_tried_whole(start, monkeypatch) -> None:
+    times = {PLAIN: 1.0, TRANSPOSED: 0.99, SWAPPED: 1.2}
+    oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: times[f[0]])
+    best, steps = lib.refine(oracle, RULES, start, LONG)
+    assert best == start and steps == ()
+    assert sorted(oracle.near) == [(TRANSPOSED,) * 2, (SWAPPED,) * 2] and oracle.asked == []
 
 
 def test_what_gains_less_than_a_hundredth_does_not_stay(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.995, SWAPPED: 1.2}
-    oracle = Timer(lambda f: times[f[0]], monkeypatch)
+    near = {PLAIN: 1.0, TRANSPOSED: 0.8, SWAPPED: 0.9}
+    oracle = Timer(lambda f: times[f[0]], monkeypatch, near=lambda f: near[f[0]])
     best, steps = lib.refine(oracle, RULES, start, LONG)
     assert best == start and steps == ()
-    assert sorted(set(oracle.asked)) == [(TRANSPOSED,) * 2, (SWAPPED,) * 2]
+    assert oracle.asked == [(TRANSPOSED,) * 2, (SWAPPED,) * 2]
+
+
+def test_small_gains_are_accepted_together(uneven, monkeypatch) -> None:
+    oracle = Timer(
+        lambda f: 1.0 - 0.006 * sum(i == SWAPPED for i in f),
+        monkeypatch,
+        near=lambda f: 0.9 if SWAPPED in f else 1.0,
+    )
+    best, steps = lib.refine(oracle, RULES, uneven, LONG)
+    assert oracle.asked == [(SWAPPED, SWAPPED)] and forms(best.program) == (SWAPPED, SWAPPED)
+    assert [s.rule for s in steps] == ["swapped", "swapped"]
+    assert sum(s.gain for s in steps) == pytest.approx(0.012)
+
+
+def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -> None:
+    times = {(PLAIN, PLAIN): 1.0, (SWAPPED, SWAPPED): 1.1, (SWAPPED, PLAIN): 0.9}
+    oracle = Timer(
+        lambda f: times.get(f, 1.3), monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0
+    )
+    best, _ = lib.refine(oracle, RULES[:1], uneven, LONG)
+    assert forms(best.program) == (SWAPPED, PLAIN)
+    assert oracle.asked[0] == (SWAPPED, SWAPPED) and (SWAPPED, PLAIN) in oracle.asked
+
+
+def test_what_promises_less_than_half_of_the_gain_it_needs_is_not_tried(start, monkeypatch) -> None:
+    oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: 0.9e-3 if SWAPPED in f else 1e-3)
+    best, steps = lib.refine(oracle, RULES, start, LONG)
+    assert oracle.asked == [] and best == start and steps == ()
+
+
+def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypatch) -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.tanh(x @ w), None
+
+        return jax.lax.scan(body, x, None, length=4)[0] @ w
+
+    program = started(fn, *ARGS[:2]).program
+    places = []
+    for g, graph in enumerate(program.graphs):
+        nodes, _, slots = nodes_of(graph)
+        places += [(g, s) for n, s in zip(nodes, slots, strict=True) if n.op == "dot"]
+    assert len(places) == 2
+    change = changes_lib.Change(tuple(places), SWAPPED, "swapped", "", 0.0)
+    oracle = Timer(lambda f: 0.0, monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0)
+    sieve = lib.Sieve(oracle)
+    assert sieve.gain(program, change) == pytest.approx((1 + 4) * 0.1)
+    assert sieve.gain(program, change) == pytest.approx((1 + 4) * 0.1)
+    assert oracle.near == [(SWAPPED,)]  # once
 
 
 def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
     class Lucky(Timer):
-        def time_against(self, job, reference, *, turn, **options):
+        def time_against(self, job, reference, *, turn=0, **options):
             t = 0.9 if turn == 0 else 1.0
             return Timing(t, t, t, relative=t)
 
@@ -120,28 +203,30 @@ def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatc
 
 
 def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
-    oracle = Timer(lambda f: 1.0, monkeypatch)
+    oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
     lib.refine(oracle, RULES, start, LONG, measurements=1)
-    assert len(oracle.asked) == 1
+    assert len(oracle.near) == 1 and oracle.asked == []
     lib.refine(oracle, RULES, start, Stopwatch(0.0))
-    assert len(oracle.asked) == 1
+    assert len(oracle.near) == 1
 
 
 def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
     def seconds(f: tuple[int, ...]) -> float:
-        if f[0] not in (PLAIN, first[0]):
+        if f[0] == SWAPPED:
             raise KeyboardInterrupt
         return 1.0 if f[0] == PLAIN else 0.5
 
-    first = [c.lowering for c in lib.changes(FakeOracle(), RULES, start.program)]
-    oracle = Timer(seconds, monkeypatch)
-    best, steps = lib.refine(oracle, RULES, start, LONG)
-    assert forms(best.program) == (first[0],) * 2
-    assert [s.rule for s in steps] == [steps[0].rule] and isinstance(steps[0], Step)
+    times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.4}
+    oracle = Timer(seconds, monkeypatch, near=lambda f: times[f[0]])
+    best, steps = lib.refine(oracle, RULES[1:], start, LONG)
+    assert forms(best.program) == (TRANSPOSED,) * 2
+    best, again = lib.refine(oracle, RULES, best, LONG)
+    assert forms(best.program) == (TRANSPOSED,) * 2 and again == ()
+    assert [s.rule for s in steps] == ["transposed"] and isinstance(steps[0], Step)
 
 
 def test_forms_that_the_model_thinks_hopeless_are_not_tried(start, monkeypatch) -> None:
-    monkeypatch.setattr(lib, "_HOPE", 0.0)
+    monkeypatch.setattr(changes_lib, "_HOPE", 0.0)
     oracle = Timer(lambda f: 0.5, monkeypatch)
     lib.refine(oracle, RULES, start, LONG)
-    assert oracle.asked == []
+    assert oracle.asked == [] and oracle.near == []

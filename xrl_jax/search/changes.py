@@ -1,0 +1,111 @@
+"""Changes: other forms for operators of a program, all that are equal at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.backends.lowerings import LOWERINGS, applicable
+from xrl_jax.cost import roofline
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.graph.graph import TensorGraph, nodes_of
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.rule import Rule, Term
+from xrl_jax.search.greedy import is_lowering
+
+_PLAIN = "xla"  # the name of lowering 0
+_HOPE = 2.0  # a form is tried if the model gives it at most this many times the present one's time
+_SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
+
+
+class Change(NamedTuple):
+    """Another form for all operators that are equal in the program."""
+
+    places: tuple[tuple[int, int], ...]  # (graph, slot)
+    lowering: int
+    rule: str
+    text: str
+    gain: float  # expected seconds of one run of the program
+
+
+def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
+    """The rule that chooses a form, by operator and lowering."""
+    chosen: dict[tuple[str, str], str] = {}
+    for rule in rules:
+        for term in rule.rhs:
+            if is_lowering(rule.family) and isinstance(term, Term):
+                chosen.setdefault((term.op, term.lowering or _PLAIN), rule.name)
+    return chosen
+
+
+@jax.jit
+def _costs_as(costs: CostTable, graph: TensorGraph, lowering: jax.Array) -> jax.Array:
+    """Seconds [N] of all nodes if each had this lowering."""
+    nodes = graph.nodes._replace(lowering=jnp.full_like(graph.nodes.lowering, lowering))
+    return roofline.seconds(costs, roofline.view_graph(graph._replace(nodes=nodes)))
+
+
+@jax.jit
+def _signatures(graph: TensorGraph) -> jax.Array:
+    return roofline.signature(roofline.view_graph(graph))
+
+
+def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Change]:
+    """Changes worth a trial, the most promising first, as the model has it."""
+    chosen = forms_by_rule(rules)
+    costs = oracle.table()
+    groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    forms: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}
+    present: dict[tuple[int, int], float] = {}
+    other: dict[tuple[tuple[int, int], int], float] = {}
+    total = 0.0
+    for g, (graph, count) in enumerate(zip(program.graphs, program.counts, strict=True)):
+        nodes, _, slots = nodes_of(graph)
+        keys = np.asarray(_signatures(graph))
+        weight_only = np.asarray(graph.nodes.weight_only)
+        now = np.asarray(roofline.priced(costs, graph).nodes.cost)
+        total += count * float(now.sum())
+        as_form = {}
+        for node, slot in zip(nodes, slots, strict=True):
+            if len(LOWERINGS[node.op]) == 1 or weight_only[slot]:
+                continue
+            key = (int(keys[slot][0]), int(keys[slot][1]))
+            groups.setdefault(key, []).append((g, slot))
+            if key not in forms:
+                fit = applicable(node, tuple(nodes[a] for a in node.args))
+                forms[key] = node, fit
+            present[key] = present.get(key, 0.0) + count * float(now[slot])
+            for form in forms[key][1]:
+                if form not in as_form:
+                    as_form[form] = np.asarray(_costs_as(costs, graph, jnp.int32(form)))
+                at = (key, form)
+                other[at] = other.get(at, 0.0) + count * float(as_form[form][slot])
+    found = []
+    for key, (node, fit) in forms.items():
+        if present[key] < _SHARE * total:
+            continue
+        for form in fit:
+            name = LOWERINGS[node.op][form].name
+            rule = chosen.get((node.op, name))
+            if form == node.lowering or rule is None or other[key, form] > _HOPE * present[key]:
+                continue
+            text = f"{node.op}[{','.join(map(str, node.shape))}]"
+            gain = present[key] - other[key, form]
+            found.append(Change(tuple(groups[key]), form, rule, text, gain))
+    return sorted(found, key=lambda c: -c.gain)
+
+
+def changed(program: Program, made: Iterable[Change]) -> Program:
+    """The program with these changes made."""
+    graphs = list(program.graphs)
+    for change in made:
+        for g, slot in change.places:
+            nodes = graphs[g].nodes
+            lowering = nodes.lowering.at[slot].set(change.lowering)
+            graphs[g] = graphs[g]._replace(nodes=nodes._replace(lowering=lowering))
+    return program.with_graphs(graphs)
