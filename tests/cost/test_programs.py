@@ -77,12 +77,17 @@ def ranked(given, seconds, clock=LONG):
     return [(t.index, t.options) for t in found], oracle
 
 
-def test_the_first_is_timed_under_all_options_and_the_others_under_the_best():
-    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): 0.8, (1, A): 0.4, (2, A): 0.7, (3, A): 0.8}
+def test_all_are_timed_plain_and_the_fastest_under_all_options_and_then_the_original():
+    plain = {(0, ()): 0.9, (1, ()): 0.8, (2, ()): 1.0}
+    seconds = plain | {(1, A): 0.5, (1, B): 0.7, (3, A): 0.6}
     found, oracle = ranked(programs(4), seconds)
-    assert oracle.asked == [(0, ()), (0, A), (0, B), (3, A), (1, A), (2, A)]
-    assert found[0] == (1, A)
-    assert found[-1] == (0, ())
+    assert oracle.asked == [(0, ()), (1, ()), (2, ()), (1, A), (1, B), (3, A)]
+    assert found == [(1, A), (3, A), (1, B), (1, ()), (0, ()), (2, ())]
+
+
+def test_options_that_do_not_win_are_not_tried_on_the_original():
+    _, oracle = ranked(programs(2), {(0, ()): 0.5, (0, A): 0.45, (0, B): 0.5})
+    assert oracle.asked == [(0, ()), (0, A), (0, B)]
 
 
 def test_the_original_under_the_best_options_may_win():
@@ -111,8 +116,9 @@ def test_without_time_only_the_first_is_timed_once():
 
 @pytest.mark.parametrize("status", ["timeout", "killed"])
 def test_what_hangs_or_crashes_is_tried_once_and_dropped(status):
-    found, oracle = ranked(programs(3), {(0, ()): status, (1, ()): 0.8})
-    assert oracle.asked == [(0, ()), (1, ())]
+    seconds = {(0, ()): status, (1, ()): 0.8, (1, A): status}
+    found, oracle = ranked(programs(3), seconds)
+    assert oracle.asked == [(0, ()), (1, ()), (1, A)]
     assert found == [(1, ())]
 
 
@@ -127,9 +133,9 @@ def test_where_everything_fails_the_original_is_left():
 
 
 def test_ctrl_c_keeps_what_was_timed():
-    seconds = {(0, ()): 0.9, (0, A): 0.5, (0, B): KeyboardInterrupt()}
+    seconds = {(0, ()): 0.9, (1, ()): KeyboardInterrupt()}
     found, _ = ranked(programs(3), seconds)
-    assert found == [(0, A), (0, ())]
+    assert found == [(0, ())]
 
 
 def test_ctrl_c_before_anything_was_timed_leaves_the_original():

@@ -103,9 +103,10 @@ def time_programs(
 ) -> list[Timed]:
     """Time programs (the most promising first), fastest first in the result.
 
-    The first is timed under every option set, the others under the best of them; all in turn with
-    the last program, the original, which is the reference. Programs for which there is no time left
-    are dropped, but for the first; Ctrl-C drops those that were not timed yet. What failed in the
+    All but the last, the original, are timed as they are, then the fastest under every set of
+    compile options; where these win, so is the original. It is the reference of all. Programs for
+    which there is no time left are dropped, but for the first; Ctrl-C drops those that were not
+    timed yet. What failed in the
     worker is dropped as well, since it must not be run here; what cannot be sent to the worker
     (host callbacks) is kept with a timing that says so. Where nothing is left, the original is the
     result.
@@ -132,20 +133,23 @@ def time_programs(
 
     try:
         reference = _exported(programs[last], (), oracle.constants)
-        for n, options in enumerate(option_sets()):
-            if n and clock.done:
-                break
-            tell(f"timing the best program ({n + 1})")
-            if not one(0, options):
-                break
-        best_options = ranked(timed)[0].options if timed else ()
-        # Options may be all that pays: the original under them is a candidate like any other.
-        original = [last] if best_options and last else []
-        for index in [*original, *range(1, last)]:
-            if clock.done:
+        for index in range(max(last, 1)):
+            if index and clock.done:
                 break
             tell(f"timing program {index + 1}")
-            one(index, best_options)
+            one(index, ())
+        fastest = next((t.index for t in ranked(timed) if t.timing.ok), None)
+        for options in option_sets()[1:]:
+            if fastest is None or clock.done:
+                break
+            tell(f"timing program {fastest + 1} under compile options")
+            if not one(fastest, options):
+                break
+        best_options = ranked(timed)[0].options if timed else ()
+        if best_options and fastest != last and not clock.done:
+            # Options may be all that pays: the original under them is a candidate like any other.
+            tell("timing the original under compile options")
+            one(last, best_options)
     except KeyboardInterrupt:
         tell("interrupted")
     if not timed:
