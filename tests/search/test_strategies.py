@@ -24,10 +24,12 @@ from xrl_jax.search.base import (
     Progress,
     Run,
     SearchResult,
+    Step,
     StopReason,
     ignore,
 )
 from xrl_jax.search.descend import measure_state
+from xrl_jax.search.openings import Opening
 from xrl_jax.search.states import Space
 
 KEY = jax.random.key(0)
@@ -193,6 +195,17 @@ def test_what_ran_out_of_time_is_not_said_to_have_stalled():
     assert done.out_of_budget()
     done.stalled()
     assert done.stop is StopReason.SECONDS
+
+
+def test_an_opening_is_timed_even_where_it_is_predicted_to_be_slower(monkeypatch):
+    slow = from_jax(lambda x, v, w: network(x, v, w) + x @ v @ w, *ARGS, weights=(1, 2))
+    led_there = (Step(0, "somehow", "%1", -1.0),)
+    begin = [Opening(slow, led_there), Opening(program())]
+    monkeypatch.setattr(walk, "openings", lambda *_: begin)
+    # No phases: what a search begins from is what it finds.
+    found = walk.search_graphs(Problem(program(), rules(), FakeOracle()), ENOUGH, KEY, opened=True)
+    assert [f.steps for f in found.best] == [led_there, ()]
+    assert found.best[0].seconds > found.start_seconds
 
 
 def test_the_best_of_each_opening_comes_first_then_the_second_of_each():

@@ -117,7 +117,8 @@ class SearchResult:
 
     Attributes:
       best: never empty; the best prediction comes first, then what else is worth timing, in this
-        order; the original is the last, and none is predicted to be slower.
+        order; the original is the last, and only what began from an opening may be predicted to be
+        slower.
       start_seconds: predicted for the original.
       candidates: how many candidates were looked at.
       stop: why it ended.
