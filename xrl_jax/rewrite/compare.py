@@ -37,6 +37,7 @@ def difference(
 
     Raises:
       CannotEvaluateError: the domain of this evidence has no meaning for some operator.
+      ValueError: attributes that no shape rule looks at are out of range, as axes of a softmax.
     """
     if evidence == "float64" and any(n.lowering for n in (*before.nodes, *nodes)):
         return _lowered_difference(before, nodes, outputs, rng)
