@@ -69,6 +69,18 @@ def test_wrong_rules_are_refused_with_a_counterexample() -> None:
     )
 
 
+BEYOND_THE_RANK = """
+(rule softmax-of-transpose (source "s") (evidence exp)
+  (lhs (softmax (transpose ?x :perm p :as t) :axes m))
+  (rhs (transpose (softmax ?x :axes (shl m 1)) :like t)))
+"""
+
+
+def test_an_axis_beyond_the_rank_is_refused() -> None:
+    (verdict,) = verify_rules(load_rules(BEYOND_THE_RANK), samples=16)
+    assert "is out of bounds" in verdict.counterexample
+
+
 def test_a_rule_that_is_not_verified_can_be_refused_by_error() -> None:
     require(Verdict("good", "field", True, 8, 1e-9))
     with pytest.raises(RuleError, match="rule bad is not verified: the sides differ"):
