@@ -136,7 +136,11 @@ def test_small_gains_are_accepted_together(uneven, monkeypatch) -> None:
 
 
 def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -> None:
-    times = {(PLAIN, PLAIN): 1.0, (SWAPPED, SWAPPED): 1.1, (SWAPPED, PLAIN): 0.9}
+    times: dict[tuple[int, ...], float] = {
+        (PLAIN, PLAIN): 1.0,
+        (SWAPPED, SWAPPED): 1.1,
+        (SWAPPED, PLAIN): 0.9,
+    }
     oracle = Timer(
         lambda f: times.get(f, 1.3), monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0
     )
