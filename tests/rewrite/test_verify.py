@@ -69,6 +69,24 @@ def test_wrong_rules_are_refused_with_a_counterexample() -> None:
     )
 
 
+# `order` gathers with (invert p), where p is right: where sizes differ the right-hand side has the
+# wrong type, and the rule does not fire.
+WRONG_WHERE_EQUAL = """
+(rule sum-of-transpose (source "s") (evidence field)
+  (lhs (reduce_sum (transpose ?x :perm p) :axes m :as r))
+  (let gone (and (inside ?x) (gather (flags m) (invert p))))
+  (let kept (and (inside ?x) (not gone)))
+  (let order (compress (gather (before kept) (invert p)) (and (inside ?x) (not (flags m)))))
+  (rhs (transpose (reduce_sum ?x :axes (mask gone)) :perm (perm-of order (rank r)))))
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wrong_axis_is_refused_that_types_only_where_sizes_are_equal(seed: int) -> None:
+    (verdict,) = verify_rules(load_rules(WRONG_WHERE_EQUAL), samples=2, seed=seed)
+    assert verdict.counterexample.startswith("the sides differ")
+
+
 BEYOND_THE_RANK = """
 (rule softmax-of-transpose (source "s") (evidence exp)
   (lhs (softmax (transpose ?x :perm p :as t) :axes m))

@@ -122,9 +122,16 @@ def _inner(e: SExpr) -> str:
     return _text(e.items[1]) if isinstance(e, SList) and len(e.items) > 1 else ""
 
 
-def propose(rule: Rule, hints: Hints, rng: np.random.Generator) -> Instance | None:
-    """One draw; None where it led nowhere."""
-    maker = Maker(hints, rng)
+def propose(
+    rule: Rule, hints: Hints, rng: np.random.Generator, *, equal: bool = False
+) -> Instance | None:
+    """One draw; None where it led nowhere.
+
+    Args:
+      equal: draw all sizes that are free as the same one, 2 or 3, and higher ranks more often:
+        there few permutations are their own inverse.
+    """
+    maker = Maker(hints, rng, equal=equal)
     try:
         roots = tuple(maker.make(p, None, maker.dtype) for p in rule.lhs)
     except Rejected:
@@ -135,9 +142,10 @@ def propose(rule: Rule, hints: Hints, rng: np.random.Generator) -> Instance | No
 
 
 class Maker:
-    def __init__(self, hints: Hints, rng: np.random.Generator):
+    def __init__(self, hints: Hints, rng: np.random.Generator, *, equal: bool = False):
         self.hints = hints
         self.rng = rng
+        self.side = self.number(2, 3) if equal else None
         self.nodes: list[Node] = []
         self.bound: dict[str, int] = {}
         self.numbers: dict[str, tuple[int, ...]] = {}
@@ -157,12 +165,16 @@ class Maker:
         return int(self.rng.integers(low, high + 1))
 
     def size(self) -> int:
+        if self.side is not None:
+            return self.side
         if self.zero and self.chance(0.2):
             return 0
         return int(self.rng.choice((1, 2, 3, 4, 5), p=(0.2, 0.3, 0.25, 0.15, 0.1)))
 
     def shape(self, low: int = 0, high: int = 4) -> tuple[int, ...]:
         rank = int(self.rng.choice(range(low, high + 1)))
+        if self.side is not None and self.chance(0.5):
+            rank = max(rank, int(self.rng.choice(range(low, high + 2))))
         if rank == 0 and self.chance(0.7):
             rank = min(2, high)
         return tuple(self.size() for _ in range(rank))
