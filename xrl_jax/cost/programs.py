@@ -106,10 +106,9 @@ def time_programs(
     All but the last, the original, are timed as they are, then the fastest under every set of
     compile options; where these win, so is the original. It is the reference of all. Programs for
     which there is no time left are dropped, but for the first; Ctrl-C drops those that were not
-    timed yet. What failed in the
-    worker is dropped as well, since it must not be run here; what cannot be sent to the worker
-    (host callbacks) is kept with a timing that says so. Where nothing is left, the original is the
-    result.
+    timed yet. What failed in the worker is dropped as well, since it must not be run here; what
+    cannot be sent to the worker (host callbacks) is kept with a timing that says so. Where nothing
+    is left, the original is the result.
     """
     last = len(programs) - 1
     timed: list[Timed] = []
