@@ -220,19 +220,49 @@ def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return sum(terms[1:], terms[0])
 
 
+def _patches(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> jax.Array:
+    """What the kernel's positions meet, side by side as features, group by group."""
+    parts = [part for _, part in _taps(c, x, kernel)]
+    at, shape = c.feature, parts[0].shape
+    split = (*shape[:at], c.groups, shape[at] // c.groups, *shape[at + 1 :])
+    patches = lax.concatenate([part.reshape(split) for part in parts], at + 1)
+    return patches.reshape(*shape[:at], len(parts) * shape[at], *shape[at + 1 :])
+
+
 def _im2col(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    parts = [part for _, part in _taps(c, x, w.shape[2:])]
-    grouped = []
-    for part in parts:  # group by group, the positions of one group side by side
-        shape = part.shape
-        at = c.feature
-        grouped.append(part.reshape(*shape[:at], c.groups, shape[at] // c.groups, *shape[at + 1 :]))
-    patches = lax.concatenate(grouped, c.feature + 1)
-    shape = parts[0].shape
-    features = len(parts) * shape[c.feature]
-    patches = patches.reshape(*shape[: c.feature], features, *shape[c.feature + 1 :])
     kernel = jnp.moveaxis(w.reshape(*w.shape[:2], -1), 1, 2).reshape(w.shape[0], -1)
-    return _contract(c, patches, kernel, in_first=not c.first)
+    return _contract(c, _patches(c, x, w.shape[2:]), kernel, in_first=not c.first)
+
+
+def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
+    """Half of im2col: positions along one spatial axis become features of the patches, those along
+    the other features of the product, which are added up where they belong.
+
+    Smaller patches than im2col's, and a wider product; kn2row (Vasudevan et al. 2017,
+    arXiv:1709.03395) does so for both axes.
+    """
+    g, p, added = c.groups, w.shape[0] // c.groups, 1 - gathered
+    positions, step, dilation = w.shape[2 + added], c.stride[added], c.rhs_dilation[added]
+    every = replace(c, stride=tuple(1 if a == added else n for a, n in enumerate(c.stride)))
+    one = tuple(1 if a == added else k for a, k in enumerate(w.shape[2:]))
+    kernel = lax.transpose(w.reshape(g, p, *w.shape[1:]), (0, 3 + added, 1, 3 + gathered, 2))
+    kernel = kernel.reshape(g * positions * p, -1)
+    y = _contract(every, _patches(every, x, one), kernel, in_first=not c.first)
+    at, axis = c.feature, c.layout[2 + added] + (2 if c.first else 0)
+    y = y.reshape(*y.shape[:at], g, positions, p, *y.shape[at + 1 :])
+    reach = y.shape[axis] - (positions - 1) * dilation
+    terms = [
+        lax.slice_in_dim(
+            lax.slice_in_dim(y, i, i + 1, axis=at + 1),
+            i * dilation,
+            i * dilation + reach,
+            step,
+            axis,
+        )
+        for i in range(positions)
+    ]
+    total = sum(terms[1:], terms[0])
+    return total.reshape(*total.shape[:at], g * p, *total.shape[at + 3 :])
 
 
 def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -344,6 +374,12 @@ def _few_patches(node: Node, args: tuple[Node, ...]) -> bool:
     return positions > 1 and patches <= _MAX_PATCHES
 
 
+def _halves(node: Node, args: tuple[Node, ...]) -> bool:
+    """Two spatial dimensions with several positions along each."""
+    kernel = [args[1].shape[d] for d in conv_layouts(node)[1][2:]]
+    return len(kernel) == 2 and min(kernel) > 1 and _few_patches(node, args)
+
+
 def _few_terms(node: Node, args: tuple[Node, ...]) -> bool:
     _, width, positions = _kernel(node, args)
     return positions * width <= _MAX_TERMS and positions <= _MAX_TAPS and number(node, "groups") > 1
@@ -428,6 +464,10 @@ def _split_by(merged: int) -> Callable[..., jax.Array]:
     return lambda c, x, w: _split(c, x, w, merged=merged)
 
 
+def _half_of(gathered: int) -> Callable[..., jax.Array]:
+    return lambda c, x, w: _half(c, x, w, gathered=gathered)
+
+
 CONV: tuple[Lowering, ...] = (
     _form("matmul", _matmul, _is_pointwise),
     _form("matmul_turned", _turned, _is_pointwise),
@@ -448,4 +488,6 @@ CONV: tuple[Lowering, ...] = (
     _form("nhwc_split4", _split_by(4), _splits(4), first=False),
     _form("rotated", _rotated, _few_terms, _square),
     _form("overhang", _overhang, _overhangs),
+    _form("half_rows", _half_of(0), _halves),
+    _form("half_columns", _half_of(1), _halves),
 )

@@ -124,7 +124,8 @@ _WINDOW = "window_sum window_max window_min".split()
 # Names of the forms in `backends.lowerings`, in its order; a new form goes to the end.
 _CONV_FORMS = (
     "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
-    "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang"
+    "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang "
+    "half_rows half_columns"
 ).split()
 _DOT_FORMS = "xla flat transposed swapped loop loop_transposed".split()
 _WINDOW_FORMS = "xla shifted separable reduced".split()
