@@ -121,11 +121,11 @@ def time_programs(
         if isinstance(job, Timing):
             timed.append(Timed(programs[index], options, job, index))
             return False
-        timing = oracle.time_jobs(
-            [job],
+        timing = oracle.time_job(
+            job,
             reference=reference if isinstance(reference, Job) else None,
             timeout=max(clock.left, _LEAST_TIMEOUT),
-        )[0]
+        )
         if timing.ok:
             timed.append(Timed(programs[index], options, timing, index))
         return timing.status not in ("timeout", "killed")
