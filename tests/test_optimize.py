@@ -415,6 +415,30 @@ def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
+class Finalised:
+    """Ctrl-C falls into its end, where Python ignores what is raised."""
+
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_that_python_ignores_ends_the_search_all_the_same(made_up, optimize):
+    seen = []
+
+    def early(reference) -> bool:
+        seen.append(reference)
+        if len(seen) == 2:  # the first of the regions
+            Finalised()
+        return False
+
+    made_up.interrupt = staticmethod(early)
+    fast = optimize(network, PARAMS, X, weights=0, search="taso")
+    assert fast.report.stop_reason is StopReason.INTERRUPTED
+    # Whether constants pay, that region, and the original whole.
+    assert len(seen) == 3
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
 def test_ctrl_c_in_a_search_that_does_not_mind_returns_the_original(made_up, optimize):
     def rude(problem, budget, key):
         raise KeyboardInterrupt

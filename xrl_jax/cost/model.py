@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from xrl_jax.cost import regions, roofline
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
 from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 from xrl_jax.graph.hash import timing_key

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.neighbourhood import neighbourhood
 from xrl_jax.cost.programs import Timed, program_job
-from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
