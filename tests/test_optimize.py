@@ -26,7 +26,7 @@ import xrl_jax
 from tests.cost.test_settle import fake_compare
 from tests.search.fakes import RULES
 from xrl_jax.backends import lowerings
-from xrl_jax.cost import settle
+from xrl_jax.cost import roofline, settle
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed
 from xrl_jax.cost.settle import OPTIMISED
@@ -35,6 +35,7 @@ from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.search.base import Budget, StopReason
+from xrl_jax.search.refine import refine
 
 # The module: the package's attribute of that name is the function.
 front = importlib.import_module("xrl_jax.optimize")
@@ -128,36 +129,85 @@ def endless(node, *arrays):
 
 
 class Killed(Worker):
-    """A worker whose process is killed two seconds after its third job was begun."""
+    """A worker whose process is killed when a region has taken five seconds."""
 
-    jobs = 0
+    def measure(self, jobs, *, reference=None, **options):
+        pid = (self.overhead_seconds, self.pid)[1]
+        assert pid is not None
+        killer = threading.Timer(5.0, os.kill, (pid, signal.SIGKILL))
+        if reference is None:
+            killer.start()
+        try:
+            return super().measure(jobs, reference=reference, **options)
+        finally:
+            killer.cancel()
 
-    def measure(self, jobs, **options):
-        self.jobs += 1
-        if self.jobs == 3:
-            pid = (self.overhead_seconds, self.pid)[1]
-            assert pid is not None
-            threading.Timer(2.0, os.kill, (pid, signal.SIGKILL)).start()
-        return super().measure(jobs, **options)
+
+# What was not timed yet takes no time by the roofline, so that every form is worth timing, however
+# short the overhead of the worker leaves the regions of so small a network.
+PROMISING = roofline.Rates(
+    flop_rate=dict.fromkeys(roofline.CLASSES, 1e18),
+    bandwidth=dict.fromkeys(roofline.CLASSES, 1e18),
+    overhead=dict.fromkeys(roofline.CLASSES, 0.0),
+    scale=dict.fromkeys(roofline.CLASSES, 1.0),
+)
+
+
+@pytest.fixture
+def endless_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form "swapped" of a contraction never ends."""
+    forms = list(lowerings.LOWERINGS["dot"])
+    forms[3] = dataclasses.replace(forms[3], fn=endless)
+    monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("endless_form")
 @pytest.mark.parametrize(
-    ("worker", "timeout"), [(Worker, 2.0), (Killed, 30.0)], ids=["hangs", "killed"]
+    ("worker", "timeout"), [(Worker, 5.0), (Killed, 30.0)], ids=["hangs", "killed"]
 )
 def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     worker, timeout, optimize, monkeypatch
 ):
-    forms = list(lowerings.LOWERINGS["dot"])
-    forms[3] = dataclasses.replace(forms[3], fn=endless)
-    monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
     monkeypatch.setattr(front, "Worker", worker)
-    monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, timeout=timeout))
+    monkeypatch.setattr(
+        front, "Oracle", functools.partial(Oracle, timeout=timeout, rates=PROMISING)
+    )
     monkeypatch.setattr(rounds, "time_programs", made_up_programs)
+    monkeypatch.setattr(settle, "compare", fake_compare({OPTIMISED: 0.5}))
     fast = optimize(network, PARAMS, X, weights=0)
-    assert fast.report.failures == 1
+    assert fast.report.used == "optimized" and fast.report.failures == 1
     assert "swapped" not in str(fast.program)
     same(fast(PARAMS, X), network(PARAMS, X))
+
+
+@pytest.mark.usefixtures("endless_form")
+@pytest.mark.parametrize("status", ["timeout", "killed"])
+@pytest.mark.parametrize(
+    "alone",  # seconds of the endless form's region, where the others take a millisecond
+    [None, 0.5e-3, 1e-3],
+    ids=["as a region", "as a program", "in a neighbourhood"],
+)
+def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
+    alone, status, optimize, made_up, monkeypatch
+):
+    lost: list[str] = []
+
+    def measure(self, jobs, *, reference=None, seconds_per_job=1.0, **_):
+        (job,) = jobs
+        is_endless = b"while" in job.artifact
+        if is_endless and (alone is None or seconds_per_job > 0.1):
+            lost.append(job.identity)
+            return [Timing.without(status, "no")]
+        t = alone if is_endless else 1e-3
+        return [Timing(t, t, t, relative=None if reference is None else 1.0)]
+
+    monkeypatch.setattr(made_up, "measure", measure)
+    monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, rates=PROMISING))
+    monkeypatch.setattr(rounds, "refine", refine)
+    fast = optimize(network, PARAMS, X, weights=0, rules=[*SOME_RULES[:1], *SOME_RULES[3:]])
+    assert (len(lost), fast.report.failures) == (1, 1)
+    assert "swapped" not in str(fast.program)
 
 
 # The same again --------------------------------------------------------------------------------
@@ -167,7 +217,7 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
     rng = np.random.default_rng()
 
     def measure(self, jobs, **_):  # no two timings are the same
-        return [Timing(t, t, t) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
+        return [Timing(t, t, t, relative=1.0) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
 
     monkeypatch.setattr(made_up, "measure", measure)
     monkeypatch.setattr(rounds, "time_programs", made_up_programs)
@@ -362,6 +412,30 @@ def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
     made_up.interrupt = staticmethod(late)
     fast = optimize(network, PARAMS, X, weights=0, search="taso")
     assert fast.report.stop_reason is StopReason.INTERRUPTED
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
+class Finalised:
+    """Ctrl-C falls into its end, where Python ignores what is raised."""
+
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_that_python_ignores_ends_the_search_all_the_same(made_up, optimize):
+    seen = []
+
+    def early(reference) -> bool:
+        seen.append(reference)
+        if len(seen) == 2:  # the first of the regions
+            Finalised()
+        return False
+
+    made_up.interrupt = staticmethod(early)
+    fast = optimize(network, PARAMS, X, weights=0, search="taso")
+    assert fast.report.stop_reason is StopReason.INTERRUPTED
+    # Whether constants pay, that region, and the original whole.
+    assert len(seen) == 3
     same(fast(PARAMS, X), network(PARAMS, X))
 
 

@@ -10,6 +10,7 @@ import jax
 
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.settle import settle
 from xrl_jax.cost.store import TimingStore, default_cache_dir
@@ -82,6 +83,7 @@ def optimize(
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir
     with (
+        lost_ctrl_c_kept(),
         LiveProgress(name, budget.seconds, progress=progress) as live,
         TimingStore(os.path.join(folder, _STORE)) as store,
         Worker() as worker,

@@ -12,7 +12,7 @@ from xrl_jax.cost.model import Oracle, class_shares, merge_shares, without_overh
 from xrl_jax.cost.regions import region_key
 from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Worker
+from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
@@ -27,6 +27,7 @@ class FakeWorker(Worker):
 
     Attributes:
       asked: (key, timeout) of every job.
+      references: keys of the references.
     """
 
     overhead_seconds = 1e-5  # type: ignore[assignment]
@@ -35,9 +36,11 @@ class FakeWorker(Worker):
         super().__init__()
         self.answers = list(answers)
         self.asked: list[tuple[str, float]] = []
+        self.references: list[str] = []
 
-    def measure(self, jobs, *, timeout=60.0, **_):  # type: ignore[override]
+    def measure(self, jobs, *, reference=None, timeout=60.0, **_):  # type: ignore[override]
         self.asked += [(job.key, timeout) for job in jobs]
+        self.references += [] if reference is None else [reference.key]
         return [self.answers.pop(0) if self.answers else timing(1e-3) for _ in jobs]
 
 
@@ -162,6 +165,29 @@ def test_a_region_that_cannot_be_traced_costs_itself_only():
     wanted = o.unknown(VIEW(build(nodes, [1, 2], bucket=64)))
     assert o.measure(wanted, clock=LONG) == 2
     assert (o.spending.failures, len(worker.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "killed"])
+def test_a_program_that_cannot_be_timed_is_tried_and_counted_once(status):
+    o, worker = oracle(Timing.without(status, "no"))
+    program, other = Job("program", b"1"), Job("other", b"2")
+    again = Job("the same under another key", b"1")
+    assert o.time_against(program, other).status == status
+    assert o.time_against(program, other, turn=1).status == status
+    assert o.time_job(again, timeout=5.0).status == status
+    assert [key for key, _ in worker.asked] == ["program"]
+    assert (o.spending.failures, o.spending.measurements) == (1, 1)
+    assert o.store.items() == []
+
+
+def test_a_reference_that_cannot_be_timed_is_tried_and_counted_once():
+    o, worker = oracle()  # which answers as if it could not hold the reference
+    lost = Job("lost", b"0")
+    assert o.time_against(Job("a", b"1"), lost).relative is None
+    assert o.time_against(Job("b", b"2"), lost).relative is None
+    assert not o.time_job(lost).ok
+    assert worker.references == ["lost"] and o.spending.failures == 1
+    assert o.store.items() == []
 
 
 def test_no_more_than_the_limit_is_measured():

@@ -40,7 +40,7 @@ def two_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeOracle:
-    """Answers time_jobs with seconds by (program, options); the reference takes one.
+    """Answers time_job with seconds by (program, options); the reference takes one.
 
     Attributes:
       asked: what was timed, in order.
@@ -56,8 +56,7 @@ class FakeOracle:
         self.asked: list[tuple[int, tuple]] = []
         self.timeouts: list[float] = []
 
-    def time_jobs(self, jobs, *, reference=None, timeout=300.0, **_):
-        (job,) = jobs
+    def time_job(self, job, *, reference=None, timeout=300.0, **_):
         index = self.keys[job.key]
         self.asked.append((index, job.options))
         self.timeouts.append(timeout)
@@ -67,8 +66,8 @@ class FakeOracle:
         if isinstance(answer, BaseException):
             raise answer
         if isinstance(answer, str):
-            return [Timing.without(answer, "no")]
-        return [Timing(answer, answer, answer, relative=answer)]
+            return Timing.without(answer, "no")
+        return Timing(answer, answer, answer, relative=answer)
 
 
 def ranked(given, seconds, clock=LONG):
@@ -162,11 +161,11 @@ class Pair(Oracle):
         super().__init__(store, Worker())
         self.relative, self.asked = relative, 0
 
-    def time_jobs(self, jobs, *, reference=None, **_):
+    def time_job(self, job, *, reference=None, **_):
         assert reference is not None
-        assert jobs[0].constants > 0 and reference.constants == 0
+        assert job.constants > 0 and reference.constants == 0
         self.asked += 1
-        return [Timing(1.0, 1.0, 1.0, relative=self.relative)]
+        return Timing(1.0, 1.0, 1.0, relative=self.relative)
 
 
 @pytest.mark.parametrize(("relative", "pays"), [(0.9, True), (0.96, False), (None, False)])

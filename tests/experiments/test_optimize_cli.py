@@ -258,27 +258,23 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(
-            "--model=squeezenet",
-            "--image_size=64",
-            "--budget_seconds=600",
-            f"--cache_dir={tmp_path}",
-        ),
+    words = ("--model=squeezenet", "--image_size=64", "--budget_seconds=600")
+    with subprocess.Popen(
+        command(*words, f"--cache_dir={tmp_path}"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    assert process.stderr is not None
-    try:
-        first = process.stderr.readline()  # the search is running when it shows its first line
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-        text, errors = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    ) as process:
+        assert process.stderr is not None
+        try:
+            first = process.stderr.readline()  # the search is running when it shows its first line
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+            text, errors = process.communicate(timeout=300)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     assert "predicted" in first
     assert process.returncode == 0, errors
     assert ": interrupted; " in text

@@ -214,6 +214,25 @@ def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
     assert len(oracle.near) == 1
 
 
+def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourhoods(
+    uneven, monkeypatch
+) -> None:
+    # Their neighbourhoods touch, so what is done to one contraction makes another neighbourhood of
+    # the other's.
+    monkeypatch.setattr(lib, "_RADIUS", 6)
+
+    class Hanging(Timer):
+        def time_against(self, job, reference, **options):
+            timing = super().time_against(job, reference, **options)
+            return Timing.without("timeout", "no") if job[1][1] == SWAPPED else timing
+
+    oracle = Hanging(lambda f: 0.5 if f[0] == SWAPPED else 1.0, monkeypatch)
+    best, _ = lib.refine(oracle, RULES[:1], uneven, LONG)
+    assert forms(best.program) == (SWAPPED, PLAIN)
+    assert sorted(oracle.near) == [(PLAIN, SWAPPED), (SWAPPED, PLAIN)]
+    assert oracle.asked == [(SWAPPED, PLAIN)]
+
+
 def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
     def seconds(f: tuple[int, ...]) -> float:
         if f[0] == SWAPPED:

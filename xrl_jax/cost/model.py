@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from xrl_jax.cost import regions, roofline
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
 from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
 from xrl_jax.graph.hash import timing_key
@@ -63,6 +64,7 @@ class Oracle:
     timeout: float = 30.0
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
+    _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
     _table: CostTable | None = None
 
@@ -145,20 +147,17 @@ class Oracle:
         Stored like that, because the overhead differs from worker to worker: what is read back must
           not.
         """
-        clock = Stopwatch(0.0)
         try:
             with plain_ctrl_c():
                 job = regions.region_job(region, self.options, constants=self.constants)
         except Exception as error:  # a lowering that cannot be traced costs itself only
             timing = Timing.without("failed", f"{type(error).__name__}: {error}")
+            self.spending.measurements += 1
+            self.spending.failures += 1
         else:
-            timing = self.worker.measure([job], timeout=timeout, seconds_per_job=0.08)[0]
+            timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
                 timing = without_overhead(timing, self.worker.overhead_seconds)
-        self.spending.measurements += 1
-        self.spending.failures += not timing.ok
-        self.spending.compile_seconds += timing.compile_seconds
-        self.spending.measure_seconds += clock.elapsed
         cut_short = timing.status == "timeout" and timeout < self.timeout
         if (
             timing.status != "killed" and not cut_short
@@ -166,23 +165,37 @@ class Oracle:
             self.store.put({self._key(region): timing})
         return timing
 
-    def time_jobs(
+    def time_job(
         self,
-        jobs: Sequence[Job],
+        job: Job,
         *,
         reference: Job | None = None,
         seconds_per_job: float = 1.0,
         timeout: float = 300.0,
-    ) -> list[Timing]:
-        """Time whole programs, each in turn with the reference."""
+    ) -> Timing:
+        """Time a job, in turn with the reference; all timings of a search are made here.
+
+        What fails, hangs or kills the worker is tried once: its timing is the answer from then on,
+        and as a reference it is left out.
+        """
+        if job.identity in self._failed:
+            return self._failed[job.identity]
+        if reference is not None and reference.identity in self._failed:
+            reference = None
         clock = Stopwatch(0.0)
-        timings = self.worker.measure(
-            jobs, reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
-        )
-        self.spending.measurements += len(jobs)
-        self.spending.compile_seconds += sum(t.compile_seconds for t in timings)
+        timing = self.worker.measure(
+            [job], reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
+        )[0]
+        self.spending.measurements += 1
+        self.spending.compile_seconds += timing.compile_seconds
         self.spending.measure_seconds += clock.elapsed
-        return timings
+        if not timing.ok:
+            self._failed[job.identity] = timing
+            self.spending.failures += 1
+        elif reference is not None and timing.relative is None:
+            self._failed[reference.identity] = Timing.without("failed", "no job's reference")
+            self.spending.failures += 1
+        return timing
 
     def time_against(
         self,
@@ -202,10 +215,10 @@ class Oracle:
         if timing is not None:
             self.spending.from_store += 1
             return timing
-        timing = self.time_jobs(
-            [job], reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
-        )[0]
-        if timing.ok:
+        timing = self.time_job(
+            job, reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
+        )
+        if timing.relative is not None:
             self.store.put({key: timing})
         return timing
 

@@ -14,9 +14,10 @@ import numpy as np
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.cost import roofline
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle, class_shares, merge_shares
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
@@ -121,11 +122,11 @@ def time_programs(
         if isinstance(job, Timing):
             timed.append(Timed(programs[index], options, job, index))
             return False
-        timing = oracle.time_jobs(
-            [job],
+        timing = oracle.time_job(
+            job,
             reference=reference if isinstance(reference, Job) else None,
             timeout=max(clock.left, _LEAST_TIMEOUT),
-        )[0]
+        )
         if timing.ok:
             timed.append(Timed(programs[index], options, timing, index))
         return timing.status not in ("timeout", "killed")

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from xrl_jax.backends.accuracy import Accuracy, assess
 from xrl_jax.backends.baselines import baselines, flat_original
 from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
-from xrl_jax.cost.timing import Ratio, Timing, compare, error_text, plain_ctrl_c
+from xrl_jax.cost.timing import Ratio, Timing, compare, error_text
 from xrl_jax.graph.program import Program, unflatten_args
 
 OPTIMISED = "optimised"
@@ -236,7 +237,14 @@ def _time_in_turn(
     entrants[CONTROL] = baselines(program, leaves)[strongest]
     args, kwargs = unflatten_args(program.in_tree, leaves)
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
-    comparison = compare(entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed)
+    comparison = compare(
+        entrants,
+        seconds=seconds,
+        min_rounds=7,
+        baseline=strongest,
+        seed=seed,
+        progress=lambda *_: raise_lost_ctrl_c(),
+    )
     rivals = {n: t for n, t in comparison.timings.items() if n not in (CONTROL, OPTIMISED)}
     baseline = min(rivals, key=lambda n: rivals[n].seconds)
     noise = comparison.ratio(strongest, CONTROL)

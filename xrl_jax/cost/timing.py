@@ -19,22 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from xrl_jax.cost.ctrl_c import raise_lost_ctrl_c
 from xrl_jax.cost.inputs import hlo_hash, random_input
 
 STATUSES = ("ok", "failed", "timeout", "killed")
-
-
-@contextlib.contextmanager
-def plain_ctrl_c() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt even where JAX makes another error of it, as it does
-    when it is comparing the static fields of pytrees.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise error.__cause__ from None
-        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,6 +373,8 @@ class Stopwatch:
 
     @property
     def done(self) -> bool:
+        """Whether nothing is left. Raises a Ctrl-C that was lost: whoever looks here would stop."""
+        raise_lost_ctrl_c()
         return self.left <= 0
 
     def part(self, share: float) -> Stopwatch:

@@ -9,16 +9,18 @@ descent on measured programs, from where the search has ended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.neighbourhood import neighbourhood
 from xrl_jax.cost.programs import Timed, program_job
-from xrl_jax.cost.timing import Stopwatch, Timing, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
@@ -50,7 +52,8 @@ class Sieve:
 
     def gain(self, program: Program, change: Change) -> float:
         """Seconds that a run of the program saves if every place saves what the first does in its
-        neighbourhood; 0 where that is too little to be seen, or cannot be timed.
+        neighbourhood; 0 where that is too little to be seen, or cannot be timed; minus infinity
+        where the worker was lost over it.
         """
         g, slot = change.places[0]
         before, after = (
@@ -72,6 +75,8 @@ class Sieve:
         timing = self._oracle.time_against(
             *jobs, seconds_per_job=_NEAR_SECONDS, timeout=_NEAR_TIMEOUT
         )
+        if timing.status in ("timeout", "killed"):
+            return -math.inf
         if not timing.ok or timing.relative is None or timing.relative > _NEAR_GAIN:
             return 0.0
         return timing.seconds / timing.relative - timing.seconds
@@ -137,7 +142,10 @@ def refine(
             if over(part):
                 break
             tell(f"refining: looking at change {n + 1} of {len(todo)}")
-            found.append(change._replace(gain=sieve.gain(best.program, change)))
+            gain = sieve.gain(best.program, change)
+            found.append(change._replace(gain=gain))
+            if gain == -math.inf:  # it would hang in other neighbourhoods as well
+                tried.add(change[:2])
         return _best_of_each([c for c in found if c.gain > 0])
 
     try:

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.programs import Timed, constants_pay, ranked, shares, time_programs
-from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import (
     Budget,
     Found,
@@ -51,7 +52,7 @@ def search_in_rounds(
     interrupted = found.stop is StopReason.INTERRUPTED
     rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
     timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
-    if interrupted or clock.done:
+    if interrupted or clock.left <= 0:  # not `done`: Ctrl-C is dealt with in what follows
         return found, timed
     plain = [t for t in timed if t.timing.ok and not t.options]
     costs = oracle.table()

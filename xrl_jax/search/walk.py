@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost import roofline
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch, plain_ctrl_c
+from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.search.base import (

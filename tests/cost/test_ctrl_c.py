@@ -1,0 +1,107 @@
+"""Ctrl-C is not lost where Python ignores exceptions, and nothing else is changed."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept, plain_ctrl_c, raise_lost_ctrl_c
+from xrl_jax.cost.timing import Stopwatch
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Finalised:
+    """Ctrl-C falls into its end."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def in_a_finaliser() -> None:
+    Finalised()
+
+
+def in_the_garbage_collector() -> None:
+    def callback(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(callback)
+        signal.raise_signal(signal.SIGINT)
+
+    gc.callbacks.append(callback)
+    gc.collect()
+
+
+@pytest.mark.parametrize("press", [in_a_finaliser, in_the_garbage_collector])
+def test_a_ctrl_c_that_python_ignores_is_raised_at_the_next_look_at_the_clock(press) -> None:
+    clock = Stopwatch(600.0)
+    with lost_ctrl_c_kept():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            clock.done  # noqa: B018
+        assert not clock.done  # once
+
+
+def test_without_a_look_it_is_raised_at_the_end() -> None:
+    with lost_ctrl_c_kept(), pytest.raises(KeyboardInterrupt), plain_ctrl_c():
+        in_a_finaliser()
+
+
+def test_one_that_is_pressed_again_counts_once() -> None:
+    with lost_ctrl_c_kept():
+        with pytest.raises(KeyboardInterrupt), plain_ctrl_c():
+            in_a_finaliser()
+            signal.raise_signal(signal.SIGINT)
+        raise_lost_ctrl_c()
+
+
+def test_one_that_came_too_late_is_not_for_the_next_search() -> None:
+    with lost_ctrl_c_kept():
+        in_a_finaliser()
+    with lost_ctrl_c_kept():
+        raise_lost_ctrl_c()
+
+
+def test_handlers_are_left_alone_and_the_hook_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+
+    def hook(ignored) -> None:
+        told.append(ignored.exc_type)
+
+    class Failing:
+        def __del__(self) -> None:
+            raise OSError
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    with lost_ctrl_c_kept():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        Failing()
+    assert sys.unraisablehook is hook and told == [OSError]
+
+
+def test_another_thread_changes_nothing_and_takes_no_ctrl_c_of_the_main_thread() -> None:
+    hooks = []
+
+    def work() -> None:
+        with lost_ctrl_c_kept(), plain_ctrl_c():
+            raise_lost_ctrl_c()
+            hooks.append(sys.unraisablehook)
+
+    with lost_ctrl_c_kept():
+        in_a_finaliser()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert hooks == [sys.unraisablehook]
+        with pytest.raises(KeyboardInterrupt):
+            raise_lost_ctrl_c()
