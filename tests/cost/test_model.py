@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -97,6 +99,16 @@ def test_a_measured_region_costs_its_timing_without_the_launch():
     assert o.measure(unknown(o, 3), clock=LONG) == 1
     # 2 ms less 10 us of launch; wrapping 4 * 15 elements moves 120 bytes: 8 ns at 15 GB/s.
     assert costs(o, 3) == pytest.approx([1.99e-3 - 8e-9], rel=1e-5)
+
+
+def test_regions_timed_in_a_quiet_and_in_a_busy_hour_are_compared_at_one_pace():
+    store = TimingStore(None, machine=MACHINE)
+    quiet, _ = oracle(replace(timing(2e-3), pace=1e-3), store=store)
+    quiet.measure(unknown(quiet, 3), clock=LONG)
+    busy, _ = oracle(replace(timing(4e-3), pace=2e-3), store=store)
+    busy.measure(unknown(busy, 5), clock=LONG)
+    of_3, of_5 = (t.seconds for _, _, t in store.items() if t.repeats)
+    assert of_3 == of_5 == pytest.approx(2e-3 - 1e-5)
 
 
 def test_a_measured_region_is_not_unknown_any_more():

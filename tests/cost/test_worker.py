@@ -88,6 +88,13 @@ def test_a_job_is_timed_in_turn_with_its_reference(worker):
     assert larger.reference == same.reference == "small"
 
 
+def test_without_a_reference_the_yardstick_says_how_busy_the_machine_was(worker):
+    small, large = one(worker, SMALL), one(worker, LARGE)
+    assert small.pace is not None and large.pace is not None
+    assert 0.3 < small.pace / large.pace < 3.0  # of one thing, timed twice
+    assert one(worker, LARGE, reference=SMALL).pace is None
+
+
 def test_a_reference_that_fails_leaves_the_jobs_their_times(worker):
     timing = one(worker, SMALL, reference=Job("broken", b"broken"))
     assert timing.ok and timing.relative is None and timing.reference == ""

@@ -28,6 +28,7 @@ _WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
 _LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
+_PACE = timing_key([], (), extra=["pace 1"])  # the yardstick when the first region was timed
 
 
 @dataclass
@@ -157,6 +158,7 @@ class Oracle:
         else:
             timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
+                timing = self._at_one_pace(timing)
                 timing = without_overhead(timing, self.worker.overhead_seconds)
         cut_short = timing.status == "timeout" and timeout < self.timeout
         if (
@@ -164,6 +166,25 @@ class Oracle:
         ):  # else it may not have been the region's fault
             self.store.put({self._key(region): timing})
         return timing
+
+    def _at_one_pace(self, timing: Timing) -> Timing:
+        """The timing as it would have been when the first of the store was taken: the machine may
+        be busier now, or quieter.
+        """
+        if timing.pace is None:
+            return timing
+        first = self.store.get([_PACE]).get(_PACE)
+        if first is None:
+            first = Timing(timing.pace, timing.pace, timing.pace)
+            self.store.put({_PACE: first})
+        k = first.seconds / timing.pace
+        return replace(
+            timing,
+            seconds=k * timing.seconds,
+            low=k * timing.low,
+            high=k * timing.high,
+            pace=first.seconds,
+        )
 
     def time_job(
         self,

@@ -75,7 +75,7 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 3", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 4", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:

@@ -44,6 +44,9 @@ class Timing:
     error: str = ""
     relative: float | None = None  # seconds / seconds of the reference, interleaved with it
     reference: str = ""  # key of that reference
+    # Where there was no reference: seconds of the worker's yardstick, interleaved with it. Timings
+    # of busy and quiet hours compare by seconds / pace.
+    pace: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -71,7 +74,7 @@ class Timing:
             status = str(values["status"])
             if status not in STATUSES:
                 raise ValueError(f"status {status!r} is none of {STATUSES}")
-            relative = values.get("relative")
+            relative, pace = values.get("relative"), values.get("pace")
             return cls(
                 **{name: _finite_or_inf(values[name]) for name in ("seconds", "low", "high")},
                 repeats=int(values.get("repeats", 0)),
@@ -81,6 +84,7 @@ class Timing:
                 error=str(values.get("error", "")),
                 relative=None if relative is None else float(relative),
                 reference=str(values.get("reference", "")),
+                pace=None if pace is None else float(pace),
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a timing: {error!r}") from error

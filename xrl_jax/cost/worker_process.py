@@ -65,11 +65,17 @@ def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
 
 
 @dataclasses.dataclass
-class _Ready:
-    """A compiled and warm function with its inputs."""
+class _Timed:
+    """A compiled and warm function with its inputs, and how often to call it in a turn."""
 
     run: Callable[[], Any]
     calls: int
+
+
+@dataclasses.dataclass
+class _Ready(_Timed):
+    """A job to time."""
+
     compile_seconds: float
     hlo_hash: str
     same: tuple[str, ...]  # equal for functions that need be timed only once
@@ -82,6 +88,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._references: collections.OrderedDict[str, _Ready] = collections.OrderedDict()
+        self._yardstick: _Timed | None = None  # made for the greeting
         self._results: dict[tuple[Any, ...], Timing] = {}
         self._compiled = 0
 
@@ -89,6 +96,7 @@ class _Server:
         try:
             if header["do"] == "hello":
                 overhead = _overhead()
+                self._yardstick = _yardstick()
                 # What JAX has made by now stays: collecting garbage before each job would walk all
                 # of it, for about as long as a job takes.
                 gc.freeze()
@@ -121,10 +129,13 @@ class _Server:
         )
         timing = self._results.get(same)
         if timing is None:
-            functions = {"job": ready}
+            against: _Timed | None = self._yardstick
             if named is not None:
-                functions["reference"] = self._references[named["identity"]]
+                against = self._references[named["identity"]]
                 self._references.move_to_end(named["identity"])
+            functions: dict[str, _Timed] = {"job": ready}
+            if against is not None:
+                functions["against"] = against
             samples = interleave(
                 {name: each.run for name, each in functions.items()},
                 {name: each.calls for name, each in functions.items()},
@@ -133,12 +144,13 @@ class _Server:
                 max_rounds=MAX_ROUNDS,
                 rng=np.random.default_rng(0),
             )
-            relative = None
-            if named is not None:
-                relative = paired_ratio(
-                    samples["job"], samples["reference"], rng=np.random.default_rng(0)
+            timing = timing_of(samples["job"], hlo_hash=ready.hlo_hash)
+            if against is not None:
+                ratio = paired_ratio(
+                    samples["job"], samples["against"], rng=np.random.default_rng(0)
                 ).value
-            timing = timing_of(samples["job"], hlo_hash=ready.hlo_hash, relative=relative)
+                found = {"pace": timing.seconds / ratio} if named is None else {"relative": ratio}
+                timing = dataclasses.replace(timing, **found)
             self._results[same] = timing
         return dataclasses.replace(
             timing,
@@ -194,26 +206,39 @@ def _option_value(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _overhead() -> float:
-    """Seconds per call of a compiled addition of eight numbers: what any call costs."""
-    x = random_input(jax.ShapeDtypeStruct((8,), np.float32))
-    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+def _warm(fn: Callable[..., Any], *args: Any) -> _Timed:
+    compiled = jax.jit(fn).lower(*args).compile()
 
     def run() -> Any:
-        return compiled(x)
+        return compiled(*args)
 
     _, warm = warm_up(run)
-    calls = {"run": calls_per_turn(warm, TURN_SECONDS)}
-    rng = np.random.default_rng(0)
+    return _Timed(run, calls_per_turn(warm, TURN_SECONDS))
+
+
+def _overhead() -> float:
+    """Seconds per call of a compiled addition of eight numbers: what any call costs."""
+    little = _warm(lambda x: x + 1, random_input(jax.ShapeDtypeStruct((8,), np.float32)))
     samples = interleave(
-        {"run": run},
-        calls,
+        {"little": little.run},
+        {"little": little.calls},
         seconds=OVERHEAD_SECONDS,
         min_rounds=MIN_ROUNDS,
         max_rounds=MAX_ROUNDS,
-        rng=rng,
+        rng=np.random.default_rng(0),
     )
-    return timing_of(samples["run"]).seconds
+    return timing_of(samples["little"]).seconds
+
+
+def _yardstick() -> _Timed:
+    """What jobs without a reference are timed in turn with: about as much arithmetic as memory
+    traffic, for the machine may have little of either left.
+    """
+    x, w, y = (
+        random_input(jax.ShapeDtypeStruct(shape, np.float32), seed=n)
+        for n, shape in enumerate([(256, 512), (512, 256), (512, 1024)])
+    )
+    return _warm(lambda x, w, y: (x @ w, y + 1), x, w, y)
 
 
 def _device_works() -> bool:
