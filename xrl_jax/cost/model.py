@@ -214,7 +214,8 @@ class Oracle:
             self._failed[job.identity] = timing
             self.spending.failures += 1
         elif reference is not None and timing.relative is None:
-            self._failed[reference.identity] = Timing.without("failed", "no job's reference")
+            self._failed[reference.identity] = Timing.without("failed", "cannot be a reference")
+            self.spending.measurements += 1
             self.spending.failures += 1
         return timing
 
