@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,12 +35,26 @@ _SECONDS = (0.3, 3.0)  # least and most for one trial, compiling apart
 # A neighbourhood reaches this far up and down: to the next convolution and beyond, with what is
 # elementwise between them. Smaller ones are timed with warm caches, and err by more than they gain.
 _RADIUS = 4
-_NEAR_GAIN = 0.98  # of a neighbourhood's time must be left at most, for a change to be tried whole
+_NEAR_GAIN = 0.98  # of a neighbourhood's time may be left, for a change to be tried at once
+_NEAR_HOPE = 1.05  # the same for it to be tried in what time is left in the end
 _NEAR_SECONDS = 0.3  # for timing one neighbourhood, compiling apart
 _NEAR_TIMEOUT = 30.0
 _SIEVE_SHARE = 0.5  # of the time left, at most, for neighbourhoods before programs are tried
 # Changes that promise less than this share of the gain they need are not tried.
 _LEAST_PROMISE = 0.5
+_LEAST_SHARE = 1e-9  # seconds that a change counts for at least where a gain is shared out
+
+
+class Look(NamedTuple):
+    """What a change does in a neighbourhood."""
+
+    # Seconds of a run of the program, if every place saves what the first does; minus infinity
+    # where the worker was lost over it.
+    saved: float
+    ratio: float  # of the neighbourhood's time that is left; infinite where it cannot be timed
+
+
+_NOTHING = Look(0.0, math.inf)
 
 
 class Sieve:
@@ -48,38 +62,37 @@ class Sieve:
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
-        self._saved: dict[tuple[str, str], float] = {}  # seconds, by the two neighbourhoods' keys
+        self._looks: dict[tuple[str, str], Look] = {}  # by the two neighbourhoods' keys
 
-    def gain(self, program: Program, change: Change) -> float:
-        """Seconds that a run of the program saves if every place saves what the first does in its
-        neighbourhood; 0 where that is too little to be seen, or cannot be timed; minus infinity
-        where the worker was lost over it.
-        """
+    def look(self, program: Program, change: Change) -> Look:
+        """What the change does in the neighbourhood of its first place."""
         g, slot = change.places[0]
         before, after = (
             neighbourhood(p.graphs[g], slot, _RADIUS) for p in (program, changed(program, [change]))
         )
         if before is None or after is None:
-            return 0.0
+            return _NOTHING
         nodes = [nodes_of(p.graph)[:2] for p in (before, after)]
         key = timing_key(*nodes[0]), timing_key(*nodes[1])
-        if key not in self._saved:
-            self._saved[key] = self._timed(after, before)
+        if key not in self._looks:
+            self._looks[key] = self._timed(after, before)
         places = sum(
             a.lowering != b.lowering for a, b in zip(nodes[0][0], nodes[1][0], strict=True)
         )
-        return self._saved[key] / places * sum(program.counts[g] for g, _ in change.places)
+        look = self._looks[key]
+        runs = sum(program.counts[g] for g, _ in change.places)
+        return look._replace(saved=look.saved / places * runs)
 
-    def _timed(self, after: Program, before: Program) -> float:
+    def _timed(self, after: Program, before: Program) -> Look:
         jobs = [program_job(p, constants=self._oracle.constants) for p in (after, before)]
         timing = self._oracle.time_against(
             *jobs, seconds_per_job=_NEAR_SECONDS, timeout=_NEAR_TIMEOUT
         )
         if timing.status in ("timeout", "killed"):
-            return -math.inf
-        if not timing.ok or timing.relative is None or timing.relative > _NEAR_GAIN:
-            return 0.0
-        return timing.seconds / timing.relative - timing.seconds
+            return Look(-math.inf, math.inf)
+        if not timing.ok or timing.relative is None:
+            return _NOTHING
+        return Look(timing.seconds / timing.relative - timing.seconds, timing.relative)
 
 
 def _best_of_each(found: Sequence[Change]) -> list[Change]:
@@ -116,8 +129,9 @@ def refine(
 ) -> tuple[Timed, tuple[Step, ...]]:
     """The program after all changes that make it faster, with its timing, and these changes.
 
-    Goes through the changes again and again, until none stays that was not tried, or the clock has
-    run out. Ctrl-C keeps what has been found.
+    Goes through the changes that gain nearby again and again, until none is left that was not
+    tried; then, one by one, through those that may gain only in the whole, where caches and threads
+    are otherwise. Ends when the clock has run out. Ctrl-C keeps what has been found.
 
     Args:
       start: the program, with a timing relative to the original.
@@ -128,6 +142,7 @@ def refine(
         return best, ()
     sieve = Sieve(oracle)
     tried: set[tuple[tuple[tuple[int, int], ...], int]] = set()
+    hopeful: list[Change] = []  # that were not seen to gain nearby, and may
 
     def over(clock: Stopwatch) -> bool:
         return clock.done or (
@@ -135,18 +150,41 @@ def refine(
         )
 
     def promising() -> list[Change]:
-        """Changes of different groups that were not tried, the most promising first."""
+        """Changes of different groups that gain nearby, the most promising first."""
         todo = [c for c in changes(oracle, rules, best.program) if c[:2] not in tried]
         part, found = clock.part(_SIEVE_SHARE), []
+        hopeful.clear()
         for n, change in enumerate(todo):
             if over(part):
                 break
             tell(f"refining: looking at change {n + 1} of {len(todo)}")
-            gain = sieve.gain(best.program, change)
-            found.append(change._replace(gain=gain))
-            if gain == -math.inf:  # it would hang in other neighbourhoods as well
+            look = sieve.look(best.program, change)
+            change = change._replace(gain=look.saved)
+            if look.saved == -math.inf:  # it would hang in other neighbourhoods as well
                 tried.add(change[:2])
-        return _best_of_each([c for c in found if c.gain > 0])
+            elif look.ratio <= _NEAR_GAIN:
+                found.append(change)
+            elif look.ratio <= _NEAR_HOPE:
+                hopeful.append(change)
+        return _best_of_each(found)
+
+    def stays(batch: Sequence[Change]) -> bool:
+        """Whether the program is faster with these changes; it has them from now on if so."""
+        nonlocal best, incumbent
+        tell(f"refining: trying {len(batch)} changes")
+        after = changed(best.program, batch)
+        job = program_job(after, best.options, constants=oracle.constants)
+        timing = _faster(oracle, job, incumbent, best.timing.seconds)
+        if timing is None or timing.relative is None or best.timing.relative is None:
+            return False
+        saved = best.timing.seconds * (1.0 - timing.relative)
+        relative = best.timing.relative * timing.relative
+        best = replace(best, program=after, timing=replace(timing, relative=relative))
+        shares = [max(c.gain, _LEAST_SHARE) for c in batch]
+        for c, share in zip(batch, shares, strict=True):
+            steps.append(Step(c.places[0][0], c.rule, c.text, saved * share / sum(shares)))
+        incumbent = job
+        return True
 
     try:
         with plain_ctrl_c():
@@ -157,31 +195,16 @@ def refine(
                     if over(clock):
                         return best, tuple(steps)
                     promised = sum(c.gain for c in batch)
-                    if promised < _LEAST_PROMISE * (1 - _GAIN) * best.timing.seconds:
+                    least = _LEAST_PROMISE * (1 - _GAIN) * best.timing.seconds
+                    if promised < least or stays(batch) or len(batch) == 1:
                         tried.update(c[:2] for c in batch)
-                        continue
-                    tell(f"refining: trying {len(batch)} changes")
-                    after = changed(best.program, batch)
-                    job = program_job(after, best.options, constants=oracle.constants)
-                    timing = _faster(oracle, job, incumbent, best.timing.seconds)
-                    if timing is not None:
-                        ratio, before = timing.relative, best.timing
-                        saved = before.seconds * (1.0 - ratio)  # type: ignore[operator]
-                        relative = before.relative * ratio  # type: ignore[operator]
-                        best = replace(
-                            best, program=after, timing=replace(timing, relative=relative)
-                        )
-                        steps += [
-                            Step(c.places[0][0], c.rule, c.text, saved * c.gain / promised)
-                            for c in batch
-                        ]
-                        incumbent = job
-                        tried.update(c[:2] for c in batch)
-                    elif len(batch) == 1:
-                        tried.add(batch[0][:2])
                     else:
                         half = (len(batch) + 1) // 2
                         batches += [batch[half:], batch[:half]]
+            for change in sorted(hopeful, key=lambda c: -c.gain):
+                if over(clock):
+                    break
+                stays([change])
     except KeyboardInterrupt:
         tell("interrupted")
     return best, tuple(steps)
