@@ -116,7 +116,7 @@ def test_what_loses_nearby_is_not_tried_whole(start, monkeypatch) -> None:
 
 def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkeypatch) -> None:
     near = {PLAIN: 1.0, TRANSPOSED: 1.04, SWAPPED: 1.02}
-    whole = {(SWAPPED, PLAIN): 0.9, (SWAPPED, TRANSPOSED): 0.8}
+    whole: dict[tuple[int, ...], float] = {(SWAPPED, PLAIN): 0.9, (SWAPPED, TRANSPOSED): 0.8}
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
     best, steps = lib.refine(oracle, RULES, uneven, LONG)
     assert set(oracle.asked[:2]) == {(SWAPPED, PLAIN), (SWAPPED, SWAPPED)}

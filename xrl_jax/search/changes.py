@@ -19,7 +19,7 @@ from xrl_jax.rewrite.rule import Rule, Term
 from xrl_jax.search.greedy import is_lowering
 
 _PLAIN = "xla"  # the name of lowering 0
-_HOPE = 2.0  # a form is tried if the model gives it at most this many times the present one's time
+_HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
 
 
@@ -56,7 +56,9 @@ def _signatures(graph: TensorGraph) -> jax.Array:
 
 
 def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Change]:
-    """Changes worth a trial, the most promising first, as the model has it."""
+    """Changes worth a trial, as the model has it: those of the most promising operators first, the
+    changes of one operator side by side, so that what they are compared with is compiled once.
+    """
     chosen = forms_by_rule(rules)
     costs = oracle.table()
     groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -97,7 +99,10 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
             text = f"{node.op}[{','.join(map(str, node.shape))}]"
             gain = present[key] - other[key, form]
             found.append(Change(tuple(groups[key]), form, rule, text, gain))
-    return sorted(found, key=lambda c: -c.gain)
+    most: dict[tuple[tuple[int, int], ...], float] = {}
+    for c in found:
+        most[c.places] = max(c.gain, most.get(c.places, c.gain))
+    return sorted(found, key=lambda c: (-most[c.places], c.places, -c.gain))
 
 
 def changed(program: Program, made: Iterable[Change]) -> Program:
