@@ -44,8 +44,8 @@ class Timing:
     error: str = ""
     relative: float | None = None  # seconds / seconds of the reference, interleaved with it
     reference: str = ""  # key of that reference
-    # Where there was no reference: seconds of the worker's yardstick, interleaved with it. Timings
-    # of busy and quiet hours compare by seconds / pace.
+    # Where there was no reference: seconds the worker's yardstick took for a multiplication and an
+    # addition, interleaved. Timings of busy and quiet hours compare by seconds / pace.
     pace: float | None = None
 
     @property

@@ -22,12 +22,14 @@ from typing import IO, Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost.inputs import hlo_hash, random_input
 from xrl_jax.cost.machine import machine_key
 from xrl_jax.cost.timing import (
     Timing,
+    call_seconds,
     calls_per_turn,
     error_text,
     interleave,
@@ -41,6 +43,8 @@ MAX_ROUNDS = 200
 TURN_SECONDS = 2e-4  # short functions are called in a row for about as long
 KEPT_REFERENCES = 4
 YARDSTICK_CALLS = 4
+YARDSTICK_SECONDS = 1e-4  # of one call, at least
+YARDSTICK_SIZES = (256, 512, 1024, 2048, 4096)
 OVERHEAD_SECONDS = 0.15  # spent on timing the overhead of a call
 _LENGTHS = struct.Struct("!IQ")
 
@@ -82,6 +86,13 @@ class _Ready(_Timed):
     same: tuple[str, ...]  # equal for functions that need be timed only once
 
 
+@dataclasses.dataclass
+class _Yardstick(_Timed):
+    """What jobs without a reference are timed in turn with."""
+
+    multiplications: int  # in a call
+
+
 class _Server:
     """Answers frames. Keeps the last few references, and every result by optimised HLO, inputs and
     settings.
@@ -89,7 +100,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._references: collections.OrderedDict[str, _Ready] = collections.OrderedDict()
-        self._yardstick: _Timed | None = None  # made for the greeting
+        self._yardstick: _Yardstick | None = None  # made for the greeting
         self._results: dict[tuple[Any, ...], Timing] = {}
         self._compiled = 0
 
@@ -150,8 +161,11 @@ class _Server:
                 ratio = paired_ratio(
                     samples["job"], samples["against"], rng=np.random.default_rng(0)
                 ).value
-                found = {"pace": timing.seconds / ratio} if named is None else {"relative": ratio}
-                timing = dataclasses.replace(timing, **found)
+                if isinstance(against, _Yardstick):
+                    pace = timing.seconds / ratio / against.multiplications
+                    timing = dataclasses.replace(timing, pace=pace)
+                else:
+                    timing = dataclasses.replace(timing, relative=ratio)
             self._results[same] = timing
         return dataclasses.replace(
             timing,
@@ -231,15 +245,18 @@ def _overhead() -> float:
     return timing_of(samples["little"]).seconds
 
 
-def _yardstick() -> _Timed:
-    """What jobs without a reference are timed in turn with: arithmetic on little memory, several
-    times in a row, so that it takes the same after a job that has emptied the caches.
+def _yardstick() -> _Yardstick:
+    """A product of two square matrices, as small as takes a while: little memory, several times in
+    a row, so that it takes the same after a job that has emptied the caches.
     """
-    x, w = (
-        random_input(jax.ShapeDtypeStruct(shape, np.float32), seed=n)
-        for n, shape in enumerate([(256, 256), (256, 256)])
-    )
-    return dataclasses.replace(_warm(lambda x, w: x @ w, x, w), calls=YARDSTICK_CALLS)
+    for size in YARDSTICK_SIZES:
+        x, w = (
+            random_input(jax.ShapeDtypeStruct((size, size), np.float32), seed=n) for n in (0, 1)
+        )
+        product = _warm(jnp.matmul, x, w)
+        if call_seconds(product.run) >= YARDSTICK_SECONDS:
+            break
+    return _Yardstick(product.run, YARDSTICK_CALLS, multiplications=size**3)
 
 
 def _device_works() -> bool:
