@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.backends.generators import GENERATORS, Sample
-from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower, lowering_index
+from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 
@@ -146,16 +146,13 @@ def test_pack_and_proj_handle_tuples() -> None:
     assert lower(second, (5, 6)) == 6  # type: ignore[arg-type]
 
 
-def test_unknown_lowerings_are_refused_by_name_and_number() -> None:
-    with pytest.raises(GraphError, match="'dot' has no lowering 'magic' .it has: xla, flat"):
-        lowering_index("dot", "magic")
+def test_a_lowering_that_there_is_not_is_refused() -> None:
     with pytest.raises(GraphError, match="'add' has 1 lowerings, a node asks for number 3"):
         lower(Node("add", (0, 1), lowering=3), 1, 2)  # type: ignore[arg-type]
 
 
 def test_lowering_zero_is_the_traced_primitive() -> None:
     assert {forms[0].name for forms in LOWERINGS.values()} == {"xla"}
-    assert lowering_index("conv", "matmul") == 1
 
 
 def test_precisions_are_decoded_as_they_were_encoded() -> None:

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from xrl_jax.backends.lowerings import lowering_index
 from xrl_jax.cost.neighbourhood import neighbourhood
 from xrl_jax.cost.programs import program_job
 from xrl_jax.graph import ops
@@ -16,7 +15,7 @@ from xrl_jax.graph.program import Program
 DIMS = {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
 CONTRACT = pack_attrs("dot", {**DIMS, "dtype": ops.DTYPE_CODE["float32"]})
 TWO = (2, 2)
-TRANSPOSED = lowering_index("dot", "transposed")
+TRANSPOSED = ops.OPS["dot"].lowerings.index("transposed")
 
 
 def node(op: str, *args: int, **fields) -> Node:

@@ -34,18 +34,6 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = MappingProxyType(
 )
 
 
-def lowering_index(op: str, name: str) -> int:
-    """The index of the lowering called `name`.
-
-    Raises:
-      GraphError: `op` has no such lowering; the message lists those it has.
-    """
-    names = [form.name for form in LOWERINGS[op]]
-    if name not in names:
-        raise GraphError(f"operator {op!r} has no lowering {name!r} (it has: {', '.join(names)})")
-    return names.index(name)
-
-
 def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     """Indices of the lowerings that are right for the node with these arguments; always 0."""
     return tuple(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops, work
-from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 from xrl_jax.rewrite.instantiate import NewNodes
 
@@ -70,14 +70,8 @@ def view_graph(graph: TensorGraph) -> NodeView:
     """Views [N, ...] of all nodes of a graph."""
     f, table = graph.nodes, args_of(graph)
     present = table > 0
-    return NodeView(
-        f.op,
-        f.attrs,
-        f.lowering,
-        f.shape,
-        f.rank,
-        f.dtype,
-        f.weight_only,
+    return _view(
+        f,
         jnp.where(present[..., None], f.shape[table], 1),
         jnp.where(present, f.rank[table], 0),
         jnp.where(present, f.dtype[table], 0),
@@ -87,20 +81,13 @@ def view_graph(graph: TensorGraph) -> NodeView:
 
 def view_new(new: NewNodes) -> NodeView:
     """Views [Q, ...] of the nodes a rewrite makes."""
-    f = new.nodes
-    return NodeView(
-        f.op,
-        f.attrs,
-        f.lowering,
-        f.shape,
-        f.rank,
-        f.dtype,
-        f.weight_only,
-        new.arg_shapes,
-        new.arg_ranks,
-        new.arg_dtypes,
-        new.arg_weight_only,
-    )
+    args = new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only
+    return _view(new.nodes, *args)
+
+
+def _view(f: Nodes, *args: jax.Array) -> NodeView:
+    own = f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only
+    return NodeView(*own, *args)
 
 
 def signature(view: NodeView) -> jax.Array:
