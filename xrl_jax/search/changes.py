@@ -100,8 +100,8 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
             gain = present[key] - other[key, form]
             found.append(Change(tuple(groups[key]), form, rule, text, gain))
     most: dict[tuple[tuple[int, int], ...], float] = {}
-    for c in found:
-        most[c.places] = max(c.gain, most.get(c.places, c.gain))
+    for c in sorted(found, key=lambda c: -c.gain):
+        most.setdefault(c.places, c.gain)
     return sorted(found, key=lambda c: (-most[c.places], c.places, -c.gain))
 
 
