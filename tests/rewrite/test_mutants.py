@@ -45,7 +45,7 @@ def survivors(chosen, record_property, *, samples: int, deep: int) -> list[str]:
     again = verify_rules([m.rule for m in left], samples=deep, seed=11, rounds=40)
     left = [m for m, v in zip(left, again, strict=True) if v.ok]
     other = verify_rules(
-        [m.rule for m in left], samples=deep, seed=7, evidence="float64", rounds=40
+        [m.rule for m in left], samples=min(deep, 200), seed=7, evidence="float64", rounds=40
     )
     equivalent = [m for m, v in zip(left, other, strict=True) if v.ok]
     caught = len(chosen) - len(left)
@@ -72,4 +72,5 @@ def test_no_mutant_of_any_kind_is_missed(record_property) -> None:
     chosen = mutants.sample(rules, 240, lambda m: True)
     assert len(chosen) >= 200
     assert len(Counter(m.kind for m in chosen)) >= 8
-    assert survivors(chosen, record_property, samples=12, deep=200) == []
+    # Some mistakes show in one graph of 260.
+    assert survivors(chosen, record_property, samples=12, deep=800) == []

@@ -34,10 +34,9 @@ def test_every_lowering_of_the_library_is_verified() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_rule_is_verified_deeply(seed: int) -> None:
+def test_every_rule_is_verified_deeply() -> None:
     rules = [r for r in standard_rules() if not r.family.startswith("lowering")]
-    assert failures(verify_rules(rules, samples=40, seed=seed)) == []
+    assert failures(verify_rules(rules, samples=400, seed=1)) == []
 
 
 WRONG = """

@@ -1,45 +1,45 @@
 """Ctrl-C during a search: a KeyboardInterrupt for whatever phase it falls into, never lost on the
 way.
 
-Signal handlers are left as they are: a second Ctrl-C, and a handler of the user's own, do what they
-always do.
+Python drops what is raised in finalisers and in the garbage collector's callbacks, of which JAX has
+one, and C++ code may clear what it does not expect. So each press is noted until some part of the
+search has dealt with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
-_ignored = False  # by Python, and not raised again yet; the main thread's, like all signals
+_noted = False  # a press that nobody has dealt with; the main thread's, like all signals
 
 
 @contextlib.contextmanager
 def lost_ctrl_c_kept() -> Iterator[None]:
-    """Inside, in the main thread, a Ctrl-C is kept for `raise_lost_ctrl_c` where Python has to
-    ignore what is raised: in finalisers and in the garbage collector's callbacks, of which JAX has
-    one.
+    """Inside, in the main thread, a press of Ctrl-C is kept for `raise_lost_ctrl_c` until
+    `plain_ctrl_c` has seen its KeyboardInterrupt. A handler of the user's own is left alone.
     """
-    if not _in_main_thread():
+    global _noted
+    default = signal.default_int_handler
+    if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not default:
         yield
         return
-    before = sys.unraisablehook
 
-    def hook(ignored: Any) -> None:
-        global _ignored
-        if issubclass(ignored.exc_type, KeyboardInterrupt) and _in_main_thread():
-            _ignored = True
-        else:
-            before(ignored)
+    def note(number: int, frame: FrameType | None) -> None:
+        global _noted
+        _noted = True
+        default(number, frame)
 
-    _take()  # what came too late for the search before
-    sys.unraisablehook = hook
+    _noted = False
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        signal.signal(signal.SIGINT, default)
+        _noted = False
 
 
 def raise_lost_ctrl_c() -> None:
@@ -62,16 +62,17 @@ def plain_ctrl_c() -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
+            _take()
             raise error.__cause__ from None
         raise
 
 
 def _take() -> bool:
-    """Whether a Ctrl-C was lost in this thread; it is not from now on."""
-    global _ignored
-    if not (_ignored and _in_main_thread()):
+    """Whether a press is noted in this thread; it is not from now on."""
+    global _noted
+    if not (_noted and _in_main_thread()):
         return False
-    _ignored = False
+    _noted = False
     return True
 
 

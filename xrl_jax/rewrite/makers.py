@@ -518,7 +518,7 @@ def _conv(m: Maker, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         row = known[name][:n] if name in known else [int(m.rng.choice(choices)) for _ in range(n)]
         return [int(v) for v in row]
 
-    stride = drawn("stride", (1, 1, 1, 2))
+    stride = drawn("stride", (1, 1, 2, 3))
     low, high = (drawn(f, (0, 0, 1, 1, 2, -1)) for f in ("low", "high"))
     spread, dilation = (
         drawn("lhs_dilation", (1, 1, 1, 1, 1, 2)),
