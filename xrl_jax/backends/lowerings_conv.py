@@ -5,16 +5,14 @@ and two spatial dimensions. They are equal to the plain form for finite values; 
 accumulated in float32. What they do to the kernel is plain lax code on the kernel alone, so that
 hoisting takes it out of the call where the kernel is a weight.
 
-Letters: N batch, G groups, C features per group, O features of the result (P per group), S spatial
-shape of the result.
+Letters as in `convolution`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xrl_jax.backends.convolution import Conv, accumulator, contract, dense, merge, open_conv, taps
 from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
@@ -33,196 +32,25 @@ _MAX_DENSE = 1 << 22  # elements of an expanded kernel
 _MAX_PATCHES = 1 << 26  # elements of the patches of im2col
 
 
-@dataclass(frozen=True)
-class Conv:
-    """A convolution with features first (N C spatial) or last (N spatial C); kernel O C spatial."""
-
-    first: bool
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    lhs_dilation: tuple[int, ...]
-    rhs_dilation: tuple[int, ...]
-    groups: int
-    precision: Any
-    dtype: str
-    out: tuple[int, ...]
-
-    @property
-    def rank(self) -> int:
-        return len(self.stride) + 2
-
-    @property
-    def feature(self) -> int:
-        """The feature axis of the left argument and the result."""
-        return 1 if self.first else self.rank - 1
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        """Positions of (batch, feature, spatial...)."""
-        n = self.rank
-        return tuple(range(n)) if self.first else (0, n - 1, *range(1, n - 1))
-
-    def close(self, y: jax.Array) -> jax.Array:
-        """The result in the layout and dtype of the node."""
-        here = self.layout
-        perm = [0] * self.rank
-        for role, position in enumerate(self.out):
-            perm[position] = here[role]
-        return lax.transpose(y.astype(self.dtype), perm)
-
-
-def _open(
-    node: Node, x: jax.Array, w: jax.Array, *, first: bool | None = None
-) -> tuple[Conv, jax.Array, jax.Array]:
-    """The convolution, x with features first or last, and the kernel as O C spatial.
-
-    By default features stay first where they are first, and go last elsewhere.
-    """
-    left, right, out = conv_layouts(node)
-    n = len(left) - 2
-    if first is None:
-        first = left == tuple(range(n + 2))
-    c = Conv(
-        first=first,
-        stride=dims(node, "stride", n),
-        padding=tuple(zip(dims(node, "low", n), dims(node, "high", n), strict=True)),
-        lhs_dilation=dims(node, "lhs_dilation", n),
-        rhs_dilation=dims(node, "rhs_dilation", n),
-        groups=number(node, "groups"),
-        precision=ops.decode_precision(number(node, "precision")),
-        dtype=dtype_attr(node),
-        out=out,
-    )
-    order = left if first else (left[0], *left[2:], left[1])
-    return c, lax.transpose(x, order), lax.transpose(w, right)
-
-
-def _dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The convolution of XLA in this layout, the kernel stored to match (OIHW or HWIO)."""
-    n = c.rank
-    if any(low < 0 or high < 0 for low, high in c.padding):
-        # XLA on CPU takes a 1x1 kernel with padding (-1, 1) for one without padding (jax 0.10.2).
-        x = _padded(c, x)
-        c = replace(c, padding=((0, 0),) * (n - 2), lhs_dilation=(1,) * (n - 2))
-    spec = tuple(range(n)) if c.first else (n - 1, n - 2, *range(n - 2))
-    w = w if c.first else lax.transpose(w, (*range(2, n), 1, 0))
-    return lax.conv_general_dilated(
-        x,
-        w,
-        c.stride,
-        c.padding,
-        c.lhs_dilation,
-        c.rhs_dilation,
-        lax.ConvDimensionNumbers(c.layout, spec, c.layout),
-        feature_group_count=c.groups,
-        precision=c.precision,
-    )
-
-
-def _padded(c: Conv, x: jax.Array) -> jax.Array:
-    """The input with padding and dilation carried out."""
-    config = [(0, 0, 0)] * c.rank
-    for axis, (low, high), dilation in zip(c.layout[2:], c.padding, c.lhs_dilation, strict=True):
-        config[axis] = (low, high, dilation - 1)
-    if not any(any(entry) for entry in config):
-        return x
-    return lax.pad(x, jnp.zeros((), x.dtype), config)
-
-
-def _taps(
-    c: Conv, x: jax.Array, kernel: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
-    """For each kernel position, what it meets of the padded input: N features S or N S features."""
-    spatial = c.layout[2:]
-    x = _padded(c, x)
-    for position in product(*(range(k) for k in kernel)):
-        start, limit, step = [0] * c.rank, list(x.shape), [1] * c.rank
-        for axis, at, k, dilation, stride in zip(
-            spatial, position, kernel, c.rhs_dilation, c.stride, strict=True
-        ):
-            out = (x.shape[axis] - (k - 1) * dilation - 1) // stride + 1
-            start[axis], step[axis] = at * dilation, stride
-            limit[axis] = at * dilation + (out - 1) * stride + 1
-        yield position, lax.slice(x, start, limit, step)
-
-
-def _wide(dtype: Any) -> Any:
-    """The dtype to accumulate in."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Array:
-    """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the
-    result has O features.
-
-    The kernel is stored [.., C, P] if `in_first`, else [.., P, C].
-    """
-    g, width, n = c.groups, w.shape[1], x.shape[0]
-    sizes = tuple(x.shape[a] for a in c.layout[2:])
-    p, area = w.shape[0] // g, math.prod(sizes)
-    grouped = w.reshape(g, p, width)
-    kernel = lax.transpose(grouped, (0, 2, 1)) if in_first else grouped
-    over = 1 if in_first else 2
-    if g == 1:
-        kernel, over = kernel[0], over - 1
-    accumulate = {"precision": c.precision, "preferred_element_type": _wide(x.dtype)}
-    if not c.first:
-        if g == 1:
-            rows = x.reshape(n * area, width)
-            y = lax.dot_general(rows, kernel, (((1,), (over,)), ((), ())), **accumulate)
-        else:
-            rows = x.reshape(n * area, g, width)
-            y = lax.dot_general(rows, kernel, (((2,), (over,)), ((1,), (0,))), **accumulate)
-            y = lax.transpose(y, (1, 0, 2))
-        return y.reshape(n, *sizes, g * p)
-    if g == 1 and n == 1:
-        columns = x.reshape(width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (0,)), ((), ())), **accumulate)
-    elif g == 1:
-        columns = x.reshape(n, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((), ())), **accumulate)
-        y = lax.transpose(y, (1, 0, 2))
-    elif n == 1:
-        columns = x.reshape(g, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((0,), (0,))), **accumulate)
-    else:
-        columns = x.reshape(n, g, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (2,)), ((0,), (1,))), **accumulate)
-        y = lax.transpose(y, (2, 0, 1, 3))
-    return y.reshape(n, g * p, *sizes)
-
-
-def _merge(w: jax.Array, groups: int, k: int) -> jax.Array:
-    """The kernel of `groups` groups as that of `groups / k`, block-diagonal in k blocks."""
-    if k == 1:
-        return w
-    outs, width, *kernel = w.shape
-    blocks = w.reshape(groups // k, k, outs // groups, 1, width, *kernel)
-    row = lax.broadcasted_iota(jnp.int32, (1, k, 1, k, 1, *(1 for _ in kernel)), 1)
-    column = lax.broadcasted_iota(jnp.int32, row.shape, 3)
-    zero = jnp.zeros((), w.dtype)
-    return jnp.where(row == column, blocks, zero).reshape(outs, k * width, *kernel)
-
-
 # --- the forms: (convolution, x, kernel as O C spatial) -> result ---
 
 
 def _matmul(c: Conv, x: jax.Array, w: jax.Array, *, turned: bool = False) -> jax.Array:
-    ((_, rows),) = _taps(c, x, w.shape[2:])
-    return _contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned)
+    ((_, rows),) = taps(c, x, w.shape[2:])
+    return contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned)
 
 
 def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     terms = [
-        _contract(c, part, w[(slice(None), slice(None), *at)], in_first=not c.first)
-        for at, part in _taps(c, x, w.shape[2:])
+        contract(c, part, w[(slice(None), slice(None), *at)], in_first=not c.first)
+        for at, part in taps(c, x, w.shape[2:])
     ]
     return sum(terms[1:], terms[0])
 
 
 def _patches(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> jax.Array:
     """What the kernel's positions meet, side by side as features, group by group."""
-    parts = [part for _, part in _taps(c, x, kernel)]
+    parts = [part for _, part in taps(c, x, kernel)]
     at, shape = c.feature, parts[0].shape
     split = (*shape[:at], c.groups, shape[at] // c.groups, *shape[at + 1 :])
     patches = lax.concatenate([part.reshape(split) for part in parts], at + 1)
@@ -231,7 +59,7 @@ def _patches(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> jax.Array:
 
 def _im2col(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     kernel = jnp.moveaxis(w.reshape(*w.shape[:2], -1), 1, 2).reshape(w.shape[0], -1)
-    return _contract(c, _patches(c, x, w.shape[2:]), kernel, in_first=not c.first)
+    return contract(c, _patches(c, x, w.shape[2:]), kernel, in_first=not c.first)
 
 
 def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
@@ -247,7 +75,7 @@ def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
     one = tuple(1 if a == added else k for a, k in enumerate(w.shape[2:]))
     kernel = lax.transpose(w.reshape(g, p, *w.shape[1:]), (0, 3 + added, 1, 3 + gathered, 2))
     kernel = kernel.reshape(g * positions * p, -1)
-    y = _contract(every, _patches(every, x, one), kernel, in_first=not c.first)
+    y = contract(every, _patches(every, x, one), kernel, in_first=not c.first)
     at, axis = c.feature, c.layout[2 + added] + (2 if c.first else 0)
     y = y.reshape(*y.shape[:at], g, positions, p, *y.shape[at + 1 :])
     reach = y.shape[axis] - (positions - 1) * dilation
@@ -266,11 +94,11 @@ def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
 
 
 def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    g, width, wide = c.groups, w.shape[1], _wide(x.dtype)
+    g, width, wide = c.groups, w.shape[1], accumulator(x.dtype)
     at = c.feature
     total: Any = None
     kernel = w.reshape(g, w.shape[0] // g, *w.shape[1:]).astype(wide)
-    for position, part in _taps(c, x, w.shape[2:]):
+    for position, part in taps(c, x, w.shape[2:]):
         shape = part.shape
         part = part.astype(wide).reshape(*shape[:at], g, width, *shape[at + 1 :])
         for i in range(width):
@@ -283,7 +111,7 @@ def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     """As `_shifted`, the features of a group turned against the result's: no lane is copied."""
-    g, width, wide = c.groups, w.shape[1], _wide(x.dtype)
+    g, width, wide = c.groups, w.shape[1], accumulator(x.dtype)
     at = c.feature
     kernel = w.reshape(g, width, *w.shape[1:]).astype(wide)
     inputs = x.reshape(*x.shape[:at], g, width, *x.shape[at + 1 :])
@@ -296,7 +124,7 @@ def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
             lax.slice_in_dim(inputs, 0, turn, axis=at + 1),
         ]
         turned = lax.concatenate(parts, at + 1).reshape(x.shape) if turn else x
-        for position, part in _taps(c, turned, w.shape[2:]):
+        for position, part in taps(c, turned, w.shape[2:]):
             factor = factors[(slice(None), slice(None), *position)]
             term = part.astype(wide) * factor.reshape(-1, *(1,) * (c.rank - at - 1))
             total = term if total is None else total + term
@@ -318,22 +146,22 @@ def _overhang(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     rows = c.layout[2]
     surplus = _surplus(c, x.shape[rows], w.shape[2])
     (low, high), *others = c.padding
-    y = _dense(replace(c, padding=((low, high + surplus), *others)), x, w)
+    y = dense(replace(c, padding=((low, high + surplus), *others)), x, w)
     return lax.slice_in_dim(y, 0, y.shape[rows] - surplus, axis=rows)
 
 
 def _split(c: Conv, x: jax.Array, w: jax.Array, *, merged: int = 1) -> jax.Array:
     n = c.groups // merged
-    w = _merge(w, c.groups, merged)
+    w = merge(w, c.groups, merged)
     one = replace(c, groups=1)
     inputs = jnp.split(x, n, axis=c.feature)
     kernels = jnp.split(w, n, axis=0)
-    parts = [_dense(one, a, b) for a, b in zip(inputs, kernels, strict=True)]
+    parts = [dense(one, a, b) for a, b in zip(inputs, kernels, strict=True)]
     return lax.concatenate(parts, c.feature)
 
 
 def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    return _dense(replace(c, groups=1), x, _merge(w, c.groups, c.groups))
+    return dense(replace(c, groups=1), x, merge(w, c.groups, c.groups))
 
 
 # --- conditions ---
@@ -443,11 +271,11 @@ def _form(
     name: str, fn: Callable[..., jax.Array], *conditions: _Condition, first: bool | None = None
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
-    if first is not None and fn is not _dense:
+    if first is not None and fn is not dense:
         conditions = (*conditions, _moved(first))
 
     def lowered(node: Node, x: jax.Array, w: jax.Array) -> jax.Array:
-        c, x, w = _open(node, x, w, first=first)
+        c, x, w = open_conv(node, x, w, first=first)
         return c.close(fn(c, x, w))
 
     def applies(node: Node, args: tuple[Node, ...]) -> bool:
@@ -471,8 +299,8 @@ def _half_of(gathered: int) -> Callable[..., jax.Array]:
 CONV: tuple[Lowering, ...] = (
     _form("matmul", _matmul, _is_pointwise),
     _form("matmul_turned", _turned, _is_pointwise),
-    _form("nhwc", _dense, _not_in(False), first=False),
-    _form("nchw", _dense, _not_in(True), first=True),
+    _form("nhwc", dense, _not_in(False), first=False),
+    _form("nchw", dense, _not_in(True), first=True),
     _form("shifted", _shifted, _few_terms),
     _form("split", _split, _splits(1)),
     _form("split2", _split_by(2), _splits(2)),
