@@ -80,14 +80,8 @@ def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
     y = y.reshape(*y.shape[:at], g, positions, p, *y.shape[at + 1 :])
     reach = y.shape[axis] - (positions - 1) * dilation
     terms = [
-        lax.slice_in_dim(
-            lax.slice_in_dim(y, i, i + 1, axis=at + 1),
-            i * dilation,
-            i * dilation + reach,
-            step,
-            axis,
-        )
-        for i in range(positions)
+        lax.slice_in_dim(part, i * dilation, i * dilation + reach, step, axis)
+        for i, part in enumerate(jnp.split(y, positions, axis=at + 1))
     ]
     total = sum(terms[1:], terms[0])
     return total.reshape(*total.shape[:at], g * p, *total.shape[at + 3 :])
