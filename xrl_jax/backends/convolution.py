@@ -7,9 +7,10 @@ shape of the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import product as positions_of
 from typing import Any
 
 import jax
@@ -123,7 +124,7 @@ def taps(
     """For each kernel position, what it meets of the padded input: N features S or N S features."""
     spatial = c.layout[2:]
     x = padded(c, x)
-    for position in product(*(range(k) for k in kernel)):
+    for position in positions_of(*(range(k) for k in kernel)):
         start, limit, step = [0] * c.rank, list(x.shape), [1] * c.rank
         for axis, at, k, dilation, stride in zip(
             spatial, position, kernel, c.rhs_dilation, c.stride, strict=True
@@ -139,11 +140,19 @@ def accumulator(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Array:
+def contract(
+    c: Conv,
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    in_first: bool,
+    product: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
     """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the
     result has O features.
 
-    The kernel is stored [.., C, P] if `in_first`, else [.., P, C].
+    The kernel is stored [.., C, P] if `in_first`, else [.., P, C]. `product` is another
+    `lax.dot_general`.
     """
     g, width, n = c.groups, w.shape[1], x.shape[0]
     sizes = tuple(x.shape[a] for a in c.layout[2:])
@@ -153,29 +162,31 @@ def contract(c: Conv, x: jax.Array, w: jax.Array, *, in_first: bool) -> jax.Arra
     over = 1 if in_first else 2
     if g == 1:
         kernel, over = kernel[0], over - 1
-    accumulate = {"precision": c.precision, "preferred_element_type": accumulator(x.dtype)}
+    product = product or partial(
+        lax.dot_general, precision=c.precision, preferred_element_type=accumulator(x.dtype)
+    )
     if not c.first:
         if g == 1:
             rows = x.reshape(n * area, width)
-            y = lax.dot_general(rows, kernel, (((1,), (over,)), ((), ())), **accumulate)
+            y = product(rows, kernel, (((1,), (over,)), ((), ())))
         else:
             rows = x.reshape(n * area, g, width)
-            y = lax.dot_general(rows, kernel, (((2,), (over,)), ((1,), (0,))), **accumulate)
+            y = product(rows, kernel, (((2,), (over,)), ((1,), (0,))))
             y = lax.transpose(y, (1, 0, 2))
         return y.reshape(n, *sizes, g * p)
     if g == 1 and n == 1:
         columns = x.reshape(width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (0,)), ((), ())), **accumulate)
+        y = product(kernel, columns, (((over,), (0,)), ((), ())))
     elif g == 1:
         columns = x.reshape(n, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((), ())), **accumulate)
+        y = product(kernel, columns, (((over,), (1,)), ((), ())))
         y = lax.transpose(y, (1, 0, 2))
     elif n == 1:
         columns = x.reshape(g, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (1,)), ((0,), (0,))), **accumulate)
+        y = product(kernel, columns, (((over,), (1,)), ((0,), (0,))))
     else:
         columns = x.reshape(n, g, width, area)
-        y = lax.dot_general(kernel, columns, (((over,), (2,)), ((0,), (1,))), **accumulate)
+        y = product(kernel, columns, (((over,), (2,)), ((0,), (1,))))
         y = lax.transpose(y, (2, 0, 1, 3))
     return y.reshape(n, g * p, *sizes)
 

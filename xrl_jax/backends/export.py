@@ -6,7 +6,8 @@ the op table cannot say has no other plain form: `prepare`, the work on weights;
 constants, the types, tree structures and options, the report, and the program as text.
 
 Limits, all stated when they are met:
-- The file runs on the platform it was saved on, and on one device.
+- The file runs on the platform it was saved on, and on one device; with kernels of a library
+  (`onednn`), under the jaxlib it was saved by.
 - JAX reads artefacts for six months after they were written, and those of older versions only.
 - A loaded function has reverse derivatives of the first order (`jax.grad`, `jax.vjp`), no forward
   ones; `jax.vmap` runs it on one element after the other.
@@ -23,10 +24,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 from jax import export
 from jax.custom_batching import sequential_vmap
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.archive import LoadError, read_archive, write_archive
 from xrl_jax.backends.fast import Fast, Flat
 from xrl_jax.backends.hoist import Hoisted
@@ -157,9 +160,12 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
     weights, inputs = fast._divided(program.in_avals)
     artefacts: dict[str, list[int]] = {}
     parts: dict[str, bytes] = {}
+    of_library: list[str] = []
 
     def keep(name: str, fn: Callable[..., Any], avals: Sequence[Any]) -> None:
-        parts[_artefact(name)], artefacts[name] = _exported(fn, avals, constants)
+        artefact, artefacts[name] = _exported(fn, avals, constants)
+        parts[_artefact(name)] = bytes(artefact.serialize())
+        of_library.extend([name] * onednn.is_in(artefact))
 
     sources, made = _sources(hoisted, weights, constants)
     if made:
@@ -176,6 +182,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
     header = {
         "written_by": ", ".join(f"{p} {_version(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
         "platform": export.default_export_platform(),
+        "jaxlib": jaxlib.__version__ if of_library else None,
         "name": str(getattr(fast, "__name__", "program")),
         "doc": getattr(fast, "__doc__", None),
         "signature": pack_signature(fast),
@@ -234,7 +241,7 @@ def _version(package: str) -> str:
 
 def _exported(
     fn: Callable[..., Any], avals: Sequence[Any], constants: _Constants
-) -> tuple[bytes, list[int]]:
+) -> tuple[export.Exported, list[int]]:
     """An artefact of a flat function, and the constants it takes before its arguments."""
     closed = jax.make_jaxpr(lambda *args: list(fn(*args)))(*avals)
     large = [i for i, c in enumerate(closed.consts) if getattr(c, "nbytes", 0) > _LIFTED]
@@ -248,14 +255,13 @@ def _exported(
 
     shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in lifted]
     try:
-        artefact = export.export(jax.jit(run))(*shapes, *avals)
-        data = bytes(artefact.serialize())
+        artefact = onednn.exported(run, *shapes, *avals)
     except (NotImplementedError, ValueError) as error:
         raise SaveError(
             f"the function cannot be saved: {error}\nCallbacks, debug prints and kernels without "
             "a stable form have no place in a file; take them out before optimising."
         ) from error
-    return data, [constants.add(c) for c in lifted]
+    return artefact, [constants.add(c) for c in lifted]
 
 
 def _inexact(avals: Sequence[Any]) -> list[int]:
@@ -320,6 +326,11 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
         raise LoadError(
             f"{path} was saved for the platform {header['platform']!r}, the default device here is "
             f"of {here!r}: save it there, or choose the platform with JAX_PLATFORMS"
+        )
+    if header["jaxlib"] not in (None, jaxlib.__version__):
+        raise LoadError(
+            f"{path} calls kernels of jaxlib {header['jaxlib']}, here is {jaxlib.__version__}: "
+            "install that version, or optimise the function again"
         )
     types = {kind for _, kind, *_ in (*header["inputs"], *header["outputs"])}
     wide = sorted(types & {"float64", "int64", "uint64", "complex128"})

@@ -20,7 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.backends.convolution import Conv, accumulator, contract, dense, merge, open_conv, taps
+from xrl_jax.backends import onednn
+from xrl_jax.backends.convolution import (
+    Conv,
+    accumulator,
+    contract,
+    dense,
+    merge,
+    open_conv,
+    padded,
+    taps,
+)
 from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
@@ -35,9 +45,16 @@ _MAX_PATCHES = 1 << 26  # elements of the patches of im2col
 # --- the forms: (convolution, x, kernel as O C spatial) -> result ---
 
 
-def _matmul(c: Conv, x: jax.Array, w: jax.Array, *, turned: bool = False) -> jax.Array:
+def _matmul(
+    c: Conv,
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    turned: bool = False,
+    product: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
     ((_, rows),) = taps(c, x, w.shape[2:])
-    return contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned)
+    return contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned, product=product)
 
 
 def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -158,6 +175,31 @@ def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return dense(replace(c, groups=1), x, merge(w, c.groups, c.groups))
 
 
+def _onednn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    """oneDNN's convolution: features last, and where it is not there, XLA's."""
+    if not onednn.takes(x, w):
+        return dense(c, x, w)
+    if min(low for pair in c.padding for low in pair) < 0 or max(c.lhs_dilation) > 1:
+        x = padded(c, x)
+        c = replace(c, padding=((0, 0),) * len(c.stride))
+    return onednn.convolution(
+        x,
+        lax.transpose(w, (*range(2, c.rank), 1, 0)),
+        stride=c.stride,
+        padding=c.padding,
+        dilation=c.rhs_dilation,
+        groups=c.groups,
+    )
+
+
+def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
+    def fn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+        product = onednn.dot_general if onednn.takes(x, w) else None
+        return _matmul(c, x, w, turned=turned, product=product)
+
+    return fn
+
+
 # --- conditions ---
 
 _Condition = Callable[[Node, tuple[Node, ...]], bool]
@@ -237,6 +279,16 @@ def _overhangs(node: Node, args: tuple[Node, ...]) -> bool:
     return rows >= 4 * (args[0].shape[left[2]] + 1 - rows)
 
 
+def _single(node: Node, args: tuple[Node, ...]) -> bool:
+    return dtype_attr(node) == "float32" and onednn.available()
+
+
+def _one_matrix(node: Node, args: tuple[Node, ...]) -> bool:
+    """Whether all positions of all images make one matrix: a single image, or features last."""
+    left = conv_layouts(node)[0]
+    return node.shape[conv_layouts(node)[2][0]] == 1 or left != tuple(range(len(left)))
+
+
 def _not_in(first: bool) -> _Condition:
     """Whether some array is laid out otherwise than features first (OIHW), or last (HWIO)."""
 
@@ -265,8 +317,6 @@ def _form(
     name: str, fn: Callable[..., jax.Array], *conditions: _Condition, first: bool | None = None
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
-    if first is not None and fn is not dense:
-        conditions = (*conditions, _moved(first))
 
     def lowered(node: Node, x: jax.Array, w: jax.Array) -> jax.Array:
         c, x, w = open_conv(node, x, w, first=first)
@@ -302,14 +352,17 @@ CONV: tuple[Lowering, ...] = (
     _form("im2col", _im2col, _few_patches),
     _form("taps", _by_taps, _few_taps),
     _form("dense", _expanded, _expands),
-    _form("nhwc_matmul", _matmul, _is_pointwise, first=False),
-    _form("nhwc_shifted", _shifted, _few_terms, first=False),
-    _form("nchw_shifted", _shifted, _few_terms, first=True),
-    _form("nhwc_split", _split, _splits(1), first=False),
-    _form("nhwc_split2", _split_by(2), _splits(2), first=False),
-    _form("nhwc_split4", _split_by(4), _splits(4), first=False),
+    _form("nhwc_matmul", _matmul, _is_pointwise, _moved(False), first=False),
+    _form("nhwc_shifted", _shifted, _few_terms, _moved(False), first=False),
+    _form("nchw_shifted", _shifted, _few_terms, _moved(True), first=True),
+    _form("nhwc_split", _split, _splits(1), _moved(False), first=False),
+    _form("nhwc_split2", _split_by(2), _splits(2), _moved(False), first=False),
+    _form("nhwc_split4", _split_by(4), _splits(4), _moved(False), first=False),
     _form("rotated", _rotated, _few_terms, _square),
     _form("overhang", _overhang, _overhangs),
     _form("half_rows", _half_of(0), _halves),
     _form("half_columns", _half_of(1), _halves),
+    _form("onednn", _onednn, _single, first=False),
+    _form("onednn_matmul", _onednn_matmul(False), _is_pointwise, _single, _one_matrix),
+    _form("onednn_matmul_turned", _onednn_matmul(True), _is_pointwise, _single, _one_matrix),
 )

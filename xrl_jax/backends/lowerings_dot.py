@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.plain import Lowering, accumulator, dot_dims, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
@@ -80,20 +81,21 @@ def _matrices(
     return left, right, (*batch, *m, *n)
 
 
-def _flat(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """[B, M, K] by [B, K, N]."""
-    left, right, shape = _matrices(node, lhs, rhs, out_in=False)
-    b = left.ndim - 2
-    batch = tuple(range(b))
-    return _product(node, left, right, (((b + 1,), (b,)), (batch, batch))).reshape(shape)
+def _as_matrices(out_in: bool, *, library: bool = False) -> Callable[..., jax.Array]:
+    """[B, M, K] by [B, N, K] if `out_in` (a weight is stored [out, in]), else by [B, K, N]; by
+    oneDNN, where it is there, if `library`.
+    """
 
+    def fn(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
+        b = left.ndim - 2
+        batch = tuple(range(b))
+        numbers = ((b + 1,), (b + 1 if out_in else b,)), (batch, batch)
+        if library and onednn.takes(left, right):
+            return onednn.dot_general(left, right, numbers).reshape(shape)
+        return _product(node, left, right, numbers).reshape(shape)
 
-def _transposed(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """[B, M, K] by [B, N, K]: a weight is stored [out, in]."""
-    left, right, shape = _matrices(node, lhs, rhs, out_in=True)
-    b = left.ndim - 2
-    batch = tuple(range(b))
-    return _product(node, left, right, (((b + 1,), (b + 1,)), (batch, batch))).reshape(shape)
+    return fn
 
 
 def _swapped(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -150,14 +152,25 @@ def _is_batched(node: Node, args: tuple[Node, ...]) -> bool:
     return _suits(node, args) and 1 < _batch(node, args) <= _MAX_LOOP
 
 
+def _single(node: Node, args: tuple[Node, ...]) -> bool:
+    dtypes = {a.dtype for a in args} | {node.dtype}
+    return _suits(node, args) and dtypes == {"float32"} and onednn.available()
+
+
 DOT: tuple[Lowering, ...] = (
-    Lowering("flat", _flat, lambda n, args: _suits(n, args) and not _layout(n, args, out_in=False)),
+    Lowering(
+        "flat",
+        _as_matrices(False),
+        lambda n, args: _suits(n, args) and not _layout(n, args, out_in=False),
+    ),
     Lowering(
         "transposed",
-        _transposed,
+        _as_matrices(True),
         lambda n, args: _suits(n, args) and not _layout(n, args, out_in=True),
     ),
     Lowering("swapped", _swapped, lambda n, args: _suits(n, args) and _symmetric(n, args)),
     Lowering("loop", _loop(False), _is_batched),
     Lowering("loop_transposed", _loop(True), _is_batched),
+    Lowering("onednn", _as_matrices(False, library=True), _single),
+    Lowering("onednn_transposed", _as_matrices(True, library=True), _single),
 )

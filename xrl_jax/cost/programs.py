@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.cost import roofline
@@ -59,7 +60,7 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     """
     hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
     inputs = [a for a, w in zip(program.in_avals, program.weights, strict=True) if not w]
-    artifact = jax.export.export(jax.jit(hoisted.call))(hoisted.avals, inputs).serialize()
+    artifact = onednn.exported(hoisted.call, hoisted.avals, inputs).serialize()
     text = [timing_key(*nodes_of(g)[:2]) for g in program.graphs]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
     key = timing_key([], (), extra=["program", *text, *how])

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample
@@ -113,7 +114,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     prepared = jax.eval_shape(
         hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w]
     )
-    artifact = jax.export.export(jax.jit(hoisted.call))(prepared, inputs).serialize()
+    artifact = onednn.exported(hoisted.call, prepared, inputs).serialize()
     key = region_key(region, options, constants=constants)
     return Job(key, bytes(artifact), tuple(options), constants=len(prepared) if constants else 0)
 

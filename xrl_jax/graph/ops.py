@@ -125,9 +125,9 @@ _WINDOW = "window_sum window_max window_min".split()
 _CONV_FORMS = (
     "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
     "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang "
-    "half_rows half_columns"
+    "half_rows half_columns onednn onednn_matmul onednn_matmul_turned"
 ).split()
-_DOT_FORMS = "xla flat transposed swapped loop loop_transposed".split()
+_DOT_FORMS = "xla flat transposed swapped loop loop_transposed onednn onednn_transposed".split()
 _WINDOW_FORMS = "xla shifted separable reduced".split()
 _SUM_FORMS = "xla matmul".split()
 _SOFTMAX_FORMS = "xla reciprocal matmul".split()
