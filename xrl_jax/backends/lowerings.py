@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import jax
 
@@ -41,12 +42,12 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     )
 
 
-def lower(node: Node, *arrays: jax.Array) -> jax.Array:
-    """The node's value through its chosen lowering."""
+def lower(node: Node, *arrays: jax.Array, **epilogue: Any) -> jax.Array:
+    """The node's value through its chosen lowering; with an epilogue where that absorbs one."""
     forms = LOWERINGS[node.op]
     if not 0 <= node.lowering < len(forms):
         raise GraphError(
             f"operator {node.op!r} has {len(forms)} lowerings, "
             f"a node asks for number {node.lowering}"
         )
-    return forms[node.lowering].fn(node, *arrays)
+    return forms[node.lowering].fn(node, *arrays, **epilogue)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from xrl_jax.backends.convolution import (
     padded,
     taps,
 )
-from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, number
+from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, nothing, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
 
@@ -175,10 +176,10 @@ def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return dense(replace(c, groups=1), x, merge(w, c.groups, c.groups))
 
 
-def _onednn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+def _onednn(c: Conv, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
     """oneDNN's convolution: features last, and where it is not there, XLA's."""
     if not onednn.takes(x, w):
-        return dense(c, x, w)
+        return onednn.with_epilogue(dense(c, x, w), **epilogue)
     if min(low for pair in c.padding for low in pair) < 0 or max(c.lhs_dilation) > 1:
         x = padded(c, x)
         c = replace(c, padding=((0, 0),) * len(c.stride))
@@ -189,12 +190,17 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
         padding=c.padding,
         dilation=c.rhs_dilation,
         groups=c.groups,
+        **epilogue,
     )
 
 
 def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
-    def fn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-        product = onednn.dot_general if onednn.takes(x, w) else None
+    def fn(c: Conv, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
+        if not onednn.takes(x, w):
+            return onednn.with_epilogue(_matmul(c, x, w, turned=turned), **epilogue)
+        if "addend" in epilogue:
+            epilogue["addend"] = epilogue["addend"].reshape(-1, w.shape[0])
+        product = partial(onednn.dot_general, **epilogue)
         return _matmul(c, x, w, turned=turned, product=product)
 
     return fn
@@ -302,6 +308,15 @@ def _not_in(first: bool) -> _Condition:
     return applies
 
 
+def _features_come_last(node: Node, args: tuple[Node, ...]) -> bool:
+    out = conv_layouts(node)[2]
+    return out == (0, len(out) - 1, *range(1, len(out) - 1))
+
+
+def _features_stay_last(node: Node, args: tuple[Node, ...]) -> bool:
+    return _features_come_last(node, args) and conv_layouts(node)[0] == conv_layouts(node)[2]
+
+
 def _moved(first: bool) -> _Condition:
     """Whether the left argument is laid out otherwise than features first, or last."""
 
@@ -314,18 +329,22 @@ def _moved(first: bool) -> _Condition:
 
 
 def _form(
-    name: str, fn: Callable[..., jax.Array], *conditions: _Condition, first: bool | None = None
+    name: str,
+    fn: Callable[..., jax.Array],
+    *conditions: _Condition,
+    first: bool | None = None,
+    absorbs: _Condition = nothing,
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
 
-    def lowered(node: Node, x: jax.Array, w: jax.Array) -> jax.Array:
+    def lowered(node: Node, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
         c, x, w = open_conv(node, x, w, first=first)
-        return c.close(fn(c, x, w))
+        return c.close(fn(c, x, w, **epilogue))
 
     def applies(node: Node, args: tuple[Node, ...]) -> bool:
         return _suits(node, args) and all(test(node, args) for test in conditions)
 
-    return Lowering(name, lowered, applies)
+    return Lowering(name, lowered, applies, absorbs)
 
 
 def _turned(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -362,7 +381,21 @@ CONV: tuple[Lowering, ...] = (
     _form("overhang", _overhang, _overhangs),
     _form("half_rows", _half_of(0), _halves),
     _form("half_columns", _half_of(1), _halves),
-    _form("onednn", _onednn, _single, first=False),
-    _form("onednn_matmul", _onednn_matmul(False), _is_pointwise, _single, _one_matrix),
-    _form("onednn_matmul_turned", _onednn_matmul(True), _is_pointwise, _single, _one_matrix),
+    _form("onednn", _onednn, _single, first=False, absorbs=_features_come_last),
+    _form(
+        "onednn_matmul",
+        _onednn_matmul(False),
+        _is_pointwise,
+        _single,
+        _one_matrix,
+        absorbs=_features_stay_last,
+    ),
+    _form(
+        "onednn_matmul_turned",
+        _onednn_matmul(True),
+        _is_pointwise,
+        _single,
+        _one_matrix,
+        absorbs=_features_stay_last,
+    ),
 )

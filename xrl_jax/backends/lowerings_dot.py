@@ -86,14 +86,17 @@ def _as_matrices(out_in: bool, *, library: bool = False) -> Callable[..., jax.Ar
     oneDNN, where it is there, if `library`.
     """
 
-    def fn(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def fn(node: Node, lhs: jax.Array, rhs: jax.Array, **epilogue: Any) -> jax.Array:
         left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
         b = left.ndim - 2
         batch = tuple(range(b))
         numbers = ((b + 1,), (b + 1 if out_in else b,)), (batch, batch)
-        if library and onednn.takes(left, right):
-            return onednn.dot_general(left, right, numbers).reshape(shape)
-        return _product(node, left, right, numbers).reshape(shape)
+        if not library or not onednn.takes(left, right):
+            y = _product(node, left, right, numbers).reshape(shape)
+            return onednn.with_epilogue(y, **epilogue)
+        if "addend" in epilogue:
+            epilogue["addend"] = epilogue["addend"].reshape(*left.shape[:-1], -1)
+        return onednn.dot_general(left, right, numbers, **epilogue).reshape(shape)
 
     return fn
 
@@ -157,6 +160,12 @@ def _single(node: Node, args: tuple[Node, ...]) -> bool:
     return _suits(node, args) and dtypes == {"float32"} and onednn.available()
 
 
+def _ends_in_columns(node: Node, args: tuple[Node, ...]) -> bool:
+    """Whether the result is [.., N], N one axis of the right argument, without a batch."""
+    a = _axes(node, len(args[0].shape), len(args[1].shape))
+    return len(a.rhs_free) == 1 and not a.rhs_batch
+
+
 DOT: tuple[Lowering, ...] = (
     Lowering(
         "flat",
@@ -171,6 +180,6 @@ DOT: tuple[Lowering, ...] = (
     Lowering("swapped", _swapped, lambda n, args: _suits(n, args) and _symmetric(n, args)),
     Lowering("loop", _loop(False), _is_batched),
     Lowering("loop_transposed", _loop(True), _is_batched),
-    Lowering("onednn", _as_matrices(False, library=True), _single),
-    Lowering("onednn_transposed", _as_matrices(True, library=True), _single),
+    Lowering("onednn", _as_matrices(False, library=True), _single, _ends_in_columns),
+    Lowering("onednn_transposed", _as_matrices(True, library=True), _single, _ends_in_columns),
 )

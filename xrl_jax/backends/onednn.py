@@ -27,7 +27,7 @@ _TESTED = ("0.10.2",)  # versions of jaxlib
 _TARGETS = ("__onednn$convolution", "__onednn$matmul")
 _STATUS_RETURNING = 2  # how XLA calls what it has built in
 
-Kernel = Callable[[jax.Array, jax.Array], jax.Array]
+_POST_OPS = {"bias": "BIAS", "addend": "BINARY_ADD"}
 
 
 @functools.cache
@@ -53,8 +53,12 @@ def convolution(
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
+    bias: jax.Array | None = None,
+    addend: jax.Array | None = None,
+    relu: bool = False,
 ) -> jax.Array:
-    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
+    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O],
+    and what follows it; see `with_epilogue`.
 
     Args:
       stride, dilation: one number for each spatial axis; the kernel's dilation.
@@ -65,8 +69,11 @@ def convolution(
         (0, n - 1, *range(1, n - 1)), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *range(1, n - 1))
     )
 
-    def plain(x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated(
+    after = {} if bias is None else {"bias": bias}
+    after |= {} if addend is None else {"addend": addend}
+
+    def plain(x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(
             x,
             w,
             stride,
@@ -75,6 +82,7 @@ def convolution(
             dimension_numbers=spec,
             feature_group_count=groups,
         )
+        return with_epilogue(y, relu=relu, **dict(zip(after, more, strict=True)))
 
     image = {
         "dims": n,
@@ -98,17 +106,58 @@ def convolution(
         "output": image,
         "window": window,
         "feature_groups": groups,
+        "fusions": {"ops": [_POST_OPS[k] for k in after] + ["RELU"] * relu},
     }
-    return _call("__onednn$convolution", {"onednn_conv_config": config}, plain)(x, w)
+    call = _call("__onednn$convolution", {"onednn_conv_config": config}, plain)
+    return call(x, w, *after.values())
 
 
-def dot_general(left: jax.Array, right: jax.Array, dimension_numbers: Any) -> jax.Array:
-    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
+def with_epilogue(
+    y: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    addend: jax.Array | None = None,
+    relu: bool = False,
+) -> jax.Array:
+    """A bias [O] added to y [..., O], then an array of y's shape; then negative values made 0."""
+    if bias is not None:
+        y = y + lax.broadcast_in_dim(bias, y.shape, (y.ndim - 1,))
+    if addend is not None:
+        y = y + addend
+    return lax.max(y, lax.full_like(y, 0)) if relu else y
+
+
+def dot_general(
+    left: jax.Array,
+    right: jax.Array,
+    dimension_numbers: Any,
+    *,
+    bias: jax.Array | None = None,
+    addend: jax.Array | None = None,
+    relu: bool = False,
+) -> jax.Array:
+    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first, and
+    what follows it; see `with_epilogue`.
+    """
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
-    config = {"transpose_a": left_over == b, "transpose_b": right_over == b + 1}
-    plain = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers)
-    return _call("__onednn$matmul", {"onednn_matmul_config": config}, plain)(left, right)
+    after = {} if bias is None else {"bias": bias.reshape(*(1,) * (b + 1), -1)}
+    after |= {} if addend is None else {"addend": addend}
+
+    def plain(left: jax.Array, right: jax.Array, *more: jax.Array) -> jax.Array:
+        y = lax.dot_general(left, right, dimension_numbers)
+        named = dict(zip(after, more, strict=True))
+        if bias is not None:
+            named["bias"] = named["bias"].reshape(-1)
+        return with_epilogue(y, relu=relu, **named)
+
+    config = {
+        "transpose_a": left_over == b,
+        "transpose_b": right_over == b + 1,
+        "fusions": {"ops": [_POST_OPS[k] for k in after] + ["RELU"] * relu},
+    }
+    call = _call("__onednn$matmul", {"onednn_matmul_config": config}, plain)
+    return call(left, right, *after.values())
 
 
 def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
@@ -122,25 +171,26 @@ def is_in(artefact: export.Exported) -> bool:
     return any(t.encode() in artefact.mlir_module_serialized for t in _TARGETS)
 
 
-def _call(target: str, config: dict[str, Any], plain: Kernel) -> Kernel:
+def _call(
+    target: str, config: dict[str, Any], plain: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
     """The named operation; under differentiation and vmap, `plain`, which computes the same."""
     # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
 
     @custom_vmap
-    def kernel(a: jax.Array, b: jax.Array) -> jax.Array:
+    def kernel(*arrays: jax.Array) -> jax.Array:
         call = jax.ffi.ffi_call(
             target,
-            jax.eval_shape(plain, a, b),
+            jax.eval_shape(plain, *arrays),
             custom_call_api_version=_STATUS_RETURNING,
             legacy_backend_config=json.dumps(config),
         )
-        return call(a, b)
+        return call(*arrays)
 
     @kernel.def_vmap
-    def batched(size: int, axes: Sequence[bool], a: jax.Array, b: jax.Array) -> Any:
-        in_axes = tuple(0 if batched else None for batched in axes)
-        return jax.vmap(plain, in_axes)(a, b), True
+    def batched(size: int, has_axis: Sequence[bool], *arrays: jax.Array) -> Any:
+        return jax.vmap(plain, [0 if has else None for has in has_axis])(*arrays), True
 
     smooth = jax.custom_jvp(kernel)
     smooth.defjvp(lambda primals, tangents: jax.jvp(plain, tuple(primals), tuple(tangents)))

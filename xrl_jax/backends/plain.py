@@ -26,6 +26,11 @@ def always(node: Node, args: tuple[Node, ...]) -> bool:
     return True
 
 
+def nothing(node: Node, args: tuple[Node, ...]) -> bool:
+    """Of a lowering that absorbs nothing of what follows the node."""
+    return False
+
+
 @dataclass(frozen=True)
 class Lowering:
     """One way of becoming lax code.
@@ -34,11 +39,13 @@ class Lowering:
       name: "xla" for the plain form; otherwise what it does.
       fn: `fn(node, *arrays) -> array`, traceable, differentiable and vmappable.
       applies: `applies(node, args) -> bool`; where true, `fn` is right for every value.
+      absorbs: `absorbs(node, args) -> bool`; where true, `fn` takes what follows, see `epilogue`.
     """
 
     name: str
     fn: Callable[..., Any]
     applies: Callable[[Node, tuple[Node, ...]], bool] = always
+    absorbs: Callable[[Node, tuple[Node, ...]], bool] = nothing
 
 
 def dims(node: Node, name: str, rank: int) -> tuple[int, ...]:

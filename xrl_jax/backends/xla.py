@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from xrl_jax.backends.epilogue import chains
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.graph.graph import GraphError, Node, nodes_of
 from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
@@ -29,9 +30,17 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
       args: one array for each flat argument of the graph.
     """
     nodes, outputs, _ = nodes_of(program.graphs[index])
+    chained, inner = chains(nodes, outputs)
     values: list[Any] = []
-    for node in nodes:
-        values.append(_value(program, node, nodes, values, args))
+    for i, node in enumerate(nodes):
+        if i in inner:
+            values.append(None)
+        elif chain := chained.get(i):
+            anchor = nodes[chain.anchor]
+            operands = (values[a] for a in anchor.args)
+            values.append(lower(anchor, *operands, **chain.arguments(values)))
+        else:
+            values.append(_value(program, node, nodes, values, args))
     return [values[o] for o in outputs]
 
 

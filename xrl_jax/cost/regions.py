@@ -2,7 +2,8 @@
 
 A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an
 elementwise operation before and after it, because what XLA fuses into an anchor decides how fast it
-runs: a sum of shifted slices that is fast alone may recompute its producer for every tap.
+runs: a sum of shifted slices that is fast alone may recompute its producer for every tap. A form
+that absorbs what follows has it inside.
 Weight-only work is hoisted out, as it will be in the result.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.lowerings import lower
+from xrl_jax.backends.lowerings import LOWERINGS, lower
 from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph import ops, work
@@ -76,7 +77,7 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 4", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 5", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -94,6 +95,9 @@ def region_fn(region: Region) -> Callable[..., Any]:
                 else v
                 for v, a in zip(values, region.args, strict=True)
             ]
+        form = LOWERINGS[region.node.op][region.node.lowering]
+        if wrapped and form.absorbs(region.node, region.args):
+            return [lower(region.node, *values, relu=True)]
         out = lower(region.node, *values)
         return [jnp.maximum(out, floor.astype(out.dtype)) if wrapped else out]
 
