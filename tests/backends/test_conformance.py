@@ -6,6 +6,8 @@ generator fails.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import pytest
 
 from tests.backends.generators import GENERATORS, Sample
 from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower
+from xrl_jax.backends.plain import nothing
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 
@@ -116,6 +119,37 @@ def test_every_lowering_equals_the_plain_one(op: str) -> None:
             rng = rng_for(op, example)
             met |= check_forms(GENERATORS[op](rng), rng, done=frozenset(met))
     assert met == {form.name for form in LOWERINGS[op]}
+
+
+@pytest.mark.parametrize("op", ["conv", "dot"])
+def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
+    absorbing = {i for i, form in enumerate(LOWERINGS[op]) if form.absorbs is not nothing}
+    met: set[int] = set()
+    for example in range(5000):
+        rng = rng_for(op, example)
+        made = GENERATORS[op](rng)
+        for i in (absorbing - met) & set(applicable(made.node, made.args)):
+            if LOWERINGS[op][i].absorbs(made.node, made.args):
+                check_epilogues(replace(made.node, lowering=i), arrays(made, rng), rng)
+                met.add(i)
+        if met == absorbing:
+            break
+    assert met == absorbing
+
+
+def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generator) -> None:
+    """All parts together, and each alone."""
+    alone = np.asarray(jax.jit(partial(lower, node))(*values))
+    bias = rng.integers(-9, 9, node.shape[-1:]).astype("float32")
+    addend = rng.integers(-9, 9, node.shape).astype("float32")
+    for parts, expected in (
+        ({"bias": bias, "addend": addend, "relu": True}, np.maximum(alone + bias + addend, 0)),
+        ({"bias": bias}, alone + bias),
+        ({"addend": addend}, alone + addend),
+        ({"relu": True}, np.maximum(alone, 0)),
+    ):
+        got = jax.jit(partial(lower, node))(*values, **parts)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4, err_msg=f"{node} {parts}")
 
 
 @pytest.mark.slow

@@ -216,11 +216,12 @@ def test_nothing_is_measured_when_time_is_over():
     assert worker.asked == []
 
 
-def test_progress_follows_each_region():
+def test_a_few_regions_are_measured_at_once_and_those_of_the_store_besides():
     o, _ = oracle()
-    calls = []
-    o.measure(unknown(o, 3, 5), clock=LONG, progress=lambda: calls.append(None))
-    assert len(calls) == 2
+    o.measure(unknown(o, 5), clock=LONG)
+    again, _ = oracle(store=o.store)
+    assert again.measure(unknown(again, 3, 4, 5), clock=LONG, new=1) == 2
+    assert again.spending.measurements == 1 and again.spending.from_store == 1
 
 
 def test_spending_adds_up():

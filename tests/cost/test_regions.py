@@ -30,7 +30,7 @@ def contract(dtype: str) -> tuple[int, ...]:
 CONTRACT = contract("float32")
 DOT = Node("dot", (0, 1), CONTRACT, shape=(4, 8))
 LEFT, RIGHT = Node("input", shape=(4, 6), ref=0), Node("weight", shape=(6, 8), ref=1)
-REGION = Region(DOT, (LEFT, RIGHT))
+REGION = Region(DOT, (LEFT, RIGHT), (DOT.spec.code, 0, 0))
 TURN = pack_attrs("transpose", {"perm": (1, 0)})
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from xrl_jax.cost import roofline
@@ -178,8 +181,50 @@ def test_classes_without_arithmetic_are_calibrated_by_bytes():
     assert rates.bandwidth["reduce"] == pytest.approx(4000.0)
 
 
-def test_three_samples_teach_nothing():
-    assert roofline.calibrate(samples("dot", 1, 2, 3)) == DEFAULT_RATES
+def test_three_samples_teach_no_rate():
+    rates = roofline.calibrate(samples("dot", 1, 2, 3))
+    assert rates.flop_rate == DEFAULT_RATES.flop_rate
+
+
+def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
+    """Of which a quarter of the timings are faster: the class's rate is 400 flops a second."""
+    mine = [replace(s, form=(9, 0, 1)) for s in samples("dot", 1, 2, 2)]
+    rates = roofline.calibrate(samples("dot", 4, 4) + mine)
+    assert rates.flop_rate["dot"] == pytest.approx(400.0)
+    assert rates.form[9, 0, 1] == pytest.approx(2.0, rel=1e-3)
+
+
+CONV_LAST = {
+    "lhs_layout": ops.LAYOUT_CODE[0, 3, 1, 2],
+    "rhs_layout": ops.LAYOUT_CODE[3, 2, 0, 1],
+    "out_layout": ops.LAYOUT_CODE[0, 3, 1, 2],
+    "stride": (1, 1),
+    "lhs_dilation": (1, 1),
+    "rhs_dilation": (1, 1),
+    "batch_groups": 1,
+    "dtype": ops.DTYPE_CODE["float32"],
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "groups", "kind"), [((3, 3), 1, 0), ((1, 1), 1, 1), ((3, 3), 2, 2)]
+)
+def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, groups, kind):
+    attrs = pack_attrs("conv", {**CONV_LAST, "groups": groups, "high": [k - 1 for k in kernel]})
+    x = Node("input", shape=(1, 8, 8, 4), ref=0)
+    w = Node("weight", shape=(*kernel, 4 // groups, 6), ref=1)
+    conv = Node("conv", (0, 1), attrs, 5, shape=(1, 8, 8, 6))
+    view = roofline.view_graph(build([x, w, conv], [2], bucket=16))
+    forms = jax.vmap(roofline.form_of)(view)
+    assert np.asarray(forms[3]).tolist() == [conv.spec.code, kind, 5]
+
+
+def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
+    rates = replace(PLAIN, form={(dot().spec.code, 0, 1): 3.0})
+    nodes = [matrix(), matrix(shape=(6, 8), ref=1), dot(), dot(lowering=1)]
+    graph = build(nodes, [2, 3], bucket=16)
+    cost = SECONDS(roofline.cost_table({}, rates), VIEW(graph))
+    assert float(cost[4]) == pytest.approx(3 * float(cost[3]))
 
 
 def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():

@@ -8,10 +8,10 @@ absorbs what follows it, the chain of nodes becomes one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from xrl_jax.backends.lowerings import LOWERINGS
+from xrl_jax.backends.lowerings import absorbs
 from xrl_jax.graph.graph import Node
 
 
@@ -49,47 +49,51 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
     for i, node in enumerate(nodes):
         for a in node.args:
             users.setdefault(a, []).append(i)
-    for o in outputs:
-        users.setdefault(o, []).append(-1)
     found: dict[int, Chain] = {}
     inner: set[int] = set()
+
+    def is_there(i: int) -> bool:
+        """Whether the node's value is written anyhow, not computed where it is used."""
+        return i in found or len(users[i]) > 1 or nodes[i].spec.shape != "elementwise"
+
+    def longer(chain: Chain) -> Chain | None:
+        """The chain with the only node that uses its last; None where it ends."""
+        following = users.get(chain.last, [])
+        if len(following) != 1 or chain.last in outputs or chain.relu:
+            return None
+        (last,) = following
+        user, shape = nodes[last], nodes[chain.anchor].shape
+        if last in found or last in inner or user.op not in ("add", "max") or user.shape != shape:
+            return None
+        (other,) = (a for a in user.args if a != chain.last)
+        operand = nodes[other]
+        if user.op == "max":
+            is_zero = operand.op == "const" and operand.ref < 0 and operand.value == 0
+            return replace(chain, last=last, relu=True) if is_zero else None
+        if chain.addend is not None:
+            return None
+        if operand.op == "broadcast":
+            is_bias = chain.bias is None and _is_vector(operand, nodes[operand.args[0]])
+            return replace(chain, last=last, bias=operand.args[0]) if is_bias else None
+        if operand.shape == shape and is_there(other):
+            return replace(chain, last=last, addend=other)
+        return None
+
     for i, node in enumerate(nodes):
-        if LOWERINGS[node.op][node.lowering].absorbs(node, tuple(nodes[a] for a in node.args)):
+        if absorbs(node, tuple(nodes[a] for a in node.args)):
             chain, passed = Chain(i, i), []
-            while longer := _extended(nodes, users.get(chain.last, []), chain, inner | set(found)):
+            while after := longer(chain):
                 passed.append(chain.last)
-                chain = longer
+                chain = after
             if passed:
                 found[chain.last] = chain
                 inner.update(passed)
     return found, inner
 
 
-def _extended(
-    nodes: Sequence[Node], users: Sequence[int], chain: Chain, taken: set[int]
-) -> Chain | None:
-    """The chain with the one node that uses its last; None where it ends."""
-    if len(users) != 1 or users[0] < 0 or users[0] in taken or chain.relu:
-        return None
-    user, shape = nodes[users[0]], nodes[chain.anchor].shape
-    if user.op not in ("add", "max") or user.shape != shape:
-        return None
-    (other,) = (a for a in user.args if a != chain.last)
-    operand = nodes[other]
-    if user.op == "max":
-        zero = operand.op == "const" and operand.ref < 0 and operand.value == 0
-        return Chain(chain.anchor, users[0], chain.bias, chain.addend, True) if zero else None
-    if _is_bias(operand, nodes) and chain.bias is None and chain.addend is None:
-        return Chain(chain.anchor, users[0], operand.args[0])
-    if operand.shape == shape and chain.addend is None:
-        return Chain(chain.anchor, users[0], chain.bias, other)
-    return None
-
-
-def _is_bias(node: Node, nodes: Sequence[Node]) -> bool:
-    """Whether it is a vector, repeated along all axes but the last."""
-    if node.op != "broadcast" or len(nodes[node.args[0]].shape) != 1:
-        return False
-    dims = node.attr("dims")
+def _is_vector(broadcast: Node, operand: Node) -> bool:
+    """Whether the node repeats a vector along all axes but the last."""
+    dims = broadcast.attr("dims")
     assert isinstance(dims, tuple)
-    return dims[0] == len(node.shape) - 1 and nodes[node.args[0]].shape[0] == node.shape[-1]
+    along = dims[: len(operand.shape)]
+    return along == (len(broadcast.shape) - 1,) and operand.shape[0] == broadcast.shape[-1]

@@ -42,12 +42,21 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     )
 
 
+def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
+    """Whether the chosen lowering takes an epilogue; see `epilogue`."""
+    return _chosen(node).absorbs(node, args)
+
+
 def lower(node: Node, *arrays: jax.Array, **epilogue: Any) -> jax.Array:
     """The node's value through its chosen lowering; with an epilogue where that absorbs one."""
+    return _chosen(node).fn(node, *arrays, **epilogue)
+
+
+def _chosen(node: Node) -> Lowering:
     forms = LOWERINGS[node.op]
     if not 0 <= node.lowering < len(forms):
         raise GraphError(
             f"operator {node.op!r} has {len(forms)} lowerings, "
             f"a node asks for number {node.lowering}"
         )
-    return forms[node.lowering].fn(node, *arrays, **epilogue)
+    return forms[node.lowering]

@@ -7,9 +7,8 @@ and hands the searches a `CostTable` to compute with inside jit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -112,21 +111,27 @@ class Oracle:
         *,
         clock: Stopwatch,
         limit: int | None = None,
-        progress: Callable[[], Any] | None = None,
+        new: int | None = None,
     ) -> int:
         """Time regions (or find them in the store) until `clock` has run out or `limit` is reached;
-        how many are known now.
+        how many became known.
 
         Args:
           wanted: regions by signature, the most important first.
+          limit: bound for all that this oracle measures.
+          new: bound for what is measured now.
         """
         by_key = {sig: self._key(r) for sig, r in wanted.items()}
         stored = self.store.get(by_key.values())
-        done = 0
+        done, before = 0, self.spending.measurements
         for sig, region in wanted.items():
             timing = stored.get(by_key[sig])
             if timing is None:
-                if clock.done or (limit is not None and self.spending.measurements >= limit):
+                spent = self.spending.measurements
+                over = (limit is not None and spent >= limit) or (
+                    new is not None and spent - before >= new
+                )
+                if over or clock.done:
                     continue
                 timing = self._time(region, min(self.timeout, max(clock.left, _LEAST_TIMEOUT)))
             else:
@@ -134,8 +139,6 @@ class Oracle:
             self._known[sig] = (region, timing.seconds)  # infinite where it failed
             self._table = None
             done += 1
-            if progress is not None:
-                progress()
         return done
 
     def _key(self, region: Region) -> str:

@@ -19,8 +19,8 @@ import numpy as np
 
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.lowerings import LOWERINGS, lower
-from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample
+from xrl_jax.backends.lowerings import absorbs, lower
+from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample, form_of
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
@@ -36,6 +36,7 @@ class Region:
 
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
+    form: tuple[int, int, int] = (0, 0, 0)  # see `roofline.form_of`
 
     @property
     def op_class(self) -> str:
@@ -70,7 +71,8 @@ def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
         shape=shape(v.shape, int(v.rank)),
         dtype=ops.DTYPES[int(v.dtype)],
     )
-    return Region(node, args)
+    op, kind, lowering = np.asarray(form_of(v)).tolist()
+    return Region(node, args, (op, kind, lowering))
 
 
 def region_key(region: Region, options: Options, *, constants: bool = False) -> str:
@@ -95,8 +97,7 @@ def region_fn(region: Region) -> Callable[..., Any]:
                 else v
                 for v, a in zip(values, region.args, strict=True)
             ]
-        form = LOWERINGS[region.node.op][region.node.lowering]
-        if wrapped and form.absorbs(region.node, region.args):
+        if wrapped and absorbs(region.node, region.args):
             return [lower(region.node, *values, relu=True)]
         out = lower(region.node, *values)
         return [jnp.maximum(out, floor.astype(out.dtype)) if wrapped else out]
@@ -126,7 +127,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
 def region_sample(region: Region, seconds: float) -> Sample:
     """What calibration learns from the region's time."""
     flops, n_bytes = work.node_work(region.node, region.args)
-    return Sample(region.op_class, flops, n_bytes, seconds)
+    return Sample(region.op_class, flops, n_bytes, seconds, region.form)
 
 
 def wrapping_bytes(region: Region) -> float:

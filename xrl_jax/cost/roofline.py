@@ -4,13 +4,14 @@ elsewhere.
 A node is looked at with what surrounds it at once (`NodeView`): operator, attributes, lowering,
 result and arguments. Its signature is a 64-bit hash of that; the cost table holds measured seconds
 by signature. The roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops / rate, bytes /
-bandwidth) + overhead, with rates fitted to the timings in the store.
+bandwidth) + overhead, with rates fitted to the timings in the store, times what the node's form
+took elsewhere in the median, in multiples of its roofline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -47,6 +48,10 @@ CLASS_OF: Mapping[str, str] = {
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
+# Forms are compared among operators of one kind: convolutions 1x1, grouped and others, products
+# with a batch and without.
+_KINDS = 3
+_FORMS = 32  # of one operator, at most
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
 
@@ -106,6 +111,21 @@ def _bits(flags: jax.Array) -> jax.Array:
     return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
 
 
+def form_of(view: NodeView) -> jax.Array:
+    """Operator, kind and lowering [3] of one node."""
+    conv, dot = ops.OPS["conv"], ops.OPS["dot"]
+
+    def attr(spec: ops.OpSpec, name: str) -> jax.Array:
+        return view.attrs[spec.field(name).offset]
+
+    kernel = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "rhs_layout"), 0, len(ops.LAYOUTS) - 1)]
+    spatial = jnp.where(kernel[2:] >= 0, view.arg_shapes[1][kernel[2:]], 1)
+    of_conv = jnp.where(attr(conv, "groups") > 1, 2, jnp.where(jnp.prod(spatial) == 1, 1, 0))
+    of_dot = jnp.where(attr(dot, "lhs_batch") != 0, 1, 0)
+    kind = jnp.where(view.op == conv.code, of_conv, jnp.where(view.op == dot.code, of_dot, 0))
+    return jnp.stack([view.op, kind, view.lowering])
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CostTable:
@@ -119,6 +139,7 @@ class CostTable:
     bandwidth: jax.Array  # [C] bytes per second
     overhead: jax.Array  # [C] seconds per node
     scale: jax.Array  # [C] correction of each class by whole-program timings
+    form: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
 
 
 def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -141,7 +162,7 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
     )
     c = class_of[view.op]
     busy = jnp.maximum(flops / table.flop_rate[c], n_bytes / table.bandwidth[c]) + table.overhead[c]
-    return jnp.where(c == 0, 0.0, busy)
+    return jnp.where(c == 0, 0.0, busy * table.form[tuple(form_of(view))])
 
 
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
@@ -174,13 +195,14 @@ def total(graph: TensorGraph) -> jax.Array:
 @dataclass(frozen=True)
 class Rates:
     """Roofline parameters by class: flops per second, bytes per second, seconds per node,
-    correction.
+    correction; and by form (see `form_of`), what multiple of it was measured.
     """
 
     flop_rate: Mapping[str, float]
     bandwidth: Mapping[str, float]
     overhead: Mapping[str, float]
     scale: Mapping[str, float]
+    form: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
 
 
 # Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a
@@ -202,6 +224,10 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
 
+    form = np.ones((len(ops.OP_NAMES), _KINDS, _FORMS), np.float32)
+    for at, multiple in rates.form.items():
+        form[at] = multiple
+
     def vector(by: Mapping[str, float]) -> jax.Array:
         return jnp.asarray([by[c] for c in CLASSES], jnp.float32)
 
@@ -212,6 +238,7 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
         vector(rates.bandwidth),
         vector(rates.overhead),
         vector(rates.scale),
+        jnp.asarray(form),
     )
 
 
@@ -223,6 +250,7 @@ class Sample:
     flops: float
     bytes: float
     seconds: float
+    form: tuple[int, int, int] = (0, 0, 0)  # see `form_of`
 
 
 def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
@@ -230,7 +258,7 @@ def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
 
     A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv,
     dot), bytes elsewhere; elementwise loops, which are never timed alone, take the median bandwidth
-    of the classes fitted by bytes.
+    of the classes fitted by bytes. A form that was timed has the median of its multiples of that.
     """
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
     moved: list[float] = []
@@ -245,7 +273,13 @@ def calibrate(samples: Sequence[Sample], rates: Rates = DEFAULT_RATES) -> Rates:
             moved.append(bandwidth[c])
     if moved:
         bandwidth["elementwise"] = float(np.median(moved))
-    return Rates(flop_rate, bandwidth, rates.overhead, rates.scale)
+    multiples: dict[tuple[int, int, int], list[float]] = {}
+    for s in samples:
+        c = s.op_class
+        expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + rates.overhead[c]
+        multiples.setdefault(s.form, []).append(s.seconds / expected)
+    form = {at: float(np.median(m)) for at, m in multiples.items()}
+    return Rates(flop_rate, bandwidth, rates.overhead, rates.scale, form)
 
 
 def correct(
@@ -270,9 +304,5 @@ def correct(
     a = np.vstack([x, np.sqrt(ridge) * np.eye(len(used))])
     b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
     scale = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
-    return Rates(
-        rates.flop_rate,
-        rates.bandwidth,
-        rates.overhead,
-        dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)},
-    )
+    scales = dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)}
+    return replace(rates, scale=scales)

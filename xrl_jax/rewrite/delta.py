@@ -23,10 +23,12 @@ from xrl_jax.rewrite.table import P, RuleTable
 
 
 class Deltas(NamedTuple):
-    """For each candidate: seconds it adds (negative: it gains), whether it still matches, and the
-    nodes it would make."""
+    """For each candidate: seconds it adds (negative: it gains), seconds of the nodes that go,
+    whether it still matches, and the nodes it would make.
+    """
 
     seconds: jax.Array  # [M] float32; +inf where not ok
+    gone: jax.Array  # [M] float32
     ok: jax.Array  # [M] bool
     new: NewNodes  # [M, Q, ...]
 
@@ -39,7 +41,7 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
 
     def one(
         entry: jax.Array, root: jax.Array, partner: jax.Array
-    ) -> tuple[jax.Array, jax.Array, NewNodes]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array, NewNodes]:
         present = entry >= 0
         entry = jnp.maximum(entry, 0)
         bound, matched = bind(table, entry, root, partner, graph)
@@ -68,6 +70,6 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         dead = jax.lax.fori_loop(0, 4, spread, dead)
         gone = jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
         ok = present & matched & new.ok
-        return jnp.where(ok, jnp.sum(made) - gone, jnp.inf), ok, new
+        return jnp.where(ok, jnp.sum(made) - gone, jnp.inf), gone, ok, new
 
     return Deltas(*jax.vmap(one)(candidates.entry, candidates.root, candidates.partner))

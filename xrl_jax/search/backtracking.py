@@ -109,7 +109,8 @@ def _best_first(
         if mark in seen:
             continue
         seen.add(mark)
-        state, moves = known_moves(run, space, state, clock, (alpha - 1) * best[0][0].seconds)
+        slack = (alpha - 1) * best[0][0].seconds
+        state, moves = known_moves(run, space, state, clock, lambda m, s=slack: m.delta <= s)
         best = [(space.reprice(s, oracle.table()), t) for s, t in best]
         if pending.move is not None:
             best.append((state, steps))

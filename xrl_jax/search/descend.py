@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost import roofline
@@ -17,9 +16,10 @@ from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
 _view = jax.jit(roofline.view_graph)
-# A candidate is worth its measurements if its roofline gains, or loses at most this share of the
-# nodes it replaces.
+# A candidate is worth its measurements if it is predicted to gain, or to lose at most this share of
+# the nodes it replaces.
 _HOPE = 0.5
+_AT_ONCE = 8  # regions are timed before the others' promise is looked at again
 
 
 def measure_state(oracle: Oracle, state: State, clock: Stopwatch, limit: int | None) -> int:
@@ -27,37 +27,22 @@ def measure_state(oracle: Oracle, state: State, clock: Stopwatch, limit: int | N
     return oracle.measure(oracle.unknown(_view(state.graph)), clock=clock, limit=limit)
 
 
-def measure_moves(
-    oracle: Oracle,
-    moves: Moves,
-    clock: Stopwatch,
-    limit: int | None,
-    *,
-    keep: Callable[[float], bool],
-) -> int:
-    """Time the regions that promising candidates would make, the most promising first; how many
-    became known.
-    """
-    hopeful = np.array([keep(float(d)) for d in moves.delta], bool)
-    if not hopeful.any():
-        return 0
-    views = roofline.NodeView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
-    return oracle.measure(oracle.unknown(views), clock=clock, limit=limit)
-
-
 def known_moves(
     run: Run,
     space: Space,
     state: State,
     clock: Stopwatch,
-    slack: float,
+    promising: Callable[[Moves], np.ndarray],
     allowed: np.ndarray | None = None,
 ) -> tuple[State, Moves]:
     """The state and its moves under costs that know every promising candidate's regions (as far as
     the budget goes).
 
+    The most promising are timed first, a few at a time: what they take says what their forms are
+    worth elsewhere, and many others are promising no more.
+
     Args:
-      slack: candidates that add at most this many seconds by the roofline are promising.
+      promising: which moves [M] are.
       allowed: [E] which entries of the rule table count; all by default.
     """
     oracle = run.problem.oracle
@@ -65,12 +50,20 @@ def known_moves(
     if measure_state(oracle, state, clock, limit):
         state = space.reprice(state, oracle.table())
     state = space.matched(state)
-    moves = space.moves(state, oracle.table()).among(allowed)
-    if measure_moves(oracle, moves, clock, limit, keep=lambda d: d <= slack):
-        state = space.reprice(state, oracle.table())
+    while True:
         moves = space.moves(state, oracle.table()).among(allowed)
+        hopeful = promising(moves)
+        views = roofline.NodeView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
+        wanted = oracle.unknown(views) if hopeful.any() else {}
+        if not oracle.measure(wanted, clock=clock, limit=limit, new=_AT_ONCE):
+            break
+        state = space.reprice(state, oracle.table())
     run.candidates += len(moves.entry)
     return state, moves
+
+
+def _hopeful(moves: Moves) -> np.ndarray:
+    return moves.delta <= _HOPE * moves.gone
 
 
 def descend(
@@ -96,8 +89,7 @@ def descend(
     rule_of = np.asarray(space.rules.table.entry_rule)
     allowed = fits[rule_of] & (rule_of >= 0)
     while not run.out_of_budget(clock):
-        slack = _HOPE * float(jnp.max(state.graph.nodes.cost))
-        state, moves = known_moves(run, space, state, clock, slack, allowed)
+        state, moves = known_moves(run, space, state, clock, _hopeful, allowed)
         run.keep(index, [(state, steps)])
         costs = oracle.table()
         improved = False

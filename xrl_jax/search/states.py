@@ -40,6 +40,7 @@ class Moves:
     root: np.ndarray  # [M]
     partner: np.ndarray  # [M]
     delta: np.ndarray  # [M] seconds added
+    gone: np.ndarray  # [M] seconds of the nodes that go
     views: NodeView  # [M, Q, ...] of the nodes they would make
 
     def among(self, allowed: np.ndarray | None) -> Moves:
@@ -47,8 +48,8 @@ class Moves:
         if allowed is None:
             return self
         keep = allowed[self.entry]
-        views = NodeView(*(v[keep] for v in self.views))
-        return Moves(self.entry[keep], self.root[keep], self.partner[keep], self.delta[keep], views)
+        rows = (self.entry, self.root, self.partner, self.delta, self.gone)
+        return Moves(*(r[keep] for r in rows), NodeView(*(v[keep] for v in self.views)))
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,11 @@ def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) 
 @jax.jit
 def _deltas(
     table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Any]:
     result = deltas(
         table, graph, found, lambda new: roofline.seconds(costs, roofline.view_new(new))
     )
-    return result.seconds, roofline.view_new(result.new)
+    return result.seconds, result.gone, roofline.view_new(result.new)
 
 
 # The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
@@ -151,7 +152,7 @@ class Space:
                 break
         else:
             raise graph_lib.GraphError(f"more than {_SIZES[-1]} candidates; use fewer rules")
-        seconds, views = _deltas(table, costs, state.graph, found)
+        seconds, gone, views = _deltas(table, costs, state.graph, found)
         delta = np.asarray(seconds)
         order = np.argsort(delta, kind="stable")
         order = order[np.isfinite(delta[order])]
@@ -160,6 +161,7 @@ class Space:
             np.asarray(found.root)[order],
             np.asarray(found.partner)[order],
             delta[order],
+            np.asarray(gone)[order],
             NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
         )
 

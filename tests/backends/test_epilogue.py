@@ -1,0 +1,93 @@
+"""Which nodes are computed with the product or convolution before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from xrl_jax.backends import epilogue
+from xrl_jax.backends.epilogue import Chain, chains
+from xrl_jax.graph.graph import Node, pack_attrs
+
+SHAPE = (2, 4)
+X = Node("input", shape=(2, 3), ref=0)
+W = Node("weight", shape=(3, 4), ref=1)
+BIAS = Node("weight", shape=(4,), ref=2)
+ZERO = Node("const", value=0.0)
+PRODUCT = Node(
+    "dot", (0, 1), pack_attrs("dot", {"lhs_contract": 2, "rhs_contract": 1}), shape=SHAPE
+)
+
+
+@pytest.fixture(autouse=True)
+def every_product_absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epilogue, "absorbs", lambda node, args: node.op == "dot")
+
+
+def repeated(vector: int, axis: int = 1) -> Node:
+    attrs = pack_attrs("broadcast", {"shape": SHAPE, "rank": 2, "dims": (axis,)})
+    return Node("broadcast", (vector,), attrs, shape=SHAPE)
+
+
+def add(a: int, b: int) -> Node:
+    return Node("add", (a, b), shape=SHAPE)
+
+
+def largest(a: int, b: int) -> Node:
+    return Node("max", (a, b), shape=SHAPE)
+
+
+def found(nodes: Sequence[Node], *outputs: int) -> list[Chain]:
+    return list(chains(nodes, outputs)[0].values())
+
+
+def test_a_bias_and_a_rectifier_are_absorbed() -> None:
+    nodes = [X, W, BIAS, ZERO, PRODUCT, repeated(2), add(4, 5), largest(6, 3)]
+    chained, inner = chains(nodes, [7])
+    assert chained == {7: Chain(anchor=4, last=7, bias=2, relu=True)}
+    assert inner == {4, 6}
+
+
+def test_a_residual_is_absorbed_between_bias_and_rectifier() -> None:
+    residual = Node("input", shape=SHAPE, ref=3)
+    nodes = [X, W, BIAS, ZERO, residual, PRODUCT, repeated(2)]
+    nodes += [add(6, 5), add(4, 7), largest(3, 8)]
+    assert found(nodes, 9) == [Chain(5, 9, bias=2, addend=4, relu=True)]
+
+
+def test_a_sum_of_two_products_goes_to_one_of_them() -> None:
+    nodes = [X, W, BIAS, PRODUCT, PRODUCT, repeated(2), repeated(2)]
+    nodes += [add(3, 5), add(4, 6), add(7, 8)]
+    assert found(nodes, 9) == [Chain(3, 7, bias=2), Chain(4, 9, bias=2, addend=7)]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param([repeated(2), add(4, 5), largest(6, 5)], id="a maximum with other than zero"),
+        pytest.param([repeated(2), add(4, 5), add(6, 5)], id="a second bias"),
+        pytest.param([repeated(2), add(4, 5), Node("exp", (6,), shape=SHAPE)], id="an operator"),
+        pytest.param([repeated(2), add(4, 5), add(6, 6)], id="a sum with itself"),
+    ],
+)
+def test_a_chain_ends_at(nodes: list[Node]) -> None:
+    assert found([X, W, BIAS, ZERO, PRODUCT, *nodes], 7) == [Chain(4, 6, bias=2)]
+
+
+def test_nothing_is_absorbed_by_a_value_that_is_used_twice_or_returned() -> None:
+    assert found([X, W, ZERO, PRODUCT, largest(3, 2), add(3, 4)], 5) == []
+    assert found([X, W, ZERO, PRODUCT, largest(3, 2)], 3, 4) == []
+
+
+def test_a_vector_along_another_axis_is_no_bias() -> None:
+    nodes = [X, W, Node("weight", shape=(2,), ref=2), PRODUCT, repeated(2, axis=0), add(3, 4)]
+    assert found(nodes, 5) == []
+
+
+def test_what_would_be_computed_inside_the_sum_stays_there() -> None:
+    """XLA computes exp(y) in the loop of the sum; to write it first would cost a pass."""
+    y = Node("input", shape=SHAPE, ref=3)
+    nodes = [X, W, y, Node("exp", (2,), shape=SHAPE), PRODUCT, add(3, 4)]
+    assert found(nodes, 5) == []
+    assert found([*nodes, largest(3, 5)], 6) == [Chain(4, 5, addend=3)]

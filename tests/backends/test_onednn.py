@@ -1,0 +1,144 @@
+"""oneDNN's kernels: that they are there, what they compute, and what becomes of them elsewhere."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+from jax import lax
+
+from xrl_jax.backends import export, onednn
+from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.lowerings import LOWERINGS, lower
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import Node, pack_attrs
+
+IMAGE = jnp.arange(9.0).reshape(1, 3, 3, 1)
+KERNEL = jnp.ones((2, 2, 1, 2)) * jnp.array([1.0, -1.0])
+WINDOWS = np.array([[8.0, 12.0], [20.0, 24.0]])  # sums of the image's 2x2 windows
+
+needs_kernels = pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
+
+
+def conv(x: jax.Array, w: jax.Array, **options) -> jax.Array:
+    given = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    return onednn.convolution(x, w, **(given | options))
+
+
+def calls(fn, *args) -> bool:
+    return "__onednn$" in jax.jit(fn).lower(*args).as_text()
+
+
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or platform.machine() != "x86_64", reason="an x86 CPU's"
+)
+def test_the_kernels_are_there_under_the_pinned_jaxlib() -> None:
+    """If this fails after an upgrade: add the new version to `onednn._TESTED`, and run the tests of
+    this file and `test_conformance` with it.
+    """
+    assert onednn.available()
+
+
+@needs_kernels
+def test_a_convolution() -> None:
+    y = np.asarray(jax.jit(conv)(IMAGE, KERNEL))
+    np.testing.assert_array_equal(y[0, :, :, 0], WINDOWS)
+    np.testing.assert_array_equal(y[0, :, :, 1], -WINDOWS)
+
+
+@needs_kernels
+def test_a_convolution_with_what_follows() -> None:
+    addend = jnp.ones((1, 2, 2, 2))
+    options = {"bias": jnp.array([-11.0, 21.0]), "addend": addend, "relu": True}
+    y = np.asarray(jax.jit(lambda x, w: conv(x, w, **options))(IMAGE, KERNEL))
+    np.testing.assert_array_equal(y[0, :, :, 0], [[0, 2], [10, 14]])
+    np.testing.assert_array_equal(y[0, :, :, 1], [[14, 10], [2, 0]])
+
+
+@needs_kernels
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_product_over_either_axis(left: int, right: int) -> None:
+    a, b = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.0, 1.0], [10.0, 0.0]])
+    numbers = (((left,), (right,)), ((), ()))
+    y = jax.jit(lambda a, b: onednn.dot_general(a, b, numbers, bias=jnp.array([0.5, 0.0])))(a, b)
+    expected = (a.T if left == 0 else a) @ (b.T if right == 1 else b) + np.array([0.5, 0.0])
+    np.testing.assert_array_equal(y, expected)
+
+
+@needs_kernels
+def test_derivatives_are_those_of_lax() -> None:
+    def plain(x, w):
+        dims = lax.conv_dimension_numbers(x.shape, w.shape, ("NHWC", "HWIO", "NHWC"))
+        y = lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=dims)
+        return jax.nn.relu(y + 1).sum()
+
+    def ours(x, w):
+        return conv(x, w, bias=jnp.ones(2), relu=True).sum()
+
+    for got, expected in zip(
+        jax.jit(jax.grad(ours, (0, 1)))(IMAGE, KERNEL),
+        jax.grad(plain, (0, 1))(IMAGE, KERNEL),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+@needs_kernels
+def test_vmap_over_either_argument() -> None:
+    a, b = jnp.arange(12.0).reshape(2, 2, 3), jnp.arange(6.0).reshape(3, 2)
+    product = lambda a, b: onednn.dot_general(a, b, (((1,), (0,)), ((), ())))  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(jax.vmap(product, (0, None)))(a, b), a @ b)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(product, (None, 0)))(b, a), b @ a)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("dtype", "called"), [("float32", True), ("bfloat16", False)])
+def test_other_dtypes_go_to_xla(dtype: str, called: bool) -> None:
+    assert calls(product_in_form("onednn", dtype), *operands(dtype)) == called
+
+
+def test_where_the_kernels_are_not_there_the_form_is_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program found on one machine also runs on another."""
+    monkeypatch.setattr(onednn, "available", lambda: False)
+    fn = product_in_form("onednn", "float32")
+    assert not calls(fn, *operands("float32"))
+    np.testing.assert_array_equal(fn(*operands("float32")), [[3.0, 3.0], [3.0, 3.0]])
+
+
+def operands(dtype: str) -> tuple[jax.Array, jax.Array]:
+    return jnp.ones((2, 3), dtype), jnp.ones((3, 2), dtype)
+
+
+def product_in_form(name: str, dtype: str):
+    form = [f.name for f in LOWERINGS["dot"]].index(name)
+    attrs = pack_attrs("dot", {"lhs_contract": 2, "rhs_contract": 1})
+    node = Node("dot", (0, 1), attrs, form, shape=(2, 2), dtype=dtype)
+    return lambda a, b: lower(node, a, b)
+
+
+@needs_kernels
+def test_a_file_with_these_kernels_is_refused_under_another_jaxlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they are told is XLA's own business, and may mean something else there."""
+    x, w = operands("float32")
+    program = from_jax(product_in_form("onednn", "float32"), x, w, weights=(1,))
+    Fast(program, None).save(tmp_path / "f.xrl")
+    np.testing.assert_array_equal(export.load(tmp_path / "f.xrl")(x, w), np.full((2, 2), 3.0))
+    monkeypatch.setattr(jaxlib, "__version__", "99.0")
+    with pytest.raises(export.LoadError, match=r"kernels of jaxlib .*, here is 99\.0: install"):
+        export.load(tmp_path / "f.xrl")
+
+
+@needs_kernels
+def test_a_persistent_cache_is_no_cause_for_warnings(recwarn: pytest.WarningsRecorder) -> None:
+    """XLA cannot write these calls; JAX's warning of it would come with every compilation."""
+    assert jax.config.read("jax_compilation_cache_dir")
+    jax.jit(lambda x, w: conv(x, w) + 1.5)(IMAGE, KERNEL)
+    assert not recwarn.list
