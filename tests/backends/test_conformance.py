@@ -17,6 +17,7 @@ import pytest
 
 from tests.backends.generators import GENERATORS, Sample
 from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower
+from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.backends.plain import nothing
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
@@ -148,7 +149,7 @@ def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generat
         ({"addend": addend}, alone + addend),
         ({"relu": True}, np.maximum(alone, 0)),
     ):
-        got = jax.jit(partial(lower, node))(*values, **parts)
+        got = jax.jit(partial(lower, node, epilogue=Epilogue(**parts)))(*values)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4, err_msg=f"{node} {parts}")
 
 

@@ -25,8 +25,8 @@ def every_product_absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epilogue, "absorbs", lambda node, args: node.op == "dot")
 
 
-def repeated(vector: int, axis: int = 1) -> Node:
-    attrs = pack_attrs("broadcast", {"shape": SHAPE, "rank": 2, "dims": (axis,)})
+def repeated(vector: int, *axes: int) -> Node:
+    attrs = pack_attrs("broadcast", {"shape": SHAPE, "rank": 2, "dims": axes or (1,)})
     return Node("broadcast", (vector,), attrs, shape=SHAPE)
 
 
@@ -47,6 +47,12 @@ def test_a_bias_and_a_rectifier_are_absorbed() -> None:
     chained, inner = chains(nodes, [7])
     assert chained == {7: Chain(anchor=4, last=7, bias=2, relu=True)}
     assert inner == {4, 6}
+
+
+def test_a_bias_may_be_a_row() -> None:
+    """As `jnp` makes it of a vector, for it to have the rank of the product."""
+    nodes = [X, W, Node("weight", shape=(1, 4), ref=2), PRODUCT, repeated(2, 0, 1), add(3, 4)]
+    assert found(nodes, 5) == [Chain(3, 5, bias=2)]
 
 
 def test_a_residual_is_absorbed_between_bias_and_rectifier() -> None:
@@ -81,7 +87,7 @@ def test_nothing_is_absorbed_by_a_value_that_is_used_twice_or_returned() -> None
 
 
 def test_a_vector_along_another_axis_is_no_bias() -> None:
-    nodes = [X, W, Node("weight", shape=(2,), ref=2), PRODUCT, repeated(2, axis=0), add(3, 4)]
+    nodes = [X, W, Node("weight", shape=(2,), ref=2), PRODUCT, repeated(2, 0), add(3, 4)]
     assert found(nodes, 5) == []
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -16,6 +19,7 @@ from xrl_jax.backends import export, onednn
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.lowerings import LOWERINGS, lower
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, pack_attrs
 
 IMAGE = jnp.arange(9.0).reshape(1, 3, 3, 1)
@@ -54,8 +58,8 @@ def test_a_convolution() -> None:
 @needs_kernels
 def test_a_convolution_with_what_follows() -> None:
     addend = jnp.ones((1, 2, 2, 2))
-    options = {"bias": jnp.array([-11.0, 21.0]), "addend": addend, "relu": True}
-    y = np.asarray(jax.jit(lambda x, w: conv(x, w, **options))(IMAGE, KERNEL))
+    epilogue = onednn.Epilogue(jnp.array([-11.0, 21.0]), addend, relu=True)
+    y = np.asarray(jax.jit(lambda x, w: conv(x, w, epilogue=epilogue))(IMAGE, KERNEL))
     np.testing.assert_array_equal(y[0, :, :, 0], [[0, 2], [10, 14]])
     np.testing.assert_array_equal(y[0, :, :, 1], [[14, 10], [2, 0]])
 
@@ -66,7 +70,8 @@ def test_a_convolution_with_what_follows() -> None:
 def test_a_product_over_either_axis(left: int, right: int) -> None:
     a, b = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.0, 1.0], [10.0, 0.0]])
     numbers = (((left,), (right,)), ((), ()))
-    y = jax.jit(lambda a, b: onednn.dot_general(a, b, numbers, bias=jnp.array([0.5, 0.0])))(a, b)
+    epilogue = onednn.Epilogue(bias=jnp.array([0.5, 0.0]))
+    y = jax.jit(lambda a, b: onednn.dot_general(a, b, numbers, epilogue))(a, b)
     expected = (a.T if left == 0 else a) @ (b.T if right == 1 else b) + np.array([0.5, 0.0])
     np.testing.assert_array_equal(y, expected)
 
@@ -79,7 +84,7 @@ def test_derivatives_are_those_of_lax() -> None:
         return jax.nn.relu(y + 1).sum()
 
     def ours(x, w):
-        return conv(x, w, bias=jnp.ones(2), relu=True).sum()
+        return conv(x, w, epilogue=onednn.Epilogue(jnp.ones(2), relu=True)).sum()
 
     for got, expected in zip(
         jax.jit(jax.grad(ours, (0, 1)))(IMAGE, KERNEL),
@@ -117,7 +122,8 @@ def operands(dtype: str) -> tuple[jax.Array, jax.Array]:
 
 def product_in_form(name: str, dtype: str):
     form = [f.name for f in LOWERINGS["dot"]].index(name)
-    attrs = pack_attrs("dot", {"lhs_contract": 2, "rhs_contract": 1})
+    over = {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
+    attrs = pack_attrs("dot", {**over, "dtype": ops.DTYPE_CODE[dtype]})
     node = Node("dot", (0, 1), attrs, form, shape=(2, 2), dtype=dtype)
     return lambda a, b: lower(node, a, b)
 
@@ -139,6 +145,23 @@ def test_a_file_with_these_kernels_is_refused_under_another_jaxlib(
 @needs_kernels
 def test_a_persistent_cache_is_no_cause_for_warnings(recwarn: pytest.WarningsRecorder) -> None:
     """XLA cannot write these calls; JAX's warning of it would come with every compilation."""
-    assert jax.config.read("jax_compilation_cache_dir")
+    assert jax.config.jax_compilation_cache_dir
     jax.jit(lambda x, w: conv(x, w) + 1.5)(IMAGE, KERNEL)
     assert not recwarn.list
+
+
+@needs_kernels
+def test_arguments_that_are_sharded_over_devices() -> None:
+    """XLA's partitioner does not know the calls: it gathers what they need."""
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from xrl_jax.backends import onednn
+a, b = jnp.arange(12.0).reshape(4, 3), jnp.arange(6.0).reshape(3, 2)
+mesh = jax.make_mesh((2,), ("rows",))
+rows = jax.device_put(a, NamedSharding(mesh, P("rows")))
+product = jax.jit(lambda a, b: onednn.dot_general(a, b, (((1,), (0,)), ((), ()))))
+np.testing.assert_array_equal(product(rows, b), a @ b)
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | flags, check=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.xla import evaluate, to_jax
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import GraphError, Node, build, pack_attrs
@@ -102,3 +103,23 @@ def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
     to_jax(from_jax(fn, X))(X)
     jax.effects_barrier()
     assert capfd.readouterr().out == "".join(f"{i} 1.0\n" for i in range(8))
+
+
+@pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
+def test_what_follows_a_product_is_computed_with_it() -> None:
+    """Bias, residual and rectifier go into the library's call; the other product is XLA's."""
+
+    def layer(x, w, b):
+        return jax.nn.relu(x + (x @ w + b)) @ w
+
+    x, w, b = jnp.array([[1.0, -2.0], [0.0, 3.0]]), jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.ones(2)
+    program = from_jax(layer, x, w, b)
+    nodes = program.graph.nodes
+    first = int(np.argmax(np.asarray(nodes.op) == Node("dot").spec.code))
+    form = Node("dot").spec.lowerings.index("onednn")
+    lowering = nodes.lowering.at[first].set(form)
+    fused = program.with_graphs([program.graph._replace(nodes=nodes._replace(lowering=lowering))])
+    text = jax.jit(to_jax(fused)).lower(x, w, b).as_text()
+    assert text.count("stablehlo.custom_call @__onednn$matmul") == 1
+    assert "maximum" not in text and "stablehlo.add" not in text
+    np.testing.assert_array_equal(to_jax(fused)(x, w, b), layer(x, w, b))

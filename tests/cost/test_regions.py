@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xrl_jax.backends import onednn
 from xrl_jax.cost import roofline
 from xrl_jax.cost.regions import (
     Region,
@@ -111,3 +114,12 @@ def test_wrapping_reads_and_writes_inputs_and_result_once_more():
 def test_a_lowering_that_does_not_exist_names_itself():
     with pytest.raises(Exception, match="dot"):
         region_job(Region(Node("dot", (0, 1), CONTRACT, 99, (4, 8)), (LEFT, RIGHT)), ())
+
+
+@pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
+def test_what_a_form_absorbs_is_timed_inside_of_it():
+    form = DOT.spec.lowerings.index("onednn")
+    region = replace(REGION, node=replace(DOT, lowering=form))
+    avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 6), (6, 8), ())]
+    text = jax.jit(region_fn(region)).lower(*avals).as_text()
+    assert "RELU" in text and text.count("maximum") == 1  # of what comes before

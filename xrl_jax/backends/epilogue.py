@@ -7,11 +7,13 @@ absorbs what follows it, the chain of nodes becomes one call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from xrl_jax.backends.lowerings import absorbs
+from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.graph.graph import Node
 
 
@@ -22,7 +24,7 @@ class Chain:
     Attributes:
       anchor: index of the node.
       last: index of the last one absorbed.
-      bias: index of a vector that is added along the last axis first.
+      bias: index of a vector [N] or [1, .., N] that is added along the last axis first.
       addend: index of an array of the result's shape that is added then.
       relu: whether negative values become 0 in the end.
     """
@@ -33,10 +35,10 @@ class Chain:
     addend: int | None = None
     relu: bool = False
 
-    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
-        """What the form's function takes beside the node and its arguments."""
-        named = {"bias": self.bias, "addend": self.addend}
-        return {"relu": self.relu} | {k: values[i] for k, i in named.items() if i is not None}
+    def epilogue(self, values: Sequence[Any]) -> Epilogue:
+        """What the form takes beside the node's arguments, given the values of all nodes."""
+        bias, addend = (None if i is None else values[i] for i in (self.bias, self.addend))
+        return Epilogue(bias, addend, self.relu)
 
 
 def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Chain], set[int]]:
@@ -92,8 +94,8 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
 
 
 def _is_vector(broadcast: Node, operand: Node) -> bool:
-    """Whether the node repeats a vector along all axes but the last."""
-    dims = broadcast.attr("dims")
+    """Whether the node repeats a vector (or [1, .., N]) along all axes but the last."""
+    dims, rank, n = broadcast.attr("dims"), len(operand.shape), broadcast.shape[-1]
     assert isinstance(dims, tuple)
-    along = dims[: len(operand.shape)]
-    return along == (len(broadcast.shape) - 1,) and operand.shape[0] == broadcast.shape[-1]
+    last = rank > 0 and dims[rank - 1] == len(broadcast.shape) - 1
+    return last and operand.shape[-1] == n == math.prod(operand.shape)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import jax
 
 from xrl_jax.backends.lowerings_conv import CONV
 from xrl_jax.backends.lowerings_dot import DOT
 from xrl_jax.backends.lowerings_pool import REDUCE_SUM, SOFTMAX, WINDOW
+from xrl_jax.backends.onednn import NOTHING, Epilogue
 from xrl_jax.backends.plain import PLAIN, Lowering
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node
@@ -47,9 +47,10 @@ def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
     return _chosen(node).absorbs(node, args)
 
 
-def lower(node: Node, *arrays: jax.Array, **epilogue: Any) -> jax.Array:
+def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
     """The node's value through its chosen lowering; with an epilogue where that absorbs one."""
-    return _chosen(node).fn(node, *arrays, **epilogue)
+    more = {} if epilogue is NOTHING else {"epilogue": epilogue}
+    return _chosen(node).fn(node, *arrays, **more)
 
 
 def _chosen(node: Node) -> Lowering:

@@ -32,6 +32,7 @@ from xrl_jax.backends.convolution import (
     padded,
     taps,
 )
+from xrl_jax.backends.onednn import NOTHING, Epilogue
 from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, nothing, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
@@ -176,10 +177,10 @@ def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return dense(replace(c, groups=1), x, merge(w, c.groups, c.groups))
 
 
-def _onednn(c: Conv, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
+def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
     """oneDNN's convolution: features last, and where it is not there, XLA's."""
     if not onednn.takes(x, w):
-        return onednn.with_epilogue(dense(c, x, w), **epilogue)
+        return epilogue(dense(c, x, w))
     if min(low for pair in c.padding for low in pair) < 0 or max(c.lhs_dilation) > 1:
         x = padded(c, x)
         c = replace(c, padding=((0, 0),) * len(c.stride))
@@ -190,17 +191,17 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
         padding=c.padding,
         dilation=c.rhs_dilation,
         groups=c.groups,
-        **epilogue,
+        epilogue=epilogue,
     )
 
 
 def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
-    def fn(c: Conv, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
+    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
         if not onednn.takes(x, w):
-            return onednn.with_epilogue(_matmul(c, x, w, turned=turned), **epilogue)
-        if "addend" in epilogue:
-            epilogue["addend"] = epilogue["addend"].reshape(-1, w.shape[0])
-        product = partial(onednn.dot_general, **epilogue)
+            return epilogue(_matmul(c, x, w, turned=turned))
+        if epilogue.addend is not None:
+            epilogue = epilogue._replace(addend=epilogue.addend.reshape(-1, w.shape[0]))
+        product = partial(onednn.dot_general, epilogue=epilogue)
         return _matmul(c, x, w, turned=turned, product=product)
 
     return fn
@@ -337,7 +338,7 @@ def _form(
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
 
-    def lowered(node: Node, x: jax.Array, w: jax.Array, **epilogue: Any) -> jax.Array:
+    def lowered(node: Node, x: jax.Array, w: jax.Array, **epilogue: Epilogue) -> jax.Array:
         c, x, w = open_conv(node, x, w, first=first)
         return c.close(fn(c, x, w, **epilogue))
 

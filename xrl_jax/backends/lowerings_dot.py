@@ -16,6 +16,7 @@ import jax
 from jax import lax
 
 from xrl_jax.backends import onednn
+from xrl_jax.backends.onednn import NOTHING, Epilogue
 from xrl_jax.backends.plain import Lowering, accumulator, dot_dims, number
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
@@ -86,17 +87,17 @@ def _as_matrices(out_in: bool, *, library: bool = False) -> Callable[..., jax.Ar
     oneDNN, where it is there, if `library`.
     """
 
-    def fn(node: Node, lhs: jax.Array, rhs: jax.Array, **epilogue: Any) -> jax.Array:
+    def fn(node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
         left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
         b = left.ndim - 2
         batch = tuple(range(b))
         numbers = ((b + 1,), (b + 1 if out_in else b,)), (batch, batch)
         if not library or not onednn.takes(left, right):
-            y = _product(node, left, right, numbers).reshape(shape)
-            return onednn.with_epilogue(y, **epilogue)
-        if "addend" in epilogue:
-            epilogue["addend"] = epilogue["addend"].reshape(*left.shape[:-1], -1)
-        return onednn.dot_general(left, right, numbers, **epilogue).reshape(shape)
+            return epilogue(_product(node, left, right, numbers).reshape(shape))
+        if epilogue.addend is not None:
+            rows = epilogue.addend.reshape(*left.shape[:-1], -1)
+            epilogue = epilogue._replace(addend=rows)
+        return onednn.dot_general(left, right, numbers, epilogue).reshape(shape)
 
     return fn
 

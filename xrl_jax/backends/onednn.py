@@ -16,7 +16,7 @@ import json
 import platform
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jaxlib
@@ -24,10 +24,32 @@ from jax import export, lax
 from jax.custom_batching import custom_vmap
 
 _TESTED = ("0.10.2",)  # versions of jaxlib
-_TARGETS = ("__onednn$convolution", "__onednn$matmul")
+_PREFIX = "__onednn$"
+_POST_OPS = {"bias": "BIAS", "addend": "BINARY_ADD"}
 _STATUS_RETURNING = 2  # how XLA calls what it has built in
 
-_POST_OPS = {"bias": "BIAS", "addend": "BINARY_ADD"}
+
+class Epilogue(NamedTuple):
+    """What is computed with a result y [..., O] before it is written."""
+
+    bias: jax.Array | None = None  # [O] or [1, .., O], added first
+    addend: jax.Array | None = None  # of y's shape, added then
+    relu: bool = False  # negative values become 0 in the end
+
+    def __call__(self, y: jax.Array) -> jax.Array:
+        """The same as lax code."""
+        if self.bias is not None:
+            y = y + lax.broadcast_in_dim(self.bias.reshape(-1), y.shape, (y.ndim - 1,))
+        if self.addend is not None:
+            y = y + self.addend
+        return lax.max(y, lax.full_like(y, 0)) if self.relu else y
+
+    def with_bias(self, *shape: int) -> Epilogue:
+        """The same with the bias in this shape."""
+        return self if self.bias is None else self._replace(bias=self.bias.reshape(shape))
+
+
+NOTHING = Epilogue()
 
 
 @functools.cache
@@ -53,12 +75,9 @@ def convolution(
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
-    bias: jax.Array | None = None,
-    addend: jax.Array | None = None,
-    relu: bool = False,
+    epilogue: Epilogue = NOTHING,
 ) -> jax.Array:
-    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O],
-    and what follows it; see `with_epilogue`.
+    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
 
     Args:
       stride, dilation: one number for each spatial axis; the kernel's dilation.
@@ -68,21 +87,14 @@ def convolution(
     spec = lax.ConvDimensionNumbers(
         (0, n - 1, *range(1, n - 1)), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *range(1, n - 1))
     )
-
-    after = {} if bias is None else {"bias": bias}
-    after |= {} if addend is None else {"addend": addend}
-
-    def plain(x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
-        y = lax.conv_general_dilated(
-            x,
-            w,
-            stride,
-            padding,
-            rhs_dilation=dilation,
-            dimension_numbers=spec,
-            feature_group_count=groups,
-        )
-        return with_epilogue(y, relu=relu, **dict(zip(after, more, strict=True)))
+    plain = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=stride,
+        padding=padding,
+        rhs_dilation=dilation,
+        dimension_numbers=spec,
+        feature_group_count=groups,
+    )
 
     image = {
         "dims": n,
@@ -106,83 +118,60 @@ def convolution(
         "output": image,
         "window": window,
         "feature_groups": groups,
-        "fusions": {"ops": [_POST_OPS[k] for k in after] + ["RELU"] * relu},
     }
-    call = _call("__onednn$convolution", {"onednn_conv_config": config}, plain)
-    return call(x, w, *after.values())
-
-
-def with_epilogue(
-    y: jax.Array,
-    *,
-    bias: jax.Array | None = None,
-    addend: jax.Array | None = None,
-    relu: bool = False,
-) -> jax.Array:
-    """A bias [O] added to y [..., O], then an array of y's shape; then negative values made 0."""
-    if bias is not None:
-        y = y + lax.broadcast_in_dim(bias, y.shape, (y.ndim - 1,))
-    if addend is not None:
-        y = y + addend
-    return lax.max(y, lax.full_like(y, 0)) if relu else y
+    epilogue = epilogue.with_bias(-1)
+    return _call("convolution", "onednn_conv_config", config, plain, epilogue)(x, w)
 
 
 def dot_general(
-    left: jax.Array,
-    right: jax.Array,
-    dimension_numbers: Any,
-    *,
-    bias: jax.Array | None = None,
-    addend: jax.Array | None = None,
-    relu: bool = False,
+    left: jax.Array, right: jax.Array, dimension_numbers: Any, epilogue: Epilogue = NOTHING
 ) -> jax.Array:
-    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first, and
-    what follows it; see `with_epilogue`.
-    """
+    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
-    after = {} if bias is None else {"bias": bias.reshape(*(1,) * (b + 1), -1)}
-    after |= {} if addend is None else {"addend": addend}
-
-    def plain(left: jax.Array, right: jax.Array, *more: jax.Array) -> jax.Array:
-        y = lax.dot_general(left, right, dimension_numbers)
-        named = dict(zip(after, more, strict=True))
-        if bias is not None:
-            named["bias"] = named["bias"].reshape(-1)
-        return with_epilogue(y, relu=relu, **named)
-
-    config = {
-        "transpose_a": left_over == b,
-        "transpose_b": right_over == b + 1,
-        "fusions": {"ops": [_POST_OPS[k] for k in after] + ["RELU"] * relu},
-    }
-    call = _call("__onednn$matmul", {"onednn_matmul_config": config}, plain)
-    return call(left, right, *after.values())
+    config = {"transpose_a": left_over == b, "transpose_b": right_over == b + 1}
+    plain = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers)
+    epilogue = epilogue.with_bias(*(1,) * (b + 1), -1)
+    return _call("matmul", "onednn_matmul_config", config, plain, epilogue)(left, right)
 
 
 def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     """`jax.export` of a function that may hold these kernels, which JAX makes no promise about."""
-    allowed = [export.DisabledSafetyCheck.custom_call(t) for t in _TARGETS]
+    names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul"]
+    allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
     return export.export(jax.jit(fn), disabled_checks=allowed)(*avals)
 
 
 def is_in(artefact: export.Exported) -> bool:
     """Whether the artefact calls one of these kernels."""
-    return any(t.encode() in artefact.mlir_module_serialized for t in _TARGETS)
+    return _PREFIX.encode() in artefact.mlir_module_serialized
 
 
 def _call(
-    target: str, config: dict[str, Any], plain: Callable[..., jax.Array]
+    name: str,
+    field: str,
+    config: dict[str, Any],
+    plain: Callable[..., jax.Array],
+    epilogue: Epilogue,
 ) -> Callable[..., jax.Array]:
-    """The named operation; under differentiation and vmap, `plain`, which computes the same."""
+    """The named operation on two arrays; under differentiation and vmap `plain`, which computes the
+    same, and the epilogue.
+    """
     # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
+    arrays = {"bias": epilogue.bias, "addend": epilogue.addend}
+    after = {k: v for k, v in arrays.items() if v is not None}
+    post_ops = [_POST_OPS[k] for k in after] + ["RELU"] * epilogue.relu
+    config = {field: config | {"fusions": {"ops": post_ops}}}
+
+    def as_lax(a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
+        return epilogue._replace(**dict(zip(after, more, strict=True)))(plain(a, b))
 
     @custom_vmap
     def kernel(*arrays: jax.Array) -> jax.Array:
         call = jax.ffi.ffi_call(
-            target,
-            jax.eval_shape(plain, *arrays),
+            f"{_PREFIX}{name}",
+            jax.eval_shape(as_lax, *arrays),
             custom_call_api_version=_STATUS_RETURNING,
             legacy_backend_config=json.dumps(config),
         )
@@ -190,8 +179,8 @@ def _call(
 
     @kernel.def_vmap
     def batched(size: int, has_axis: Sequence[bool], *arrays: jax.Array) -> Any:
-        return jax.vmap(plain, [0 if has else None for has in has_axis])(*arrays), True
+        return jax.vmap(as_lax, [0 if has else None for has in has_axis])(*arrays), True
 
     smooth = jax.custom_jvp(kernel)
-    smooth.defjvp(lambda primals, tangents: jax.jvp(plain, tuple(primals), tuple(tangents)))
-    return smooth
+    smooth.defjvp(lambda primals, tangents: jax.jvp(as_lax, tuple(primals), tuple(tangents)))
+    return lambda a, b: smooth(a, b, *after.values())

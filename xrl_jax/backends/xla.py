@@ -38,7 +38,7 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
         elif chain := chained.get(i):
             anchor = nodes[chain.anchor]
             operands = (values[a] for a in anchor.args)
-            values.append(lower(anchor, *operands, **chain.arguments(values)))
+            values.append(lower(anchor, *operands, epilogue=chain.epilogue(values)))
         else:
             values.append(_value(program, node, nodes, values, args))
     return [values[o] for o in outputs]

@@ -20,6 +20,7 @@ import numpy as np
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.lowerings import absorbs, lower
+from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample, form_of
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph import ops, work
@@ -98,7 +99,7 @@ def region_fn(region: Region) -> Callable[..., Any]:
                 for v, a in zip(values, region.args, strict=True)
             ]
         if wrapped and absorbs(region.node, region.args):
-            return [lower(region.node, *values, relu=True)]
+            return [lower(region.node, *values, epilogue=Epilogue(relu=True))]
         out = lower(region.node, *values)
         return [jnp.maximum(out, floor.astype(out.dtype)) if wrapped else out]
 
