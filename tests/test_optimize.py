@@ -26,7 +26,7 @@ import pytest
 import xrl_jax
 from tests.cost.test_settle import fake_compare
 from tests.search.fakes import RULES
-from xrl_jax.backends import lowerings
+from xrl_jax.backends import lowerings, onednn
 from xrl_jax.cost import roofline, settle
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed
@@ -36,6 +36,7 @@ from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.search.base import Budget, StopReason
+from xrl_jax.search.greedy import greedy
 from xrl_jax.search.refine import refine
 
 # The module: the package's attribute of that name is the function.
@@ -520,3 +521,15 @@ def test_a_rule_of_the_user_that_is_wrong_is_refused_with_a_counterexample(tmp_p
         xrl_jax.optimize(
             network, PARAMS, X, weights=0, rules=[wrong], cache_dir=tmp_path, progress=False
         )
+
+
+def test_forms_of_a_library_that_is_not_there_are_not_tried(made_up, monkeypatch, tmp_path) -> None:
+    tried: list[str] = []
+
+    def look(problem, budget, key):
+        tried.extend(rule.name for rule in problem.rules.rules)
+        return greedy(problem, budget, key)
+
+    monkeypatch.setattr(onednn, "available", lambda: False)
+    xrl_jax.optimize(network, PARAMS, X, search=look, rules="lowering_dot", cache_dir=tmp_path)
+    assert "dot-as-swapped" in tried and "dot-as-onednn" not in tried

@@ -10,6 +10,7 @@ import jax
 
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.settle import settle
@@ -78,7 +79,7 @@ def optimize(
     chosen = select_rules(library, rules)
     program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     require_verified(chosen, library)
-    rule_table = compile_rules(chosen)
+    rule_table = compile_rules([r for r in chosen if all(map(is_offered, r.forms))])
     arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir

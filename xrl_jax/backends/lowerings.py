@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import jax
 
+from xrl_jax.backends import onednn
 from xrl_jax.backends.lowerings_conv import CONV
 from xrl_jax.backends.lowerings_dot import DOT
 from xrl_jax.backends.lowerings_pool import REDUCE_SUM, SOFTMAX, WINDOW
@@ -40,6 +41,13 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     return tuple(
         i for i, form in enumerate(LOWERINGS[node.op]) if i == 0 or form.applies(node, args)
     )
+
+
+def is_offered(name: str) -> bool:
+    """Whether the form of this name is worth a trial here: a library's is XLA's where that is not
+    there.
+    """
+    return not name.startswith("onednn") or onednn.available()
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:

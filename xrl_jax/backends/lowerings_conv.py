@@ -287,7 +287,7 @@ def _overhangs(node: Node, args: tuple[Node, ...]) -> bool:
 
 
 def _single(node: Node, args: tuple[Node, ...]) -> bool:
-    return dtype_attr(node) == "float32" and onednn.available()
+    return dtype_attr(node) == "float32"
 
 
 def _one_matrix(node: Node, args: tuple[Node, ...]) -> bool:

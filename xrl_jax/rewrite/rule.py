@@ -76,6 +76,11 @@ class Rule:
     symmetric: bool = False
     place: Place | None = field(default=None, compare=False)
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The lowerings that the rule's new nodes ask for by name."""
+        return tuple(t.lowering for t in self.rhs if isinstance(t, Term) and t.lowering)
+
 
 Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
 
