@@ -2,9 +2,9 @@
 
 Say what to optimise in one of three ways:
 
-  python -m experiments.optimize --model=squeezenet --budget_seconds=120 --out=out/squeezenet
+  python -m experiments.optimize --model=squeezenet --budget_seconds=120
   python -m experiments.optimize --model=bert --layers=2 --tokens=64 --search=greedy
-  python -m experiments.optimize --onnx=net.onnx --input_shape=image:1,3,224,224 --out=out/net
+  python -m experiments.optimize --onnx=net.onnx --input_shape=image:1,3,224,224
   python -m experiments.optimize --fn=mypackage.net:example
 
 --fn names a function without arguments, or an attribute, that gives (fn, args) or
@@ -14,9 +14,9 @@ stay the same between calls. For instance, in mypackage/net.py:
   def example():
       return forward, (weights, image), (0,)
 
-Ctrl-C ends the search; the best program found until then is checked, timed and reported. With
---out, the folder gets report.json, report.txt, program.txt, history.png and optimized.xrl (for
-xrl_jax.load).
+Ctrl-C ends the search; the best program found until then is checked, timed and reported. The
+folder out/NAME, or --out, gets report.json, report.txt, program.txt, history.png and optimized.xrl
+(for xrl_jax.load).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text("onnx", "", "ONNX file to optimise.")
     text("fn", "", "What to optimise, as package.module:function (see above).")
     text("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
-    text("out", "", "Folder for the results; made if it is missing.")
+    text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
     flags.DEFINE_float("budget_seconds", 60.0, "Seconds to spend in all.", flag_values=values)
     flags.DEFINE_integer(
@@ -144,6 +144,8 @@ def config_of(values: flags.FlagValues) -> Config:
     shape = tuple((name, given[name]) for name in SHAPE_FLAGS if given[name] is not None)
     inputs = tuple(_input_shape(text) for text in given["input_shape"])
     fields |= {"rules": tuple(given["rules"]), "shape": shape, "input_shapes": inputs}
+    name = given["model"] or Path(given["onnx"]).stem or given["fn"].replace(":", ".")
+    fields["out"] = given["out"] or f"out/{name}"
     return Config(**fields)
 
 
@@ -179,10 +181,10 @@ def run(config: Config) -> Report:
     """
     find_strategy(config.search)
     rules = rules_of(config.rules)
+    target = target_of(config)
     if config.out:  # a folder that cannot be made is found out now, not after the search
         Path(config.out).mkdir(parents=True, exist_ok=True)
     budget = xrl_jax.Budget(seconds=config.budget_seconds, measurements=config.budget_measurements)
-    target = target_of(config)
     fn: Any = target.fn
     if not config.fold:
         fn = xrl_jax.from_jax(fn, *target.args, weights=target.weights, fold=False)

@@ -59,7 +59,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[s
 
 
 def test_defaults() -> None:
-    assert parsed("--model=bert") == Config(model="bert")
+    assert parsed("--model=bert") == Config(model="bert", out="out/bert")
+
+
+def test_results_go_to_a_folder_named_after_what_is_optimised() -> None:
+    assert parsed("--onnx=nets/small.onnx").out == "out/small"
+    assert parsed("--fn=package.module:example").out == "out/package.module.example"
 
 
 def test_every_flag_reaches_the_configuration() -> None:
@@ -260,7 +265,7 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
     words = ("--model=squeezenet", "--image_size=64", "--budget_seconds=600")
     with subprocess.Popen(
-        command(*words, f"--cache_dir={tmp_path}"),
+        command(*words, f"--cache_dir={tmp_path}", f"--out={tmp_path / 'out'}"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -72,7 +72,8 @@ def search_graphs(
                 begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
             for n, opening in enumerate(begin):
                 clock = run.clock.part(1.0 / (len(begin) - n))
-                found.append((opening, _search_one(run, opening, clock, key, phases)))
+                rivals = [each[0].program for _, each in found]
+                found.append((opening, _search_one(run, opening, rivals, clock, key, phases)))
                 if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
                     break
     except KeyboardInterrupt:
@@ -126,9 +127,18 @@ def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
 
 
 def _search_one(
-    run: Run, opening: Opening, clock: Stopwatch, key: jax.Array, phases: Sequence[Phase]
+    run: Run,
+    opening: Opening,
+    rivals: Sequence[Program],
+    clock: Stopwatch,
+    key: jax.Array,
+    phases: Sequence[Phase],
 ) -> list[Found]:
-    """What the phases find from one opening, in the order of `_combine`."""
+    """What the phases find from one opening, in the order of `_combine`.
+
+    Args:
+      rivals: the best programs of earlier openings.
+    """
     program, oracle = opening.program, run.problem.oracle
     starts: list[tuple[Space, State]] = []
     found: dict[int, list[Reached]] = {}
@@ -139,8 +149,10 @@ def _search_one(
             weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
             order = sorted(range(len(starts)), key=lambda i: -weights[i])
             for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
-                if found and sum(run.parts) > _BEHIND * run.best_seconds:
-                    break
+                if found and rivals:  # all under one table: earlier predictions knew less
+                    least = min(_predicted(rival, oracle.table()) for rival in rivals)
+                    if _combine(run, opening, starts, found)[0].seconds > _BEHIND * least:
+                        break
                 part = clock.part(phase.share)
                 for n, (i, k) in enumerate(
                     zip(order, jax.random.split(phase_key, len(order)), strict=True)
