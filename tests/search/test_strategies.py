@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.search.fakes import FakeOracle, compiled_rules, made_up
+from xrl_jax.cost.timing import Timing
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.search import STRATEGIES, backtracking, find_strategy, walk
+from xrl_jax.search import STRATEGIES, backtracking, descend, find_strategy, walk
 from xrl_jax.search.backtracking import make_taso
 from xrl_jax.search.base import (
     Budget,
@@ -136,6 +138,31 @@ def test_taso_passes_the_trap_and_finds_the_optimum():
     assert forms(found) == [("dot", 2), ("dot", 2)]
     assert found.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
     assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
+
+
+def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next(monkeypatch):
+    monkeypatch.setattr(descend, "_AT_ONCE", 1)
+    v, w = jnp.ones((6, 40)), jnp.ones((40, 6))
+    two = from_jax(lambda x, v, w: x @ v @ w, ARGS[0], v, w, weights=(1, 2))
+
+    def price(region):
+        seconds = 1.0 if region.node.lowering == 3 else 1e-3
+        return Timing(seconds, seconds, seconds, repeats=9)
+
+    oracle = FakeOracle(price)
+    run("local", on=lambda: two, oracle=oracle)
+    assert [r.node.lowering for r in oracle.timed] == [0, 0, 3]
+
+
+def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
+    """What was predicted under an older table is no rival."""
+
+    class Learning(FakeOracle):
+        def table(self):
+            costs = super().table()
+            return replace(costs, scale=costs.scale * (2.0 if len(self.timed) > 2 else 1.0))
+
+    assert forms(run("taso", oracle=Learning())) == forms(run("taso"))
 
 
 def test_taso_with_alpha_1_admits_no_loss_and_stays_before_the_trap():
