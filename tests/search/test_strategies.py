@@ -162,7 +162,11 @@ def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
             costs = super().table()
             return replace(costs, scale=costs.scale * (2.0 if len(self.timed) > 2 else 1.0))
 
-    assert forms(run("taso", oracle=Learning())) == forms(run("taso"))
+    told: list[Progress] = []
+    found, usual = run("taso", oracle=Learning(), listener=told.append), run("taso")
+    assert forms(found) == forms(usual)
+    share = usual.best[0].seconds / usual.start_seconds
+    assert told[-1].best_seconds == pytest.approx(share * told[-1].start_seconds, rel=0.02)
 
 
 def test_taso_with_alpha_1_admits_no_loss_and_stays_before_the_trap():

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import jax
 
+from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
@@ -140,11 +142,15 @@ Reached = tuple["State", list[Step]]  # a state of one graph and the steps to it
 class Run:
     """Bookkeeping shared by the strategies: clock, best so far, reason to stop.
 
+    Predictions change as timings come in, for the original as well; so `best_seconds` is what share
+    of the original's the best one is predicted to take, times `start_seconds`.
+
     Attributes:
       parts: predicted seconds of each graph in one run of the program, as well as it can be done so
         far.
       counts: how often each graph runs.
       reached: the best states of each graph so far, best first, which survive an interruption.
+      original: the cost table, and what it predicts for the original.
     """
 
     problem: Problem
@@ -158,6 +164,7 @@ class Run:
     parts: list[float] = field(default_factory=list)
     counts: tuple[float, ...] = ()
     reached: dict[int, list[Reached]] = field(default_factory=dict)
+    original: tuple[CostTable, float] | None = None
 
     def __post_init__(self) -> None:
         self.clock = Stopwatch(self.budget.seconds)
@@ -196,7 +203,10 @@ class Run:
 
     def report(self, phase: str) -> None:
         """Tell the listener, and note an improvement."""
-        seconds = sum(self.parts)
+        costs = self.problem.oracle.table()
+        if self.original is None or self.original[0] is not costs:
+            self.original = costs, predicted(self.problem.program, costs)
+        seconds = self.start_seconds * sum(self.parts) / max(self.original[1], 1e-12)
         if seconds < self.best_seconds:
             self.best_seconds = seconds
             self.history.append((self.clock.elapsed, seconds))
@@ -210,6 +220,18 @@ class Run:
                 max(self.clock.left, 0.0),
             )
         )
+
+
+def predicted(program: Program, costs: CostTable) -> float:
+    """Seconds of one run of the program, as the table has it."""
+    return sum(
+        c * float(_total(costs, g)) for c, g in zip(program.counts, program.graphs, strict=True)
+    )
+
+
+@jax.jit
+def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
+    return roofline.total(roofline.priced(costs, graph))
 
 
 def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:

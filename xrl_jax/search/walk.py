@@ -9,11 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
-from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.search.base import (
     Budget,
@@ -24,6 +21,7 @@ from xrl_jax.search.base import (
     SearchResult,
     StopReason,
     assemble,
+    predicted,
 )
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.openings import Opening, openings
@@ -79,7 +77,7 @@ def search_graphs(
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
     costs = oracle.table()
-    start_seconds = _predicted(program, costs)
+    start_seconds = predicted(program, costs)
     kept = [
         [f for n, f in enumerate(each) if f.seconds < start_seconds or (o.steps and n < _ANYWAY)]
         for o, each in found
@@ -115,17 +113,6 @@ def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
     return [(space, space.reprice(s, oracle.table())) for s in starts]
 
 
-def _predicted(program: Program, costs: CostTable) -> float:
-    return sum(
-        c * float(_total(costs, g)) for c, g in zip(program.counts, program.graphs, strict=True)
-    )
-
-
-@jax.jit
-def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
-    return roofline.total(roofline.priced(costs, graph))
-
-
 def _search_one(
     run: Run,
     opening: Opening,
@@ -150,7 +137,7 @@ def _search_one(
             order = sorted(range(len(starts)), key=lambda i: -weights[i])
             for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
                 if found and rivals:  # all under one table: earlier predictions knew less
-                    least = min(_predicted(rival, oracle.table()) for rival in rivals)
+                    least = min(predicted(rival, oracle.table()) for rival in rivals)
                     if _combine(run, opening, starts, found)[0].seconds > _BEHIND * least:
                         break
                 part = clock.part(phase.share)
@@ -198,6 +185,6 @@ def _combine(
         if tuple(ids) not in seen:
             seen.add(tuple(ids))
             results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
-    itself = Found(program, _predicted(program, costs), opening.steps)
+    itself = Found(program, predicted(program, costs), opening.steps)
     best, *rest = sorted([*results, itself], key=lambda f: f.seconds)
     return [best, *sorted(rest, key=lambda f: f is not itself)]
