@@ -141,16 +141,16 @@ def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
 def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generator) -> None:
     """All parts together, and each alone."""
     alone = np.asarray(jax.jit(partial(lower, node))(*values))
-    bias = rng.integers(-9, 9, node.shape[-1:]).astype("float32")
-    addend = rng.integers(-9, 9, node.shape).astype("float32")
-    for parts, expected in (
-        ({"bias": bias, "addend": addend, "relu": True}, np.maximum(alone + bias + addend, 0)),
-        ({"bias": bias}, alone + bias),
-        ({"addend": addend}, alone + addend),
-        ({"relu": True}, np.maximum(alone, 0)),
+    bias = jnp.asarray(rng.integers(-9, 9, node.shape[-1:]), "float32")
+    addend = jnp.asarray(rng.integers(-9, 9, node.shape), "float32")
+    for epilogue, expected in (
+        (Epilogue(bias, addend, relu=True), np.maximum(alone + bias + addend, 0)),
+        (Epilogue(bias=bias), alone + bias),
+        (Epilogue(addend=addend), alone + addend),
+        (Epilogue(relu=True), np.maximum(alone, 0)),
     ):
-        got = jax.jit(partial(lower, node, epilogue=Epilogue(**parts)))(*values)
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4, err_msg=f"{node} {parts}")
+        got = jax.jit(partial(lower, node, epilogue=epilogue))(*values)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4, err_msg=f"{node}")
 
 
 @pytest.mark.slow

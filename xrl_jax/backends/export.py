@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 from jax import export
 from jax.custom_batching import sequential_vmap
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -182,7 +181,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
     header = {
         "written_by": ", ".join(f"{p} {_version(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
         "platform": export.default_export_platform(),
-        "jaxlib": jaxlib.__version__ if of_library else None,
+        "jaxlib": _version("jaxlib") if of_library else None,
         "name": str(getattr(fast, "__name__", "program")),
         "doc": getattr(fast, "__doc__", None),
         "signature": pack_signature(fast),
@@ -327,9 +326,9 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
             f"{path} was saved for the platform {header['platform']!r}, the default device here is "
             f"of {here!r}: save it there, or choose the platform with JAX_PLATFORMS"
         )
-    if header["jaxlib"] not in (None, jaxlib.__version__):
+    if header["jaxlib"] not in (None, _version("jaxlib")):
         raise LoadError(
-            f"{path} calls kernels of jaxlib {header['jaxlib']}, here is {jaxlib.__version__}: "
+            f"{path} calls kernels of jaxlib {header['jaxlib']}, here is {_version('jaxlib')}: "
             "install that version, or optimise the function again"
         )
     types = {kind for _, kind, *_ in (*header["inputs"], *header["outputs"])}

@@ -16,10 +16,10 @@ import json
 import platform
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 from jax import export, lax
 from jax.custom_batching import custom_vmap
 
@@ -56,7 +56,7 @@ NOTHING = Epilogue()
 def available() -> bool:
     """Whether the kernels are there: on x86 processors, where they are the default device."""
     return (
-        jaxlib.__version__ in _TESTED
+        version("jaxlib") in _TESTED
         and platform.machine().lower() in ("x86_64", "amd64")
         and jax.default_backend() == "cpu"
     )

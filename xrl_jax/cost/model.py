@@ -74,7 +74,8 @@ class Oracle:
             samples = [
                 regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)
             ]
-            self.rates = roofline.calibrate(samples, self.rates)
+            usual = roofline.usual_forms(jax.default_backend())
+            self.rates = roofline.calibrate(samples, self.rates, usual)
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
             self._table = roofline.cost_table(timings, self.rates)
         return self._table

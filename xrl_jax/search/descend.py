@@ -22,9 +22,13 @@ _HOPE = 0.5
 _AT_ONCE = 8  # regions are timed before the others' promise is looked at again
 
 
-def measure_state(oracle: Oracle, state: State, clock: Stopwatch, limit: int | None) -> int:
-    """Time the state's own regions; how many became known."""
-    return oracle.measure(oracle.unknown(_view(state.graph)), clock=clock, limit=limit)
+def measure_state(
+    oracle: Oracle, state: State, clock: Stopwatch, limit: int | None, new: int | None = None
+) -> int:
+    """Time the state's own regions, the costliest first; how many became known."""
+    order = np.argsort(-np.asarray(state.graph.nodes.cost), kind="stable")
+    views = roofline.NodeView(*(np.asarray(v)[order] for v in _view(state.graph)))  # type: ignore[arg-type]
+    return oracle.measure(oracle.unknown(views), clock=clock, limit=limit, new=new)
 
 
 def known_moves(
@@ -38,8 +42,8 @@ def known_moves(
     """The state and its moves under costs that know every promising candidate's regions (as far as
     the budget goes).
 
-    The most promising are timed first, a few at a time: what they take says what their forms are
-    worth elsewhere, and many others are promising no more.
+    The costliest regions and the most promising are timed first, a few at a time: what they take
+    says what their forms are worth elsewhere, and many others are promising no more.
 
     Args:
       promising: which moves [M] are.
@@ -47,15 +51,16 @@ def known_moves(
     """
     oracle = run.problem.oracle
     limit = run.budget.measurements
-    if measure_state(oracle, state, clock, limit):
-        state = space.reprice(state, oracle.table())
     state = space.matched(state)
     while True:
+        known = measure_state(oracle, state, clock, limit, _AT_ONCE)
+        if known:
+            state = space.reprice(state, oracle.table())
         moves = space.moves(state, oracle.table()).among(allowed)
         hopeful = promising(moves)
         views = roofline.NodeView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
         wanted = oracle.unknown(views) if hopeful.any() else {}
-        if not oracle.measure(wanted, clock=clock, limit=limit, new=_AT_ONCE):
+        if not oracle.measure(wanted, clock=clock, limit=limit, new=_AT_ONCE) and not known:
             break
         state = space.reprice(state, oracle.table())
     run.candidates += len(moves.entry)

@@ -48,8 +48,9 @@ class Moves:
         if allowed is None:
             return self
         keep = allowed[self.entry]
-        rows = (self.entry, self.root, self.partner, self.delta, self.gone)
-        return Moves(*(r[keep] for r in rows), NodeView(*(v[keep] for v in self.views)))
+        views = NodeView(*(v[keep] for v in self.views))
+        entry, root, partner = self.entry[keep], self.root[keep], self.partner[keep]
+        return Moves(entry, root, partner, self.delta[keep], self.gone[keep], views)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from xrl_jax.search.descend import measure_state
 from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State, in_one_bucket
 
+_START = 0.15  # of the time, at most, for the regions of a program before it is rewritten
 _OPENING = 0.3  # of the time, at most, for making the openings
 # So many programs of an opening are timed whole even where they are predicted to be slower than the
 # original: predictions err alike within an opening, by a tenth and more.
@@ -102,13 +103,13 @@ def _in_turn(found: Sequence[Sequence[Found]]) -> list[Found]:
 
 
 def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
-    """The first state of every graph, its regions measured."""
-    oracle = run.problem.oracle
+    """The first state of every graph, its regions measured as far as `_START` goes."""
+    oracle, clock = run.problem.oracle, run.clock.part(_START)
     space = Space(run.problem.rules, jnp.asarray(program.digests()))
     starts = []
     for graph in in_one_bucket(program):
         state = space.start(graph, oracle.table())
-        measure_state(oracle, state, run.clock, run.budget.measurements)
+        measure_state(oracle, state, clock, run.budget.measurements)
         starts.append(state)
     return [(space, space.reprice(s, oracle.table())) for s in starts]
 
