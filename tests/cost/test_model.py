@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from xrl_jax.cost import roofline
+from xrl_jax.cost import model, roofline
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Oracle, class_shares, merge_shares, without_overhead
 from xrl_jax.cost.regions import region_key
@@ -255,3 +255,16 @@ def test_shares_are_sums_by_class():
     shares = class_shares(np.array([1.0, 2.0, 3.0, 0.0]), codes, count=2.0)
     assert shares == {"dot": 8.0, "elementwise": 4.0}
     assert merge_shares([shares, {"dot": 1.0}]) == {"dot": 9.0, "elementwise": 4.0}
+
+
+def test_numbers_of_views_that_change_all_the_time_are_compiled_once(monkeypatch):
+    traced: list[int] = []
+
+    def counting(view: roofline.NodeView) -> jax.Array:
+        traced.append(view.op.shape[0])
+        return roofline.signature(view)
+
+    monkeypatch.setattr(model, "_signature", jax.jit(counting))
+    found = [unknown(oracle()[0], *range(2, 2 + n)) for n in (1, 5, 17)]
+    assert [len(each) for each in found] == [1, 5, 17]
+    assert traced == [64]

@@ -21,12 +21,15 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import timing_key
 
 _WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
 _LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
+_LEAST_ROOM = 64  # for signatures that are computed at once
 _PACE = timing_key([], (), extra=["pace"])  # when the first region was timed
 
 
@@ -97,13 +100,11 @@ class Oracle:
         )
         if not wanted.any():
             return {}
-        keys = np.asarray(_signatures(view))
+        rows = NodeView._make(np.asarray(f)[wanted] for f in view)
         found: dict[tuple[int, int], Region] = {}
-        host = NodeView._make(np.asarray(f) for f in view)
-        for at in zip(*np.nonzero(wanted), strict=True):
-            key = (int(keys[at][0]), int(keys[at][1]))
+        for i, key in enumerate(signatures(rows)):
             if key not in self._known and key not in found:
-                found[key] = regions.region_of(host, at)
+                found[key] = regions.region_of(rows, (i,))
         return found
 
     def measure(
@@ -262,9 +263,27 @@ def without_overhead(timing: Timing, overhead: float) -> Timing:
     return replace(timing, seconds=seconds, low=low, high=high)
 
 
-@jax.jit
-def _signatures(view: NodeView) -> jax.Array:
-    return roofline.signature(view)
+@engine_jit
+def price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array]:
+    """The graph with every node's cost set from the table, and their sum."""
+    graph = roofline.priced(costs, graph)
+    return graph, roofline.total(graph)
+
+
+_signature = engine_jit(roofline.signature)
+
+
+def signatures(views: NodeView) -> list[tuple[int, int]]:
+    """The signatures of host-side views [M], padded to a power of four: their number changes all
+    the time, and each size is compiled.
+    """
+    count = len(views.op)
+    room = _LEAST_ROOM
+    while room < count:
+        room *= 4
+    padded = (np.pad(f, [(0, room - count)] + [(0, 0)] * (f.ndim - 1)) for f in views)
+    keys = np.asarray(_signature(NodeView._make(padded)))  # type: ignore[arg-type]
+    return [(int(a), int(b)) for a, b in keys[:count]]
 
 
 def class_shares(costs: np.ndarray, op_codes: np.ndarray, count: float = 1.0) -> dict[str, float]:

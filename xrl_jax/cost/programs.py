@@ -14,9 +14,8 @@ import numpy as np
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import evaluate
-from xrl_jax.cost import roofline
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
-from xrl_jax.cost.model import Oracle, class_shares, merge_shares
+from xrl_jax.cost.model import Oracle, class_shares, merge_shares, price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
@@ -187,6 +186,6 @@ def relative(timed: Timed) -> float:
 def shares(program: Program, costs: CostTable) -> dict[str, float]:
     """Predicted seconds of a program by class of operators."""
     return merge_shares(
-        class_shares(np.asarray(roofline.priced(costs, g).nodes.cost), np.asarray(g.nodes.op), c)
+        class_shares(np.asarray(price(costs, g)[0].nodes.cost), np.asarray(g.nodes.op), c)
         for g, c in zip(program.graphs, program.counts, strict=True)
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import apply as apply_lib
@@ -117,14 +118,14 @@ def _compiled(rules: tuple[Rule, ...]) -> CompiledRules:
     return compile_rules(rules)
 
 
-@jax.jit
+@engine_jit
 def _applied(
     table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
 ) -> apply_lib.Applied:
     return apply_lib.apply(table, graph, entry, root, partner)
 
 
-@functools.partial(jax.jit, static_argnames="size")
+@functools.partial(engine_jit, static_argnames="size")
 def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidates, jax.Array]:
     """Candidates, and [M, K] what each would put in place of its roots."""
     graph = graph_lib.remove_dead(graph)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import jax
 
-from xrl_jax.cost import roofline
-from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.graph import TensorGraph
@@ -225,13 +224,8 @@ class Run:
 def predicted(program: Program, costs: CostTable) -> float:
     """Seconds of one run of the program, as the table has it."""
     return sum(
-        c * float(_total(costs, g)) for c, g in zip(program.counts, program.graphs, strict=True)
+        c * float(price(costs, g)[1]) for c, g in zip(program.counts, program.graphs, strict=True)
     )
-
-
-@jax.jit
-def _total(costs: CostTable, graph: TensorGraph) -> jax.Array:
-    return roofline.total(roofline.priced(costs, graph))
 
 
 def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:

@@ -11,8 +11,9 @@ import numpy as np
 
 from xrl_jax.backends.lowerings import LOWERINGS, applicable
 from xrl_jax.cost import roofline
-from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule, Term
@@ -43,14 +44,14 @@ def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
     return chosen
 
 
-@jax.jit
+@engine_jit
 def _costs_as(costs: CostTable, graph: TensorGraph, lowering: jax.Array) -> jax.Array:
     """Seconds [N] of all nodes if each had this lowering."""
     nodes = graph.nodes._replace(lowering=jnp.full_like(graph.nodes.lowering, lowering))
     return roofline.seconds(costs, roofline.view_graph(graph._replace(nodes=nodes)))
 
 
-@jax.jit
+@engine_jit
 def _signatures(graph: TensorGraph) -> jax.Array:
     return roofline.signature(roofline.view_graph(graph))
 
@@ -70,7 +71,7 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
         nodes, _, slots = nodes_of(graph)
         keys = np.asarray(_signatures(graph))
         weight_only = np.asarray(graph.nodes.weight_only)
-        now = np.asarray(roofline.priced(costs, graph).nodes.cost)
+        now = np.asarray(price(costs, graph)[0].nodes.cost)
         total += count * float(now.sum())
         as_form = {}
         for node, slot in zip(nodes, slots, strict=True):

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
-_view = jax.jit(roofline.view_graph)
+_view = engine_jit(roofline.view_graph)
 # A candidate is worth its measurements if it is predicted to gain, or to lose at most this share of
 # the nodes it replaces.
 _HOPE = 0.5

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost import roofline
+from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph import ops
@@ -140,8 +140,8 @@ def _weight_right(graph: TensorGraph) -> np.ndarray:
 def _share_on_weights(program: Program, costs: CostTable) -> float:
     """How much of the program's predicted time goes to products with weights."""
     there, total = 0.0, 0.0
-    for graph, count in zip(program.graphs, program.counts, strict=True):
-        cost = count * np.asarray(roofline.priced(costs, graph).nodes.cost)
+    for graph, count in zip(in_one_bucket(program), program.counts, strict=True):
+        cost = count * np.asarray(price(costs, graph)[0].nodes.cost)
         there += float(cost[_weight_right(graph)].sum())
         total += float(cost.sum())
     return there / max(total, 1e-12)

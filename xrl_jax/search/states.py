@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost import roofline
+from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable, NodeView
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.program import Program
@@ -63,6 +65,10 @@ class State:
     seconds: float
 
 
+def _size_for(count: int) -> int:
+    return next((s for s in _SIZES if s >= count), _SIZES[-1])
+
+
 def in_one_bucket(program: Program) -> list[TensorGraph]:
     """The program's graphs in the bucket of the largest: everything is then compiled once."""
     bucket = max(g.nodes.op.shape[0] for g in program.graphs)
@@ -71,12 +77,12 @@ def in_one_bucket(program: Program) -> list[TensorGraph]:
     ]
 
 
-@functools.partial(jax.jit, static_argnames="size")
+@functools.partial(engine_jit, static_argnames="size")
 def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) -> Candidates:
     return match_lib.candidates(table, graph, masks, size=size)
 
 
-@jax.jit
+@engine_jit
 def _deltas(
     table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates
 ) -> tuple[Any, Any, Any]:
@@ -87,17 +93,11 @@ def _deltas(
 
 
 # The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
-_rematch = jax.jit(match_lib.rematch)
-_remove_dead = jax.jit(graph_lib.remove_dead)
+_rematch = engine_jit(match_lib.rematch)
+_remove_dead = engine_jit(graph_lib.remove_dead)
 
 
-@jax.jit
-def _price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array]:
-    graph = roofline.priced(costs, graph)
-    return graph, roofline.total(graph)
-
-
-@jax.jit
+@engine_jit
 def _apply(
     table: RuleTable,
     costs: CostTable,
@@ -113,7 +113,7 @@ def _apply(
     return done, roofline.total(done.graph)
 
 
-_identity = jax.jit(identity)
+_identity = engine_jit(identity)
 
 
 @dataclass
@@ -122,11 +122,12 @@ class Space:
 
     rules: CompiledRules
     digests: jax.Array
+    room: int = _SIZES[0]  # for candidates: as many as a state was met to have
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
-        """The first state: priced and matched."""
+        """The first state: priced, not yet matched."""
         table = self.rules.table
-        graph, seconds = _price(costs, _remove_dead(graph))
+        graph, seconds = price(costs, _remove_dead(graph))
         n = graph.nodes.op.shape[0]
         nothing = jnp.zeros((n, table.n_words), jnp.uint32)
         return State(graph, nothing, jnp.ones(n, bool), float(seconds))
@@ -140,16 +141,19 @@ class Space:
 
     def reprice(self, state: State, costs: CostTable) -> State:
         """The state under newer costs."""
-        graph, seconds = _price(costs, state.graph)
+        graph, seconds = price(costs, state.graph)
         return replace(state, graph=graph, seconds=float(seconds))
 
     def moves(self, state: State, costs: CostTable) -> Moves:
         """All candidates of a state, cheapest first."""
         table = self.rules.table
         state = self.matched(state)
-        for size in _SIZES:
+        # Each size is compiled, so one that cannot do is not tried.
+        self.room = max(self.room, _size_for(int(np.bitwise_count(np.asarray(state.masks)).sum())))
+        for size in (s for s in _SIZES if s >= self.room):
             found = _find(table, state.graph, state.masks, size=size)
             if int(found.count) <= size:
+                self.room = size
                 break
         else:
             raise graph_lib.GraphError(f"more than {_SIZES[-1]} candidates; use fewer rules")
