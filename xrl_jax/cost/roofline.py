@@ -256,6 +256,7 @@ class Sample:
 
 # What forms took on x86 CPUs in multiples of XLA's own, by operator and kind: medians over the
 # regions of ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). They say what to time first, no more.
+# `python -m experiments.usual_forms` prints them anew.
 _ON_CPU: Mapping[tuple[str, int], str] = {
     ("conv", 0): "onednn 0.69 overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",
     ("conv", 1): "onednn_matmul 0.72 matmul 0.74 onednn_matmul_turned 0.75 matmul_turned 0.84 "

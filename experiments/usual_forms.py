@@ -1,0 +1,160 @@
+"""What each form of an operator usually takes, in multiples of XLA's own form.
+
+  python -m experiments.usual_forms --networks=resnext50,bert --out=out/forms.json
+
+times every distinct operator of the networks (as they are, and as the openings of a search lay them
+out) in each form that fits it, and prints the medians of form / XLA's form by operator and kind, as
+they stand in xrl_jax/cost/roofline.py. A search begins from them where it has timed nothing yet:
+they decide what is timed first, nothing else. Run it on a quiet machine; timings are kept in
+--cache_dir, so that a second run goes on. Ctrl-C prints what is known.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from rich.progress import track
+
+from experiments import models, targets
+from xrl_jax.backends.lowerings import LOWERINGS, applicable, is_offered
+from xrl_jax.cost import roofline
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.regions import Region, region_key, region_of
+from xrl_jax.cost.store import TimingStore, default_cache_dir
+from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.worker import Worker
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.search.openings import openings
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("networks", "squeezenet,resnext50,bert", "Networks of experiments.models.")
+flags.DEFINE_string("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
+flags.DEFINE_string("out", "", "Where to write the multiples as JSON.")
+flags.DEFINE_float(
+    "least_microseconds", 20.0, "Operators that XLA runs faster than this are noise."
+)
+
+view_graph = jax.jit(roofline.view_graph)
+FOREVER = Stopwatch(float("inf"))
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """One form of one region against XLA's form of it."""
+
+    op: str
+    kind: int  # see `roofline.form_of`
+    form: str
+    multiple: float
+
+
+def programs_of(name: str) -> Iterator[Program]:
+    """The network and its openings."""
+    target = targets.from_model(name)
+    program = from_jax(target.fn, *target.args, weights=target.weights)
+    yield program
+    rules = compile_rules(standard_rules())
+    for opening in openings(program, rules, roofline.cost_table({}), FOREVER):
+        yield opening.program
+
+
+def regions_of(programs: Iterable[Program]) -> list[Region]:
+    """Each distinct region that has more than one form, in XLA's form."""
+    found: dict[str, Region] = {}
+    for program in programs:
+        for graph in program.graphs:
+            plain = graph._replace(
+                nodes=graph.nodes._replace(lowering=jnp.zeros_like(graph.nodes.lowering))
+            )
+            view = roofline.NodeView(*map(np.asarray, view_graph(plain)))  # type: ignore[arg-type]
+            for at in np.flatnonzero(~view.weight_only & (view.op > 0)):  # type: ignore[operator]
+                region = region_of(view, (int(at),))
+                if len(LOWERINGS[region.node.op]) > 1:
+                    found.setdefault(region_key(region, ()), region)
+    return list(found.values())
+
+
+def forms_of(region: Region) -> list[Region]:
+    """The region in every form that fits and is offered here, XLA's first."""
+    return [
+        Region(replace(region.node, lowering=i), region.args, (*region.form[:2], i))
+        for i in applicable(region.node, region.args)
+        if is_offered(LOWERINGS[region.node.op][i].name)
+    ]
+
+
+def multiples(forms: Mapping[Region, float], least: float) -> Iterator[Multiple]:
+    """Of one operator's forms in seconds, XLA's first; none where that takes less than `least`."""
+    (_, plain), *others = forms.items()
+    for region, seconds in others if plain >= least else ():
+        _, kind, i = region.form
+        if np.isfinite(seconds):
+            name = LOWERINGS[region.node.op][i].name
+            yield Multiple(region.node.op, kind, name, seconds / plain)
+
+
+def medians(found: Iterable[Multiple]) -> dict[tuple[str, int], dict[str, float]]:
+    """Median multiple of each form by operator and kind, the fastest first."""
+    by_form: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for m in found:
+        by_form.setdefault((m.op, m.kind), {}).setdefault(m.form, []).append(m.multiple)
+    return {
+        at: dict(sorted(((f, float(np.median(v))) for f, v in forms.items()), key=lambda x: x[1]))
+        for at, forms in sorted(by_form.items())
+    }
+
+
+def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
+    """The medians as they stand in roofline.py, one line for each operator and kind."""
+    lines = []
+    for at, forms in table.items():
+        words = " ".join(f"{form} {multiple:.2g}" for form, multiple in forms.items())
+        lines.append(f'    {at!r}: "{words}",'.replace("'", '"'))
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    for name in FLAGS.networks:
+        if name not in models.MODELS:
+            known = ", ".join(models.MODELS)
+            raise app.UsageError(f"--networks: there is no {name} (known: {known})")
+    regions = regions_of(p for name in FLAGS.networks for p in programs_of(name))
+    found: list[Multiple] = []
+    folder = Path(FLAGS.cache_dir or default_cache_dir())
+    with TimingStore(folder / "timings.sqlite") as store, Worker() as worker:
+        oracle = Oracle(store, worker)
+        oracle.constants = jax.default_backend() == "cpu"
+        try:
+            for n, region in enumerate(track(regions, "timing", disable=not sys.stdout.isatty())):
+                forms = forms_of(region)
+                oracle.measure({(n, i): f for i, f in enumerate(forms)}, clock=FOREVER)
+                keys = [region_key(f, (), constants=oracle.constants) for f in forms]
+                stored = store.get(keys)
+                seconds = {f: stored[k].seconds for f, k in zip(forms, keys, strict=True)}
+                found += multiples(seconds, FLAGS.least_microseconds * 1e-6)
+        except KeyboardInterrupt:
+            print("interrupted; of what was timed:", file=sys.stderr)
+    table = medians(found)
+    print(f"{len(regions)} operators of {', '.join(FLAGS.networks)}; {store.machine}")
+    print(as_source(table))
+    if FLAGS.out:
+        values = [{"op": op, "kind": kind, "forms": forms} for (op, kind), forms in table.items()]
+        Path(FLAGS.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(FLAGS.out).write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app.run(main)

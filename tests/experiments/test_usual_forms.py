@@ -1,0 +1,45 @@
+"""The table of usual multiples: from timings of forms to the lines of roofline.py."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+import xrl_jax
+from experiments.usual_forms import Multiple, as_source, forms_of, medians, multiples, regions_of
+from xrl_jax.backends.lowerings import LOWERINGS
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w) @ w
+
+
+def regions():
+    args = jnp.ones((4, 4)), jnp.ones((4, 4))
+    return regions_of([xrl_jax.from_jax(product, *args, weights=(1,))])
+
+
+def test_equal_operators_are_one_region_and_what_has_one_form_is_none() -> None:
+    assert [r.node.op for r in regions()] == ["dot"]
+
+
+def test_forms_begin_with_xlas() -> None:
+    forms = forms_of(regions()[0])
+    assert forms[0].node.lowering == 0 and len(forms) > 1
+    assert len({f.node.lowering for f in forms}) == len(forms)
+
+
+def test_multiples_are_of_xlas_form_and_none_where_that_is_too_short() -> None:
+    plain, first, second, *_ = forms_of(regions()[0])
+    timed = {plain: 2e-3, first: 1e-3, second: float("inf")}
+    name = LOWERINGS["dot"][first.node.lowering].name
+    assert list(multiples(timed, least=1e-3)) == [Multiple("dot", 0, name, 0.5)]
+    assert list(multiples(timed, least=3e-3)) == []
+
+
+def test_medians_by_operator_and_kind_the_fastest_first() -> None:
+    found = [Multiple("conv", 1, "a", m) for m in (0.9, 1.0, 5.0)]
+    found += [Multiple("conv", 1, "b", 0.5), Multiple("conv", 0, "a", 2.0)]
+    table = medians(found)
+    assert table == {("conv", 0): {"a": 2.0}, ("conv", 1): {"b": 0.5, "a": 1.0}}
+    assert as_source(table) == '    ("conv", 0): "a 2",\n    ("conv", 1): "b 0.5 a 1",'
