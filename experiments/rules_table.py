@@ -42,7 +42,6 @@ from xrl_jax.graph.graph import TensorGraph, build_on_host
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.instances import Instance, hints_of, propose
-from xrl_jax.rewrite.instantiate import NewNodes
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.match import candidates, rematch
 from xrl_jax.rewrite.rule import Rule
@@ -131,22 +130,19 @@ def walk(
     """`STEPS` steps: the best candidates while they gain, or random ones (a rule, then a place)."""
     n, n_rules = state.graph.nodes.op.shape[0], table.entry_rule.shape[0]
 
-    def price(new: NewNodes) -> jax.Array:
-        return roofline.seconds(costs, roofline.view_new(new))
-
     def step(state: State, key: jax.Array) -> tuple[State, Seen]:
         masks = rematch(table, state.graph, state.masks, state.changed)
         found = candidates(table, state.graph, masks, size=4 * n, pair_size=n)
-        delta = deltas(table, state.graph, found, price).seconds
+        delta = deltas(table, state.graph, found, roofline.price_of_new(costs, state.graph)).seconds
         rule = jnp.where(found.entry >= 0, table.entry_rule[found.entry], n_rules)
         often = jnp.zeros(n_rules + 1).at[rule].add(1.0)
         chance = jnp.where(found.entry >= 0, -jnp.log(often[rule]), -jnp.inf)
         best = jnp.argmin(delta)
         i = jnp.where(greedy, best, jax.random.categorical(key, chance))
         entry = jnp.where(greedy & (delta[best] >= -GAIN), -1, found.entry[i])
-        done = apply(table, state.graph, entry, found.root[i], found.partner[i], price=price)
+        done = apply(table, state.graph, entry, found.root[i], found.partner[i])
         seen = Seen(*found[:3], delta, roofline.total(state.graph), i, done.ok)
-        return State(done.graph, masks, done.changed), seen
+        return State(roofline.priced(costs, done.graph), masks, done.changed), seen
 
     return jax.lax.scan(step, state, jax.random.split(key, STEPS))
 

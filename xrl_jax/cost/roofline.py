@@ -19,9 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.cost import fusion
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
+from xrl_jax.rewrite.delta import Price
 from xrl_jax.rewrite.instantiate import NewNodes
 
 # Classes of operators that share rates and a correction. Classes in FREE cost nothing: views,
@@ -36,18 +38,19 @@ _CLASS_OF_FAMILY = {
     "elementwise": "elementwise",
 }
 _MOVEMENT = ("transpose", "concat", "slice", "pad", "rev", "cast")
-_SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 CLASS_OF: Mapping[str, str] = {
     name: "movement"
     if name in _MOVEMENT
     else "reduce"
-    if name in _SCANS
+    if name in work.SCANS
     else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
     for name in ops.OPS
 }
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
+_READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
+_LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 # Forms are compared among operators of one kind: convolutions 1x1, grouped and others, products
 # with a batch and without.
@@ -70,6 +73,7 @@ class NodeView(NamedTuple):
     arg_ranks: jax.Array  # [..., A]
     arg_dtypes: jax.Array  # [..., A]
     arg_weight_only: jax.Array  # [..., A]
+    arg_origins: jax.Array  # [..., A] see `fusion`
 
 
 def view_graph(graph: TensorGraph) -> NodeView:
@@ -82,13 +86,21 @@ def view_graph(graph: TensorGraph) -> NodeView:
         jnp.where(present, f.rank[table], 0),
         jnp.where(present, f.dtype[table], 0),
         present & f.weight_only[table],
+        fusion.origins(graph)[table],
     )
 
 
-def view_new(new: NewNodes) -> NodeView:
-    """Views [Q, ...] of the nodes a rewrite makes."""
+def view_new(new: NewNodes, origins: jax.Array | None = None) -> NodeView:
+    """Views [Q, ...] of the nodes a rewrite makes.
+
+    Args:
+      origins: [2P + Q] of bound and new nodes (`fusion.origins_with`); without them all arguments
+        count as written to memory.
+    """
     args = new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only
-    return _view(new.nodes, *args)
+    if origins is None:
+        return _view(new.nodes, *args, jnp.full(new.args.shape, fusion.MEMORY))
+    return _view(new.nodes, *args, fusion.of_args(new.args, origins))
 
 
 def _view(f: Nodes, *args: jax.Array) -> NodeView:
@@ -162,8 +174,31 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
         view.dtype,
     )
     c = class_of[view.op]
-    busy = jnp.maximum(flops / table.flop_rate[c], n_bytes / table.bandwidth[c]) + table.overhead[c]
-    return jnp.where(c == 0, 0.0, busy * table.form[tuple(form_of(view))])
+    is_elementwise = c == CLASSES.index("elementwise")
+    n_bytes = jnp.where(is_elementwise, _read_bytes(view), n_bytes)
+    flops = jnp.where(is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops)
+    compute, traffic = flops / table.flop_rate[c], n_bytes / table.bandwidth[c]
+    # Elementwise nodes share loops: which of the two decides there cannot be told from one node.
+    busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
+    return jnp.where(c == 0, 0.0, (busy + table.overhead[c]) * table.form[tuple(form_of(view))])
+
+
+def _arg_bytes(view: NodeView) -> jax.Array:
+    """Bytes [..., A] of the arguments."""
+    sizes = jnp.prod(view.arg_shapes.astype(jnp.float32), axis=-1)
+    return sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[view.arg_dtypes]
+
+
+def _read_bytes(view: NodeView) -> jax.Array:
+    """Bytes [...] that nodes read from memory, if they are elementwise."""
+    reads = fusion.pays_read(view.op, view.arg_origins)
+    return jnp.sum(jnp.where(reads, _arg_bytes(view), 0.0), axis=-1)
+
+
+def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
+    """Seconds to read or to write so many bytes."""
+    c = CLASSES.index("elementwise")
+    return n_bytes / table.bandwidth[c] * table.scale[c]
 
 
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
@@ -179,6 +214,13 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
     guessed = guess(table, view)
     cost = jnp.where(known, measured, guessed) * table.scale[class_of[view.op]]
+    # A timing covers the reads of the arguments, of which those computed in the same loop are paid
+    # where that begins; and it does not cover writing what nobody has written.
+    in_loop = (view.arg_origins == fusion.LOOP) & jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
+    read = pass_seconds(table, jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
+    cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
+    writes = fusion.pays_write(view.op, view.arg_origins)
+    cost += pass_seconds(table, jnp.sum(jnp.where(writes, _arg_bytes(view), 0.0), axis=-1))
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
     return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
 
@@ -186,6 +228,28 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
 def priced(table: CostTable, graph: TensorGraph) -> TensorGraph:
     """The graph with every node's cost set from the table."""
     return graph._replace(nodes=graph.nodes._replace(cost=seconds(table, view_graph(graph))))
+
+
+def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
+    """Prices rewrites of a graph: the nodes they make, and what the readers of a root pay more or
+    less because its value comes from elsewhere. What changes behind the readers is left out.
+    """
+    origins, readers, f = fusion.origins(graph), fusion.readers(graph), graph.nodes
+    sizes = jnp.prod(f.shape.astype(jnp.float32), axis=-1)
+    one_pass = pass_seconds(table, sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[f.dtype])
+    one_pass = jnp.where(f.weight_only, 0.0, one_pass)
+
+    def price(new: NewNodes, bound: jax.Array, to: jax.Array) -> jax.Array:
+        found = fusion.origins_with(new, origins[bound])
+        made = seconds(table, view_new(new, found))
+        result = jnp.sum(jnp.where(new.nodes.op != ops.HOLE, made, 0.0))
+        for root, code in zip((bound[0], bound[len(bound) // 2]), to, strict=True):
+            now = readers.passes(root, found[jnp.maximum(code, 0)])
+            change = (now - readers.passes(root, origins[root])) * one_pass[root]
+            result += jnp.where(code >= 0, change, 0.0)
+        return result
+
+    return price
 
 
 def total(graph: TensorGraph) -> jax.Array:
@@ -209,9 +273,9 @@ class Rates:
 # Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a
 # search.
 DEFAULT_RATES = Rates(
-    flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11},
+    flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11, "elementwise": 5e10},
     bandwidth=dict.fromkeys(CLASSES, 1.5e10),
-    overhead=dict.fromkeys(CLASSES, 1e-6),
+    overhead=dict.fromkeys(CLASSES, 1e-6) | {"elementwise": 2e-7},  # several share a loop
     scale=dict.fromkeys(CLASSES, 1.0),
 )
 

@@ -106,10 +106,10 @@ _BY_SHAPE: Mapping[str, str] = MappingProxyType(
         "conv": "conv",
     }
 )
-_SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 FAMILY: Mapping[str, str] = MappingProxyType(
     {name: _BY_SHAPE.get(spec.shape, "nothing") for name, spec in ops.OPS.items()}
-    | dict.fromkeys(_SCANS, "elementwise")
+    | dict.fromkeys(SCANS, "elementwise")
     | dict.fromkeys(("copy", "cast"), "nothing")
 )
 

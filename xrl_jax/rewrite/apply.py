@@ -28,25 +28,17 @@ class Applied(NamedTuple):
     full: jax.Array  # bool, the bucket has no room: grow the graph and try again
 
 
-def free_price(new: NewNodes) -> jax.Array:
-    """A price of nothing, for rewriting without a cost model."""
-    return jnp.zeros(Q, jnp.float32)
-
-
 def apply(
     table: RuleTable,
     graph: TensorGraph,
     entry: jax.Array,
     root: jax.Array,
     partner: jax.Array,
-    *,
-    price: Price = free_price,
 ) -> Applied:
     """Rewrite at one place; pure, jittable and vmappable over candidates or graphs.
 
     Args:
       entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
-      price: costs the new nodes.
     """
     entry_ok = entry >= 0
     entry = jnp.maximum(entry, 0)
@@ -66,8 +58,7 @@ def apply(
     def put(field: jax.Array, values: jax.Array) -> jax.Array:
         return field.at[target].set(values.astype(field.dtype), mode="drop")
 
-    made = new.nodes._replace(cost=price(new))
-    nodes = jax.tree.map(put, old_nodes, made)
+    nodes = jax.tree.map(put, old_nodes, new.nodes)
     args, outputs = args_of(graph), graph.globals.outputs
     for role in range(2):
         to = table.root_to[entry, role]
@@ -100,12 +91,10 @@ def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Ar
     return jax.lax.fori_loop(0, Q, one, depth)
 
 
-def apply_all(
-    table: RuleTable, graph: TensorGraph, candidates: Candidates, *, price: Price = free_price
-) -> Applied:
+def apply_all(table: RuleTable, graph: TensorGraph, candidates: Candidates) -> Applied:
     """Every candidate applied to the same graph, as a batch [M, ...]."""
 
     def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> Applied:
-        return apply(table, graph, entry, root, partner, price=price)
+        return apply(table, graph, entry, root, partner)
 
     return jax.vmap(one)(candidates.entry, candidates.root, candidates.partner)

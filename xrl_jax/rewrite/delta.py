@@ -9,17 +9,25 @@ pattern that die with it, so it never promises more than the rewrite gives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of, use_counts
-from xrl_jax.rewrite.apply import Price
 from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import P, RuleTable
+
+# Seconds that come with a rewrite: (new nodes, slots of the bound nodes [2P], code of what replaces
+# either root [2], -1 where there is none) -> scalar.
+Price = Callable[[NewNodes, jax.Array, jax.Array], jax.Array]
+
+
+def no_price(new: NewNodes, bound: jax.Array, to: jax.Array) -> jax.Array:
+    """A price of nothing, for rewriting without a cost model."""
+    return jnp.float32(0.0)
 
 
 class Deltas(NamedTuple):
@@ -46,7 +54,7 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         entry = jnp.maximum(entry, 0)
         bound, matched = bind(table, entry, root, partner, graph)
         new = instantiate(table, jnp.where(present & matched, entry, -1), bound, graph)
-        made = jnp.where(new.nodes.op != ops.HOLE, price(new), 0.0)
+        made = price(new, bound, table.root_to[entry])
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
         kept = (
@@ -70,6 +78,6 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         dead = jax.lax.fori_loop(0, 4, spread, dead)
         gone = jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
         ok = present & matched & new.ok
-        return jnp.where(ok, jnp.sum(made) - gone, jnp.inf), gone, ok, new
+        return jnp.where(ok, made - gone, jnp.inf), gone, ok, new
 
     return Deltas(*jax.vmap(one)(candidates.entry, candidates.root, candidates.partner))

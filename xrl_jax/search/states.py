@@ -27,7 +27,6 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import match as match_lib
 from xrl_jax.rewrite.apply import Applied, apply
 from xrl_jax.rewrite.delta import deltas
-from xrl_jax.rewrite.instantiate import NewNodes
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
 
@@ -86,9 +85,7 @@ def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) 
 def _deltas(
     table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates
 ) -> tuple[Any, Any, Any]:
-    result = deltas(
-        table, graph, found, lambda new: roofline.seconds(costs, roofline.view_new(new))
-    )
+    result = deltas(table, graph, found, roofline.price_of_new(costs, graph))
     return result.seconds, result.gone, roofline.view_new(result.new)
 
 
@@ -106,10 +103,8 @@ def _apply(
     root: jax.Array,
     partner: jax.Array,
 ) -> tuple[Applied, jax.Array]:
-    def price(new: NewNodes) -> jax.Array:
-        return roofline.seconds(costs, roofline.view_new(new))
-
-    done = apply(table, graph, entry, root, partner, price=price)
+    done = apply(table, graph, entry, root, partner)
+    done = done._replace(graph=roofline.priced(costs, done.graph))
     return done, roofline.total(done.graph)
 
 

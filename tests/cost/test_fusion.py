@@ -1,0 +1,90 @@
+"""What a node pays depends on where its arguments come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+
+from xrl_jax.cost import fusion, roofline
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, build, pack_attrs
+
+SHAPE = (4, 8)
+PASS = 4 * 8 * 4 / 1.5e10  # seconds to read or to write an array of this shape
+ONE = 4 * 8 / 5e10  # seconds for an operation on each element
+STEP = 2e-7  # overhead of an elementwise node
+X, W = Node("input", ref=0, shape=(4, 4)), Node("weight", ref=0, shape=(4, 8))
+SUMMED = pack_attrs("dot", {"lhs_contract": 1, "rhs_contract": 0})
+DOT = Node("dot", (0, 1), SUMMED, shape=SHAPE)
+ZERO = Node("const", shape=(), value=0.0)
+TABLE = roofline.cost_table({})
+
+
+def absorbing() -> int:
+    """A form of the product that takes an epilogue, where there is one."""
+    return ops.OPS["dot"].lowerings.index("onednn")
+
+
+def costs(nodes: Sequence[Node]) -> list[float]:
+    """What the nodes cost, with the last as output."""
+    graph = build(nodes, [len(nodes) - 1], bucket=64)
+    priced = jax.jit(roofline.priced)(TABLE, graph)
+    return np.asarray(priced.nodes.cost)[1 : len(nodes) + 1].tolist()
+
+
+def node(op: str, *args: int) -> Node:
+    return Node(op, args, shape=SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has oneDNN."""
+    table = np.zeros((len(ops.OP_NAMES), 32), bool)
+    table[ops.OPS["dot"].code, absorbing()] = True
+    monkeypatch.setattr(fusion, "_absorbs", lambda: table)
+
+
+def test_a_chain_reads_where_it_begins() -> None:
+    _, _, _, first, second = costs([X, W, DOT, node("neg", 2), node("sign", 3)])
+    assert first == pytest.approx(STEP + PASS + ONE)
+    assert second == pytest.approx(STEP + ONE)
+
+
+def test_a_call_that_reads_a_chain_pays_for_writing_it() -> None:
+    square = Node("input", ref=1, shape=SHAPE)
+    weight = Node("weight", ref=0, shape=(8, 8))
+    plain = costs([square, weight, Node("dot", (0, 1), SUMMED, shape=SHAPE)])[-1]
+    after = costs([square, weight, node("neg", 0), Node("dot", (2, 1), SUMMED, shape=SHAPE)])[-1]
+    assert after - plain == pytest.approx(PASS, rel=1e-3)
+
+
+def test_a_reduction_in_the_same_loop_does_not_read_again() -> None:
+    total = Node("reduce_sum", (1,), pack_attrs("reduce_sum", {"axes": 1}), shape=(8,))
+    x = Node("input", ref=0, shape=SHAPE)
+    alone = costs([x, Node("reduce_sum", (0,), total.attrs, shape=(8,))])[-1]
+    fused = costs([x, node("neg", 0), total])[-1]
+    assert fused == pytest.approx(alone - PASS, rel=1e-3)
+
+
+def test_what_a_call_absorbs_costs_its_overhead_and_other_arrays_alone() -> None:
+    call = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=SHAPE)
+    other = Node("input", ref=1, shape=SHAPE)
+    zeros = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": []}), shape=SHAPE)
+    nodes = [X, W, call, ZERO, zeros, other, node("add", 2, 5), node("max", 6, 4), node("neg", 7)]
+    *_, added, rectified, negated = costs(nodes)
+    assert added == pytest.approx(STEP + PASS)
+    assert rectified == pytest.approx(STEP)
+    assert negated == pytest.approx(STEP + PASS + ONE)  # no epilogue holds it: it reads what was written
+
+
+def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
+    row = Node("weight", ref=1, shape=(8,))
+    twice = Node("mul", (2, 2), shape=(8,))
+    repeated = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": [1]}), shape=SHAPE)
+    graph = build([X, W, row, twice, repeated, DOT, node("add", 5, 4)], [6], bucket=64)
+    found = np.asarray(jax.jit(fusion.origins)(graph))[1:8].tolist()
+    memory, loop = fusion.MEMORY, fusion.LOOP
+    assert found == [memory, memory, memory, memory, loop, memory, loop]

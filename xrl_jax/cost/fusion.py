@@ -1,0 +1,133 @@
+"""Where a value comes from, as far as it decides what its readers pay.
+
+XLA computes elementwise operators, broadcasts and movements inside the loop that reads them, never
+inside the call of a library. So a chain of them reads memory where it begins and writes it where a
+call needs its result; what happens between costs arithmetic only. Some calls compute what follows
+them before they write (`backends.epilogue`). The model charges a node for what it reads, and a call
+also for writing what was never written:
+
+    origin of an argument   an elementwise node pays      a call (conv, dot, window) pays
+    MEMORY                  a read                        -
+    LOOP                    -                             a write
+    CALL                    nothing, where it is absorbed; else a read
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.backends.lowerings import LOWERINGS, is_offered
+from xrl_jax.backends.plain import nothing
+from xrl_jax.graph import ops, work
+from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.rewrite.instantiate import NewNodes
+
+# A value that was written to memory, that is computed in the loop of its reader, and that a call
+# with an epilogue has written, or would.
+MEMORY, LOOP, CALL = 0, 1, 2
+_MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
+_VIEWS = ("reshape",)
+_FOLLOWERS = ("add", "max")  # what an epilogue can hold
+_SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape
+
+
+def _mask(names: tuple[str, ...]) -> np.ndarray:
+    return np.array([n in names for n in ops.OP_NAMES])
+
+
+_IS_ELEMENTWISE = np.array([work.FAMILY[n] == "elementwise" for n in ops.OP_NAMES])
+_IS_ELEMENTWISE &= ~_mask(work.SCANS)
+_IS_LOOP = _IS_ELEMENTWISE | _mask(_MOVES)
+_IS_VIEW, _IS_FOLLOWER = _mask(_VIEWS), _mask(_FOLLOWERS)
+_IS_CALL = np.array([work.FAMILY[n] in ("conv", "dot", "window") for n in ops.OP_NAMES])
+
+
+@functools.cache
+def _absorbs() -> np.ndarray:
+    """[operators, lowerings] bool: forms that can take an epilogue here."""
+    most = max(len(forms) for forms in LOWERINGS.values())
+    table = np.zeros((len(ops.OP_NAMES), most), bool)
+    for code, name in enumerate(ops.OP_NAMES):
+        for i, form in enumerate(LOWERINGS.get(name, ())):
+            table[code, i] = form.absorbs is not nothing and is_offered(form.name)
+    return table
+
+
+def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
+    """Origin [...] of nodes, given those of their arguments [..., A] (MEMORY where absent)."""
+    by_call = jnp.asarray(_absorbs())[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
+    # Work on weights is done and written before; only what repeats them is left for each call.
+    loop = jnp.asarray(_IS_LOOP)[f.op] & (~f.weight_only | (f.op == ops.OPS["broadcast"].code))
+    own = jnp.where(by_call, CALL, jnp.where(loop, LOOP, MEMORY))
+    return jnp.where(jnp.asarray(_IS_VIEW)[f.op], arg_origins[..., 0], own).astype(jnp.int32)
+
+
+def origins(graph: TensorGraph) -> jax.Array:
+    """Origin [N] of every node's value."""
+    f, args = graph.nodes, args_of(graph)
+    found = jnp.zeros(len(args), jnp.int32)
+    for _ in range(_SWEEPS):
+        found = _origin(f, found[args])
+    return found
+
+
+def origins_with(new: NewNodes, bound: jax.Array) -> jax.Array:
+    """Origin [2P + Q] of bound nodes, which is given [2P], and of the nodes a rewrite makes."""
+    made = jnp.zeros(len(new.args), jnp.int32)
+    for _ in range(_SWEEPS):
+        made = _origin(new.nodes, of_args(new.args, jnp.concatenate([bound, made])))
+    return jnp.concatenate([bound, made])
+
+
+def of_args(codes: jax.Array, found: jax.Array) -> jax.Array:
+    """Origins of arguments [...], by the codes of `NewNodes.args`; MEMORY where absent."""
+    return jnp.where(codes >= 0, found[jnp.maximum(codes, 0)], MEMORY)
+
+
+def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
+    """Whether nodes [...] are computed by the call that makes one of their arguments."""
+    return jnp.any(arg_origins == CALL, axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
+
+
+def pays_read(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
+    """Which arguments [..., A] nodes read from memory, if they are elementwise."""
+    absorbed = (arg_origins == CALL) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
+    return (arg_origins != LOOP) & ~absorbed
+
+
+def pays_write(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
+    """Which arguments [..., A] are written to memory because nodes, being calls, read them."""
+    return (arg_origins == LOOP) & jnp.asarray(_IS_CALL)[op][..., None]
+
+
+class Readers(NamedTuple):
+    """How many nodes read each value, by what they pay for it."""
+
+    loops: jax.Array  # [N] elementwise nodes that no epilogue holds
+    followers: jax.Array  # [N] elementwise nodes that one can hold
+    calls: jax.Array  # [N]
+
+    def passes(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
+        """How often the value at `slot` is read or written between its readers and itself, if it
+        had this origin.
+        """
+        loops, followers, calls = (n[slot] for n in self)
+        return jnp.select([origin == MEMORY, origin == CALL], [loops + followers, loops], calls)
+
+
+def readers(graph: TensorGraph) -> Readers:
+    """The readers of every node; work on weights alone does not count."""
+    f, args = graph.nodes, args_of(graph)
+    counts = jnp.where(f.weight_only | (f.op == ops.HOLE), 0, 1)
+
+    def count(reads: np.ndarray) -> jax.Array:
+        here = jnp.where(jnp.asarray(reads)[f.op], counts, 0)
+        return jnp.zeros(len(args), jnp.int32).at[args].add(here[:, None])
+
+    plain, followers = _IS_ELEMENTWISE & ~_IS_FOLLOWER, _IS_ELEMENTWISE & _IS_FOLLOWER
+    return Readers(count(plain), count(followers), count(_IS_CALL))
