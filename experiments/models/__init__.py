@@ -8,7 +8,7 @@ from typing import Any
 from experiments.models.base import Model
 from experiments.models.bert import bert
 from experiments.models.inception import inception
-from experiments.models.resnext import resnext50
+from experiments.models.resnet import resnext50
 from experiments.models.squeezenet import squeezenet
 
 MODELS: dict[str, Callable[..., Model]] = {

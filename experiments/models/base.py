@@ -1,4 +1,4 @@
-"""What every network here provides, and how its weights are drawn.
+"""What every network here provides, how its weights are drawn, and layers that several share.
 
 A network is written as an ordinary JAX user would write it, with no tuning for the optimiser. Its
 weights come from a NumPy generator, so that they do not depend on the JAX version, and are scaled
@@ -8,11 +8,13 @@ by fan-in, so that activations neither die nor blow up and the outputs tell inpu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,28 @@ def conv_kernel(
     return normal(rng, (out_channels, in_channels, size, size), std=std)
 
 
+def norm_weights(
+    rng: np.random.Generator, channels: int, *, scale: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Plausible weights and statistics for `batch_norm`, with scales around `scale`."""
+    return {
+        "scale": (scale * rng.uniform(0.8, 1.2, channels)).astype(np.float32),
+        "bias": normal(rng, (channels,), std=0.1),
+        "mean": normal(rng, (channels,), std=0.1),
+        "var": rng.uniform(0.7, 1.4, channels).astype(np.float32),
+    }
+
+
+def dense_weights(
+    rng: np.random.Generator, inputs: int, outputs: int, *, gain: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Kernel [inputs, outputs] with variance `gain` / fan-in, and a small bias."""
+    return {
+        "kernel": normal(rng, (inputs, outputs), std=math.sqrt(gain) * inputs**-0.5),
+        "bias": normal(rng, (outputs,), std=0.05),
+    }
+
+
 def image(rng: np.random.Generator, size: int) -> np.ndarray:
     """Example image [1, 3, size, size]: a coarse pattern with noise on it, about unit variance.
 
@@ -62,3 +86,34 @@ def image(rng: np.random.Generator, size: int) -> np.ndarray:
 def scaled(channels: int, width: float) -> int:
     """`channels` times the width multiplier, at least 1."""
     return max(1, round(channels * width))
+
+
+def conv(
+    kernel: jax.Array,
+    x: jax.Array,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    padding: str | Sequence[tuple[int, int]] | None = None,
+) -> jax.Array:
+    """Convolution of [N, C, H, W] with an OIHW kernel.
+
+    `padding` is what lax takes; without it, half of the kernel's (odd) size on all sides.
+    """
+    if padding is None:
+        padding = [(kernel.shape[2] // 2,) * 2] * 2
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        feature_group_count=groups,
+    )
+
+
+def batch_norm(layer: dict[str, Any], x: jax.Array, *, epsilon: float = 1e-5) -> jax.Array:
+    """Batch norm with stored statistics over [N, C, H, W]."""
+    mean, var = layer["mean"][:, None, None], layer["var"][:, None, None]
+    scale, bias = layer["scale"][:, None, None], layer["bias"][:, None, None]
+    return (x - mean) * lax.rsqrt(var + epsilon) * scale + bias

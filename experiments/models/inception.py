@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from experiments.models.base import Model, image, normal, scaled
+from experiments.models.base import (
+    Model,
+    batch_norm,
+    dense_weights,
+    image,
+    norm_weights,
+    normal,
+    scaled,
+)
 
 EPSILON = 1e-3
 
@@ -122,9 +130,7 @@ def conv(step: Conv, layer: dict[str, Any], x: jax.Array) -> jax.Array:
         step.padding,
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
     )
-    mean, var = layer["mean"][:, None, None], layer["var"][:, None, None]
-    scale, bias = layer["scale"][:, None, None], layer["bias"][:, None, None]
-    return jax.nn.relu((y - mean) * lax.rsqrt(var + EPSILON) * scale + bias)
+    return jax.nn.relu(batch_norm(layer, y, epsilon=EPSILON))
 
 
 def pool(step: Pool, x: jax.Array) -> jax.Array:
@@ -170,10 +176,7 @@ def inception(
         std = math.sqrt(2.0 / (inputs * step.height * step.width))
         return {
             "kernel": normal(rng, (channels, inputs, step.height, step.width), std=std),
-            "scale": rng.uniform(0.8, 1.2, channels).astype(np.float32),
-            "bias": normal(rng, (channels,), std=0.1),
-            "mean": normal(rng, (channels,), std=0.1),
-            "var": rng.uniform(0.7, 1.4, channels).astype(np.float32),
+            **norm_weights(rng, channels),
         }
 
     def chain(steps: tuple[Step, ...], channels: int) -> tuple[list[Any], int]:
@@ -192,8 +195,5 @@ def inception(
         return layers, channels
 
     layers, channels = chain(NETWORK, 3)
-    head = {
-        "kernel": normal(rng, (channels, classes), std=channels**-0.5),
-        "bias": normal(rng, (classes,), std=0.05),
-    }
+    head = dense_weights(rng, channels, classes)
     return Model("inception", forward, {"layers": layers, "head": head}, (image(rng, image_size),))
