@@ -157,14 +157,15 @@ def nasneta(
         raise ValueError(f"nasneta: filters {filters} is not a positive multiple of 96")
     rng = np.random.default_rng(seed)
 
+    # The scales below 1 keep the sums in a cell from growing over the cells.
     def projection(out_channels: int, in_channels: int) -> dict[str, Any]:
         return {
             "conv": conv_kernel(rng, out_channels, in_channels, 1),
-            "norm": norm_weights(rng, out_channels),
+            "norm": norm_weights(rng, out_channels, scale=0.85),
         }
 
     def pair(size: int, in_channels: int, width: int) -> list[dict[str, Any]]:
-        """Weights of `separable`, small at the end because two of its results are added."""
+        """Weights of `separable`."""
         layers = []
         for channels, scale in ((in_channels, 1.0), (width, 0.7)):
             layers.append(
