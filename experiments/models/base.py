@@ -100,13 +100,12 @@ def conv(
 
     `padding` is what lax takes; without it, half of the kernel's (odd) size on all sides.
     """
-    if padding is None:
-        padding = [(kernel.shape[2] // 2,) * 2] * 2
+    half = kernel.shape[2] // 2
     return lax.conv_general_dilated(
         x,
         kernel,
         (stride, stride),
-        padding,
+        [(half, half)] * 2 if padding is None else padding,
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
         feature_group_count=groups,
     )

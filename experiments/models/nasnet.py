@@ -1,9 +1,10 @@
 """NASNet-A (Zoph et al. 2018, arXiv:1707.07012), NCHW, inference with batch norm.
 
 The cells are those of the paper's figure 4. What the paper leaves to its code is as in the authors'
-release (and Keras): a relu before each convolution, "SAME" padding with the larger half at the end,
-means over the pixels inside the image, the earlier hidden state brought to the shape of the current
-one by a 1x1 convolution or a factorised reduction, and two reduction cells after the stem.
+release: a relu before each convolution, "SAME" padding with the larger half at the end, pooling of
+the pixels inside the image only, the earlier hidden state brought to the shape of the current one
+by a 1x1 convolution or a factorised reduction, and two reduction cells after the stem. (Keras has
+the same layers, but pools zeros around the image in its reduction cells.)
 """
 
 from __future__ import annotations
