@@ -7,44 +7,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from experiments.models.base import Model, normal
+from experiments.models.transformer import (
+    MASKED,
+    attention,
+    attention_weights,
+    check_heads,
+    dense,
+    layer_norm,
+    linear,
+    norm,
+    run_layers,
+    stacked,
+)
 
 EPSILON = 1e-12
-MASKED = -1e9  # added to the scores of masked positions
-
-
-def dense(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """x @ kernel + bias over the last axis."""
-    return x @ layer["kernel"] + layer["bias"]
-
-
-def layer_norm(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Layer norm over the last axis."""
-    mean = jnp.mean(x, axis=-1, keepdims=True)
-    var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(var + EPSILON) * layer["scale"] + layer["bias"]
-
-
-def attention(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads: int) -> jax.Array:
-    """Self-attention of x [B, T, D] with an additive mask [B, 1, 1, T]."""
-    batch, tokens, width = x.shape
-    split = (batch, tokens, heads, width // heads)
-    query = dense(layer["query"], x).reshape(split)
-    key = dense(layer["key"], x).reshape(split)
-    value = dense(layer["value"], x).reshape(split)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.float32(np.sqrt(width // heads))
-    weights = jax.nn.softmax(scores + mask, axis=-1)
-    context = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, tokens, width)
-    return dense(layer["output"], context)
 
 
 def encoder_layer(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads: int) -> jax.Array:
     """Attention and feed-forward, each with residual and layer norm after it; x is [B, T, D]."""
-    x = layer_norm(layer["norm1"], x + attention(layer, x, mask, heads=heads))
+    x = x + attention(layer, x, mask, heads=heads)
+    x = layer_norm(layer["norm1"], x, epsilon=EPSILON)
     hidden = jax.nn.gelu(dense(layer["up"], x), approximate=False)
-    return layer_norm(layer["norm2"], x + dense(layer["down"], hidden))
+    return layer_norm(layer["norm2"], x + dense(layer["down"], hidden), epsilon=EPSILON)
 
 
 def bert(
@@ -65,44 +51,27 @@ def bert(
     states [batch, tokens, width] and the pooled first token [batch, width]. With `scan`, the
     weights of the layers are stacked and the layers run under `lax.scan`.
     """
-    if width % heads:
-        raise ValueError(f"bert: {heads} heads do not divide width {width}")
+    check_heads("bert", width, heads)
     rng = np.random.default_rng(seed)
-
-    def linear(fan_in: int, fan_out: int) -> dict[str, np.ndarray]:
-        return {
-            "kernel": normal(rng, (fan_in, fan_out), std=fan_in**-0.5),
-            "bias": normal(rng, (fan_out,), std=0.05),
-        }
-
-    def norm() -> dict[str, np.ndarray]:
-        return {
-            "scale": rng.uniform(0.8, 1.2, width).astype(np.float32),
-            "bias": normal(rng, (width,), std=0.05),
-        }
-
     embeddings = {
         "token": normal(rng, (vocabulary, width), std=1.0),
         "position": normal(rng, (tokens, width), std=0.5),
         "type": normal(rng, (2, width), std=0.5),
-        "norm": norm(),
+        "norm": norm(rng, width),
     }
     stack: Any = [
         {
-            "query": linear(width, width),
-            "key": linear(width, width),
-            "value": linear(width, width),
-            "output": linear(width, width),
-            "norm1": norm(),
-            "up": linear(width, 4 * width),
-            "down": linear(4 * width, width),
-            "norm2": norm(),
+            **attention_weights(rng, width),
+            "norm1": norm(rng, width),
+            "up": linear(rng, width, 4 * width),
+            "down": linear(rng, 4 * width, width),
+            "norm2": norm(rng, width),
         }
         for _ in range(layers)
     ]
     if scan:
-        stack = jax.tree.map(lambda *leaves: np.stack(leaves), *stack)
-    pooler = linear(width, width)
+        stack = stacked(stack)
+    pooler = linear(rng, width, width)
 
     def forward(
         weights: dict[str, Any],
@@ -116,17 +85,15 @@ def bert(
             jnp.take(table["token"], token_ids, axis=0)
             + table["position"][None, : token_ids.shape[1]]
         )
-        x = layer_norm(table["norm"], x + jnp.take(table["type"], token_types, axis=0))
+        x = x + jnp.take(table["type"], token_types, axis=0)
+        x = layer_norm(table["norm"], x, epsilon=EPSILON)
         mask = (1.0 - attention_mask.astype(x.dtype))[:, None, None, :] * MASKED
-        if scan:
-            x, _ = lax.scan(
-                lambda x, layer: (encoder_layer(layer, x, mask, heads=heads), None),
-                x,
-                weights["layers"],
-            )
-        else:
-            for layer in weights["layers"]:
-                x = encoder_layer(layer, x, mask, heads=heads)
+        x = run_layers(
+            lambda layer, x: encoder_layer(layer, x, mask, heads=heads),
+            weights["layers"],
+            x,
+            scan=scan,
+        )
         return x, jnp.tanh(dense(weights["pooler"], x[:, 0]))
 
     token_ids = rng.integers(0, vocabulary, (batch, tokens)).astype(np.int32)
