@@ -1,5 +1,5 @@
-"""What the transformers here share: dense layers, layer norm, attention, stacks of equal layers, and
-how the weights of these are drawn.
+"""What the transformers here share: dense layers, layer norm, attention, stacks of equal layers,
+and how the weights of these are drawn.
 """
 
 from __future__ import annotations
