@@ -194,8 +194,9 @@ def dalle(
             x, (keys, values) = lax.scan(step, x, (decoder["layers"], keys, values))
         else:
             caches = []
-            for index, layer in enumerate(decoder["layers"]):
-                x, cache = step(x, (layer, keys[index], values[index]))
+            parts = (decoder["layers"], jnp.unstack(keys), jnp.unstack(values))
+            for each in zip(*parts, strict=True):
+                x, cache = step(x, each)
                 caches.append(cache)
             keys, values = (jnp.stack(each) for each in zip(*caches, strict=True))
         scores = dense(weights["head"], normed(decoder["norm2"], x))

@@ -7,7 +7,7 @@ not transposed, and the attention of the first is dead code. Speed-ups on them a
 with published figures only. The networks they are named after are `bert`, `vit`, `dalle` and `tt`.
 
 Without softmax and layer norm the values of a layer grow with the cube of those before it, so the
-weights of the branches are small.
+branches beside the residuals have small weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import numpy as np
 from experiments.models.base import Model, normal
 from experiments.models.transformer import check_heads, run_layers, stacked
 
-BRANCH = 0.1  # gain of the last kernel of each branch beside a residual
+# Gains of the last kernels of the branches beside the residual.
+ATTENTION_GAIN = 0.05
+FEED_FORWARD_GAIN = 0.2
 Layer = dict[str, Any]  # kernels by name
 
 
@@ -84,7 +86,7 @@ def attention_weights(rng: np.random.Generator, tokens: int, width: int, heads: 
         "query": kernel(rng, width, width, gain=scores),
         "key": kernel(rng, width, width, gain=scores),
         "value": kernel(rng, width, width),
-        "output": kernel(rng, width, width, gain=BRANCH),
+        "output": kernel(rng, width, width, gain=ATTENTION_GAIN),
     }
 
 
@@ -146,7 +148,7 @@ def vit_taso(
         {
             **attention_weights(rng, tokens, width, heads),
             "up": kernel(rng, width, hidden),
-            "down": kernel(rng, hidden, width, gain=BRANCH),
+            "down": kernel(rng, hidden, width, gain=FEED_FORWARD_GAIN),
         }
         for _ in range(layers)
     ]
@@ -180,7 +182,7 @@ def dalle_taso(
             "mask": normal(rng, (heads, tokens, tokens), std=tokens**-0.5),
             "gate": kernel(rng, width, hidden),
             "up": kernel(rng, width, hidden),
-            "down": kernel(rng, hidden, width, gain=BRANCH),
+            "down": kernel(rng, hidden, width, gain=FEED_FORWARD_GAIN),
         }
         for _ in range(layers)
     ]
@@ -219,7 +221,7 @@ def tt_taso(
             {
                 **attention_weights(rng, frames, width, heads),
                 "up": kernel(rng, width, hidden),
-                "down": kernel(rng, hidden, width, gain=BRANCH),
+                "down": kernel(rng, hidden, width, gain=FEED_FORWARD_GAIN),
             }
             for _ in range(layers)
         ]
