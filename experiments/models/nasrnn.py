@@ -126,7 +126,10 @@ def nasrnn_taso(
         cells = weights["cells"]
         pairs: Any = (cells, jnp.stack(xs)) if scan else list(zip(cells, xs, strict=True))
         return run_layers(
-            lambda pair, state: taso_cell(*pair, state), pairs, weights["state"], scan=scan
+            lambda pair, state: taso_cell(pair[0], pair[1], state),
+            pairs,
+            weights["state"],
+            scan=scan,
         )
 
     weights = {"cells": cells, "state": normal(rng, (batch, hidden), std=0.5)}

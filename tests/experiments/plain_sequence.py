@@ -192,11 +192,9 @@ def np_nasrnn_taso(weights: Any, *xs: np.ndarray) -> np.ndarray:
     state = weights["state"]
     for cell, x in zip(weights["cells"], xs, strict=True):
         s = np.add(*gates(cell, x, state))
-        outer = np.tanh(
-            sigmoid(sigmoid(s[1]) + np.tanh(s[2])) + np.tanh(sigmoid(s[4]) * np.tanh(s[5]))
-        )
-        inner = np.tanh(np.tanh(relu(s[0]) + sigmoid(s[3])) * np.tanh(sigmoid(s[6]) * relu(s[7])))
-        state = np.tanh(outer * inner)
+        outer = sigmoid(sigmoid(s[1]) + np.tanh(s[2])) + np.tanh(sigmoid(s[4]) * np.tanh(s[5]))
+        inner = np.tanh(relu(s[0]) + sigmoid(s[3])) * np.tanh(sigmoid(s[6]) * relu(s[7]))
+        state = np.tanh(np.tanh(outer) * np.tanh(inner))
     return state
 
 

@@ -1,4 +1,4 @@
-"""The sequence networks against independent plain NumPy (float64) implementations, at reduced size."""
+"""The sequence networks against plain NumPy (float64) implementations, at reduced size."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_padding_of_the_text_does_not_reach_the_image() -> None:
     # The embedding of padding is arbitrary: nothing attends to it.
     encoder = model.weights["encoder"]
     token = encoder["token"].copy()
-    token[1] += 1.0
+    token[1] *= -1.0
     weights = {**model.weights, "encoder": {**encoder, "token": token}}
     changed = Model("dalle", model.fn, weights, (text, *rest))
     for got, want in zip(outputs(changed), outputs(model), strict=True):
