@@ -1,12 +1,15 @@
-"""DALL-E mini's transformer (Dayma et al. 2021, as Kuprel ported it to min-dalle, the first of
-whose layers it follows), inference: the text encoder and one step of the image decoder.
+"""DALL-E mini's transformer (Dayma et al. 2021, a release without a paper) as in min-dalle, Kuprel's
+port, inference: the text encoder and one step of the image decoder.
 
 After min-dalle: no biases but in the layer norms, layer norm before and after every attention,
 feed-forward by a gated linear unit with exact GELU and a layer norm of its own, id 1 for padding, a
 start token after the image vocabulary, whose score is cut off, and a decoder step that writes its
-keys and values into a cache for all image positions and computes those of the text anew. Sized
-after X-RLflow's benchmark: 8 layers of width 768 with 12 heads and 2048 gated units, and 16 text
-tokens; min-dalle's "mini" has 12 layers of width 1024 with 16 heads and 2730 units, and 64 tokens.
+keys and values into a cache for all image positions and computes those of the text anew. Left out
+is the second, empty text that min-dalle runs beside the first to strengthen it.
+
+Sized after X-RLflow's benchmark: 8 layers of width 768 with 12 heads and 2048 gated units, and 16
+text tokens; min-dalle's "mini" has 12 layers of width 1024 with 16 heads and 2730 units, and 64
+tokens.
 """
 
 from __future__ import annotations
