@@ -1,5 +1,5 @@
-"""DALL-E mini's transformer (Dayma et al. 2021, a release without a paper) as in min-dalle, Kuprel's
-port, inference: the text encoder and one step of the image decoder.
+"""DALL-E mini's transformer (Dayma et al. 2021, a release without a paper) as in min-dalle,
+Kuprel's port, inference: the text encoder and one step of the image decoder.
 
 After min-dalle: no biases but in the layer norms, layer norm before and after every attention,
 feed-forward by a gated linear unit with exact GELU and a layer norm of its own, id 1 for padding, a
