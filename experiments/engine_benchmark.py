@@ -43,7 +43,7 @@ from xrl_jax.rewrite.table import CompiledRules, RuleTable, compile_rules
 NETWORKS = {
     "bert": ("bert", False),
     "bert_folded": ("bert", True),
-    "inception": ("inception", False),
+    "inception": ("inceptionv3", False),
 }
 LEAST_SPEEDUP = 100.0  # over plain Python in wall and in processor time, for unfolded BERT
 ROUNDS = 3  # in which the engine and plain Python are timed in turn

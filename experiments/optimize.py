@@ -133,7 +133,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     flags.DEFINE_bool("progress", True, "Show a live display.", flag_values=values)
     for name in SHAPE_FLAGS:
-        define = flags.DEFINE_float if name == "width" else flags.DEFINE_integer
+        special = {"width": flags.DEFINE_float, "scan": flags.DEFINE_bool}
+        define = special.get(name, flags.DEFINE_integer)
         define(name, None, f"Option {name} of --model, where it has one.", flag_values=values)
 
 

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from experiments import models
 from xrl_jax.frontends.onnx import load_onnx
 
-SHAPE_FLAGS = ("layers", "tokens", "image_size", "width", "batch")  # of the models' constructors
+# Options of the models' constructors that are flags of the experiments.
+SHAPE_FLAGS = ("layers", "tokens", "frames", "steps", "image_size", "width", "batch", "scan")
 
 
 class ConfigError(ValueError):

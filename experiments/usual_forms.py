@@ -38,13 +38,6 @@ from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.search.openings import openings
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("networks", "squeezenet,resnext50,bert", "Networks of experiments.models.")
-flags.DEFINE_string("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
-flags.DEFINE_string("out", "", "Where to write the multiples as JSON.")
-flags.DEFINE_float(
-    "least_microseconds", 20.0, "Operators that XLA runs faster than this are noise."
-)
-
 view_graph = jax.jit(roofline.view_graph)
 FOREVER = Stopwatch(float("inf"))
 
@@ -124,6 +117,17 @@ def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def define_flags() -> None:
+    flags.DEFINE_list("networks", "squeezenet,resnext50,bert", "Networks of experiments.models.")
+    flags.DEFINE_string(
+        "cache_dir", "", "Folder of the timing store; empty: the user's cache folder."
+    )
+    flags.DEFINE_string("out", "", "Where to write the multiples as JSON.")
+    flags.DEFINE_float(
+        "least_microseconds", 20.0, "Operators that XLA runs faster than this are noise."
+    )
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
@@ -157,4 +161,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -159,7 +159,7 @@ def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
     return x @ weights["head"]["kernel"] + weights["head"]["bias"]
 
 
-def inception(
+def inceptionv3(
     seed: int = 0, *, image_size: int = 299, width: float = 1.0, classes: int = 1000
 ) -> Model:
     """Inception-v3 with random weights and plausible batch-norm statistics.
@@ -168,7 +168,7 @@ def inception(
     75.
     """
     if image_size < 75:
-        raise ValueError(f"inception: image_size {image_size} is too small, use at least 75")
+        raise ValueError(f"inceptionv3: image_size {image_size} is too small, use at least 75")
     rng = np.random.default_rng(seed)
 
     def layer(step: Conv, inputs: int) -> dict[str, np.ndarray]:
@@ -196,4 +196,6 @@ def inception(
 
     layers, channels = chain(NETWORK, 3)
     head = dense_weights(rng, channels, classes)
-    return Model("inception", forward, {"layers": layers, "head": head}, (image(rng, image_size),))
+    return Model(
+        "inceptionv3", forward, {"layers": layers, "head": head}, (image(rng, image_size),)
+    )

@@ -77,7 +77,7 @@ def test_what_a_call_absorbs_costs_its_overhead_and_other_arrays_alone() -> None
     *_, added, rectified, negated = costs(nodes)
     assert added == pytest.approx(STEP + PASS)
     assert rectified == pytest.approx(STEP)
-    assert negated == pytest.approx(STEP + PASS + ONE)  # no epilogue holds it: it reads what was written
+    assert negated == pytest.approx(STEP + PASS + ONE)  # no epilogue holds it
 
 
 def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:

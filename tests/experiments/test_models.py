@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "blocks": (2, 1, 1, 1),
     },
     "bert": {"tokens": 12, "layers": 2, "width": 16, "heads": 4, "vocabulary": 40},
-    "inception": {"image_size": 75, "width": 0.1, "classes": 10},
+    "inceptionv3": {"image_size": 75, "width": 0.1, "classes": 10},
 }
 
 
@@ -147,7 +147,7 @@ REFERENCES = {
     "squeezenet": np_squeezenet,
     "resnext50": np_resnext50,
     "bert": np_bert,
-    "inception": np_inception,
+    "inceptionv3": np_inception,
 }
 
 
@@ -156,7 +156,7 @@ def wide(tree: Any) -> Any:
     return jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, tree)
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS))
+@pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_network_agrees_with_plain_numpy(name: str) -> None:
     model = models.get(name, seed=3, **SMALL[name])
     actual = jax.tree.leaves(jax.jit(model.fn)(model.weights, *model.inputs))
@@ -166,7 +166,7 @@ def test_network_agrees_with_plain_numpy(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS))
+@pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_outputs_are_finite_and_tell_inputs_apart(name: str) -> None:
     model = models.get(name, seed=3, **SMALL[name])
     other = models.get(name, seed=4, **SMALL[name])
@@ -208,13 +208,17 @@ def test_full_sizes_are_the_published_ones() -> None:
     assert parameters("resnext50") == 25_028_904 + 2 * 34_112
     # 23,834,568 trained parameters without the auxiliary classifier, and 17,216 normalised
     # channels.
-    assert parameters("inception") == 23_834_568 + 2 * 17_216
+    assert parameters("inceptionv3") == 23_834_568 + 2 * 17_216
     # The published 109,482,240 count a table of 512 positions; this one has 128.
     assert parameters("bert") == 109_482_240 - (512 - 128) * 768
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match="unknown model 'vgg'; known are bert, inception, resnext50, squeezenet"
-    ):
+    with pytest.raises(ValueError, match="unknown model 'vgg'; known are bert, bert_taso, dalle"):
         models.get("vgg")
+
+
+def test_the_suites_are_those_of_the_literature() -> None:
+    assert len(models.SEVEN) == 7 and len(models.TWELVE) == 12
+    assert all(name.endswith("_taso") for name in models.AS_PUBLISHED)
+    assert set(models.MODELS) == {*models.TWELVE, *models.AS_PUBLISHED}

@@ -33,7 +33,7 @@ def test_a_model_takes_a_width_multiplier() -> None:
             "squeezenett",
             {},
             r"--model=squeezenett: there is no such network; did you mean squeezenet\? "
-            r"\(known: squeezenet, resnext50, bert, inception\)",
+            r"\(known: bert, vit, dalle, tt, inceptionv3, squeezenet, resnext50, ",
         ),
         ("bert", {"image_size": 64}, "has no option --image_size .it has: --layers, --tokens"),
         ("bert", {"width": 0.5}, "--width=0.5: --model=bert takes a whole number"),

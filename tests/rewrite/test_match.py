@@ -155,7 +155,7 @@ SMALL = {
     "bert": dict(layers=1, width=8, heads=2, vocabulary=10, tokens=4),
     "squeezenet": dict(image_size=32, width=0.1, classes=10),
     "resnext50": dict(image_size=32, width=0.125, groups=4, classes=10),
-    "inception": dict(image_size=75, width=0.05, classes=10),
+    "inceptionv3": dict(image_size=75, width=0.05, classes=10),
 }
 
 

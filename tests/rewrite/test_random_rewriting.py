@@ -42,7 +42,7 @@ BATCH = 16  # random graphs rewritten at once
 TOLERANCE = 1e-7  # of the largest value of an output; rounding alone is eight digits smaller
 REDUCED: Mapping[str, dict[str, Any]] = {
     "bert": dict(layers=1, width=8, heads=2, vocabulary=10, tokens=4),
-    "inception": dict(image_size=75, width=0.05, classes=5),
+    "inceptionv3": dict(image_size=75, width=0.05, classes=5),
     "resnext50": dict(image_size=32, width=0.125, groups=4, classes=10),
     "squeezenet": dict(image_size=32, width=0.1, classes=10),
 }
