@@ -119,9 +119,7 @@ def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
 
 def define_flags() -> None:
     flags.DEFINE_list("networks", "squeezenet,resnext50,bert", "Networks of experiments.models.")
-    flags.DEFINE_string(
-        "cache_dir", "", "Folder of the timing store; empty: the user's cache folder."
-    )
+    flags.DEFINE_string("cache_dir", "", "Folder of the timing store; empty: the user's.")
     flags.DEFINE_string("out", "", "Where to write the multiples as JSON.")
     flags.DEFINE_float(
         "least_microseconds", 20.0, "Operators that XLA runs faster than this are noise."
