@@ -109,7 +109,7 @@ def medians(found: Iterable[Multiple]) -> dict[tuple[str, int], dict[str, float]
 
 
 def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The medians as they stand in roofline.py, one line for each operator and kind."""
+    """The medians as they stand in calibration.py, one line for each operator and kind."""
     lines = []
     for at, forms in table.items():
         words = " ".join(f"{form} {multiple:.2g}" for form, multiple in forms.items())

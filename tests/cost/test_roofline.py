@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xrl_jax.cost import roofline
-from xrl_jax.cost.roofline import DEFAULT_RATES, NodeView, Rates, Sample
+from xrl_jax.cost.roofline import NodeView, Rates
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
@@ -162,56 +162,7 @@ def test_the_total_of_a_priced_graph_is_the_sum_of_its_nodes():
     assert float(roofline.total(priced)) == pytest.approx((4.16 + 0.5) + (0.544 + 1.28 + 0.5))
 
 
-# Calibration ------------------------------------------------------------------------------------
-
-
-def samples(op_class: str, *rates: float) -> list[Sample]:
-    """Samples of 100 flops and 1000 bytes that take 1 / rate seconds."""
-    return [Sample(op_class, 100.0, 1000.0, 1.0 / r) for r in rates]
-
-
-def test_calibration_takes_the_rate_that_the_faster_quarter_reaches():
-    rates = roofline.calibrate(samples("dot", 1, 2, 3, 4, 5))
-    assert rates.flop_rate["dot"] == pytest.approx(400.0)
-    assert rates.bandwidth["dot"] == DEFAULT_RATES.bandwidth["dot"]
-
-
-def test_classes_without_arithmetic_are_calibrated_by_bytes():
-    rates = roofline.calibrate(samples("reduce", 1, 2, 3, 4, 5))
-    assert rates.bandwidth["reduce"] == pytest.approx(4000.0)
-
-
-def test_three_samples_teach_no_rate():
-    rates = roofline.calibrate(samples("dot", 1, 2, 3))
-    assert rates.flop_rate == DEFAULT_RATES.flop_rate
-
-
-def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
-    """Of which a quarter of the timings are faster: the class's rate is 400 flops a second. Forms
-    other than XLA's own get the benefit of the doubt, three quarters of it.
-    """
-    mine = [replace(s, form=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, form=(9, 0, 1)) for s in samples("dot", 4, 4)]
-    rates = roofline.calibrate(mine + other)
-    assert rates.flop_rate["dot"] == pytest.approx(400.0)
-    assert rates.form[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
-    assert rates.form[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
-
-
-def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
-    own = [replace(s, form=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
-    mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
-    usual = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
-    rates = roofline.calibrate([*mine, *(replace(s, form=(0, 0, 0)) for s in own[1:])], usual=usual)
-    assert rates.form[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
-    assert rates.form[9, 1, 5] == pytest.approx(0.75 * 0.5)  # nothing is known of that kind
-
-
-def test_every_usual_form_is_one_that_there_is():
-    usual = roofline.usual_forms("cpu")
-    assert usual[ops.OPS["conv"].code, 2, ops.OPS["conv"].lowerings.index("onednn")] == 0.26
-    assert roofline.usual_forms("gpu") == {}
-
+# Forms -------------------------------------------------------------------------------------------
 
 CONV_LAST = {
     "lhs_layout": ops.LAYOUT_CODE[0, 3, 1, 2],
@@ -244,42 +195,3 @@ def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
     graph = build(nodes, [2, 3], bucket=16)
     cost = SECONDS(roofline.cost_table({}, rates), VIEW(graph))
     assert float(cost[4]) == pytest.approx(3 * float(cost[3]))
-
-
-def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():
-    given = (
-        samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
-    )
-    assert roofline.calibrate(given).bandwidth["elementwise"] == pytest.approx(2000.0)
-
-
-def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
-    first = samples("reduce", *[1] * 4) + samples("window", *[2] * 4)
-    more = samples("movement", *[9] * 4)
-    steps = roofline.calibrate(first + more, roofline.calibrate(first))
-    assert steps == roofline.calibrate(first + more)
-
-
-# Correction by whole programs -------------------------------------------------------------------
-
-
-def test_programs_that_are_predicted_right_change_nothing():
-    rates = roofline.correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}, {"dot": 3.0}], [2.0, 3.0])
-    assert rates.scale["dot"] == pytest.approx(1.0) and rates.scale["conv"] == pytest.approx(1.0)
-
-
-def test_one_program_scales_all_its_classes_alike():
-    rates = roofline.correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}], [4.0])
-    assert rates.scale["dot"] == pytest.approx(2.0) and rates.scale["conv"] == pytest.approx(2.0)
-    assert rates.scale["reduce"] == 1.0
-
-
-def test_many_programs_tell_the_classes_apart():
-    shares = [{"dot": 1.0, "conv": 0.1}, {"dot": 0.1, "conv": 1.0}] * 20
-    rates = roofline.correct(DEFAULT_RATES, shares, [1.3, 3.1] * 20)  # true scales: 1 and 3
-    assert rates.scale["dot"] == pytest.approx(1.0, abs=0.1)
-    assert rates.scale["conv"] == pytest.approx(3.0, abs=0.2)
-
-
-def test_programs_of_free_operators_correct_nothing():
-    assert roofline.correct(DEFAULT_RATES, [{}], [1.0]) == DEFAULT_RATES

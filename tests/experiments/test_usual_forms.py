@@ -1,4 +1,4 @@
-"""The table of usual multiples: from timings of forms to the lines of roofline.py."""
+"""The table of usual multiples: from timings of forms to the lines of calibration.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import numpy as np
 
-from xrl_jax.cost import regions, roofline
+from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
@@ -77,8 +77,8 @@ class Oracle:
             samples = [
                 regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)
             ]
-            usual = roofline.usual_forms(jax.default_backend())
-            self.rates = roofline.calibrate(samples, self.rates, usual)
+            usual = calibration.usual_forms(jax.default_backend())
+            self.rates = calibration.calibrate(samples, self.rates, usual)
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
             self._table = roofline.cost_table(timings, self.rates)
         return self._table
@@ -250,8 +250,8 @@ class Oracle:
         return timing
 
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
-        """Let whole-program timings correct the table; see `roofline.correct`."""
-        self.rates = roofline.correct(self.rates, shares, measured)
+        """Let whole-program timings correct the table; see `calibration.correct`."""
+        self.rates = calibration.correct(self.rates, shares, measured)
         self._table = None
 
 

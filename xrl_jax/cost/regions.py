@@ -21,7 +21,8 @@ from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.lowerings import absorbs, lower
 from xrl_jax.backends.onednn import Epilogue
-from xrl_jax.cost.roofline import CLASS_OF, NodeView, Sample, form_of
+from xrl_jax.cost.calibration import Sample
+from xrl_jax.cost.roofline import CLASS_OF, NodeView, form_of
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node

@@ -10,9 +10,8 @@ took elsewhere in the median, in multiples of its roofline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -305,107 +304,3 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
         vector(rates.scale),
         jnp.asarray(form),
     )
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One timing for calibration."""
-
-    op_class: str
-    flops: float
-    bytes: float
-    seconds: float
-    form: tuple[int, int, int] = (0, 0, 0)  # see `form_of`
-
-
-# What forms took on x86 CPUs in multiples of XLA's own, by operator and kind: medians over the
-# regions of ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). They say what to time first, no more.
-# `python -m experiments.usual_forms` prints them anew.
-_ON_CPU: Mapping[tuple[str, int], str] = {
-    ("conv", 0): "onednn 0.69 overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",
-    ("conv", 1): "onednn_matmul 0.72 matmul 0.74 onednn_matmul_turned 0.75 matmul_turned 0.84 "
-    "nhwc_matmul 0.84 onednn 0.86 overhang 0.86 nhwc 0.96",
-    ("conv", 2): "nhwc_split4 0.23 nhwc_shifted 0.24 onednn 0.26 nhwc_split2 0.28 half_rows 0.31 "
-    "rotated 0.32 half_columns 0.34 split2 0.38 split4 0.5 nhwc_split 0.5 shifted 0.59 split 0.6 "
-    "taps 0.62 dense 0.66 overhang 0.79 nchw_shifted 0.8 im2col 0.89 nhwc 0.89 nchw 1.09",
-    ("dot", 0): "flat 0.78 transposed 0.99 onednn 1.08 swapped 1.17 onednn_transposed 1.32",
-    ("dot", 1): "loop 0.85 onednn 0.9 loop_transposed 0.9 onednn_transposed 0.93 swapped 1.04",
-    ("reduce_sum", 0): "matmul 1.15",
-    ("window_max", 0): "separable 0.35 shifted 0.45",
-}
-
-
-# A quarter of a form's timings are below this share of their median: so much better may it be here.
-_DOUBT = 0.75
-
-
-def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
-    """Multiples of XLA's own form that forms take by experience on a backend, by `form_of`."""
-    found: dict[tuple[int, int, int], float] = {}
-    for (op, kind), text in _ON_CPU.items() if backend == "cpu" else ():
-        words, spec = text.split(), ops.OPS[op]
-        for name, multiple in zip(words[::2], words[1::2], strict=True):
-            found[spec.code, kind, spec.lowerings.index(name)] = float(multiple)
-    return found
-
-
-def calibrate(
-    samples: Sequence[Sample],
-    rates: Rates = DEFAULT_RATES,
-    usual: Mapping[tuple[int, int, int], float] = MappingProxyType({}),
-) -> Rates:
-    """Rates fitted to timings, class by class: the rate the faster quarter of its samples reaches.
-
-    A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv,
-    dot), bytes elsewhere; elementwise loops, which are never timed alone, take the median bandwidth
-    of the classes fitted by bytes. A form that was timed has the median of its multiples of that,
-    any other the `usual` multiple of what XLA's own form has; both less the benefit of the doubt.
-    """
-    flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
-    moved: list[float] = []
-    for c in CLASSES:
-        mine = [s for s in samples if s.op_class == c and s.seconds > 0]
-        if len(mine) < 4:
-            continue
-        if c in ("conv", "dot"):
-            flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
-        else:
-            bandwidth[c] = float(np.quantile([s.bytes / s.seconds for s in mine], 0.75))
-            moved.append(bandwidth[c])
-    if moved:
-        bandwidth["elementwise"] = float(np.median(moved))
-    multiples: dict[tuple[int, int, int], list[float]] = {}
-    for s in samples:
-        c = s.op_class
-        expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + rates.overhead[c]
-        multiples.setdefault(s.form, []).append(s.seconds / expected)
-    timed = {at: float(np.median(m)) for at, m in multiples.items()}
-    form = {(op, k, i): m * timed.get((op, k, 0), 1.0) for (op, k, i), m in usual.items()} | timed
-    form = {at: m * _DOUBT if at[2] else m for at, m in form.items()}
-    return Rates(flop_rate, bandwidth, rates.overhead, rates.scale, form)
-
-
-def correct(
-    rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]
-) -> Rates:
-    """Scales that bring predicted sums to the times of whole programs.
-
-    Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge
-    towards one common factor, so that few programs cannot set one class against another.
-
-    Args:
-      shares: for each program, predicted seconds by class under scale 1.
-      measured: seconds of each program.
-    """
-    used = [c for c in CLASSES if any(s.get(c, 0.0) > 0 for s in shares)]
-    if not used:
-        return rates
-    t = np.asarray(measured)
-    x = np.array([[s.get(c, 0.0) for c in used] for s in shares]) / t[:, None]
-    common = float(np.median(1.0 / np.maximum(x.sum(axis=1), 1e-12)))
-    ridge = 0.1
-    a = np.vstack([x, np.sqrt(ridge) * np.eye(len(used))])
-    b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
-    scale = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
-    scales = dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)}
-    return replace(rates, scale=scales)

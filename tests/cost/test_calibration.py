@@ -1,0 +1,95 @@
+"""Rates, multiples of forms and corrections, from timings with round numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from xrl_jax.cost.calibration import Sample, calibrate, correct, usual_forms
+from xrl_jax.cost.roofline import DEFAULT_RATES
+from xrl_jax.graph import ops
+
+
+def samples(op_class: str, *rates: float) -> list[Sample]:
+    """Samples of 100 flops and 1000 bytes that take 1 / rate seconds."""
+    return [Sample(op_class, 100.0, 1000.0, 1.0 / r) for r in rates]
+
+
+def test_calibration_takes_the_rate_that_the_faster_quarter_reaches():
+    rates = calibrate(samples("dot", 1, 2, 3, 4, 5))
+    assert rates.flop_rate["dot"] == pytest.approx(400.0)
+    assert rates.bandwidth["dot"] == DEFAULT_RATES.bandwidth["dot"]
+
+
+def test_classes_without_arithmetic_are_calibrated_by_bytes():
+    rates = calibrate(samples("reduce", 1, 2, 3, 4, 5))
+    assert rates.bandwidth["reduce"] == pytest.approx(4000.0)
+
+
+def test_three_samples_teach_no_rate():
+    rates = calibrate(samples("dot", 1, 2, 3))
+    assert rates.flop_rate == DEFAULT_RATES.flop_rate
+
+
+def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
+    """Of which a quarter of the timings are faster: the class's rate is 400 flops a second. Forms
+    other than XLA's own get the benefit of the doubt, three quarters of it.
+    """
+    mine = [replace(s, form=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, form=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    rates = calibrate(mine + other)
+    assert rates.flop_rate["dot"] == pytest.approx(400.0)
+    assert rates.form[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
+    assert rates.form[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
+
+
+def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
+    own = [replace(s, form=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
+    mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
+    usual = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
+    rates = calibrate([*mine, *(replace(s, form=(0, 0, 0)) for s in own[1:])], usual=usual)
+    assert rates.form[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
+    assert rates.form[9, 1, 5] == pytest.approx(0.75 * 0.5)  # nothing is known of that kind
+
+
+def test_every_usual_form_is_one_that_there_is():
+    usual = usual_forms("cpu")
+    assert usual[ops.OPS["conv"].code, 2, ops.OPS["conv"].lowerings.index("onednn")] == 0.26
+    assert usual_forms("gpu") == {}
+
+
+def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():
+    given = (
+        samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
+    )
+    assert calibrate(given).bandwidth["elementwise"] == pytest.approx(2000.0)
+
+
+def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
+    first = samples("reduce", *[1] * 4) + samples("window", *[2] * 4)
+    more = samples("movement", *[9] * 4)
+    steps = calibrate(first + more, calibrate(first))
+    assert steps == calibrate(first + more)
+
+
+def test_programs_that_are_predicted_right_change_nothing():
+    rates = correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}, {"dot": 3.0}], [2.0, 3.0])
+    assert rates.scale["dot"] == pytest.approx(1.0) and rates.scale["conv"] == pytest.approx(1.0)
+
+
+def test_one_program_scales_all_its_classes_alike():
+    rates = correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}], [4.0])
+    assert rates.scale["dot"] == pytest.approx(2.0) and rates.scale["conv"] == pytest.approx(2.0)
+    assert rates.scale["reduce"] == 1.0
+
+
+def test_many_programs_tell_the_classes_apart():
+    shares = [{"dot": 1.0, "conv": 0.1}, {"dot": 0.1, "conv": 1.0}] * 20
+    rates = correct(DEFAULT_RATES, shares, [1.3, 3.1] * 20)  # true scales: 1 and 3
+    assert rates.scale["dot"] == pytest.approx(1.0, abs=0.1)
+    assert rates.scale["conv"] == pytest.approx(3.0, abs=0.2)
+
+
+def test_programs_of_free_operators_correct_nothing():
+    assert correct(DEFAULT_RATES, [{}], [1.0]) == DEFAULT_RATES
