@@ -120,6 +120,7 @@ def optimize(
         program=program,
         found=found,
         settled=settled,
+        costs=oracle.table(),
         spending=oracle.spending,
         search_seconds=search_seconds,
         total_seconds=whole.elapsed,

@@ -74,7 +74,8 @@ def cached_attention(
 
     Returns its output [B, 1, D] and the caches [B, P, H, C] with its key and value written in.
     """
-    start = (0, position, 0, 0)
+    zero = jnp.zeros_like(position)  # indices are of one type, under x64 as well
+    start = (zero, position, zero, zero)
     keys = lax.dynamic_update_slice(keys, split_heads(dense(layer["key"], x), heads), start)
     values = lax.dynamic_update_slice(values, split_heads(dense(layer["value"], x), heads), start)
     mask = jnp.where(jnp.arange(keys.shape[1]) <= position, 0.0, MASKED)

@@ -7,11 +7,12 @@ import jaxlib.version
 
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Spending
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.settle import Settled
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.report.text import Report
-from xrl_jax.search.base import SearchResult
+from xrl_jax.search.base import SearchResult, predicted
 
 
 def make_report(
@@ -23,11 +24,14 @@ def make_report(
     program: Program,
     found: SearchResult,
     settled: Settled,
+    costs: CostTable,
     spending: Spending,
     search_seconds: float,
     total_seconds: float,
 ) -> Report:
-    """The report of one optimisation; `program` is the original."""
+    """The report of one optimisation; `program` is the original, `costs` what was known in the
+    end.
+    """
     chosen = found.best[settled.index]
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
     speedup = settled.speedup
@@ -52,8 +56,8 @@ def make_report(
         tolerance=settled.accuracy.tolerance,
         reference=settled.accuracy.reference,
         weight_bytes_added=settled.weight_bytes_added,
-        predicted_ms_before=1e3 * found.start_seconds,
-        predicted_ms_after=1e3 * chosen.seconds,
+        predicted_ms_before=1e3 * predicted(program, costs),
+        predicted_ms_after=1e3 * predicted(settled.program, costs),
         steps=chosen.steps,
         history=found.history,
         nodes_before=n_nodes(program),

@@ -192,7 +192,7 @@ def refine(
             while batches := [b for b in [promising()] if b]:
                 while batches:
                     batch = batches.pop()
-                    if over(clock):
+                    if over(clock) or clock.left < best.timing.compile_seconds:
                         return best, tuple(steps)
                     promised = sum(c.gain for c in batch)
                     least = _LEAST_PROMISE * (1 - _GAIN) * best.timing.seconds
@@ -202,7 +202,7 @@ def refine(
                         half = (len(batch) + 1) // 2
                         batches += [batch[half:], batch[:half]]
             for change in sorted(hopeful, key=lambda c: -c.gain):
-                if over(clock):
+                if over(clock) or clock.left < best.timing.compile_seconds:
                     break
                 stays([change])
     except KeyboardInterrupt:

@@ -18,12 +18,14 @@ from xrl_jax.search.base import (
     SearchResult,
     StopReason,
     Strategy,
+    predicted,
 )
 from xrl_jax.search.refine import refine
 
 _SEARCH_SHARE = 0.5  # of the time goes to the search
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
+_CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
 
 def search_in_rounds(
@@ -59,19 +61,19 @@ def search_in_rounds(
     oracle.correct([shares(t.program, costs) for t in plain], [t.timing.seconds for t in plain])
     # Options are the last resort: what they gain is judged after refining without them.
     start = next((t for t in timed if not t.options), timed[0])
+    compiling = start.timing.compile_seconds
     best, steps = refine(
         oracle,
         problem.rules.rules,
         start,
-        clock.part(_REFINE_SHARE),
+        Stopwatch(min(_REFINE_SHARE * clock.left, clock.left - _CHECK_COMPILES * compiling)),
         measurements=budget.measurements,
         tell=tell,
     )
     if not steps:
         return found, timed
     before = found.best[start.index]
-    gained = sum(s.gain for s in steps)
-    refined = Found(best.program, before.seconds - gained, (*before.steps, *steps))
+    refined = Found(best.program, predicted(best.program, oracle.table()), (*before.steps, *steps))
     refined_at = len(found.best)
     found = replace(found, best=(*found.best, refined, found.best[-1]))
     return found, ranked([replace(best, index=refined_at), *timed])

@@ -1,0 +1,212 @@
+"""All networks by all searches, side by side with jax.jit and ONNX Runtime.
+
+  python -m experiments.benchmark --searches=random,local,greedy,taso --budget_seconds=300
+
+Each search runs in a process of its own, from an empty timing store. Then everything of a network
+is timed in turn in this process: jax.jit with weights as arguments and closed over (and under the
+compile options a result uses), every search's result, ONNX Runtime with the same weights and as
+many threads, and an A/A control; every result is checked against float64 first. A speed-up is over
+the strongest jit. The folder --out gets a folder for each network and search, benchmark.json and
+benchmark.png. A run that was killed goes on where it was; Ctrl-C prints what is there.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags
+
+from experiments import models
+from experiments.benchmark_table import plot, summary, table
+from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
+from xrl_jax.search import STRATEGIES
+
+GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compared."""
+
+    networks: tuple[str, ...]
+    searches: tuple[str, ...]
+    budget_seconds: float
+    compare_seconds: float
+    seed: int
+    rival: bool
+    out: Path
+
+    def __post_init__(self) -> None:
+        for kind, given, known in (
+            ("networks", self.networks, models.MODELS),
+            ("searches", self.searches, STRATEGIES),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ValueError(f"--{kind}: there is no {name} (known: {', '.join(known)})")
+            if not given:
+                raise ValueError(f"--{kind} names none")
+
+
+def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
+    """The command of one search."""
+    return [
+        *(sys.executable, "-m", "experiments.optimize", f"--model={network}"),
+        *(f"--search={search}", f"--budget_seconds={config.budget_seconds:g}"),
+        *(f"--seed={config.seed}", f"--cache_dir={folder / 'cache'}", f"--out={folder}"),
+    ]
+
+
+def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
+    """What one search cost and whether it failed; runs it unless its results are there already."""
+    folder = config.out / network / search
+    record, command = folder / "run.json", command_of(config, network, search, folder)
+    if record.is_file():
+        values = json.loads(record.read_text(encoding="utf-8"))
+        if values["command"] == command[1:]:
+            return values
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _, status, usage = os.wait4(child.pid, 0)
+        except KeyboardInterrupt:  # the child has it, too, and keeps what it found
+            os.wait4(child.pid, 0)
+            raise
+    child.returncode = os.waitstatus_to_exitcode(status)
+    values = {
+        "command": command[1:],
+        "status": child.returncode,
+        "peak_bytes": usage.ru_maxrss * 1024,  # of the largest process
+    }
+    if child.returncode:
+        print(f"{network} by {search} failed: see {folder / 'log.txt'}", file=sys.stderr)
+        return values  # not kept: the next run tries again
+    record.write_text(json.dumps(values), encoding="utf-8")
+    return values
+
+
+def compared(config: Config, network: str) -> SideBySide | None:
+    """The network's results side by side; from the folder if they were timed before."""
+    runs = {s: run_search(config, network, s) for s in tell(config, network)}
+    folders = {s: config.out / network / s for s, run in runs.items() if run["status"] == 0}
+    if not folders:
+        return None
+    kept = config.out / network / "side_by_side.json"
+    made_of = {
+        "searches": {s: (f / "run.json").stat().st_mtime for s, f in folders.items()},
+        "seconds": config.compare_seconds,
+        "rival": config.rival,
+    }
+    if kept.is_file():
+        values = json.loads(kept.read_text(encoding="utf-8"))
+        if values["made_of"] == made_of:
+            return SideBySide.from_dict(values["result"])
+    print(f"{network}: side by side", file=sys.stderr)
+    try:
+        result = side_by_side(
+            network, folders, seconds=config.compare_seconds, seed=config.seed, rival=config.rival
+        )
+    except WrongResultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    kept.write_text(json.dumps({"made_of": made_of, "result": result.as_dict()}), encoding="utf-8")
+    jax.clear_caches()
+    gc.collect()
+    return result
+
+
+def tell(config: Config, network: str) -> Iterator[str]:
+    """The searches, each announced."""
+    first = config.networks.index(network) * len(config.searches)
+    total = len(config.networks) * len(config.searches)
+    for n, search in enumerate(config.searches, start=first + 1):
+        print(f"[{n}/{total}] {network} by {search}", file=sys.stderr)
+        yield search
+
+
+def reports(config: Config, results: Sequence[SideBySide]) -> dict[str, dict[str, Any]]:
+    """The reports of all searches, by network and search, with the memory they took."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        for search in result.entries:
+            folder = config.out / result.network / search
+            values = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            values["peak_bytes"] = run["peak_bytes"]
+            found.setdefault(result.network, {})[search] = values
+    return found
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("networks", ["twelve"], f"Names, or {', '.join(GROUPS)}.")
+    flags.DEFINE_list("searches", ["random", "local", "greedy", "taso"], "Names.")
+    flags.DEFINE_float("budget_seconds", 300.0, "Seconds of each search.")
+    flags.DEFINE_float("compare_seconds", 20.0, "Seconds to time a network's results in turn.")
+    flags.DEFINE_integer("seed", 0, "Seed of searches and weights.")
+    flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.")
+    flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
+
+
+def config_of(values: flags.FlagValues) -> Config:
+    """The configuration that parsed flags amount to; raises ValueError where they do not fit."""
+    given = [m for name in values.networks for m in GROUPS.get(name, [name])]
+    networks = tuple(dict.fromkeys(given))
+    return Config(
+        networks,
+        tuple(values.searches),
+        values.budget_seconds,
+        values.compare_seconds,
+        values.seed,
+        values.rival,
+        Path(values.out),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags, 1 where a search failed, 130 for Ctrl-C."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        config = config_of(flags.FLAGS)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results: list[SideBySide] = []
+    status = 0
+    try:
+        for network in config.networks:
+            result = compared(config, network)
+            results += [] if result is None else [result]
+            status |= result is None or len(result.entries) < len(config.searches)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        status = 130
+    if results:
+        of_searches = reports(config, results)
+        figures = summary(results, of_searches)
+        print(table(results, figures))
+        values = {
+            "summary": figures,
+            "networks": [r.as_dict() for r in results],
+            "reports": of_searches,
+        }
+        path = config.out / "benchmark.json"
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+        plot(results, config.out / "benchmark.png")
+        print(f"\nresults are in {config.out}")
+    return status
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

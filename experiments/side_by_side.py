@@ -1,0 +1,185 @@
+"""One network's results timed in turn: its forms under jax.jit, what searches made of it, and a
+rival.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import xrl_jax
+from experiments import targets
+from experiments.onnx_out import OnnxOutError, export
+from experiments.rival import RivalError, check_agreement, onnx_runtime
+from xrl_jax.backends.accuracy import assess
+from xrl_jax.backends.baselines import baselines, flat_original
+from xrl_jax.cost.machine import machine_key
+from xrl_jax.cost.settle import samples
+from xrl_jax.cost.timing import Comparison, Ratio, compare
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program, unflatten_args
+from xrl_jax.report.text import Report
+
+RIVAL = "ONNX Runtime"
+CONTROL = "A/A control"
+
+
+class WrongResultError(ValueError):
+    """A result that is not the network's function; the message says which, and how wrong."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One search's result, side by side with everything else.
+
+    Attributes:
+      seconds: of one call.
+      speedup, low, high: the strongest jit / this, with a 95 % interval; 1 where the original is
+        returned.
+      strongest: name of that jit.
+      error, tolerance: against float64, relative.
+    """
+
+    seconds: float
+    speedup: float
+    low: float
+    high: float
+    strongest: str
+    error: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """All of one network.
+
+    Attributes:
+      jits: seconds of the network's forms under jax.jit.
+      noise: interval of the strongest of them against itself, compiled again.
+      entries: by search.
+      ratios: ratios["a/b"] = (seconds of a / seconds of b, low, high), for searches and the rival.
+      rival_seconds: None where there is no rival; `rival_note` then says why.
+      rival_error: of the rival's results against the network's.
+    """
+
+    network: str
+    jits: dict[str, float]
+    noise: tuple[float, float]
+    entries: dict[str, Entry]
+    ratios: dict[str, tuple[float, float, float]]
+    rival_seconds: float | None
+    rival_error: float | None
+    rival_note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SideBySide:
+        entries = {name: Entry(**entry) for name, entry in values["entries"].items()}
+        ratios = {name: (r[0], r[1], r[2]) for name, r in values["ratios"].items()}
+        low, high = values["noise"]
+        return cls(**{**values, "entries": entries, "ratios": ratios, "noise": (low, high)})
+
+
+def rival_of(target: targets.Target) -> tuple[Callable[[], Any] | None, float | None, str]:
+    """ONNX Runtime on the network as a call of no arguments, its error, and why there is none."""
+    weights, *inputs = target.args
+    try:
+        model = export(target.fn, weights, *inputs, name=target.name)
+        run = onnx_runtime(model, machine_key().threads)
+        on_host = jax.device_get(inputs)
+        error = check_agreement(run, target.fn, weights, on_host)
+    except (OnnxOutError, RivalError, ImportError, ValueError) as problem:
+        return None, None, f"{type(problem).__name__}: {problem}"
+    return functools.partial(run, *on_host), error, ""
+
+
+def checked(
+    name: str, fast: Callable[..., Any], program: Program, leaves: list[Any]
+) -> tuple[float, float]:
+    """Error and tolerance of a result against float64; raises WrongResultError."""
+
+    def flat(*given: Any) -> list[Any]:
+        args, kwargs = unflatten_args(program.in_tree, given)
+        return jax.tree.leaves(fast(*args, **kwargs))
+
+    original = flat_original(program)
+    found = assess(jax.jit(original), flat, original, samples(program, leaves))
+    if not found.ok:
+        raise WrongResultError(f"the result of {name} is wrong: {found.reason}")
+    return found.error, found.tolerance
+
+
+def side_by_side(
+    network: str, folders: Mapping[str, Path], *, seconds: float, seed: int = 0, rival: bool = True
+) -> SideBySide:
+    """Time everything of one network in turn, in this process.
+
+    Args:
+      folders: what `experiments.optimize` wrote, by search.
+      seconds: for the timing.
+
+    Raises:
+      WrongResultError: a result is not the network's function.
+    """
+    target = targets.from_model(network, seed=seed)
+    program = from_jax(target.fn, *target.args, weights=target.weights)
+    leaves = jax.tree.leaves(target.args)
+    entrants = dict(baselines(program, leaves))
+    plain = list(entrants)
+    rivals_of: dict[str, list[str]] = {}  # forms of the original a search's result has to beat
+    errors: dict[str, tuple[float, float]] = {}
+    for search, folder in folders.items():
+        fast = xrl_jax.load(folder / "optimized.xrl", read_report=Report.from_dict)
+        rivals_of[search] = list(plain)
+        if fast.report.used == "original":
+            continue
+        errors[search] = checked(f"{network} by {search}", fast, program, leaves)
+        if fast.report.options:
+            under = baselines(program, leaves, fast.report.options)
+            named = {f"{n} of {search}": call for n, call in under.items()}
+            entrants |= named
+            rivals_of[search] += list(named)
+        entrants[search] = functools.partial(fast, *target.args)
+    call, rival_error, note = rival_of(target) if rival else (None, None, "left out")
+    if call is not None:
+        entrants[RIVAL] = call
+    first = compare(
+        {n: entrants[n] for n in plain}, seconds=1.0, min_rounds=3, baseline=plain[0], seed=seed
+    )
+    strongest = min(plain, key=lambda n: first.timings[n].seconds)
+    entrants[CONTROL] = baselines(program, leaves)[strongest]
+    timed = compare(entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed)
+    noise = timed.ratio(strongest, CONTROL)
+    own = [s for s in folders if s in timed.samples]
+    named = [*own, *([RIVAL] if RIVAL in timed.samples else [])]
+    return SideBySide(
+        network,
+        {n: timed.timings[n].seconds for n in plain},
+        (noise.low, noise.high),
+        {s: _entry(timed, s, rivals_of[s], errors.get(s)) for s in folders},
+        {f"{a}/{b}": _plain(timed.ratio(a, b)) for a in named for b in own if a != b},
+        timed.timings[RIVAL].seconds if RIVAL in timed.samples else None,
+        rival_error,
+        note,
+    )
+
+
+def _plain(ratio: Ratio) -> tuple[float, float, float]:
+    return ratio.value, ratio.low, ratio.high
+
+
+def _entry(
+    timed: Comparison, search: str, rivals: list[str], error: tuple[float, float] | None
+) -> Entry:
+    strongest = min(rivals, key=lambda n: timed.timings[n].seconds)
+    if error is None:  # the original is the result
+        return Entry(timed.timings[strongest].seconds, 1.0, 1.0, 1.0, strongest, 0.0, 0.0)
+    ratio = timed.ratio(strongest, search)
+    return Entry(timed.timings[search].seconds, *_plain(ratio), strongest, *error)

@@ -1,0 +1,143 @@
+"""The benchmark's means, table and bookkeeping, on made-up figures; one real run behind `slow`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmark import Config, command_of, run_search
+from experiments.benchmark_table import (
+    best_of,
+    beyond_noise,
+    geometric_mean,
+    plot,
+    summary,
+    table,
+)
+from experiments.side_by_side import RIVAL, Entry, SideBySide
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def entry(speedup: float, low: float, high: float) -> Entry:
+    return Entry(0.01 / speedup, speedup, low, high, "jit, weights closed over", 1e-6, 1e-5)
+
+
+NET = SideBySide(
+    network="bert",
+    jits={"jit, weights as arguments": 0.02, "jit, weights closed over": 0.01},
+    noise=(0.98, 1.03),
+    entries={"local": entry(1.25, 1.2, 1.3), "taso": entry(2.0, 1.9, 2.1)},
+    ratios={"local/taso": (1.6, 1.5, 1.7), f"{RIVAL}/taso": (0.5, 0.45, 0.55)},
+    rival_seconds=0.0025,
+    rival_error=1e-6,
+    rival_note="",
+)
+ODD = replace(
+    NET,
+    network="vit",
+    entries={"local": entry(0.8, 0.7, 0.9), "taso": entry(0.5, 0.4, 0.6)},
+    ratios={"local/taso": (1.02, 1.01, 1.03)},
+    rival_seconds=None,
+    rival_error=None,
+    rival_note="ImportError: no onnxruntime",
+)
+REPORT = {
+    "predicted_ms_before": 12.0,
+    "baseline_ms": 10.0,
+    "predicted_ms_after": 5.0,
+    "optimized_ms": 5.0,
+    "peak_bytes": 2**30,
+}
+
+
+def test_means_are_geometric_and_of_groups_that_are_whole() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    figures = summary([NET, ODD], {})
+    assert figures["means"] == {
+        "all": {"local": pytest.approx(1.0), "taso": pytest.approx(1.0)}
+    }  # neither of the seven nor of the twelve all are there
+
+
+def test_one_search_beats_another_where_its_interval_is_beyond_the_noise() -> None:
+    assert beyond_noise(NET, "local", "taso")
+    assert not beyond_noise(ODD, "local", "taso")  # 1.01 is within 1.03
+    assert not beyond_noise(NET, "random", "taso")  # was not timed
+    assert summary([NET, ODD], {})["taso_beats_local"] == ["bert"]
+
+
+def test_what_is_slower_than_jit_is_told() -> None:
+    assert summary([NET, ODD], {})["slower_than_jit"] == ["vit"]
+
+
+def test_the_rival_is_compared_with_the_best_result() -> None:
+    assert best_of(NET) == "taso"
+    figures = summary([NET, ODD], {})
+    assert figures["rival_over_best"] == {"bert": 0.5}
+    assert figures["ahead_of_rival"] == []
+
+
+def test_the_models_error_is_the_median_over_before_and_after() -> None:
+    figures = summary([NET], {"bert": {"taso": REPORT}})
+    assert figures["model_error_median"] == pytest.approx(0.1)  # of 0.2 and 0
+    assert figures["peak_bytes"] == 2**30
+
+
+def test_the_table_has_a_row_for_each_network_and_says_what_is_missing() -> None:
+    lines = table([NET, ODD], summary([NET, ODD], {})).splitlines()
+    assert lines[2] == (
+        "| bert | 10.0 | 0.980-1.030 | 1.25 (1.20-1.30) | 2.00 (1.90-2.10) | 2.50 | 0.50 |"
+    )
+    assert lines[4] == "| geometric mean, all |  |  | 1.00 | 1.00 |  | 0.50 |"
+    assert "slower than the strongest jit: 1 (vit)" in lines
+    assert f"no {RIVAL} for vit: ImportError: no onnxruntime" in lines
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert SideBySide.from_dict(json.loads(json.dumps(NET.as_dict()))) == NET
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    plot([NET, ODD], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def config(tmp_path: Path, **given: tuple[str, ...]) -> Config:
+    networks, searches = given.get("networks", ("bert",)), given.get("searches", ("taso",))
+    return Config(networks, searches, 30.0, 1.0, 0, True, tmp_path)
+
+
+def test_unknown_names_are_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--networks: there is no bart .known: bert, vit, "):
+        config(tmp_path, networks=("bart",))
+    with pytest.raises(ValueError, match="--searches: there is no tasso .known: "):
+        config(tmp_path, searches=("tasso",))
+
+
+def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "bert" / "taso"
+    folder.mkdir(parents=True)
+    command = command_of(config(tmp_path), "bert", "taso", folder)[1:]
+    kept = {"command": command, "status": 0, "peak_bytes": 7}
+    (folder / "run.json").write_text(json.dumps(kept))
+    assert run_search(config(tmp_path), "bert", "taso") == kept
+
+
+@pytest.mark.slow
+def test_one_network_by_one_search_with_the_rival(tmp_path: Path) -> None:
+    words = ["--networks=squeezenet", "--searches=local", "--budget_seconds=30"]
+    words += ["--compare_seconds=2", f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.benchmark", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    values = json.loads((tmp_path / "benchmark.json").read_text())
+    (network,) = values["networks"]
+    assert network["rival_seconds"] > 0 and network["rival_error"] < 1e-4
+    assert network["entries"]["local"]["error"] <= network["entries"]["local"]["tolerance"]
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert again.stdout == done.stdout  # nothing is run or timed again
