@@ -1,61 +1,23 @@
-"""A JAX function as an ONNX model, such as an exporter of another framework would write it.
-
-Weights become initialisers, calls and loops are written out, what depends on weights alone is
-computed, and what exporters keep whole (softmax, layer norm, batch norm, ...) is one operator.
-Indices are taken to be in range, as ONNX demands of them.
-"""
+"""An ONNX graph under construction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.onnx_flat import Flat, core, flatten
-from experiments.onnx_patterns import consumers_of, recognise
-from experiments.onnx_table import (
-    OnnxOutError,
-    Value,
-    without_leading_ones,
-    write_operation,
-    write_pattern,
-)
-from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
+from experiments.onnx_out.flat import Flat, core
+from experiments.onnx_out.match import consumers_of
+from experiments.onnx_out.patterns import recognise
+from experiments.onnx_out.table import write_operation, write_pattern
+from experiments.onnx_out.values import OnnxOutError, Value, without_leading_ones
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["OnnxOutError", "export", "to_onnx"]
-
 OPSET = 21
 IR_VERSION = 10  # the one that came with opset 21
-
-
-def export(
-    fn: Callable[..., Any], weights: Any, *inputs: Any, name: str = "network"
-) -> onnx.ModelProto:
-    """`fn(weights, *inputs)` as an ONNX model of the inputs, for inputs of these shapes."""
-    program = from_jax(fn, weights, *inputs, weights=(0,), fold=False)
-    return to_onnx(program, name=name, constants=(weights,))
-
-
-def to_onnx(program: Program, *, name: str, constants: Sequence[Any] = ()) -> onnx.ModelProto:
-    """The program as an ONNX model with inputs input_0, ... and outputs output_0, ...
-
-    Args:
-      program: its inputs are the flat arguments that are no weights.
-      name: of the graph.
-      constants: the arguments that are weights, in their order (pytrees of arrays).
-
-    Raises:
-      OnnxOutError: an operator that ONNX lacks, by name.
-      ImportError: there is no onnx package.
-      ValueError: the constants are not those the program was made for.
-    """
-    flat = flatten(program, constants)
-    return Writer(flat).model(name)
 
 
 class Writer:
@@ -134,7 +96,9 @@ class Writer:
 
     def apply(self, op_type: str, *args: Value, **attrs: Any) -> Value:
         """Append an elementwise node; ONNX broadcasts the arguments."""
-        return self.node(op_type, *args, shape=np.broadcast_shapes(*(a.shape for a in args)), **attrs)
+        return self.node(
+            op_type, *args, shape=np.broadcast_shapes(*(a.shape for a in args)), **attrs
+        )
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         if value.shape == tuple(shape):

@@ -156,6 +156,7 @@ class _Flattening:
             return self.constant(np.broadcast_to(np.asarray(node.value, node.dtype), node.shape))
         if node.op == "iota":
             shape, axis = node.shape, node.attr("axis")
+            assert isinstance(axis, int)
             line = np.arange(shape[axis], dtype=node.dtype)
             along = [-1 if d == axis else 1 for d in range(len(shape))]
             return self.constant(np.broadcast_to(line.reshape(along), shape))
