@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.onnx_out.values import (
-    Value,
-    unsayable,
-)
+from experiments.onnx_out.values import Value, unsayable
 from xrl_jax.backends.plain import conv_layouts, dot_dims
 
 if TYPE_CHECKING:

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from jax import lax
 
 from experiments.onnx_out.flat import everywhere
-from experiments.onnx_out.values import (
-    Value,
-    unsayable,
-)
+from experiments.onnx_out.values import Value, unsayable
 
 if TYPE_CHECKING:
     from experiments.onnx_out.writer import Writer

@@ -12,12 +12,7 @@ from jax import lax
 
 from experiments.onnx_out.contractions import conv, dot, padded, pool
 from experiments.onnx_out.indices import dynamic_slice, dynamic_update_slice, gather
-from experiments.onnx_out.values import (
-    Value,
-    Writing,
-    unsayable,
-    without_leading_ones,
-)
+from experiments.onnx_out.values import Value, Writing, unsayable, without_leading_ones
 
 if TYPE_CHECKING:
     from experiments.onnx_out.writer import Writer
@@ -254,8 +249,8 @@ def _window_max(w: Writer, i: int) -> Value:
 _DIRECT = (
     "neg Neg exp Exp log Log tanh Tanh logistic Sigmoid sqrt Sqrt sin Sin cos Cos tan Tan "
     "asin Asin acos Acos atan Atan sinh Sinh cosh Cosh asinh Asinh acosh Acosh atanh Atanh erf Erf "
-    "abs Abs sign Sign floor Floor ceil Ceil add Add sub Sub mul Mul div Div pow Pow max Max min Min "
-    "eq Equal gt Greater ge GreaterOrEqual lt Less le LessOrEqual"
+    "abs Abs sign Sign floor Floor ceil Ceil add Add sub Sub mul Mul div Div pow Pow max Max "
+    "min Min eq Equal gt Greater ge GreaterOrEqual lt Less le LessOrEqual"
 ).split()
 TABLE: Mapping[str, Writing] = MappingProxyType(
     {
