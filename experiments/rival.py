@@ -1,0 +1,101 @@
+"""ONNX Runtime as a rival: what an engineer would otherwise run the network with on this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+
+TOLERANCE = 1e-3  # of float32 outputs, relative to their largest magnitude
+LARGEST = (1 << 31) - 1  # bytes that a protobuf may have
+
+Run = Callable[..., list[np.ndarray]]
+
+
+class RivalError(ValueError):
+    """A rival that computes something else; the message says by how much."""
+
+
+def onnx_runtime(model: onnx.ModelProto, threads: int, *, optimized_to: str | None = None) -> Run:
+    """The model in ONNX Runtime, as a function of its inputs (NumPy arrays, in their order).
+
+    All of its graph optimisations are on. Its threads stop between calls, instead of waiting busily
+    for the next one: whoever is timed in turn with it has the cores to himself.
+
+    Args:
+      threads: for one operator; operators run one after the other.
+      optimized_to: a file for the optimised graph, to look at.
+
+    Raises:
+      ImportError: there is no onnxruntime package.
+      ValueError: the model is too large for one protobuf.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("the rival needs ONNX Runtime: pip install onnxruntime") from error
+    size = model.ByteSize()
+    if size > LARGEST:
+        raise ValueError(
+            f"model {model.graph.name!r} has {size} bytes, ONNX Runtime takes {LARGEST}"
+        )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # it warns that an optimised file is for this machine only
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if optimized_to is not None:
+        options.optimized_model_filepath = optimized_to
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*inputs: np.ndarray) -> list[np.ndarray]:
+        feeds = dict(zip(names, map(np.asarray, inputs), strict=True))
+        return session.run(None, feeds)  # type: ignore[return-value]
+
+    return run
+
+
+def check_agreement(
+    run: Run,
+    fn: Callable[..., Any],
+    weights: Any,
+    inputs: Sequence[np.ndarray],
+    *,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """The error of `run(*inputs)` against `jax.jit(fn)(weights, *inputs)`, see `error_of`.
+
+    Raises:
+      RivalError: it is above `tolerance`.
+    """
+    wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(fn)(weights, *inputs))]
+    error = error_of(run(*inputs), wanted)
+    if not error <= tolerance:
+        raise RivalError(f"the rival's outputs differ by {error:.2g}, more than {tolerance:.2g}")
+    return error
+
+
+def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """The largest difference relative to the largest magnitude wanted, over all outputs; infinite
+    where shapes or numbers of outputs differ or a value is not finite.
+    """
+    if [a.shape for a in got] != [a.shape for a in wanted]:
+        return np.inf
+    errors = [0.0]
+    for a, b in zip(got, wanted, strict=True):
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return np.inf
+        if b.size:
+            wide = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+            errors.append(float(np.abs(wide).max() / max(float(np.abs(b).max()), 1e-30)))
+    return max(errors)

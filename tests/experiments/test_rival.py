@@ -1,0 +1,65 @@
+"""ONNX Runtime as a function, and what counts as agreement."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import rival
+from experiments.onnx_out import export
+
+pytest.importorskip("onnxruntime")
+
+X = np.array([1.0, 2.0, 4.0], np.float32)
+
+
+def scaled(weights: Any, x: Any) -> Any:
+    return weights * x, jnp.sum(x)
+
+
+def test_runs_the_model_on_numpy_arrays() -> None:
+    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    product, total = run(X)
+    np.testing.assert_array_equal(product, [3.0, 6.0, 12.0])
+    assert total == 7.0
+
+
+def test_agreement_returns_the_error() -> None:
+    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    assert rival.check_agreement(run, scaled, np.float32(3), [X]) == 0.0
+
+
+def test_disagreement_is_refused_with_its_size() -> None:
+    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    with pytest.raises(rival.RivalError, match=r"differ by 0\.25, more than 0\.001"):
+        rival.check_agreement(run, scaled, np.float32(4), [X])
+
+
+def test_error_is_relative_to_the_largest_magnitude_of_each_output() -> None:
+    wanted = [np.array([1.0, -100.0]), np.array([0.0, 2.0])]
+    got = [np.array([2.0, -100.0]), np.array([0.0, 2.1])]
+    assert rival.error_of(got, wanted) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    "got", [[np.ones(2)], [np.ones(3), np.ones(3)], [np.array([1.0, np.nan, 1.0])]]
+)
+def test_other_shapes_and_values_that_are_not_finite_are_infinitely_wrong(got: Any) -> None:
+    assert rival.error_of(got, [np.ones(3)]) == np.inf
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = export(scaled, np.float32(3), X)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match="pip install onnxruntime"):
+        rival.onnx_runtime(model, threads=1)
+
+
+def test_too_large_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rival, "LARGEST", 10)
+    with pytest.raises(ValueError, match=r"model 'network' has \d+ bytes"):
+        rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
