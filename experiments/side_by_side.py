@@ -23,7 +23,6 @@ from xrl_jax.cost.settle import samples
 from xrl_jax.cost.timing import Comparison, Ratio, compare
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program, unflatten_args
-from xrl_jax.report.text import Report
 
 RIVAL = "ONNX Runtime"
 CONTROL = "A/A control"
@@ -136,7 +135,7 @@ def side_by_side(
     rivals_of: dict[str, list[str]] = {}  # forms of the original a search's result has to beat
     errors: dict[str, tuple[float, float]] = {}
     for search, folder in folders.items():
-        fast = xrl_jax.load(folder / "optimized.xrl", read_report=Report.from_dict)
+        fast = xrl_jax.load(folder / "optimized.xrl")
         rivals_of[search] = list(plain)
         if fast.report.used == "original":
             continue
