@@ -56,7 +56,7 @@ def known_moves(
         known = measure_state(oracle, state, clock, limit, _AT_ONCE)
         if known:
             state = space.reprice(state, oracle.table())
-        moves = space.moves(state, oracle.table()).among(allowed)
+        moves = space.moves(state, oracle.table(), allowed)
         hopeful = promising(moves)
         views = roofline.NodeView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
         wanted = oracle.unknown(views) if hopeful.any() else {}

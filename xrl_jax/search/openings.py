@@ -92,7 +92,7 @@ def run_sweep(
         if clock.done:
             break
         state = space.matched(state)
-        moves = space.moves(state, costs).among(sweep.entries)
+        moves = space.moves(state, costs, sweep.entries)
         fits = sweep.roots(state.graph) if sweep.roots else None
         taken = 0
         candidates = zip(moves.entry, moves.root, moves.partner, moves.delta, strict=True)

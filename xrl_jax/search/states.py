@@ -8,7 +8,7 @@ whose bucket is full grows into the next one.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -43,15 +43,6 @@ class Moves:
     delta: np.ndarray  # [M] seconds added
     gone: np.ndarray  # [M] seconds of the nodes that go
     views: NodeView  # [M, Q, ...] of the nodes they would make
-
-    def among(self, allowed: np.ndarray | None) -> Moves:
-        """Only those of the entries [E] that are allowed; all of them for None."""
-        if allowed is None:
-            return self
-        keep = allowed[self.entry]
-        views = NodeView(*(v[keep] for v in self.views))
-        entry, root, partner = self.entry[keep], self.root[keep], self.partner[keep]
-        return Moves(entry, root, partner, self.delta[keep], self.gone[keep], views)
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,8 @@ class Space:
 
     rules: CompiledRules
     digests: jax.Array
-    room: int = _SIZES[0]  # for candidates: as many as a state was met to have
+    # Room for candidates: as much as a state was met to need, by the entries that were allowed.
+    room: dict[bytes, int] = field(default_factory=dict)
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
         """The first state: priced, not yet matched."""
@@ -139,16 +131,24 @@ class Space:
         graph, seconds = price(costs, state.graph)
         return replace(state, graph=graph, seconds=float(seconds))
 
-    def moves(self, state: State, costs: CostTable) -> Moves:
-        """All candidates of a state, cheapest first."""
+    def moves(self, state: State, costs: CostTable, allowed: np.ndarray | None = None) -> Moves:
+        """The candidates of a state, cheapest first.
+
+        Args:
+          allowed: [E] which entries of the rule table count; all for None.
+        """
         table = self.rules.table
         state = self.matched(state)
+        masks, asked = state.masks, b""
+        if allowed is not None:
+            masks, asked = masks & self._words(allowed), allowed.tobytes()
         # Each size is compiled, so one that cannot do is not tried.
-        self.room = max(self.room, _size_for(int(np.bitwise_count(np.asarray(state.masks)).sum())))
-        for size in (s for s in _SIZES if s >= self.room):
-            found = _find(table, state.graph, state.masks, size=size)
+        least = _size_for(int(np.bitwise_count(np.asarray(masks)).sum()))
+        least = max(least, self.room.get(asked, 0))
+        for size in (s for s in _SIZES if s >= least):
+            found = _find(table, state.graph, masks, size=size)
             if int(found.count) <= size:
-                self.room = size
+                self.room[asked] = size
                 break
         else:
             raise graph_lib.GraphError(f"more than {_SIZES[-1]} candidates; use fewer rules")
@@ -164,6 +164,11 @@ class Space:
             np.asarray(gone)[order],
             NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
         )
+
+    def _words(self, allowed: np.ndarray) -> np.ndarray:
+        """The rows of entries [E] as words [W] of the masks."""
+        rows = allowed[np.asarray(self.rules.table.row_entry)]
+        return np.packbits(rows, bitorder="little").view(np.uint32)
 
     def step(
         self, state: State, costs: CostTable, entry: int, root: int, partner: int
