@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3  # of float32 outputs, relative to their largest magnitude
 LARGEST = (1 << 31) - 1  # bytes that a protobuf may have
+_WINDOW = 0.01  # seconds over which `settle` looks at the CPU time
 
 Run = Callable[..., list[np.ndarray]]
 
@@ -21,14 +24,40 @@ class RivalError(ValueError):
     """A rival that computes something else; the message says by how much."""
 
 
-def onnx_runtime(model: onnx.ModelProto, threads: int, *, optimized_to: str | None = None) -> Run:
-    """The model in ONNX Runtime, as a function of its inputs (NumPy arrays, in their order).
+@dataclass(frozen=True)
+class Runtime:
+    """A model in ONNX Runtime, as a function of its inputs (NumPy arrays, in their order)."""
 
-    All of its graph optimisations are on. Its threads stop between calls, instead of waiting busily
-    for the next one: whoever is timed in turn with it has the cores to himself.
+    session: Any
+    names: tuple[str, ...]
+
+    def __call__(self, *inputs: np.ndarray) -> list[np.ndarray]:
+        feeds = dict(zip(self.names, map(np.asarray, inputs), strict=True))
+        return self.session.run(None, feeds)
+
+    def settle(self, *, at_most: float = 1.0) -> None:
+        """Wait until this process uses no CPU, for at most so many seconds.
+
+        After a call the threads of ONNX Runtime wait busily for the next one for some 40 ms.
+        Whatever is timed meanwhile has a core less.
+        """
+        end = time.monotonic() + at_most
+        while time.monotonic() < end:
+            used = time.process_time()
+            time.sleep(_WINDOW)
+            if time.process_time() - used < 0.05 * _WINDOW:
+                return
+
+
+def onnx_runtime(
+    model: onnx.ModelProto, threads: int, *, spinning: bool = True, optimized_to: str | None = None
+) -> Runtime:
+    """The model in ONNX Runtime on the CPU, all of its graph optimisations on.
 
     Args:
       threads: for one operator; operators run one after the other.
+      spinning: whether its threads wait busily for the next call, which is its default; see
+        `Runtime.settle`. Without it they stop, and start a little later.
       optimized_to: a file for the optimised graph, to look at.
 
     Raises:
@@ -50,19 +79,14 @@ def onnx_runtime(model: onnx.ModelProto, threads: int, *, optimized_to: str | No
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # it warns that an optimised file is for this machine only
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not spinning:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized_to is not None:
         options.optimized_model_filepath = optimized_to
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    names = [value.name for value in session.get_inputs()]
-
-    def run(*inputs: np.ndarray) -> list[np.ndarray]:
-        feeds = dict(zip(names, map(np.asarray, inputs), strict=True))
-        return session.run(None, feeds)  # type: ignore[return-value]
-
-    return run
+    return Runtime(session, tuple(value.name for value in session.get_inputs()))
 
 
 def check_agreement(

@@ -205,7 +205,7 @@ class _Flattening:
             return op.args[0]
         if op.name == "max":  # softmax starts its maximum there
             for a, other in (op.args, op.args[::-1]):
-                if self.everywhere(a) == -np.inf:
+                if self.everywhere(a) == -np.inf and self.ops[other].shape == op.shape:
                     return other
         if op.name == "select":  # a variance asks whether its divisor is positive
             which = self.everywhere(op.args[0])

@@ -33,16 +33,17 @@ def gather(w: Writer, i: int) -> Value:
             and tuple(n for d, n in enumerate(sizes) if d != axis) == whole
             and list(numbers.offset_dims) == offsets
         ):
-            rows = _rows(w, indices, x[axis])
-            if params["mode"] == lax.GatherScatterMode.CLIP:
+            clips = params["mode"] == lax.GatherScatterMode.CLIP
+            rows = _rows(w, indices, x[axis], keep_wrap=clips)
+            if clips:
                 low, high = (w.constant(n, w.flat.ops[indices].dtype) for n in (0, x[axis] - 1))
                 rows = w.node("Clip", rows, low, high, shape=rows.shape)
             return w.node("Gather", w.exact(source), rows, shape=op.shape, axis=axis)
     raise unsayable(op, "other than of rows along one axis")
 
 
-def _rows(w: Writer, i: int, size: int) -> Value:
-    """Indices without the axis of size 1 at their end; negative ones stay as they are, for ONNX
+def _rows(w: Writer, i: int, size: int, *, keep_wrap: bool) -> Value:
+    """Indices without the axis of size 1 at their end; negative ones may stay as they are, for ONNX
     counts them from the end, too.
     """
     shape = w.flat.ops[i].shape[:-1]
@@ -52,7 +53,7 @@ def _rows(w: Writer, i: int, size: int) -> Value:
         if math.prod(w.flat.ops[inner].shape) != math.prod(shape):
             break
         j = inner
-    given = _wrapped(w, j, size)
+    given = None if keep_wrap else _wrapped(w, j, size)
     return w.reshape(w.exact(j if given is None else given), shape)
 
 

@@ -108,12 +108,11 @@ def layer_norm(match: Matcher, i: int) -> Whole | None:
     scale = np.ones((1,) * rank, np.float32)
     for factor, exponent in match.factors(view):
         constant = match.constant(factor, rank)
+        centred = match.deviation(factor.op) if factor == match.whole(factor.op) else None
         if constant is not None:
             scale = scale * constant if exponent > 0 else scale / constant
-        elif deviation is None and exponent > 0 and factor == match.whole(factor.op):
-            deviation = match.deviation(factor.op)
-            if deviation is None:
-                return None
+        elif centred is not None and exponent > 0 and deviation is None:
+            deviation = centred
         elif norm is None:
             norm = _inverse_deviation(match, factor, exponent)
         else:

@@ -37,6 +37,7 @@ class Writer:
         self.consumers = consumers_of(flat)
         self.nodes: list[onnx.NodeProto] = []
         self.initialisers: dict[Any, onnx.TensorProto] = {}
+        self.kept: list[np.ndarray] = []
         self.values: dict[int, Value] = {}
         self.expanded: dict[int, Value] = {}
         self.moved: dict[str, tuple[Value, tuple[int, ...]]] = {}  # by a Transpose's output
@@ -89,6 +90,7 @@ class Writer:
             address = array.__array_interface__["data"][0]
             key = (str(array.dtype), array.shape, array.strides, address)
         if key not in self.initialisers:
+            self.kept.append(array)  # an address must not be used again
             whole = np.array(array, order="C")
             label = f"constant_{len(self.initialisers)}"
             self.initialisers[key] = self.onnx.numpy_helper.from_array(whole, label)
@@ -105,7 +107,8 @@ class Writer:
             return value
         if value.array is not None:
             return self.constant(value.array.reshape(shape))
-        return self.node("Reshape", value, self.ints(shape), shape=shape)
+        as_said = {"allowzero": 1} if 0 in shape else {}  # else 0 means "as it was"
+        return self.node("Reshape", value, self.ints(shape), shape=shape, **as_said)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         """The value with axes in another order; transposes of transposes are one."""

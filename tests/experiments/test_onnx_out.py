@@ -77,6 +77,11 @@ def fast_layer_norm(x: jax.Array) -> jax.Array:
     return (x - mean) * (lax.rsqrt(variance + 1e-6) * SCALE) + BIAS
 
 
+def turned_layer_norm(x: jax.Array) -> jax.Array:
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return BIAS + SCALE * (lax.rsqrt(1e-6 + variance) * (x - mean))
+
+
 def layer_norm_of_var(x: jax.Array) -> jax.Array:
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return (x - mean) / jnp.sqrt(variance + 1e-6) * SCALE + BIAS
@@ -92,6 +97,7 @@ WHOLE = {
     "layer norm, no weights": (normalised, "LayerNormalization"),
     "layer norm of squares": (fast_layer_norm, "LayerNormalization"),
     "layer norm of jnp.var": (layer_norm_of_var, "LayerNormalization"),
+    "layer norm, turned round": (turned_layer_norm, "LayerNormalization"),
     "standardize": (jax.nn.standardize, "LayerNormalization"),
     "gelu": (lambda x: jax.nn.gelu(x, approximate=False), "Gelu"),
     "gelu by erf": (lambda x: x * 0.5 * (1.0 + lax.erf(x / np.sqrt(2.0))), "Gelu"),
@@ -364,6 +370,12 @@ def test_embedding_is_a_gather() -> None:
     assert written(lambda x: x[:, rows[0]], array(2, 10, 3)) == ["Gather"]
     clipped = written(lambda i: jnp.take(table, i, axis=0, mode="clip"), rows * 2)
     assert clipped == ["Clip", "Gather"]
+
+
+def test_negative_indices_count_from_the_end_before_they_are_clipped() -> None:
+    table, rows = array(10, 4), np.array([-1, 3, 12], np.int32)
+    found = written(lambda t, i: t.at[i].get(mode="clip"), table, rows)
+    assert found[-2:] == ["Clip", "Gather"] and "Where" in found
 
 
 @pytest.mark.parametrize("position", [-9, -1, 0, 2, 5, 9])

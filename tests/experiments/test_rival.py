@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from experiments import rival
 from experiments.onnx_out import export
@@ -26,6 +28,18 @@ def test_runs_the_model_on_numpy_arrays() -> None:
     product, total = run(X)
     np.testing.assert_array_equal(product, [3.0, 6.0, 12.0])
     assert total == 7.0
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_leaves_the_cores_alone_once_it_has_settled(spinning: bool) -> None:
+    kernels, x = np.ones((64, 64, 3, 3), np.float32), np.ones((1, 64, 56, 56), np.float32)
+    model = export(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
+    run = rival.onnx_runtime(model, threads=2, spinning=spinning)
+    run(x)
+    run.settle()
+    used = time.process_time()
+    time.sleep(0.02)
+    assert time.process_time() - used < 0.005
 
 
 def test_agreement_returns_the_error() -> None:
