@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -86,8 +86,19 @@ class SideBySide:
         return cls(**{**values, "entries": entries, "ratios": ratios, "noise": (low, high)})
 
 
-def rival_of(target: targets.Target) -> tuple[Callable[[], Any] | None, float | None, str]:
-    """ONNX Runtime on the network as a call of no arguments, its error, and why there is none."""
+class Rival(NamedTuple):
+    """ONNX Runtime on a network: a call of no arguments and what lets its threads rest, or a note
+    that says why there is none.
+    """
+
+    call: Callable[[], Any] | None
+    settle: Callable[[], Any] | None
+    error: float | None
+    note: str
+
+
+def rival_of(target: targets.Target) -> Rival:
+    """ONNX Runtime on the network, if it can run it and agrees."""
     weights, *inputs = target.args
     try:
         model = export(target.fn, weights, *inputs, name=target.name)
@@ -95,8 +106,8 @@ def rival_of(target: targets.Target) -> tuple[Callable[[], Any] | None, float | 
         on_host = jax.device_get(inputs)
         error = check_agreement(run, target.fn, weights, on_host)
     except (OnnxOutError, RivalError, ImportError, ValueError) as problem:
-        return None, None, f"{type(problem).__name__}: {problem}"
-    return functools.partial(run, *on_host), error, ""
+        return Rival(None, None, None, f"{type(problem).__name__}: {problem}")
+    return Rival(functools.partial(run, *on_host), run.settle, error, "")
 
 
 def checked(
@@ -146,15 +157,18 @@ def side_by_side(
             entrants |= named
             rivals_of[search] += list(named)
         entrants[search] = functools.partial(fast, *target.args)
-    call, rival_error, note = rival_of(target) if rival else (None, None, "left out")
-    if call is not None:
-        entrants[RIVAL] = call
+    peer = rival_of(target) if rival else Rival(None, None, None, "left out")
+    after = {}
+    if peer.call is not None and peer.settle is not None:
+        entrants[RIVAL], after[RIVAL] = peer.call, peer.settle
     first = compare(
         {n: entrants[n] for n in plain}, seconds=1.0, min_rounds=3, baseline=plain[0], seed=seed
     )
     strongest = min(plain, key=lambda n: first.timings[n].seconds)
     entrants[CONTROL] = baselines(program, leaves)[strongest]
-    timed = compare(entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed)
+    timed = compare(
+        entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed, after=after
+    )
     noise = timed.ratio(strongest, CONTROL)
     own = [s for s in folders if s in timed.samples]
     named = [*own, *([RIVAL] if RIVAL in timed.samples else [])]
@@ -165,8 +179,8 @@ def side_by_side(
         {s: _entry(timed, s, rivals_of[s], errors.get(s)) for s in folders},
         {f"{a}/{b}": _plain(timed.ratio(a, b)) for a in named for b in own if a != b},
         timed.timings[RIVAL].seconds if RIVAL in timed.samples else None,
-        rival_error,
-        note,
+        peer.error,
+        peer.note,
     )
 
 

@@ -168,6 +168,22 @@ def test_every_round_has_each_function_once_in_an_order_of_its_own():
     assert len(set(rounds)) > 1
 
 
+def test_what_comes_after_a_turn_is_called_and_not_timed():
+    calls: list[str] = []
+    found = compare(
+        {"quick": lambda: calls.append("quick"), "other": lambda: None},
+        seconds=0.0,
+        min_rounds=3,
+        max_rounds=3,
+        turn_seconds=0.0,
+        baseline="quick",
+        seed=0,
+        after={"quick": lambda: (calls.append("rest"), time.sleep(0.02))},
+    )
+    assert calls == ["quick"] * 3 + ["quick", "rest"] * 3  # three calls warm it up
+    assert found.timings["quick"].seconds < 0.01
+
+
 def test_the_order_is_decided_by_the_seed():
     assert called_order(1) == called_order(1) != called_order(2)
 

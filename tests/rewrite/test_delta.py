@@ -137,6 +137,18 @@ def test_work_on_weights_gains_a_thousandth_of_what_it_would_cost_at_each_call()
     assert gained == pytest.approx(-1e-3 * 2 * (2e-7 + 24 / 5e10 + READ), rel=1e-4)
 
 
+def test_candidates_of_some_rules_are_those_among_all_in_the_same_order():
+    nodes, outputs = random_graph(np.random.default_rng(3), 40)
+    space, state, moves = started(nodes, outputs)
+    rule_of = np.asarray(space.rules.table.entry_rule)
+    allowed = (rule_of >= 0) & (rule_of % 2 == 0)
+    some = space.moves(state, costs(), allowed)
+    kept = allowed[moves.entry]
+    assert 0 < kept.sum() < len(kept)
+    for field in ("entry", "root", "partner", "delta", "gone"):
+        np.testing.assert_array_equal(getattr(some, field), getattr(moves, field)[kept])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
     nodes, outputs = random_graph(np.random.default_rng(seed), 40)

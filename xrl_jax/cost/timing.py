@@ -14,6 +14,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -209,9 +210,10 @@ def interleave(
     max_rounds: int,
     rng: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
+    after: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
     """Times warm functions in turn: in every round each gets one turn of `calls[name]` calls, in a
-    shuffled order.
+    shuffled order. What `after` holds for a name is called after its turns, untimed.
 
     Rounds go on until `seconds` are over, but never fewer than `min_rounds` nor more than
     `max_rounds`. Returns seconds per call by name, one sample per round. `progress(rounds,
@@ -225,6 +227,8 @@ def interleave(
             for index in rng.permutation(len(names)):
                 name = names[index]
                 samples[name].append(call_seconds(fns[name], calls[name]))
+                if name in after:
+                    after[name]()
             elapsed = time.perf_counter() - start
             if progress is not None:
                 progress(done, elapsed)
@@ -274,13 +278,15 @@ def compare(
     baseline: str,
     seed: int,
     progress: Callable[[int, float], None] | None = None,
+    after: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
 ) -> Comparison:
     """Times functions of no arguments against `baseline`, interleaved, for about `seconds` in all
     after the warm-up.
 
     A function that raises during its warm-up is left out with status "failed"; the baseline's error
     is raised. Raises ValueError when `baseline` is not among `fns`. `progress(rounds,
-    elapsed_seconds)` follows each round.
+    elapsed_seconds)` follows each round; `after[name]()` each turn of `name`, untimed: for what
+    leaves threads behind that would be in the next one's way.
     """
     if baseline not in fns:
         raise ValueError(f"the baseline {baseline!r} is not among the functions: {', '.join(fns)}")
@@ -305,6 +311,7 @@ def compare(
         max_rounds=max_rounds,
         rng=np.random.default_rng(seed),
         progress=progress,
+        after=after,
     )
     for name, values in samples.items():
         timings[name] = timing_of(values, compile_seconds=compile_seconds[name])
