@@ -20,6 +20,7 @@ from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.search import changes as changes_lib
 from xrl_jax.search import refine as lib
 from xrl_jax.search.base import Step
+from xrl_jax.search.changes import Change
 
 PLAIN, TRANSPOSED, SWAPPED = 0, 2, 3
 RULES = parse_rules(
@@ -127,6 +128,28 @@ def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkey
     ]
 
 
+def test_a_form_that_many_may_take_is_tried_for_all_whatever_it_does_nearby(
+    uneven, monkeypatch
+) -> None:
+    monkeypatch.setattr(lib, "_WIDE_LEAST", 2)
+    near = {PLAIN: 1.0, TRANSPOSED: 1.2, SWAPPED: 1.2}
+    whole: dict[tuple[int, ...], float] = {(TRANSPOSED, TRANSPOSED): 0.7}
+    oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
+    best, _ = lib.refine(oracle, RULES, uneven, LONG)
+    assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
+    assert set(oracle.asked[:2]) == {(TRANSPOSED,) * 2, (SWAPPED,) * 2}
+
+
+def test_forms_are_put_together_where_enough_may_take_them_and_none_loses_much() -> None:
+    def change(rule: str, place: int, gain: float, ratio: float) -> Change:
+        return Change(((0, place),), 1, rule, "dot[4,4]", gain, ratio)
+
+    a, b, c = change("a", 1, 0.1, 0.9), change("a", 2, -0.01, 1.1), change("a", 3, -0.3, 1.3)
+    d, e, alone = change("b", 1, 0.3, 0.5), change("b", 2, 0.1, 0.9), change("c", 1, 0.9, 0.1)
+    together = changes_lib.by_form([a, b, c, d, e, alone], least=2, ratio=1.15)
+    assert together == [[d, e], [a, b]]
+
+
 def test_what_gains_less_than_a_hundredth_does_not_stay(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.995, SWAPPED: 1.2}
     near = {PLAIN: 1.0, TRANSPOSED: 0.8, SWAPPED: 0.9}
@@ -182,7 +205,7 @@ def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypa
         nodes, _, slots = nodes_of(graph)
         places += [(g, s) for n, s in zip(nodes, slots, strict=True) if n.op == "dot"]
     assert len(places) == 2
-    change = changes_lib.Change(tuple(places), SWAPPED, "swapped", "", 0.0)
+    change = changes_lib.Change(tuple(places), SWAPPED, "swapped", "", 0.0, 1.0)
     oracle = Timer(lambda f: 0.0, monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0)
     sieve = lib.Sieve(oracle)
     assert sieve.look(program, change) == pytest.approx(((1 + 4) * 0.1, 0.9))

@@ -1,10 +1,9 @@
 """What a candidate would change in cost, without applying it.
 
 The exact cost of a rewrite needs the rewritten graph; its change can be had from the match alone:
-the new nodes' prices minus the
-costs of the bound nodes that lose their last use. That is O(P) for a candidate instead of O(N). It
-leaves out nodes outside of the
-pattern that die with it, so it never promises more than the rewrite gives.
+the price of what comes minus the costs of the bound nodes that lose their last use. That is O(P)
+for a candidate instead of O(N). It leaves out nodes outside of the pattern that die with it, so it
+promises no more than the rewrite gives, where the price is that of the rewritten graph.
 """
 
 from __future__ import annotations

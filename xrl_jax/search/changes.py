@@ -32,6 +32,7 @@ class Change(NamedTuple):
     rule: str
     text: str
     gain: float  # expected seconds of one run of the program
+    ratio: float  # of these operators' time that the model expects to be left
 
 
 def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
@@ -99,11 +100,27 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
                 continue
             text = f"{node.op}[{','.join(map(str, node.shape))}]"
             gain = present[key] - other[key, form]
-            found.append(Change(tuple(groups[key]), form, rule, text, gain))
+            ratio = other[key, form] / present[key]
+            found.append(Change(tuple(groups[key]), form, rule, text, gain, ratio))
     most: dict[tuple[tuple[int, int], ...], float] = {}
     for c in sorted(found, key=lambda c: -c.gain):
         most.setdefault(c.places, c.gain)
     return sorted(found, key=lambda c: (-most[c.places], c.places, -c.gain))
+
+
+def by_form(found: Iterable[Change], *, least: int, ratio: float) -> list[list[Change]]:
+    """The changes to one form, all together, for each form that `least` groups of operators may
+    take with at most this `ratio` of their time left; the most promising form first.
+
+    A form is good or bad in the whole program in ways that no region shows (what a library leaves
+    in the caches, how it shares the threads), and alike for all that take it.
+    """
+    forms: dict[str, list[Change]] = {}
+    for change in found:
+        if change.ratio <= ratio:
+            forms.setdefault(change.rule, []).append(change)
+    wide = [together for together in forms.values() if len(together) >= least]
+    return sorted(wide, key=lambda together: -sum(c.gain for c in together))
 
 
 def changed(program: Program, made: Iterable[Change]) -> Program:

@@ -3,8 +3,9 @@
 A region's own time is not its time in the network: caches are warm or cold, a producer is fused or
 not. So, with the time that is left, equal operators change their form together, and what makes the
 whole program faster stays. A whole program takes long to compile, so a change is timed in one
-neighbourhood first, and what gains there is tried all at once, then by halves. This is coordinate
-descent on measured programs, from where the search has ended.
+neighbourhood first, and what gains there is tried all at once, then by halves. Before that, forms
+that many operators may take are tried for all of these at once. This is coordinate descent on
+measured programs, from where the search has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.search.base import Step
-from xrl_jax.search.changes import Change, changed, changes
+from xrl_jax.search.changes import Change, by_form, changed, changes
 
 _GAIN = 0.99  # of the program's time must be left at most, for changes to stay
 _TURNS = 100  # a program and its rival are timed for about as many runs each
@@ -42,6 +43,9 @@ _NEAR_TIMEOUT = 30.0
 _SIEVE_SHARE = 0.5  # of the time left, at most, for neighbourhoods before programs are tried
 # Changes that promise less than this share of the gain they need are not tried.
 _LEAST_PROMISE = 0.5
+# A form is tried for all at once that so many groups of operators may take; so much of their time
+# may be left by the model; and so many forms are tried.
+_WIDE_LEAST, _WIDE_RATIO, _WIDE_TRIED = 4, 1.15, 4
 _LEAST_SHARE = 1e-9  # seconds that a change counts for at least where a gain is shared out
 
 
@@ -149,6 +153,10 @@ def refine(
             measurements is not None and oracle.spending.measurements >= measurements
         )
 
+    def late() -> bool:
+        """Whether a trial could not end in time."""
+        return over(clock) or clock.left < best.timing.compile_seconds
+
     def promising() -> list[Change]:
         """Changes of different groups that gain nearby, the most promising first."""
         todo = [c for c in changes(oracle, rules, best.program) if c[:2] not in tried]
@@ -189,10 +197,15 @@ def refine(
     try:
         with plain_ctrl_c():
             incumbent = program_job(best.program, best.options, constants=oracle.constants)
+            found = changes(oracle, rules, best.program)
+            for batch in by_form(found, least=_WIDE_LEAST, ratio=_WIDE_RATIO)[:_WIDE_TRIED]:
+                if late():
+                    break
+                stays(batch)
             while batches := [b for b in [promising()] if b]:
                 while batches:
                     batch = batches.pop()
-                    if over(clock) or clock.left < best.timing.compile_seconds:
+                    if late():
                         return best, tuple(steps)
                     promised = sum(c.gain for c in batch)
                     least = _LEAST_PROMISE * (1 - _GAIN) * best.timing.seconds
@@ -202,7 +215,7 @@ def refine(
                         half = (len(batch) + 1) // 2
                         batches += [batch[half:], batch[:half]]
             for change in sorted(hopeful, key=lambda c: -c.gain):
-                if over(clock) or clock.left < best.timing.compile_seconds:
+                if late():
                     break
                 stays([change])
     except KeyboardInterrupt:
