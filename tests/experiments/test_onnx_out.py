@@ -503,7 +503,13 @@ NETWORK_OPERATORS = {
     "squeezenet": {"Conv": 26, "Relu": 26, "MaxPool": 3, "Concat": 8},
     "resnext50": {"Conv": 20, "BatchNormalization": 20, "Relu": 16, "Add": 6, "MatMul": 1},
     "bert": {"Softmax": 2, "LayerNormalization": 5, "Gelu": 2, "Gather": 2, "MatMul": 17},
-    "inceptionv3": {"Conv": 94, "BatchNormalization": 94, "Relu": 94, "AveragePool": 9, "Concat": 11},
+    "inceptionv3": {
+        "Conv": 94,
+        "BatchNormalization": 94,
+        "Relu": 94,
+        "AveragePool": 9,
+        "Concat": 11,
+    },
 }
 
 
