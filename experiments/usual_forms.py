@@ -28,7 +28,7 @@ from xrl_jax.backends.lowerings import LOWERINGS, applicable, is_offered
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region, region_key, region_of
-from xrl_jax.cost.store import TimingStore, default_cache_dir
+from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
@@ -90,7 +90,7 @@ def forms_of(region: Region) -> list[Region]:
 def multiples(forms: Mapping[Region, float], least: float) -> Iterator[Multiple]:
     """Of one operator's forms in seconds, XLA's first; none where that takes less than `least`."""
     (_, plain), *others = forms.items()
-    for region, seconds in others if plain >= least else ():
+    for region, seconds in others if least <= plain < float("inf") else ():
         _, kind, i = region.form
         if np.isfinite(seconds):
             name = LOWERINGS[region.node.op][i].name
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> None:
     regions = regions_of(p for name in FLAGS.networks for p in programs_of(name))
     found: list[Multiple] = []
     folder = Path(FLAGS.cache_dir or default_cache_dir())
-    with TimingStore(folder / "timings.sqlite") as store, Worker() as worker:
+    with TimingStore(folder / STORE_FILE) as store, Worker() as worker:
         oracle = Oracle(store, worker)
         oracle.constants = jax.default_backend() == "cpu"
         try:
@@ -145,7 +145,11 @@ def main(argv: list[str]) -> None:
                 oracle.measure({(n, i): f for i, f in enumerate(forms)}, clock=FOREVER)
                 keys = [region_key(f, (), constants=oracle.constants) for f in forms]
                 stored = store.get(keys)
-                seconds = {f: stored[k].seconds for f, k in zip(forms, keys, strict=True)}
+                # What lost the worker is not stored.
+                seconds = {
+                    f: stored[k].seconds if k in stored else float("inf")
+                    for f, k in zip(forms, keys, strict=True)
+                }
                 found += multiples(seconds, FLAGS.least_microseconds * 1e-6)
         except KeyboardInterrupt:
             print("interrupted; of what was timed:", file=sys.stderr)

@@ -14,7 +14,7 @@ from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.settle import settle
-from xrl_jax.cost.store import TimingStore, default_cache_dir
+from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
@@ -28,7 +28,6 @@ from xrl_jax.search import find_strategy
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
 from xrl_jax.search.rounds import search_in_rounds
 
-_STORE = "timings.sqlite"
 _COMPILED = "compiled"
 
 
@@ -86,7 +85,7 @@ def optimize(
     with (
         lost_ctrl_c_kept(),
         LiveProgress(name, budget.seconds, progress=progress) as live,
-        TimingStore(os.path.join(folder, _STORE)) as store,
+        TimingStore(os.path.join(folder, STORE_FILE)) as store,
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)

@@ -35,6 +35,7 @@ def test_multiples_are_of_xlas_form_and_none_where_that_is_too_short() -> None:
     name = LOWERINGS["dot"][first.node.lowering].name
     assert list(multiples(timed, least=1e-3)) == [Multiple("dot", 0, name, 0.5)]
     assert list(multiples(timed, least=3e-3)) == []
+    assert list(multiples(timed | {plain: float("inf")}, least=1e-3)) == []
 
 
 def test_medians_by_operator_and_kind_the_fastest_first() -> None:

@@ -39,6 +39,9 @@ _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
+STORE_FILE = "timings.sqlite"  # in the cache folder
+
+
 def default_cache_dir() -> Path:
     """$XRL_JAX_CACHE, else $XDG_CACHE_HOME/xrl_jax, else ~/.cache/xrl_jax. Nothing is created."""
     own = os.environ.get("XRL_JAX_CACHE")
