@@ -24,6 +24,9 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 
+from xrl_jax.backends.dnnl.partition import partitioned
+from xrl_jax.backends.equations import bind, read, run, variables
+
 _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
 _JITS = ("jit", "pjit")
 _FREE = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
@@ -85,7 +88,7 @@ def split(
 
     def compute(values: Sequence[Any], large_values: Sequence[Any]) -> list[Any]:
         env = dict(zip([*weights, *large], [*values, *large_values], strict=True)) | small
-        _run(plan.before, env)
+        run(plan.before, env)
         return [env[v] for v in computed]
 
     jitted = jax.jit(compute)
@@ -99,8 +102,8 @@ def split(
     def call(prepared: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         env = dict(zip(inputs, values, strict=True)) | small
         env.update(zip(plan.frontier, prepared, strict=True))
-        _run(plan.after, env)
-        return [_read(env, v) for v in jaxpr.outvars]
+        run(plan.after, env)
+        return [read(env, v) for v in jaxpr.outvars]
 
     return Hoisted(
         prepare,
@@ -128,7 +131,7 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
     free: set[Any] = set(small)  # made of literals, cheaply: on both sides as needed
     ready: set[Any] = set(known)  # from weights alone
     for e in live:
-        operands = _variables(e.invars)
+        operands = variables(e.invars)
         if e.effects or not all(v in free or v in ready for v in operands):
             continue
         cheap = e.primitive.name in _CHEAP and all(v in free for v in operands)
@@ -137,8 +140,8 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
 
     def frontier() -> list[Any]:
         users = [e for e in live if not _goes(e) or id(e) in stay]
-        used = [v for e in users for v in _variables(e.invars)]
-        seen = dict.fromkeys(v for v in [*used, *_variables(jaxpr.outvars)] if v in ready)
+        used = [v for e in users for v in variables(e.invars)]
+        seen = dict.fromkeys(v for v in [*used, *variables(jaxpr.outvars)] if v in ready)
         return [v for v in seen if v not in maker or id(maker[v]) not in stay]
 
     def _goes(e: Any) -> bool:
@@ -146,7 +149,7 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
 
     def growth(v: Any) -> int:
         """Bytes of a value more than of what it is made from."""
-        return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(_variables(maker[v].invars)))
+        return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(variables(maker[v].invars)))
 
     while True:
         edge = frontier()
@@ -172,17 +175,13 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
 
 def _live(equations: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """The equations that the outputs or effects depend on, in order."""
-    needed = set(_variables(outputs))
+    needed = set(variables(outputs))
     kept = []
     for e in reversed(equations):
         if e.effects or any(v in needed for v in e.outvars):
             kept.append(e)
-            needed.update(_variables(e.invars))
+            needed.update(variables(e.invars))
     return kept[::-1]
-
-
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [a for a in atoms if not isinstance(a, Literal)]
 
 
 def _nbytes(aval: Any) -> int:
@@ -192,29 +191,15 @@ def _nbytes(aval: Any) -> int:
     )
 
 
-# --- running equations ---
-
-
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
-
-
-def _bind(e: Any, operands: Sequence[Any]) -> list[Any]:
-    results = e.primitive.bind(*operands, **e.primitive.get_bind_params(e.params))
-    return list(results) if e.primitive.multiple_results else [results]
-
-
-def _run(equations: Sequence[Any], env: dict[Any, Any]) -> None:
-    for e in equations:
-        env.update(zip(e.outvars, _bind(e, [_read(env, v) for v in e.invars]), strict=True))
-
-
 # --- jits inlined, loops relieved ---
 
 
 def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]) -> Any:
-    """The same jaxpr with jits inlined and weight-only work taken out of scans."""
-    return jax.make_jaxpr(lambda *args: _evaluate(closed, args, known)[0])(*avals)
+    """The same jaxpr with jits inlined, weight-only work taken out of scans, and kernels of a
+    library put together.
+    """
+    plain = jax.make_jaxpr(lambda *args: _evaluate(closed, args, known)[0])(*avals)
+    return partitioned(plain, known)
 
 
 def _evaluate(
@@ -227,7 +212,7 @@ def _evaluate(
     env.update(zip(jaxpr.invars, args, strict=True))
     ready.update(v for v, k in zip(jaxpr.invars, known, strict=True) if k)
     for e in jaxpr.eqns:
-        operands = [_read(env, v) for v in e.invars]
+        operands = [read(env, v) for v in e.invars]
         flags = [isinstance(v, Literal) or v in ready for v in e.invars]
         inner = e.params.get("jaxpr") if e.primitive.name in _JITS else None
         if inner is not None and _is_plain_jit(e.params):
@@ -235,11 +220,11 @@ def _evaluate(
         elif e.primitive.name == "scan" and any(flags) and not all(flags):
             results, done = _scan(e, operands, flags), [False] * len(e.outvars)
         else:
-            results, done = _bind(e, operands), [all(flags) and not e.effects] * len(e.outvars)
+            results, done = bind(e, operands), [all(flags) and not e.effects] * len(e.outvars)
         env.update(zip(e.outvars, results, strict=True))
         ready.update(v for v, d in zip(e.outvars, done, strict=True) if d)
     flags = [isinstance(v, Literal) or v in ready for v in jaxpr.outvars]
-    return [_read(env, v) for v in jaxpr.outvars], flags
+    return [read(env, v) for v in jaxpr.outvars], flags
 
 
 def _is_plain_jit(params: dict[str, Any]) -> bool:
@@ -264,7 +249,7 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     plan = _plan(jaxpr, [*fixed, *scanned], constants, None)
     stepwise = set(scanned)  # what differs from step to step
     for equation in plan.before:
-        if any(v in stepwise for v in _variables(equation.invars)):
+        if any(v in stepwise for v in variables(equation.invars)):
             stepwise.update(equation.outvars)
     once = [v for v in plan.frontier if v not in stepwise]
     each = [v for v in plan.frontier if v in stepwise]
@@ -272,7 +257,7 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
 
     def before(targets: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
         env = {v: values[v] for v in fixed} | constants | dict(zip(scanned, xs, strict=True))
-        _run(_live(plan.before, targets), env)
+        run(_live(plan.before, targets), env)
         return [env[v] for v in targets]
 
     new_consts = before(once, [values[v] for v in scanned]) if once else []
@@ -284,8 +269,8 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
 
     def step(*args: Any) -> list[Any]:
         env = constants | dict(zip(order, args, strict=True))
-        _run(plan.after, env)
-        return [_read(env, v) for v in jaxpr.outvars]
+        run(plan.after, env)
+        return [read(env, v) for v in jaxpr.outvars]
 
     params = dict(e.params)
     params["jaxpr"] = jax.make_jaxpr(step)(*(_struct(v.aval) for v in order))

@@ -1,10 +1,12 @@
-"""Products and convolutions of oneDNN, a library that the CPU build of jaxlib carries and XLA calls
-by name.
+"""Products and convolutions of oneDNN.
 
-XLA:CPU compiles a custom call to one of its oneDNN operations wherever it meets one, but never
-makes one by itself in the versions below (its option for that has no effect there). What the calls
-are told is XLA's internal format, so they are made under versions that they were tested with, and a
-file that holds them is loaded under the version that it was saved by.
+There are two ways to it. With the library installed (`pip install xrl_jax[onednn]`, see `dnnl`) a
+kernel becomes part of a call of its own, on weights in the library's layout. Without it, kernels
+go through XLA: the CPU build of jaxlib carries oneDNN, and XLA:CPU compiles a custom call to one of
+its operations wherever it meets one, but never makes one by itself in the versions below (its
+option for that has no effect there). What those calls are told is XLA's internal format, so they
+are made under versions that they were tested with, and a file that holds them is loaded under the
+version that it was saved by.
 
 Source: XLA, service/cpu/onednn_config.proto; oneDNN (github.com/uxlfoundation/oneDNN).
 """
@@ -20,12 +22,16 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
-from jax import export, lax
+from jax import export
 from jax.custom_batching import custom_vmap
+
+from xrl_jax.backends.dnnl import kernels, spec
+from xrl_jax.backends.dnnl.kernels import kernel
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.spec import Conv, Dot
 
 _TESTED = ("0.10.2",)  # versions of jaxlib
 _PREFIX = "__onednn$"
-_POST_OPS = {"bias": "BIAS", "addend": "BINARY_ADD"}
 _STATUS_RETURNING = 2  # how XLA calls what it has built in
 
 
@@ -36,13 +42,19 @@ class Epilogue(NamedTuple):
     addend: jax.Array | None = None  # of y's shape, added then
     relu: bool = False  # negative values become 0 in the end
 
+    @property
+    def spec(self) -> spec.Epilogue:
+        """What is computed, without the arrays."""
+        return spec.Epilogue(self.bias is not None, self.addend is not None, self.relu)
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """Those that are there."""
+        return [x for x in (self.bias, self.addend) if x is not None]
+
     def __call__(self, y: jax.Array) -> jax.Array:
         """The same as lax code."""
-        if self.bias is not None:
-            y = y + lax.broadcast_in_dim(self.bias.reshape(-1), y.shape, (y.ndim - 1,))
-        if self.addend is not None:
-            y = y + self.addend
-        return lax.max(y, lax.full_like(y, 0)) if self.relu else y
+        return self.spec(y, self.arrays)
 
     def with_bias(self, *shape: int) -> Epilogue:
         """The same with the bias in this shape."""
@@ -55,7 +67,7 @@ NOTHING = Epilogue()
 @functools.cache
 def available() -> bool:
     """Whether the kernels are there: on x86 processors, where they are the default device."""
-    return (
+    return library() is not None or (
         version("jaxlib") in _TESTED
         and platform.machine().lower() in ("x86_64", "amd64")
         and jax.default_backend() == "cpu"
@@ -83,24 +95,22 @@ def convolution(
       stride, dilation: one number for each spatial axis; the kernel's dilation.
       padding: (low, high) for each spatial axis, none negative.
     """
+    op = Conv(
+        tuple(stride),
+        tuple((low, high) for low, high in padding),
+        tuple(dilation),
+        groups,
+        epilogue.spec,
+    )
+    arrays = (x, w, *epilogue.with_bias(-1).arrays)
+    if library() is not None:
+        return kernel(op, *arrays)
     n = x.ndim
-    spec = lax.ConvDimensionNumbers(
-        (0, n - 1, *range(1, n - 1)), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *range(1, n - 1))
-    )
-    plain = functools.partial(
-        lax.conv_general_dilated,
-        window_strides=stride,
-        padding=padding,
-        rhs_dilation=dilation,
-        dimension_numbers=spec,
-        feature_group_count=groups,
-    )
-
     image = {
         "dims": n,
         "data": {"batch_dim": 0, "feature_dim": n - 1, "spatial_dims": [*range(1, n - 1)]},
     }
-    kernel = {
+    weight = {
         "input_feature_dim": n - 2,
         "output_feature_dim": n - 1,
         "spatial_dims": [*range(n - 2)],
@@ -114,13 +124,12 @@ def convolution(
     config = {
         "dims": n,
         "input": image,
-        "kernel": {"dims": n, "filter": kernel},
+        "kernel": {"dims": n, "filter": weight},
         "output": image,
         "window": window,
         "feature_groups": groups,
     }
-    epilogue = epilogue.with_bias(-1)
-    return _call("convolution", "onednn_conv_config", config, plain, epilogue)(x, w)
+    return _call("convolution", "onednn_conv_config", config, op)(*arrays)
 
 
 def dot_general(
@@ -129,17 +138,21 @@ def dot_general(
     """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
-    config = {"transpose_a": left_over == b, "transpose_b": right_over == b + 1}
-    plain = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers)
-    epilogue = epilogue.with_bias(*(1,) * (b + 1), -1)
-    return _call("matmul", "onednn_matmul_config", config, plain, epilogue)(left, right)
+    op = Dot(left_over == b, right_over == b + 1, epilogue.spec)
+    arrays = (left, right, *epilogue.with_bias(*(1,) * (b + 1), -1).arrays)
+    if library() is not None:
+        return kernel(op, *arrays)
+    config = {"transpose_a": op.left_turned, "transpose_b": op.right_turned}
+    return _call("matmul", "onednn_matmul_config", config, op)(*arrays)
 
 
 def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     """`jax.export` of a function that may hold these kernels, which JAX makes no promise about."""
-    names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul"]
+    compiled = jax.jit(fn)
+    compiled.lower(*avals)  # makes the names known
+    names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul", *kernels.names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
-    return export.export(jax.jit(fn), disabled_checks=allowed)(*avals)
+    return export.export(compiled, disabled_checks=allowed)(*avals)
 
 
 def is_in(artefact: export.Exported) -> bool:
@@ -148,30 +161,20 @@ def is_in(artefact: export.Exported) -> bool:
 
 
 def _call(
-    name: str,
-    field: str,
-    config: dict[str, Any],
-    plain: Callable[..., jax.Array],
-    epilogue: Epilogue,
+    name: str, field: str, config: dict[str, Any], op: Conv | Dot
 ) -> Callable[..., jax.Array]:
-    """The named operation on two arrays; under differentiation and vmap `plain`, which computes the
-    same, and the epilogue.
-    """
+    """The named operation of XLA; under differentiation and vmap `op`, which computes the same."""
     # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
-    arrays = {"bias": epilogue.bias, "addend": epilogue.addend}
-    after = {k: v for k, v in arrays.items() if v is not None}
-    post_ops = [_POST_OPS[k] for k in after] + ["RELU"] * epilogue.relu
+    after = op.after
+    post_ops = ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend + ["RELU"] * after.relu
     config = {field: config | {"fusions": {"ops": post_ops}}}
-
-    def as_lax(a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
-        return epilogue._replace(**dict(zip(after, more, strict=True)))(plain(a, b))
 
     @custom_vmap
     def kernel(*arrays: jax.Array) -> jax.Array:
         call = jax.ffi.ffi_call(
             f"{_PREFIX}{name}",
-            jax.eval_shape(as_lax, *arrays),
+            jax.eval_shape(op, *arrays),
             custom_call_api_version=_STATUS_RETURNING,
             legacy_backend_config=json.dumps(config),
         )
@@ -179,8 +182,8 @@ def _call(
 
     @kernel.def_vmap
     def batched(size: int, has_axis: Sequence[bool], *arrays: jax.Array) -> Any:
-        return jax.vmap(as_lax, [0 if has else None for has in has_axis])(*arrays), True
+        return jax.vmap(op, [0 if has else None for has in has_axis])(*arrays), True
 
     smooth = jax.custom_jvp(kernel)
-    smooth.defjvp(lambda primals, tangents: jax.jvp(as_lax, tuple(primals), tuple(tangents)))
-    return lambda a, b: smooth(a, b, *after.values())
+    smooth.defjvp(lambda primals, tangents: jax.jvp(op, tuple(primals), tuple(tangents)))
+    return smooth

@@ -1,0 +1,271 @@
+"""JAX primitives for what the library computes, alone and in partitions.
+
+`kernel` is one convolution or product, which has the derivatives and the vmap of the same lax code.
+`partition` makes one call of several, on weights that `pack` has laid out as the library wants
+them. `pack` is linear, and on weights alone; so hoisting takes it out of the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from xrl_jax.backends.dnnl.library import (
+    DST,
+    SRC,
+    Desc,
+    Library,
+    UnimplementedError,
+    library,
+)
+from xrl_jax.backends.dnnl.native import Place, Step, register
+from xrl_jax.backends.dnnl.plan import kernel_layout, plan
+from xrl_jax.backends.dnnl.spec import Conv, Dot, Instruction, Partition, partition
+
+_F32 = np.dtype(np.float32)
+_PACK, _UNPACK, _RUN = "pack", "unpack", "run"
+Target = tuple[str, str, int]  # what is done, a partition's text, which of its inputs
+_TARGETS: dict[str, Target] = {}  # by the name that XLA knows
+_LOCK = threading.Lock()
+
+
+def kernel(op: Conv | Dot, *operands: jax.Array) -> jax.Array:
+    """One operator by the library; without it, or a kernel for this, as lax code."""
+    return kernel_p.bind(*operands, op=op)
+
+
+def run(part: Partition, *operands: jax.Array) -> list[jax.Array]:
+    """The outputs of a partition; its packed inputs come from `pack`."""
+    return list(partition_p.bind(*operands, part=part))
+
+
+def pack(part: Partition, index: int, w: jax.Array) -> jax.Array:
+    """A weight as the partition's packed input of this index: a vector."""
+    return pack_p.bind(w, part=part, index=index)
+
+
+def alone(op: Conv | Dot, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
+    """A partition of one operator."""
+    packed = tuple(i == 1 and packs(op, shapes[1]) for i in range(len(shapes)))
+    code = (Instruction(op, tuple(range(len(shapes))), shape),)
+    return Partition(tuple(shapes), packed, code, (len(shapes),))
+
+
+def packs(op: Conv | Dot, shape: tuple[int, ...]) -> bool:
+    """Whether the second operand, of this shape, is worth a layout of its own: a weight is, what
+    has a batch axis is not.
+    """
+    return isinstance(op, Conv) or len(shape) == 2
+
+
+def is_possible(part: Partition) -> bool:
+    """Whether the library is there and has kernels for all of it."""
+    lib = library()
+    if lib is None:
+        return False
+    try:
+        plan(lib, part)
+    except UnimplementedError:
+        return False
+    return True
+
+
+# --- names, for files and other processes ---
+
+
+def targets_in(module: bytes) -> list[Target]:
+    """What a serialised module calls, to be made known elsewhere by `make_known`."""
+    with _LOCK:
+        return [target for name, target in _TARGETS.items() if name.encode() in module]
+
+
+def names() -> list[str]:
+    """All names known to XLA so far."""
+    with _LOCK:
+        return list(_TARGETS)
+
+
+def make_known(targets: Sequence[Target]) -> None:
+    """Make XLA know the targets under the names they had where `targets_in` found them.
+
+    Raises:
+      RuntimeError: the library is not here.
+    """
+    lib = library()
+    if targets and lib is None:
+        raise RuntimeError("oneDNN is missing: pip install 'xrl_jax[onednn]'")
+    for what, text, index in targets:
+        assert lib is not None
+        _target(lib, what, partition(text), index)
+
+
+@functools.cache
+def _target(lib: Library, what: str, part: Partition, index: int) -> str:
+    """The name of a call, known to XLA."""
+    made = plan(lib, part)
+    name = part.name(lib.name)
+    steps: Sequence[Step]
+    if what == _RUN:
+        steps = made.steps
+    else:
+        name = f"{name}.{what}{index}"
+        layouts = [_plain_layout(lib, part, index), made.weights[index]]
+        source, target = layouts if what == _PACK else layouts[::-1]
+        move = lib.primitive(lib.reorder(source, target))
+        places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
+        steps = (Step(move, places),)
+    register(lib, name, steps)
+    with _LOCK:
+        _TARGETS[name] = (what, part.text(), index)
+    return name
+
+
+def _plain_layout(lib: Library, part: Partition, index: int) -> Desc:
+    """Of a weight before it is packed."""
+    shape = part.inputs[index]
+    (op,) = (i.op for i in part.code if index in i.args)
+    if isinstance(op, Conv):
+        return lib.desc(*kernel_layout(shape, op.groups))
+    assert isinstance(op, Dot)
+    desc = lib.desc(shape)
+    return lib.permuted(desc, (1, 0)) if op.right_turned else desc
+
+
+def _library() -> Library:
+    lib = library()
+    if lib is None:
+        raise RuntimeError("oneDNN is missing: pip install 'xrl_jax[onednn]'")
+    return lib
+
+
+def _packed_aval(part: Partition, index: int) -> ShapedArray:
+    lib = _library()
+    return ShapedArray((lib.nbytes(plan(lib, part).weights[index]) // 4,), _F32)
+
+
+# --- the primitives ---
+
+
+def _primitive(name: str, *, multiple: bool = False) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = multiple
+
+    @functools.cache
+    def compiled(**params: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **params))
+
+    primitive.def_impl(lambda *args, **params: compiled(**params)(*args))
+    return primitive
+
+
+kernel_p = _primitive("onednn_kernel")
+partition_p = _primitive("onednn_partition", multiple=True)
+pack_p = _primitive("onednn_pack")
+unpack_p = _primitive("onednn_unpack")
+
+
+def _kernel_aval(*avals: Any, op: Conv | Dot) -> ShapedArray:
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return ShapedArray(jax.eval_shape(op, *structs).shape, _F32)
+
+
+def _kernel_code(*operands: jax.Array, op: Conv | Dot) -> jax.Array:
+    shape = jax.eval_shape(op, *operands).shape
+    part = alone(op, [a.shape for a in operands], shape)
+    if not is_possible(part):
+        return op(*operands)
+    first, second, *more = operands
+    if part.packed[1]:
+        second = pack(part, 1, second)
+    return run(part, first, second, *more)[0]
+
+
+def _kernel_jvp(primals: Any, tangents: Any, *, op: Conv | Dot) -> Any:
+    return jax.jvp(op, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _kernel_batched(operands: Any, axes: Any, *, op: Conv | Dot) -> Any:
+    axes = [None if a is batching.not_mapped else a for a in axes]
+    return jax.vmap(op, axes)(*operands), 0
+
+
+kernel_p.def_abstract_eval(_kernel_aval)
+mlir.register_lowering(kernel_p, mlir.lower_fun(_kernel_code, multiple_results=False))
+ad.primitive_jvps[kernel_p] = _kernel_jvp
+batching.primitive_batchers[kernel_p] = _kernel_batched
+
+
+def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
+    lib = _library()
+    arena = jax.ShapeDtypeStruct((max(plan(lib, part).arena, 1),), jnp.uint8)
+    results = [jax.ShapeDtypeStruct(part.shape(o), _F32) for o in part.outputs]
+    return jax.ffi.ffi_call(_target(lib, _RUN, part, 0), [*results, arena])(*operands)[:-1]
+
+
+def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
+    def as_lax(*operands: jax.Array) -> list[jax.Array]:
+        unpacked = [
+            unpack_p.bind(x, part=part, index=i) if part.packed[i] else x
+            for i, x in enumerate(operands)
+        ]
+        return part(*unpacked)
+
+    return jax.jvp(as_lax, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _one_by_one(primitive: Primitive) -> Any:
+    """Batching as a loop, since the library has no more axes."""
+
+    def batched(operands: Any, axes: Any, **params: Any) -> Any:
+        moved = [i for i, a in enumerate(axes) if a is not batching.not_mapped]
+        mapped = [jnp.moveaxis(operands[i], axes[i], 0) for i in moved]
+
+        def one(xs: Any) -> Any:
+            given = list(operands)
+            for i, x in zip(moved, xs, strict=True):
+                given[i] = x
+            return primitive.bind(*given, **params)
+
+        results = jax.lax.map(one, mapped)
+        return results, [0] * len(results) if primitive.multiple_results else 0
+
+    return batched
+
+
+def _partition_avals(*_: Any, part: Partition) -> list[ShapedArray]:
+    return [ShapedArray(part.shape(o), _F32) for o in part.outputs]
+
+
+partition_p.def_abstract_eval(_partition_avals)
+mlir.register_lowering(partition_p, mlir.lower_fun(_partition_code, multiple_results=True))
+ad.primitive_jvps[partition_p] = _partition_jvp
+batching.primitive_batchers[partition_p] = _one_by_one(partition_p)
+
+
+def _moving_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax.Array:
+    if what == _PACK:
+        result = _packed_aval(part, index)
+    else:
+        result = ShapedArray(part.inputs[index], _F32)
+    # A call's last result is its arena.
+    results = [jax.ShapeDtypeStruct(result.shape, _F32), jax.ShapeDtypeStruct((1,), jnp.uint8)]
+    return jax.ffi.ffi_call(_target(_library(), what, part, index), results)(x)[0]
+
+
+for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_p)):
+    _code = functools.partial(_moving_code, what=_what)
+    mlir.register_lowering(_p, mlir.lower_fun(_code, multiple_results=False))
+    batching.primitive_batchers[_p] = _one_by_one(_p)
+    # Each moves numbers, and its transpose moves them back.
+    ad.deflinear2(_p, lambda ct, _, *, inverse=_inverse, **params: [inverse.bind(ct, **params)])
+pack_p.def_abstract_eval(lambda _, *, part, index: _packed_aval(part, index))
+unpack_p.def_abstract_eval(lambda _, *, part, index: ShapedArray(part.inputs[index], _F32))

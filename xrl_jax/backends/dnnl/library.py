@@ -1,0 +1,303 @@
+"""oneDNN as a shared library, by its C interface.
+
+The library comes with the Python package `onednn-cpu-gomp` (`pip install xrl_jax[onednn]`), or with
+the system. Descriptors and primitives made here live as long as the process: the code that calls
+them holds their addresses.
+
+Source: oneDNN 3, include/oneapi/dnnl/dnnl.h and dnnl_types.h (github.com/uxlfoundation/oneDNN).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+_PACKAGE = "onednn-cpu-gomp"
+_MAJOR = 3  # version of the interface
+# How long its threads wait busily for the next operator before they sleep: some tens of
+# microseconds, the time between two of a network. OpenMP's default is milliseconds, on cores that
+# XLA's own threads need.
+_SPIN = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "20000"}
+
+F32 = 3
+_CPU, _IN_ORDER, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 1, 96, 1, 1, 1
+SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
+_POST_OP = 32768
+_QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
+_IMPLEMENTATION = 8
+_RELU, _ADD = 0x20, 0x1FFF0
+POOLS = {"max": 0x1FF, "average": 0x2FF}
+
+Desc = int  # address of a memory descriptor: dims, strides, blocks
+Prim = int  # address of a primitive descriptor
+
+
+class UnimplementedError(RuntimeError):
+    """The library has no kernel, or only its reference one, for what was asked."""
+
+
+class _Arg(ctypes.Structure):
+    _fields_ = [("arg", ctypes.c_int), ("memory", ctypes.c_void_p)]
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+        ("patch", ctypes.c_int),
+        ("hash", ctypes.c_char_p),
+        ("cpu_runtime", ctypes.c_uint),
+        ("gpu_runtime", ctypes.c_uint),
+    ]
+
+
+class PostOps(NamedTuple):
+    """What is computed with a result before it is written: an array of this layout is added,
+    negative values become 0.
+    """
+
+    addend: Desc | None = None
+    relu: bool = False
+
+
+class Library:
+    """The functions of the library that are needed, with the CPU as the engine."""
+
+    def __init__(self, path: str) -> None:
+        with _environment(_SPIN):
+            self._lib = ctypes.CDLL(path)
+        self._lib.dnnl_version.restype = ctypes.POINTER(_Version)
+        v = self._lib.dnnl_version().contents
+        if v.major != _MAJOR:
+            raise OSError(f"{path} is oneDNN {v.major}.{v.minor}, not {_MAJOR}")
+        self._lib.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p
+        self._lib.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
+        engine = ctypes.c_void_p()
+        self._check(
+            self._lib.dnnl_engine_create(ctypes.byref(engine), _CPU, ctypes.c_size_t(0)), "engine"
+        )
+        self.engine = int(engine.value or 0)
+        isa = int(self._lib.dnnl_get_effective_cpu_isa())
+        # What a layout chosen by the library depends on.
+        self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
+
+    def address(self, name: str) -> int:
+        """Of a function."""
+        return int(ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0)
+
+    # --- memory descriptors ---
+
+    def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None) -> Desc:
+        """Of float32 values; strides in elements, those of a row-major array if None."""
+        if strides is None:
+            strides = row_major(dims)
+        return self._new(
+            "dnnl_memory_desc_create_with_strides", len(dims), _dims(dims), F32, _dims(strides)
+        )
+
+    def any_desc(self, dims: Sequence[int]) -> Desc:
+        """Of float32 values, the layout to be chosen by the library."""
+        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), F32, _ANY)
+
+    def permuted(self, desc: Desc, order: Sequence[int]) -> Desc:
+        """The same memory with axis `order[i]` in place i, as by `lax.transpose`."""
+        places = [order.index(i) for i in range(len(order))]
+        return self._new(
+            "dnnl_memory_desc_permute_axes", _at(desc), (ctypes.c_int * len(order))(*places)
+        )
+
+    def equal(self, a: Desc, b: Desc) -> bool:
+        return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))
+
+    def nbytes(self, desc: Desc) -> int:
+        return int(self._lib.dnnl_memory_desc_get_size(_at(desc)))
+
+    # --- primitive descriptors ---
+
+    def convolution(
+        self,
+        src: Desc,
+        weights: Desc,
+        bias: Desc | None,
+        dst: Desc,
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        post_ops: PostOps = PostOps(),
+    ) -> Prim:
+        """Dimensions N C spatial, O I spatial or G O I spatial; `dilation` 1 is none."""
+        low, high = zip(*padding, strict=True)
+        return self._prim(
+            "dnnl_convolution_forward_primitive_desc_create",
+            *(_INFERENCE, _DIRECT, _at(src), _at(weights), _at(bias), _at(dst)),
+            *(_dims(stride), _dims([d - 1 for d in dilation]), _dims(low), _dims(high)),
+            post_ops=post_ops,
+        )
+
+    def matmul(
+        self, src: Desc, weights: Desc, bias: Desc | None, dst: Desc, post_ops: PostOps = PostOps()
+    ) -> Prim:
+        """[.., M, K] by [.., K, N]; the bias has as many dimensions."""
+        return self._prim(
+            "dnnl_matmul_primitive_desc_create",
+            *(_at(src), _at(weights), _at(bias), _at(dst)),
+            post_ops=post_ops,
+        )
+
+    def pool(
+        self,
+        kind: str,
+        src: Desc,
+        dst: Desc,
+        window: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+    ) -> Prim:
+        """Dimensions N C spatial; kinds as in `POOLS`, averages over the padding too."""
+        low, high = zip(*padding, strict=True)
+        return self._prim(
+            "dnnl_pooling_forward_primitive_desc_create",
+            *(_INFERENCE, POOLS[kind], _at(src), _at(dst), _dims(stride), _dims(window)),
+            *(_dims([0] * len(window)), _dims(low), _dims(high)),
+        )
+
+    def concat(self, srcs: Sequence[Desc], axis: int, dst: Desc | None) -> Prim:
+        array = (ctypes.c_void_p * len(srcs))(*srcs)
+        return self._prim("dnnl_concat_primitive_desc_create", _at(dst), len(srcs), axis, array)
+
+    def add(self, a: Desc, b: Desc, dst: Desc, post_ops: PostOps = PostOps()) -> Prim:
+        return self._prim(
+            "dnnl_binary_primitive_desc_create", _ADD, _at(a), _at(b), _at(dst), post_ops=post_ops
+        )
+
+    def relu(self, src: Desc, dst: Desc) -> Prim:
+        zero = ctypes.c_float(0)
+        return self._prim(
+            "dnnl_eltwise_forward_primitive_desc_create",
+            *(_INFERENCE, _RELU, _at(src), _at(dst), zero, zero),
+        )
+
+    def reorder(self, src: Desc, dst: Desc) -> Prim:
+        pd = ctypes.c_void_p()
+        e = _at(self.engine)
+        status = self._lib.dnnl_reorder_primitive_desc_create(
+            ctypes.byref(pd), _at(src), e, _at(dst), e, self._attributes(PostOps())
+        )
+        self._check(status, "reorder")
+        return int(pd.value or 0)
+
+    def of(self, prim: Prim, what: str) -> Desc:
+        """The descriptor of its "src", "weights", "dst" or "scratchpad"."""
+        return int(self._lib.dnnl_primitive_desc_query_md(_at(prim), _QUERY[what], 0) or 0)
+
+    def implementation(self, prim: Prim) -> str:
+        name = ctypes.c_char_p()
+        self._lib.dnnl_primitive_desc_query(_at(prim), _IMPLEMENTATION, 0, ctypes.byref(name))
+        return (name.value or b"").decode()
+
+    def primitive(self, prim: Prim) -> int:
+        """What can be executed."""
+        return self._new("dnnl_primitive_create", _at(prim))
+
+    # --- inside ---
+
+    def _prim(self, name: str, *args: object, post_ops: PostOps = PostOps()) -> Prim:
+        pd = ctypes.c_void_p()
+        attributes = self._attributes(post_ops)
+        status = getattr(self._lib, name)(ctypes.byref(pd), _at(self.engine), *args, attributes)
+        self._check(status, name)
+        prim = int(pd.value or 0)
+        if self.implementation(prim).startswith("ref"):
+            raise UnimplementedError(f"{name}: {self.implementation(prim)}")
+        return prim
+
+    def _attributes(self, post_ops: PostOps) -> ctypes.c_void_p:
+        attributes, chain = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._lib.dnnl_primitive_attr_create(ctypes.byref(attributes)), "attributes")
+        self._check(
+            self._lib.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD),
+            "attributes",
+        )
+        self._check(self._lib.dnnl_post_ops_create(ctypes.byref(chain)), "attributes")
+        if post_ops.addend is not None:
+            status = self._lib.dnnl_post_ops_append_binary(chain, _ADD, _at(post_ops.addend))
+            self._check(status, "sum")
+        if post_ops.relu:
+            zero = ctypes.c_float(0)
+            status = self._lib.dnnl_post_ops_append_eltwise(chain, _RELU, zero, zero)
+            self._check(status, "rectifier")
+        self._check(self._lib.dnnl_primitive_attr_set_post_ops(attributes, chain), "attributes")
+        return attributes
+
+    def _new(self, name: str, *args: object) -> int:
+        made = ctypes.c_void_p()
+        self._check(getattr(self._lib, name)(ctypes.byref(made), *args), name)
+        return int(made.value or 0)
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            raise UnimplementedError(f"oneDNN: {what} gives status {status}")
+
+
+ADDEND = _POST_OP | SRC_1  # argument of the first post-op
+
+
+@functools.cache
+def library() -> Library | None:
+    """The library, where it and what calls it are there; on x86 processors under Linux."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    if jax.default_backend() != "cpu" or importlib.util.find_spec("llvmlite") is None:
+        return None
+    for path in _places():
+        with contextlib.suppress(OSError):
+            return Library(path)
+    return None
+
+
+def row_major(dims: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a row-major array, in elements."""
+    strides = [1]
+    for d in reversed(dims[1:]):
+        strides.append(strides[-1] * d)
+    return tuple(reversed(strides[: len(dims)]))
+
+
+def _places() -> list[str]:
+    """Paths to try, the package's first."""
+    found: list[str] = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files(_PACKAGE) or []
+        found += [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
+    system = ctypes.util.find_library("dnnl")
+    return found + ([system] if system else [])
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]):
+    """Environment variables where they are not set, for a while."""
+    new = {k: v for k, v in values.items() if k not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for k in new:
+            del os.environ[k]
+
+
+def _at(address: int | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address)
+
+
+def _dims(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

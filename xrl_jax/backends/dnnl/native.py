@@ -1,0 +1,267 @@
+"""Machine code that XLA can call, for a list of the library's primitives run one after the other.
+
+XLA's interface for such calls wants one function without further data. So each list has a function
+of a few instructions that passes the list's address to `run`, which is written once, as LLVM's
+intermediate language: no compiler is needed, and no Python runs in the call.
+
+Source: XLA, xla/ffi/api/c_api.h (the offsets below); `jax.ffi.include_dir()` has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from xrl_jax.backends.dnnl.library import Desc, Library
+
+_MOST_ARGUMENTS = 64  # of one primitive
+_ARGUMENT, _RESULT, _ARENA = 0, 1, 2
+
+
+class Place(NamedTuple):
+    """Where an array lies: argument or result `at` of the call, or byte `at` of its last result."""
+
+    kind: int
+    at: int
+
+    @classmethod
+    def argument(cls, at: int) -> Place:
+        return cls(_ARGUMENT, at)
+
+    @classmethod
+    def result(cls, at: int) -> Place:
+        return cls(_RESULT, at)
+
+    @classmethod
+    def arena(cls, at: int) -> Place:
+        return cls(_ARENA, at)
+
+
+class Step(NamedTuple):
+    """A primitive and its arguments: (which one, its layout, where it lies)."""
+
+    primitive: int
+    args: tuple[tuple[int, Desc, Place], ...]
+
+
+# The list is an array of i64: its length, then for each step the primitive, the number of arguments
+# and for each of these four numbers as in `Step`. Offsets into XLA's structures: call frame:
+# extension 8, api 16, arguments 40 + 32, results 80 + 32; buffer: data 24; metadata extension:
+# metadata 24, whose version is at 24 and 28 and whose traits are at 32; api: Error_Create 48.
+_RUN = """
+@message = private constant [33 x i8] c"a primitive of oneDNN has failed\\00"
+
+define ptr @run(ptr %frame, ptr %plan) {{
+entry:
+  %args = alloca [{most} x {{i32, ptr}}]
+  %slot = alloca ptr
+  %extension_at = getelementptr i8, ptr %frame, i64 8
+  %extension = load ptr, ptr %extension_at
+  %is_call = icmp eq ptr %extension, null
+  br i1 %is_call, label %call, label %metadata
+
+metadata:
+  %metadata_at = getelementptr i8, ptr %extension, i64 24
+  %about = load ptr, ptr %metadata_at
+  %major = getelementptr i8, ptr %about, i64 24
+  store i32 0, ptr %major
+  %minor = getelementptr i8, ptr %about, i64 28
+  store i32 1, ptr %minor
+  %traits = getelementptr i8, ptr %about, i64 32
+  store i32 0, ptr %traits
+  ret ptr null
+
+call:
+  %arguments_at = getelementptr i8, ptr %frame, i64 72
+  %arguments = load ptr, ptr %arguments_at
+  %n_results_at = getelementptr i8, ptr %frame, i64 96
+  %n_results = load i64, ptr %n_results_at
+  %results_at = getelementptr i8, ptr %frame, i64 112
+  %results = load ptr, ptr %results_at
+  %last = sub i64 %n_results, 1
+  %arena_buffer_at = getelementptr ptr, ptr %results, i64 %last
+  %arena_buffer = load ptr, ptr %arena_buffer_at
+  %arena_at = getelementptr i8, ptr %arena_buffer, i64 24
+  %arena = load ptr, ptr %arena_at
+  %made = call i32 {stream_create}(ptr %slot, ptr {engine}, i32 1)
+  %stream = load ptr, ptr %slot
+  %n_steps = load i64, ptr %plan
+  %first = getelementptr i64, ptr %plan, i64 1
+  br label %step
+
+step:
+  %i = phi i64 [0, %call], [%i_next, %freed]
+  %at = phi ptr [%first, %call], [%at_next, %freed]
+  %worst = phi i32 [%made, %call], [%status, %freed]
+  %more = icmp slt i64 %i, %n_steps
+  br i1 %more, label %open, label %end
+
+open:
+  %primitive_number = load i64, ptr %at
+  %primitive = inttoptr i64 %primitive_number to ptr
+  %n_at = getelementptr i64, ptr %at, i64 1
+  %n = load i64, ptr %n_at
+  %rows = getelementptr i64, ptr %at, i64 2
+  br label %argument
+
+argument:
+  %j = phi i64 [0, %open], [%j_next, %placed]
+  %in = icmp slt i64 %j, %n
+  br i1 %in, label %place, label %execute
+
+place:
+  %row_offset = mul i64 %j, 4
+  %row = getelementptr i64, ptr %rows, i64 %row_offset
+  %id64 = load i64, ptr %row
+  %id = trunc i64 %id64 to i32
+  %desc_at = getelementptr i64, ptr %row, i64 1
+  %desc_number = load i64, ptr %desc_at
+  %desc = inttoptr i64 %desc_number to ptr
+  %kind_at = getelementptr i64, ptr %row, i64 2
+  %kind = load i64, ptr %kind_at
+  %where_at = getelementptr i64, ptr %row, i64 3
+  %where = load i64, ptr %where_at
+  %in_arena = icmp eq i64 %kind, 2
+  br i1 %in_arena, label %from_arena, label %from_buffer
+
+from_arena:
+  %inner = getelementptr i8, ptr %arena, i64 %where
+  br label %placed
+
+from_buffer:
+  %is_argument = icmp eq i64 %kind, 0
+  %table = select i1 %is_argument, ptr %arguments, ptr %results
+  %buffer_at = getelementptr ptr, ptr %table, i64 %where
+  %buffer = load ptr, ptr %buffer_at
+  %data_at = getelementptr i8, ptr %buffer, i64 24
+  %outer = load ptr, ptr %data_at
+  br label %placed
+
+placed:
+  %data = phi ptr [%inner, %from_arena], [%outer, %from_buffer]
+  %id_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 0
+  store i32 %id, ptr %id_slot
+  %memory_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 1
+  call i32 {memory_create}(ptr %memory_slot, ptr %desc, ptr {engine}, ptr %data)
+  %j_next = add i64 %j, 1
+  br label %argument
+
+execute:
+  %n32 = trunc i64 %n to i32
+  %now = call i32 {primitive_execute}(ptr %primitive, ptr %stream, i32 %n32, ptr %args)
+  %status = or i32 %worst, %now
+  br label %free
+
+free:
+  %k = phi i64 [0, %execute], [%k_next, %one]
+  %left = icmp slt i64 %k, %n
+  br i1 %left, label %one, label %freed
+
+one:
+  %old_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %k, i32 1
+  %old = load ptr, ptr %old_slot
+  call i32 {memory_destroy}(ptr %old)
+  %k_next = add i64 %k, 1
+  br label %free
+
+freed:
+  %i_next = add i64 %i, 1
+  %length = mul i64 %n, 4
+  %at_next = getelementptr i64, ptr %rows, i64 %length
+  br label %step
+
+end:
+  call i32 {stream_destroy}(ptr %stream)
+  %good = icmp eq i32 %worst, 0
+  br i1 %good, label %fine, label %failed
+
+fine:
+  ret ptr null
+
+failed:
+  %error = alloca {{i64, ptr, ptr, i32}}
+  store {{i64, ptr, ptr, i32}} {{i64 32, ptr null, ptr @message, i32 13}}, ptr %error
+  %api_at = getelementptr i8, ptr %frame, i64 16
+  %api = load ptr, ptr %api_at
+  %create_at = getelementptr i8, ptr %api, i64 48
+  %create = load ptr, ptr %create_at
+  %result = call ptr %create(ptr %error)
+  ret ptr %result
+}}
+"""
+_PASS_ON = """
+define ptr @{name}(ptr %frame) {{
+  %result = call ptr {run}(ptr %frame, ptr {plan})
+  ret ptr %result
+}}
+"""
+_LOCK = threading.Lock()
+_KEPT: dict[str, np.ndarray] = {}  # lists whose addresses are in the code
+
+
+def register(lib: Library, name: str, steps: Sequence[Step]) -> None:
+    """Make XLA know the list by this name, once."""
+    with _LOCK:
+        if name in _KEPT:
+            return
+        numbers: list[int] = [len(steps)]
+        for step in steps:
+            if len(step.args) > _MOST_ARGUMENTS:
+                raise ValueError(f"{len(step.args)} arguments for one primitive")
+            numbers += [step.primitive, len(step.args)]
+            for which, desc, place in step.args:
+                numbers += [which, desc, place.kind, place.at]
+        plan = _KEPT[name] = np.asarray(numbers, np.int64)
+        run = _pointer(_address(lib, "run", _RUN.format(**_names(lib))))
+        function = name.replace(".", "_")
+        code = _PASS_ON.format(name=function, run=run, plan=_pointer(plan.ctypes.data))
+        capsule = _capsule(_address(lib, function, code))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
+
+
+def _names(lib: Library) -> dict[str, Any]:
+    functions = (
+        "stream_create stream_destroy memory_create memory_destroy primitive_execute".split()
+    )
+    names: dict[str, Any] = {f: _pointer(lib.address(f"dnnl_{f}")) for f in functions}
+    return names | {"engine": _pointer(lib.engine), "most": _MOST_ARGUMENTS}
+
+
+def _pointer(address: int) -> str:
+    return f"inttoptr (i64 {address} to ptr)"
+
+
+@functools.cache
+def _address(lib: Library, name: str, code: str) -> int:
+    """Of the function of this name in the code, compiled."""
+    import llvmlite.binding as llvm
+
+    engine = _engine()
+    module = llvm.parse_assembly(code)
+    module.verify()
+    engine.add_module(module)
+    engine.finalize_object()
+    return int(engine.get_function_address(name))
+
+
+@functools.cache
+def _engine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(address, None, None)

@@ -1,0 +1,240 @@
+"""Partitions of a jaxpr: what the library computes between two visits of XLA, as one call.
+
+A call of the library costs the waking of its threads and the making of its descriptors, some 50
+microseconds of which a convolution of a small network takes 100; and what it returns has to be
+row-major. So kernels are put together with those they feed, and with what lies between that the
+library can do: pooling, concatenation, sums. Within a partition values keep the layouts that the
+library likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.spec import (
+    Add,
+    Concat,
+    Instruction,
+    Op,
+    Partition,
+    Pool,
+    Relu,
+    Reshape,
+    Transpose,
+)
+from xrl_jax.backends.equations import bind, read, variables
+
+
+def partitioned(closed: Any, known: Sequence[bool]) -> Any:
+    """The same closed jaxpr with its kernels in partitions.
+
+    Args:
+      known: for each argument, whether it is a weight; what is computed from weights alone stays
+        outside, to be hoisted.
+    """
+    if library() is None or not any(e.primitive is kernels.kernel_p for e in closed.jaxpr.eqns):
+        return closed
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    stages = _stages(closed.jaxpr, known)
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(closed.jaxpr.invars, args, strict=True))
+        for stage in stages:
+            for e in stage.before:
+                env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))
+            _run(stage, env)
+        return [read(env, v) for v in closed.jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*avals)
+
+
+@dataclass
+class _Stage:
+    """Equations for XLA, then the members of one partition."""
+
+    before: list[Any]
+    members: list[tuple[Any, Op]]
+    outputs: list[Any]
+
+
+def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
+    """The jaxpr's equations, each in the first stage where all it needs is there."""
+    maker = {v: e for e in jaxpr.eqns for v in e.outvars}
+    fixed = set(jaxpr.constvars) | {v for v, k in zip(jaxpr.invars, known, strict=True) if k}
+    level: dict[Any, int] = {}  # of a variable: the partition it is in, or the last it needs
+    inside: dict[Any, Op] = {}  # results of members
+
+    for e in jaxpr.eqns:
+        operands = variables(e.invars)
+        if not e.effects and all(v in fixed for v in operands):
+            fixed.update(e.outvars)
+            continue
+        at = max((level.get(v, 0) for v in operands), default=0)
+        op = _op(e, maker)
+        if op is not None:
+            own = max(level.get(v, 0) + (v not in inside) for v in operands)
+            feeds = any(v in inside and level[v] == own for v in operands)
+            if feeds or e.primitive is kernels.kernel_p:
+                at, inside[e.outvars[0]] = own, op
+        level.update(dict.fromkeys(e.outvars, at))
+
+    _peel(jaxpr, inside)
+    stages = [_Stage([], [], []) for _ in range(max(level.values(), default=0) + 2)]
+    for e in jaxpr.eqns:
+        v = e.outvars[0] if e.outvars else None
+        if v in inside:
+            stages[level[v] - 1].members.append((e, inside[v]))
+        else:
+            stages[max((level.get(o, 0) for o in variables(e.invars)), default=0)].before.append(e)
+    users: dict[Any, list[Any]] = {}
+    for e in jaxpr.eqns:
+        for v in variables(e.invars):
+            users.setdefault(v, []).append(e)
+    returned = set(variables(jaxpr.outvars))
+    for stage in stages:
+        own = {id(e) for e, _ in stage.members}
+        made = [e.outvars[0] for e, _ in stage.members]
+        stage.outputs = [
+            v for v in made if v in returned or any(id(e) not in own for e in users.get(v, ()))
+        ]
+    return stages
+
+
+def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
+    """Leave to XLA the changes of shape that end a partition: it has them for nothing."""
+    needed = {
+        v
+        for e in jaxpr.eqns
+        if e.outvars and e.outvars[0] in inside
+        for v in e.invars
+        if not isinstance(v, Literal)
+    }
+    for e in reversed(jaxpr.eqns):
+        v = e.outvars[0] if e.outvars else None
+        if isinstance(inside.get(v), Reshape | Transpose) and v not in needed:
+            del inside[v]
+            needed = {
+                o
+                for f in jaxpr.eqns
+                if f.outvars and f.outvars[0] in inside
+                for o in variables(f.invars)
+            }
+
+
+def _run(stage: _Stage, env: dict[Any, Any]) -> None:
+    """The members' values that are used outside, by one call; where the library cannot, by one
+    call for each.
+    """
+    if not stage.members:
+        return
+    part, inputs = _partition(stage)
+    if not kernels.is_possible(part):
+        for e, _ in stage.members:
+            env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))
+        return
+    operands = [
+        kernels.pack(part, i, env[v]) if part.packed[i] else env[v] for i, v in enumerate(inputs)
+    ]
+    env.update(zip(stage.outputs, kernels.run(part, *operands), strict=True))
+
+
+def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
+    """The partition and the variables that are its inputs."""
+    made = {e.outvars[0]: i for i, (e, _) in enumerate(stage.members)}
+    inputs: list[Any] = []
+    packed: list[bool] = []
+    place: dict[Any, int] = {}
+    uses: list[list[tuple[bool, int]]] = []  # (whether an input, which)
+    for e, op in stage.members:
+        args = []
+        for n, v in enumerate(_operands(e, op)):
+            if v in made:
+                args.append((False, made[v]))
+                continue
+            is_weight = (
+                n == 1 and e.primitive is kernels.kernel_p and kernels.packs(op, v.aval.shape)
+            )
+            if is_weight or v not in place:
+                if not is_weight:
+                    place[v] = len(inputs)
+                args.append((True, len(inputs)))
+                inputs.append(v)
+                packed.append(is_weight)
+            else:
+                args.append((True, place[v]))
+        uses.append(args)
+    n = len(inputs)
+    code = tuple(
+        Instruction(op, tuple(i if outer else n + i for outer, i in args), e.outvars[0].aval.shape)
+        for (e, op), args in zip(stage.members, uses, strict=True)
+    )
+    shapes = tuple(v.aval.shape for v in inputs)
+    return Partition(shapes, tuple(packed), code, tuple(n + made[v] for v in stage.outputs)), inputs
+
+
+def _operands(e: Any, op: Op) -> list[Any]:
+    """The variables that the operator takes; a rectifier's zero is none."""
+    if isinstance(op, Relu):
+        return [v for v in e.invars if _is_array(v, e)][:1]
+    return list(e.invars)
+
+
+def _is_array(v: Any, e: Any) -> bool:
+    return not isinstance(v, Literal) and v.aval.shape == e.outvars[0].aval.shape
+
+
+def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
+    """What the equation is to the library; None if it cannot do it."""
+    if e.primitive is kernels.kernel_p:
+        return e.params["op"]
+    if any(v.aval.dtype != "float32" for v in (*e.invars, *e.outvars)):
+        return None
+    p = e.params
+    match e.primitive.name:
+        case "reduce_window_max":
+            return _pool(p)
+        case "concatenate":
+            return Concat(p["dimension"]) if not _has_literal(e) else None
+        case "add":
+            return Add() if all(_is_array(v, e) for v in e.invars) else None
+        case "max":
+            zeros = [v for v in e.invars if _is_zero(v, maker)]
+            return Relu() if len(zeros) == 1 and not isinstance(e.invars[0], Literal) else None
+        case "reshape" | "squeeze" | "expand_dims":
+            return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
+        case "transpose":
+            return Transpose(tuple(p["permutation"]))
+    return None
+
+
+def _pool(p: dict[str, Any]) -> Pool | None:
+    window, stride = p["window_dimensions"], p["window_strides"]
+    if {*p["base_dilation"], *p["window_dilation"]} != {1}:
+        return None
+    moving = [i for i, n in enumerate(window) if (n, stride[i]) != (1, 1)]
+    still = [i for i in range(len(window)) if i not in moving]
+    if len(moving) != 2 or len(still) != 2 or any(p["padding"][i] != (0, 0) for i in still):
+        return None
+    if any(max(p["padding"][i]) >= window[i] or min(p["padding"][i]) < 0 for i in moving):
+        return None
+    return Pool(tuple(window), tuple(stride), tuple(tuple(q) for q in p["padding"]))
+
+
+def _has_literal(e: Any) -> bool:
+    return any(isinstance(v, Literal) for v in e.invars)
+
+
+def _is_zero(v: Any, maker: dict[Any, Any]) -> bool:
+    """Whether the operand is the number 0, or an array of it."""
+    if isinstance(v, Literal):
+        return v.aval.shape == () and float(v.val) == 0
+    e = maker.get(v)
+    return e is not None and e.primitive.name == "broadcast_in_dim" and _is_zero(e.invars[0], {})

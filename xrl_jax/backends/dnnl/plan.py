@@ -1,0 +1,325 @@
+"""A partition as a list of the library's primitives: layouts chosen, memory laid out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from xrl_jax.backends.dnnl.library import (
+    ADDEND,
+    BIAS,
+    DST,
+    MULTIPLE_SRC,
+    SCRATCHPAD,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    Desc,
+    Library,
+    PostOps,
+    Prim,
+    UnimplementedError,
+    row_major,
+)
+from xrl_jax.backends.dnnl.native import Place, Step
+from xrl_jax.backends.dnnl.spec import (
+    Add,
+    Concat,
+    Conv,
+    Dot,
+    Epilogue,
+    Instruction,
+    Partition,
+    Pool,
+    Relu,
+    Reshape,
+    Transpose,
+)
+
+_ALIGNED = 64  # bytes
+
+
+class Plan(NamedTuple):
+    """What runs, in bytes and descriptors.
+
+    Attributes:
+      steps: in order; the arena is the call's last result.
+      arena: bytes of memory between them.
+      weights: the layout of each packed input, by its index.
+    """
+
+    steps: tuple[Step, ...]
+    arena: int
+    weights: dict[int, Desc]
+
+
+@dataclass
+class _Block:
+    """Memory between steps: bytes, and the steps that it has to last from and to."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass
+class _Value:
+    """An array: its layout, in the order of its axes, and where it lies."""
+
+    desc: Desc
+    place: Place | _Block
+
+
+@dataclass
+class _Builder:
+    lib: Library
+    partition: Partition
+    values: list[_Value] = field(default_factory=list)
+    steps: list[tuple[int, list[tuple[int, Desc, Place | _Block]]]] = field(default_factory=list)
+    weights: dict[int, Desc] = field(default_factory=dict)
+
+    # --- memory ---
+
+    def block(self, desc: Desc) -> _Block:
+        now = len(self.steps)
+        return _Block(self.lib.nbytes(desc), now, now)
+
+    def run(self, prim: Prim, args: Sequence[tuple[int, _Value]]) -> None:
+        """Append a step; it lengthens the life of what it reads and writes."""
+        listed = [(which, v.desc, v.place) for which, v in args]
+        scratch = self.lib.of(prim, "scratchpad")
+        if nbytes := self.lib.nbytes(scratch):
+            listed.append((SCRATCHPAD, scratch, _Block(nbytes, len(self.steps), len(self.steps))))
+        for _, _, place in listed:
+            if isinstance(place, _Block):
+                place.last = len(self.steps)
+        self.steps.append((self.lib.primitive(prim), listed))
+
+    def result(self, desc: Desc, output: Place | None) -> _Value:
+        return _Value(desc, output or self.block(desc))
+
+    # --- layouts ---
+
+    def as_laid_out(self, value: _Value, desc: Desc) -> _Value:
+        """The same array in another layout, or itself."""
+        if self.lib.equal(value.desc, desc):
+            return value
+        moved = _Value(desc, self.block(desc))
+        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
+        return moved
+
+    def wanted(self, shape: Sequence[int], output: Place | None) -> Desc:
+        """The layout of a result: what the library likes, or row-major where it is returned."""
+        return self.lib.any_desc(shape) if output is None else self.lib.desc(shape)
+
+    def turned(self, value: _Value, order: Sequence[int]) -> _Value:
+        return _Value(self.lib.permuted(value.desc, order), value.place)
+
+    # --- operators ---
+
+    def add(self, instruction: Instruction, output: Place | None) -> _Value:
+        """Append the steps of an instruction; its value, in `output` if that is given."""
+        op, shape = instruction.op, instruction.shape
+        args = [self.values[a] for a in instruction.args]
+        match op:
+            case Conv():
+                return self.convolution(op, instruction, args, output)
+            case Dot():
+                return self.dot(op, instruction, args, output)
+            case Pool():
+                return self.pool(op, shape, args[0], output)
+            case Concat():
+                dst = None if output is None else self.lib.desc(shape)
+                prim = self.lib.concat([v.desc for v in args], op.axis, dst)
+                y = self.result(self.lib.of(prim, "dst"), output)
+                self.run(prim, [*((MULTIPLE_SRC + i, v) for i, v in enumerate(args)), (DST, y)])
+                return y
+            case Add():
+                a, b = args
+                dst = a.desc if output is None else self.lib.desc(shape)
+                y = self.result(dst, output)
+                self.run(self.lib.add(a.desc, b.desc, dst), [(SRC, a), (SRC_1, b), (DST, y)])
+                return y
+            case Relu():
+                dst = args[0].desc if output is None else self.lib.desc(shape)
+                x = self.as_laid_out(args[0], dst)
+                y = self.result(dst, output)
+                self.run(self.lib.relu(x.desc, dst), [(SRC, x), (DST, y)])
+                return y
+            case Reshape():
+                x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
+                y = _Value(self.lib.desc(shape), x.place)
+                return y if output is None else self.copied(y, output)
+            case Transpose():
+                y = self.turned(args[0], op.order)
+                return y if output is None else self.copied(y, output, shape)
+
+    def copied(self, value: _Value, output: Place, shape: Sequence[int] | None = None) -> _Value:
+        """The array as a result of the call, row-major."""
+        desc = value.desc if shape is None else self.lib.desc(shape)
+        y = _Value(desc, output)
+        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, y)])
+        return y
+
+    def shape_of(self, value: int) -> tuple[int, ...]:
+        return self.partition.shape(value)
+
+    def convolution(
+        self, op: Conv, i: Instruction, args: list[_Value], output: Place | None
+    ) -> _Value:
+        n = len(i.shape)
+        first = (0, n - 1, *range(1, n - 1))  # features before the spatial axes
+        last = (0, *range(2, n), 1)
+        x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
+        src = self.lib.any_desc([x_shape[a] for a in first])
+        if output is None:
+            dst = self.lib.any_desc([i.shape[a] for a in first])
+        else:
+            dst = self.lib.permuted(self.lib.desc(i.shape), first)
+        dims, strides = kernel_layout(w_shape, op.groups)
+        weights = self.lib.any_desc(dims)
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.convolution(
+                src, weights, bias, dst, op.stride, op.dilation, op.padding, post_ops
+            )
+
+        x = self.turned(args[0], first)
+        w = _Value(self.lib.desc(dims, strides), args[1].place)
+        more = args[2:]
+        bias = more.pop(0) if op.after.bias else None
+        addend = self.turned(more.pop(0), first) if op.after.addend else None
+        y = self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+        return self.turned(y, last)
+
+    def dot(self, op: Dot, i: Instruction, args: list[_Value], output: Place | None) -> _Value:
+        n = len(i.shape)
+        swapped = (*range(n - 2), n - 1, n - 2)
+        x = self.turned(args[0], swapped) if op.left_turned else args[0]
+        w_shape = self.shape_of(i.args[1])
+        w = _Value(self.lib.desc(w_shape), args[1].place)
+        w = self.turned(w, swapped) if op.right_turned else w
+        if not self.partition.is_packed(i.args[1]):
+            w = self.turned(args[1], swapped) if op.right_turned else args[1]
+        dims = [w_shape[a] for a in swapped] if op.right_turned else list(w_shape)
+        weights = self.lib.any_desc(dims) if self.partition.is_packed(i.args[1]) else w.desc
+        dst = self.lib.desc(i.shape)
+        make = lambda bias, post_ops: self.lib.matmul(x.desc, weights, bias, dst, post_ops)
+        more = args[2:]
+        bias = more.pop(0) if op.after.bias else None
+        addend = more.pop(0) if op.after.addend else None
+        return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+
+    def product(
+        self, make, after: Epilogue, weight: int, x, w, bias, addend, output: Place | None
+    ) -> _Value:
+        """A convolution or product with what follows; a sum apart where its layouts differ."""
+        bias_desc = None if bias is None else bias.desc
+        plain = PostOps(relu=after.relu and addend is None)
+        prim = make(bias_desc, plain)
+        sum_apart = False
+        if addend is not None:
+            dst = self.lib.of(prim, "dst")
+            sum_apart = not self.lib.equal(addend.desc, dst)
+            if not sum_apart:
+                try:
+                    prim = make(bias_desc, PostOps(addend.desc, after.relu))
+                except UnimplementedError:
+                    sum_apart = True
+        x = self.as_laid_out(x, self.lib.of(prim, "src"))
+        if self.partition.is_packed(weight):
+            self.weights[weight] = self.lib.of(prim, "weights")
+            w = _Value(self.weights[weight], w.place)
+        else:
+            w = self.as_laid_out(w, self.lib.of(prim, "weights"))
+        dst = self.lib.of(prim, "dst")
+        y = self.result(dst, None if sum_apart else output)
+        operands = [(SRC, x), (WEIGHTS, w), (DST, y)]
+        if bias is not None:
+            operands.append((BIAS, bias))
+        if addend is not None and not sum_apart:
+            operands.append((ADDEND, addend))
+        self.run(prim, operands)
+        if not sum_apart:
+            return y
+        total = self.result(dst, output)
+        prim = self.lib.add(dst, addend.desc, dst, PostOps(relu=after.relu))
+        self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
+        return total
+
+    def pool(self, op: Pool, shape: Sequence[int], x: _Value, output: Place | None) -> _Value:
+        moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
+        order = (*(d for d in range(len(shape)) if d not in moving), *moving)
+        back = tuple(order.index(d) for d in range(len(shape)))
+        if output is None:
+            dst = self.lib.any_desc([shape[d] for d in order])
+        else:
+            dst = self.lib.permuted(self.lib.desc(shape), order)
+        x = self.turned(x, order)
+        spatial = [[f[d] for d in order[2:]] for f in (op.window, op.stride)]
+        padding = [op.padding[d] for d in order[2:]]
+        prim = self.lib.pool("max", x.desc, dst, *spatial, padding)
+        y = self.result(self.lib.of(prim, "dst"), output)
+        self.run(prim, [(SRC, x), (DST, y)])
+        return self.turned(y, back)
+
+
+def kernel_layout(shape: Sequence[int], groups: int) -> tuple[list[int], list[int]]:
+    """Dimensions and strides of a kernel [spatial.., C / groups, O], as O C spatial or, with
+    groups, G O C spatial.
+    """
+    strides = row_major(shape)
+    *spatial, c, o = range(len(shape))
+    dims = [shape[d] for d in (o, c, *spatial)]
+    steps = [strides[d] for d in (o, c, *spatial)]
+    if groups == 1:
+        return dims, steps
+    return [groups, dims[0] // groups, *dims[1:]], [dims[0] // groups, *steps]
+
+
+@functools.cache
+def plan(lib: Library, partition: Partition) -> Plan:
+    """The partition's steps.
+
+    Raises:
+      UnimplementedError: the library has no good kernel for one of the operators.
+    """
+    b = _Builder(lib, partition)
+    for i, shape in enumerate(partition.inputs):
+        b.values.append(_Value(lib.desc(shape), Place.argument(i)))
+    outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
+    for instruction in partition.code:
+        b.values.append(b.add(instruction, outputs.get(len(b.values))))
+    blocks: list[_Block] = []
+    for _, args in b.steps:
+        for _, _, place in args:
+            if isinstance(place, _Block) and not any(place is x for x in blocks):
+                blocks.append(place)
+    offsets, arena = _laid_out(blocks)
+    where = {id(x): Place.arena(at) for x, at in zip(blocks, offsets, strict=True)}
+    steps = tuple(
+        Step(p, tuple((a, d, where[id(x)] if isinstance(x, _Block) else x) for a, d, x in args))
+        for p, args in b.steps
+    )
+    return Plan(steps, arena, b.weights)
+
+
+def _laid_out(blocks: Sequence[_Block]) -> tuple[list[int], int]:
+    """Offsets of the blocks, none over another that lives at the same time; and bytes in all.
+
+    First fit, largest first.
+    """
+    offsets = [0] * len(blocks)
+    placed: list[int] = []
+    for i in sorted(range(len(blocks)), key=lambda i: -blocks[i].nbytes):
+        b = blocks[i]
+        at = 0
+        for j in sorted(placed, key=lambda j: offsets[j]):
+            other = blocks[j]
+            if other.first <= b.last and b.first <= other.last and offsets[j] < at + b.nbytes:
+                at = max(at, -(-(offsets[j] + other.nbytes) // _ALIGNED) * _ALIGNED)
+        offsets[i] = at
+        placed.append(i)
+    return offsets, max((o + b.nbytes for o, b in zip(offsets, blocks, strict=True)), default=0)

@@ -1,0 +1,226 @@
+"""What the library computes, as plain data: operators, and partitions made of them.
+
+A partition is a part of a program that one call of the library computes: a list of operators on
+values numbered from the inputs on. All values are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Operands after the first two, and what is done at the end; see `onednn.Epilogue`."""
+
+    bias: bool = False
+    addend: bool = False
+    relu: bool = False
+
+    def __call__(self, y: jax.Array, more: Sequence[jax.Array]) -> jax.Array:
+        """As lax code."""
+        rest = list(more)
+        if self.bias:
+            y = y + lax.broadcast_in_dim(rest.pop(0).reshape(-1), y.shape, (y.ndim - 1,))
+        if self.addend:
+            y = y + rest.pop(0)
+        return lax.max(y, lax.full_like(y, 0)) if self.relu else y
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Images [N, spatial.., C] with kernels [spatial.., C / groups, O], a bias [O]."""
+
+    stride: Shape
+    padding: tuple[tuple[int, int], ...]
+    dilation: Shape
+    groups: int
+    after: Epilogue = Epilogue()
+
+    def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        n = x.ndim
+        inner = range(1, n - 1)
+        numbers = lax.ConvDimensionNumbers(
+            (0, n - 1, *inner), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *inner)
+        )
+        y = lax.conv_general_dilated(
+            x,
+            w,
+            self.stride,
+            self.padding,
+            rhs_dilation=self.dilation,
+            dimension_numbers=numbers,
+            feature_group_count=self.groups,
+        )
+        return self.after(y, more)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """[.., M, K] by [.., K, N], or by [.., N, K]; a bias [1, .., N]; at most one batch axis."""
+
+    left_turned: bool  # [.., K, M]
+    right_turned: bool
+    after: Epilogue = Epilogue()
+
+    def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
+        n = a.ndim - 2
+        over = (n if self.left_turned else n + 1, n + 1 if self.right_turned else n)
+        batch = tuple(range(n))
+        y = lax.dot_general(a, b, (((over[0],), (over[1],)), (batch, batch)))
+        return self.after(y, more)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The largest value in each window, which has one number for each axis."""
+
+    window: Shape
+    stride: Shape
+    padding: tuple[tuple[int, int], ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.reduce_window(x, -math.inf, lax.max, self.window, self.stride, self.padding)
+
+
+@dataclass(frozen=True)
+class Concat:
+    axis: int
+
+    def __call__(self, *xs: jax.Array) -> jax.Array:
+        return lax.concatenate(xs, self.axis)
+
+
+@dataclass(frozen=True)
+class Add:
+    def __call__(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        return a + b
+
+
+@dataclass(frozen=True)
+class Relu:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.max(x, lax.full_like(x, 0))
+
+
+@dataclass(frozen=True)
+class Reshape:
+    shape: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Transpose:
+    order: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.transpose(x, self.order)
+
+
+Op = Conv | Dot | Pool | Concat | Add | Relu | Reshape | Transpose
+_OPS: dict[str, Callable[..., Any]] = {
+    c.__name__: c for c in (Conv, Dot, Pool, Concat, Add, Relu, Reshape, Transpose, Epilogue)
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An operator on values, and the shape of its result."""
+
+    op: Op
+    args: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Values are the inputs, then the results of the instructions.
+
+    Attributes:
+      packed: inputs that are weights (second operands of `Conv` and `Dot`) in the library's layout,
+        as vectors; each has one use.
+      outputs: the values returned.
+    """
+
+    inputs: tuple[Shape, ...]
+    packed: tuple[bool, ...]
+    code: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *inputs: jax.Array) -> list[jax.Array]:
+        """As lax code; no input is packed here."""
+        values = list(inputs)
+        for i in self.code:
+            values.append(i.op(*(values[a] for a in i.args)))
+        return [values[o] for o in self.outputs]
+
+    def shape(self, value: int) -> Shape:
+        n = len(self.inputs)
+        return self.inputs[value] if value < n else self.code[value - n].shape
+
+    def is_packed(self, value: int) -> bool:
+        return value < len(self.inputs) and self.packed[value]
+
+    def text(self) -> str:
+        """Plain text, read by `partition`."""
+        return json.dumps(_plain(self))
+
+    def name(self, surroundings: str) -> str:
+        """Under which XLA knows it; the same wherever library and processor are."""
+        digest = hashlib.sha256(f"{surroundings}\n{self.text()}".encode())
+        return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
+
+
+def partition(text: str) -> Partition:
+    """What `Partition.text` wrote.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    try:
+        inputs, packed, code, outputs = json.loads(text)
+        return Partition(
+            _tuples(inputs),
+            tuple(bool(p) for p in packed),
+            tuple(Instruction(_op(o), _tuples(a), _tuples(s)) for o, a, s in code),
+            _tuples(outputs),
+        )
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"no partition: {error}") from error
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, Op | Epilogue):
+        return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
+    if dataclasses.is_dataclass(x):
+        return [_plain(getattr(x, f.name)) for f in dataclasses.fields(x)]
+    return [_plain(v) for v in x] if isinstance(x, tuple) else x
+
+
+_T = TypeVar("_T")
+
+
+def _op(fields: list[Any]) -> Any:
+    name, *values = fields
+    return _OPS[name](*(_op(v) if _is_op(v) else _tuples(v) for v in values))
+
+
+def _is_op(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and isinstance(x[0], str)
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x
