@@ -41,7 +41,7 @@ clean:
 # An existing .venv is kept. The stamp makes setup run again only when the requirements change.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,onnx]"
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,onednn,onnx]"
 	@touch $@
 
 $(BIN)/python:

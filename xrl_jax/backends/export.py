@@ -6,8 +6,8 @@ the op table cannot say has no other plain form: `prepare`, the work on weights;
 constants, the types, tree structures and options, the report, and the program as text.
 
 Limits, all stated when they are met:
-- The file runs on the platform it was saved on, and on one device; with kernels of a library
-  (`onednn`), under the jaxlib it was saved by.
+- The file runs on the platform it was saved on, and on one device; with kernels of oneDNN, under
+  the jaxlib it was saved by, or with the same library on such a processor.
 - JAX reads artefacts for six months after they were written, and those of older versions only.
 - A loaded function has reverse derivatives of the first order (`jax.grad`, `jax.vjp`), no forward
   ones; `jax.vmap` runs it on one element after the other.
@@ -30,6 +30,8 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from xrl_jax.backends import onednn
 from xrl_jax.backends.archive import LoadError, read_archive, write_archive
+from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.fast import Fast, Flat
 from xrl_jax.backends.hoist import Hoisted
 from xrl_jax.backends.plain_data import (
@@ -159,12 +161,14 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
     weights, inputs = fast._divided(program.in_avals)
     artefacts: dict[str, list[int]] = {}
     parts: dict[str, bytes] = {}
-    of_library: list[str] = []
+    of_jaxlib: list[str] = []
+    targets: dict[kernels.Target, None] = {}
 
     def keep(name: str, fn: Callable[..., Any], avals: Sequence[Any]) -> None:
         artefact, artefacts[name] = _exported(fn, avals, constants)
         parts[_artefact(name)] = bytes(artefact.serialize())
-        of_library.extend([name] * onednn.is_in(artefact))
+        of_jaxlib.extend([name] * onednn.is_in(artefact))
+        targets.update(dict.fromkeys(onednn.targets(artefact)))
 
     sources, made = _sources(hoisted, weights, constants)
     if made:
@@ -181,7 +185,9 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
     header = {
         "written_by": ", ".join(f"{p} {_version(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
         "platform": export.default_export_platform(),
-        "jaxlib": _version("jaxlib") if of_library else None,
+        "jaxlib": _version("jaxlib") if of_jaxlib else None,
+        "library": _library_name() if targets else None,
+        "targets": list(targets),
         "name": str(getattr(fast, "__name__", "program")),
         "doc": getattr(fast, "__doc__", None),
         "signature": pack_signature(fast),
@@ -229,6 +235,12 @@ def _sources(
             sources.append(("made", len(made)))
             made.append(place)
     return sources, made
+
+
+def _library_name() -> str:
+    """Of the library whose layouts prepared weights may have."""
+    lib = library()
+    return lib.name if lib else "no oneDNN"
 
 
 def _version(package: str) -> str:
@@ -331,6 +343,11 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
             f"{path} calls kernels of jaxlib {header['jaxlib']}, here is {_version('jaxlib')}: "
             "install that version, or optimise the function again"
         )
+    if header["library"] not in (None, _library_name()):
+        raise LoadError(
+            f"{path} calls kernels of {header['library']}, here is {_library_name()}: "
+            "save it here, or install that version (pip install 'xrl_jax[onednn]')"
+        )
     types = {kind for _, kind, *_ in (*header["inputs"], *header["outputs"])}
     wide = sorted(types & {"float64", "int64", "uint64", "complex128"})
     if wide and not jax.config.read("jax_enable_x64"):
@@ -343,6 +360,7 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
 def _assembled(
     header: dict[str, Any], parts: dict[str, bytes], read_report: Callable[..., Any]
 ) -> LoadedFast:
+    kernels.make_known([tuple(t) for t in header["targets"]])
     constants = [
         unpack_array(kind, parts[_constant(i)]) for i, kind in enumerate(header["constants"])
     ]

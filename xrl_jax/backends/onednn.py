@@ -156,8 +156,13 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
 
 
 def is_in(artefact: export.Exported) -> bool:
-    """Whether the artefact calls one of these kernels."""
+    """Whether the artefact calls one of XLA's kernels."""
     return _PREFIX.encode() in artefact.mlir_module_serialized
+
+
+def targets(artefact: export.Exported) -> tuple[kernels.Target, ...]:
+    """The calls of the library in the artefact, to be made known where it is run."""
+    return tuple(kernels.targets_in(artefact.mlir_module_serialized))
 
 
 def _call(

@@ -11,6 +11,8 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
+from xrl_jax.backends.dnnl.library import library
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -19,7 +21,7 @@ class Machine:
     device: str  # kind, as the backend names it, e.g. "cpu"
     cpu: str  # model name
     threads: int  # cores this process may use
-    versions: str  # of jax, jaxlib and the platform
+    versions: str  # of jax, jaxlib, the platform and oneDNN
     flags: str  # XLA_FLAGS, sorted
 
 
@@ -28,7 +30,9 @@ def machine_key() -> Machine:
     device = jax.devices()[0]
     platform_version = " ".join(str(device.client.platform_version).split())
     libraries = f"jax {jax.__version__} jaxlib {jaxlib.version.__version__}"
-    versions = f"{libraries} {device.platform} {platform_version}"
+    lib = library()
+    kernels = f" {lib.name}" if lib else ""
+    versions = f"{libraries} {device.platform} {platform_version}{kernels}"
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
     return Machine(device.device_kind, _cpu_model(), _usable_cores(), versions, flags)
 

@@ -59,12 +59,13 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     """
     hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
     inputs = [a for a, w in zip(program.in_avals, program.weights, strict=True) if not w]
-    artifact = onednn.exported(hoisted.call, hoisted.avals, inputs).serialize()
+    exported = onednn.exported(hoisted.call, hoisted.avals, inputs)
     text = [timing_key(*nodes_of(g)[:2]) for g in program.graphs]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
     key = timing_key([], (), extra=["program", *text, *how])
     n_constants = len(hoisted.avals) if constants else 0
-    return Job(key, bytes(artifact), options, constants=n_constants)
+    artifact, targets = bytes(exported.serialize()), onednn.targets(exported)
+    return Job(key, artifact, options, constants=n_constants, targets=targets)
 
 
 def constants_pay(oracle: Oracle, program: Program) -> bool:

@@ -121,9 +121,15 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     prepared = jax.eval_shape(
         hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w]
     )
-    artifact = onednn.exported(hoisted.call, prepared, inputs).serialize()
+    exported = onednn.exported(hoisted.call, prepared, inputs)
     key = region_key(region, options, constants=constants)
-    return Job(key, bytes(artifact), tuple(options), constants=len(prepared) if constants else 0)
+    return Job(
+        key,
+        bytes(exported.serialize()),
+        tuple(options),
+        constants=len(prepared) if constants else 0,
+        targets=onednn.targets(exported),
+    )
 
 
 def region_sample(region: Region, seconds: float) -> Sample:

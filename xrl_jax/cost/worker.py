@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import jax
 
+from xrl_jax.backends.dnnl.kernels import Target
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker_process import read_frame, write_frame
@@ -41,6 +42,7 @@ class Job:
     options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
     launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
     constants: int = 0  # this many leading flat arguments are constants of the compiled code
+    targets: tuple[Target, ...] = ()  # calls of a library that the artifact makes, by name
 
     @functools.cached_property
     def identity(self) -> str:
@@ -278,6 +280,7 @@ def _described(job: Job, seconds: float) -> dict[str, Any]:
         "options": dict(job.options),
         "launches": job.launches,
         "constants": job.constants,
+        "targets": job.targets,
         "seconds": seconds,
     }
 

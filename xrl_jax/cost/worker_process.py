@@ -25,6 +25,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends.dnnl.kernels import make_known
 from xrl_jax.cost.inputs import hlo_hash, random_input
 from xrl_jax.cost.machine import machine_key
 from xrl_jax.cost.timing import (
@@ -178,6 +179,7 @@ class _Server:
         self._compiled += 1
         if self._compiled % 50 == 0:
             jax.clear_caches()  # what JAX keeps of an artifact's trace is never looked up again
+        make_known(header["targets"])
         try:
             exported = jax.export.deserialize(bytearray(artifact))
         except Exception as error:  # the reader of the format raises errors of many types

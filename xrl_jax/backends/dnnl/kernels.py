@@ -29,7 +29,7 @@ from xrl_jax.backends.dnnl.library import (
 )
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import kernel_layout, plan
-from xrl_jax.backends.dnnl.spec import Conv, Dot, Instruction, Partition, partition
+from xrl_jax.backends.dnnl.spec import Conv, Dot, Instruction, Op, Partition, partition
 
 _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
@@ -60,11 +60,11 @@ def alone(op: Conv | Dot, shapes: Sequence[tuple[int, ...]], shape: tuple[int, .
     return Partition(tuple(shapes), packed, code, (len(shapes),))
 
 
-def packs(op: Conv | Dot, shape: tuple[int, ...]) -> bool:
+def packs(op: Op, shape: tuple[int, ...]) -> bool:
     """Whether the second operand, of this shape, is worth a layout of its own: a weight is, what
     has a batch axis is not.
     """
-    return isinstance(op, Conv) or len(shape) == 2
+    return isinstance(op, Conv) or (isinstance(op, Dot) and len(shape) == 2)
 
 
 def is_possible(part: Partition) -> bool:
@@ -194,7 +194,6 @@ def _kernel_jvp(primals: Any, tangents: Any, *, op: Conv | Dot) -> Any:
 
 
 def _kernel_batched(operands: Any, axes: Any, *, op: Conv | Dot) -> Any:
-    axes = [None if a is batching.not_mapped else a for a in axes]
     return jax.vmap(op, axes)(*operands), 0
 
 
@@ -208,7 +207,8 @@ def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
     lib = _library()
     arena = jax.ShapeDtypeStruct((max(plan(lib, part).arena, 1),), jnp.uint8)
     results = [jax.ShapeDtypeStruct(part.shape(o), _F32) for o in part.outputs]
-    return jax.ffi.ffi_call(_target(lib, _RUN, part, 0), [*results, arena])(*operands)[:-1]
+    call = jax.ffi.ffi_call(_target(lib, _RUN, part, 0), [*results, arena])
+    return list(call(*operands))[:-1]
 
 
 def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
@@ -226,7 +226,7 @@ def _one_by_one(primitive: Primitive) -> Any:
     """Batching as a loop, since the library has no more axes."""
 
     def batched(operands: Any, axes: Any, **params: Any) -> Any:
-        moved = [i for i, a in enumerate(axes) if a is not batching.not_mapped]
+        moved = [i for i, a in enumerate(axes) if a is not None]
         mapped = [jnp.moveaxis(operands[i], axes[i], 0) for i in moved]
 
         def one(xs: Any) -> Any:

@@ -14,6 +14,7 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ class PostOps(NamedTuple):
 
     addend: Desc | None = None
     relu: bool = False
+
+
+NO_POST_OPS = PostOps()
 
 
 class Library:
@@ -133,7 +137,7 @@ class Library:
         stride: Sequence[int],
         dilation: Sequence[int],
         padding: Sequence[tuple[int, int]],
-        post_ops: PostOps = PostOps(),
+        post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
         """Dimensions N C spatial, O I spatial or G O I spatial; `dilation` 1 is none."""
         low, high = zip(*padding, strict=True)
@@ -145,7 +149,12 @@ class Library:
         )
 
     def matmul(
-        self, src: Desc, weights: Desc, bias: Desc | None, dst: Desc, post_ops: PostOps = PostOps()
+        self,
+        src: Desc,
+        weights: Desc,
+        bias: Desc | None,
+        dst: Desc,
+        post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
         """[.., M, K] by [.., K, N]; the bias has as many dimensions."""
         return self._prim(
@@ -175,7 +184,7 @@ class Library:
         array = (ctypes.c_void_p * len(srcs))(*srcs)
         return self._prim("dnnl_concat_primitive_desc_create", _at(dst), len(srcs), axis, array)
 
-    def add(self, a: Desc, b: Desc, dst: Desc, post_ops: PostOps = PostOps()) -> Prim:
+    def add(self, a: Desc, b: Desc, dst: Desc, post_ops: PostOps = NO_POST_OPS) -> Prim:
         return self._prim(
             "dnnl_binary_primitive_desc_create", _ADD, _at(a), _at(b), _at(dst), post_ops=post_ops
         )
@@ -191,7 +200,7 @@ class Library:
         pd = ctypes.c_void_p()
         e = _at(self.engine)
         status = self._lib.dnnl_reorder_primitive_desc_create(
-            ctypes.byref(pd), _at(src), e, _at(dst), e, self._attributes(PostOps())
+            ctypes.byref(pd), _at(src), e, _at(dst), e, self._attributes(NO_POST_OPS)
         )
         self._check(status, "reorder")
         return int(pd.value or 0)
@@ -211,7 +220,7 @@ class Library:
 
     # --- inside ---
 
-    def _prim(self, name: str, *args: object, post_ops: PostOps = PostOps()) -> Prim:
+    def _prim(self, name: str, *args: object, post_ops: PostOps = NO_POST_OPS) -> Prim:
         pd = ctypes.c_void_p()
         attributes = self._attributes(post_ops)
         status = getattr(self._lib, name)(ctypes.byref(pd), _at(self.engine), *args, attributes)

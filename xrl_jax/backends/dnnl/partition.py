@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Literal
 
 from xrl_jax.backends.dnnl import kernels
@@ -159,9 +160,7 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
             if v in made:
                 args.append((False, made[v]))
                 continue
-            is_weight = (
-                n == 1 and e.primitive is kernels.kernel_p and kernels.packs(op, v.aval.shape)
-            )
+            is_weight = n == 1 and kernels.packs(op, v.aval.shape)
             if is_weight or v not in place:
                 if not is_weight:
                     place[v] = len(inputs)
@@ -235,6 +234,6 @@ def _has_literal(e: Any) -> bool:
 def _is_zero(v: Any, maker: dict[Any, Any]) -> bool:
     """Whether the operand is the number 0, or an array of it."""
     if isinstance(v, Literal):
-        return v.aval.shape == () and float(v.val) == 0
+        return np.shape(v.val) == () and float(v.val) == 0
     e = maker.get(v)
     return e is not None and e.primitive.name == "broadcast_in_dim" and _is_zero(e.invars[0], {})

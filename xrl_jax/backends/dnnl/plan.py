@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -206,14 +206,25 @@ class _Builder:
         dims = [w_shape[a] for a in swapped] if op.right_turned else list(w_shape)
         weights = self.lib.any_desc(dims) if self.partition.is_packed(i.args[1]) else w.desc
         dst = self.lib.desc(i.shape)
-        make = lambda bias, post_ops: self.lib.matmul(x.desc, weights, bias, dst, post_ops)
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.matmul(x.desc, weights, bias, dst, post_ops)
+
         more = args[2:]
         bias = more.pop(0) if op.after.bias else None
         addend = more.pop(0) if op.after.addend else None
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
 
     def product(
-        self, make, after: Epilogue, weight: int, x, w, bias, addend, output: Place | None
+        self,
+        make: Callable[[Desc | None, PostOps], Prim],
+        after: Epilogue,
+        weight: int,
+        x: _Value,
+        w: _Value,
+        bias: _Value | None,
+        addend: _Value | None,
+        output: Place | None,
     ) -> _Value:
         """A convolution or product with what follows; a sum apart where its layouts differ."""
         bias_desc = None if bias is None else bias.desc
@@ -242,7 +253,7 @@ class _Builder:
         if addend is not None and not sum_apart:
             operands.append((ADDEND, addend))
         self.run(prim, operands)
-        if not sum_apart:
+        if addend is None or not sum_apart:
             return y
         total = self.result(dst, output)
         prim = self.lib.add(dst, addend.desc, dst, PostOps(relu=after.relu))
@@ -258,9 +269,9 @@ class _Builder:
         else:
             dst = self.lib.permuted(self.lib.desc(shape), order)
         x = self.turned(x, order)
-        spatial = [[f[d] for d in order[2:]] for f in (op.window, op.stride)]
+        window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
-        prim = self.lib.pool("max", x.desc, dst, *spatial, padding)
+        prim = self.lib.pool("max", x.desc, dst, window, stride, padding)
         y = self.result(self.lib.of(prim, "dst"), output)
         self.run(prim, [(SRC, x), (DST, y)])
         return self.turned(y, back)
