@@ -13,6 +13,7 @@ from types import MappingProxyType
 import jax
 
 from xrl_jax.backends import onednn
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.lowerings_conv import CONV
 from xrl_jax.backends.lowerings_dot import DOT
 from xrl_jax.backends.lowerings_pool import REDUCE_SUM, SOFTMAX, WINDOW
@@ -48,6 +49,11 @@ def is_offered(name: str) -> bool:
     there.
     """
     return not name.startswith("onednn") or onednn.available()
+
+
+def in_partition(name: str) -> bool:
+    """Whether the form of this name becomes part of a call of the library; see `dnnl.partition`."""
+    return name.startswith("onednn") and library() is not None
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:

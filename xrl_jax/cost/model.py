@@ -164,7 +164,9 @@ class Oracle:
             timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
                 timing = self._at_one_pace(timing)
-                timing = without_overhead(timing, self.worker.overhead_seconds)
+                # Without a call of the library, XLA has made one of several copies.
+                copies = region.copies if job.targets else 1
+                timing = without_overhead(timing, self.worker.overhead_seconds, copies)
         cut_short = timing.status == "timeout" and timeout < self.timeout
         if (
             timing.status != "killed" and not cut_short
@@ -255,10 +257,13 @@ class Oracle:
         self._table = None
 
 
-def without_overhead(timing: Timing, overhead: float) -> Timing:
-    """The timing less `overhead` seconds, but never below a fifth of a microsecond."""
+def without_overhead(timing: Timing, overhead: float, copies: int = 1) -> Timing:
+    """The timing of one of several copies, less `overhead` seconds in all, but never below a fifth
+    of a microsecond.
+    """
     seconds, low, high = (
-        max(s - overhead, _MIN_SECONDS) for s in (timing.seconds, timing.low, timing.high)
+        max((s - overhead) / copies, _MIN_SECONDS)
+        for s in (timing.seconds, timing.low, timing.high)
     )
     return replace(timing, seconds=seconds, low=low, high=high)
 

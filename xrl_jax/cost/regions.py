@@ -3,7 +3,8 @@
 A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an
 elementwise operation before and after it, because what XLA fuses into an anchor decides how fast it
 runs: a sum of shifted slices that is fast alone may recompute its producer for every tap. A form
-that absorbs what follows has it inside.
+that absorbs what follows has it inside. A kernel of a library that runs in one call with its
+neighbours is timed in a call of its own kind.
 Weight-only work is hoisted out, as it will be in the result.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.lowerings import absorbs, lower
+from xrl_jax.backends.lowerings import LOWERINGS, absorbs, in_partition, lower
 from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.cost.calibration import Sample
 from xrl_jax.cost.roofline import CLASS_OF, NodeView, form_of
@@ -29,6 +30,7 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
 
 Options = Sequence[tuple[str, str]]
+_COPIES, _SMALL = 4, 1e8  # of a kernel with less than so many flops
 _WRAPPED = ("conv", "dot", "window", "reduce")
 
 
@@ -43,6 +45,19 @@ class Region:
     @property
     def op_class(self) -> str:
         return CLASS_OF[self.node.op]
+
+    @property
+    def in_partition(self) -> bool:
+        """Whether it is a kernel in a call of many."""
+        return in_partition(LOWERINGS[self.node.op][self.node.lowering].name)
+
+    @property
+    def copies(self) -> int:
+        """How often it is computed in one call: small kernels several times, so that the call does
+        not count.
+        """
+        flops, _ = work.node_work(self.node, self.args)
+        return _COPIES if self.in_partition and flops < _SMALL else 1
 
 
 def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
@@ -81,7 +96,7 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 5", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 6", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -92,6 +107,10 @@ def region_fn(region: Region) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         values, floor = list(args[:-1]), args[-1]
+        if region.in_partition:
+            after = Epilogue(relu=True)
+            more = {"epilogue": after} if absorbs(region.node, region.args) else {}
+            return [lower(region.node, *values, **more) for _ in range(region.copies)]
         if wrapped:
             values = [
                 jnp.maximum(v, floor.astype(v.dtype))
@@ -140,7 +159,9 @@ def region_sample(region: Region, seconds: float) -> Sample:
 
 def wrapping_bytes(region: Region) -> float:
     """Bytes the wrapping operations move beyond the anchor, if nothing of them is fused."""
-    if region.op_class not in _WRAPPED or region.node.dtype not in ops.FLOAT_DTYPES:
+    if region.in_partition or region.op_class not in _WRAPPED:
+        return 0.0
+    if region.node.dtype not in ops.FLOAT_DTYPES:
         return 0.0
     inputs = [a for a in region.args if a.op == "input" and a.dtype in ops.FLOAT_DTYPES]
     return 2.0 * sum(_size(n) for n in (region.node, *inputs))

@@ -50,6 +50,7 @@ CLASS_OF: Mapping[str, str] = {
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
+_JOINED = 0.4  # passes over its arguments that a node inside of a partition takes
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 # Forms are compared among operators of one kind: convolutions 1x1, grouped and others, products
 # with a batch and without.
@@ -220,6 +221,12 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
     writes = fusion.pays_write(view.op, view.arg_origins)
     cost += pass_seconds(table, jnp.sum(jnp.where(writes, _arg_bytes(view), 0.0), axis=-1))
+    cost = jnp.where(
+        fusion.is_joined(view.op, view.lowering, view.arg_origins),
+        _JOINED * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
+        cost,
+    )
+    cost += jnp.where(fusion.enters(view.op, view.lowering, view.arg_origins), fusion.ENTER, 0.0)
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
     return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
 
@@ -245,7 +252,9 @@ def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
         for root, code in zip((bound[0], bound[len(bound) // 2]), to, strict=True):
             now = readers.passes(root, found[jnp.maximum(code, 0)])
             change = (now - readers.passes(root, origins[root])) * one_pass[root]
-            result += jnp.where(code >= 0, change, 0.0)
+            origin = found[jnp.maximum(code, 0)]
+            entries = readers.entries(root, origin) - readers.entries(root, origins[root])
+            result += jnp.where(code >= 0, change + entries * fusion.ENTER, 0.0)
         return result
 
     return price

@@ -22,6 +22,7 @@ from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.spec import (
     Add,
     Concat,
+    Every,
     Instruction,
     Op,
     Partition,
@@ -120,7 +121,7 @@ def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
     }
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
-        if isinstance(inside.get(v), Reshape | Transpose) and v not in needed:
+        if isinstance(inside.get(v), Reshape | Transpose | Every) and v not in needed:
             del inside[v]
             needed = {
                 o
@@ -209,6 +210,11 @@ def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
             return Relu() if len(zeros) == 1 and not isinstance(e.invars[0], Literal) else None
         case "reshape" | "squeeze" | "expand_dims":
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
+        case "slice":
+            step = tuple(p["strides"] or (1,) * len(e.outvars[0].aval.shape))
+            every = tuple(-(-n // s) for n, s in zip(e.invars[0].aval.shape, step, strict=True))
+            is_every = not any(p["start_indices"]) and e.outvars[0].aval.shape == every
+            return Every(step) if is_every else None
         case "transpose":
             return Transpose(tuple(p["permutation"]))
     return None

@@ -30,6 +30,7 @@ from xrl_jax.backends.dnnl.spec import (
     Conv,
     Dot,
     Epilogue,
+    Every,
     Instruction,
     Partition,
     Pool,
@@ -152,6 +153,12 @@ class _Builder:
                 x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
                 y = _Value(self.lib.desc(shape), x.place)
                 return y if output is None else self.copied(y, output)
+            case Every():
+                x_shape = self.shape_of(instruction.args[0])
+                x = self.as_laid_out(args[0], self.lib.desc(x_shape))
+                strides = [a * b for a, b in zip(row_major(x_shape), op.step, strict=True)]
+                y = _Value(self.lib.desc(shape, strides), x.place)
+                return y if output is None else self.copied(y, output, shape)
             case Transpose():
                 y = self.turned(args[0], op.order)
                 return y if output is None else self.copied(y, output, shape)

@@ -130,9 +130,19 @@ class Transpose:
         return lax.transpose(x, self.order)
 
 
-Op = Conv | Dot | Pool | Concat | Add | Relu | Reshape | Transpose
+@dataclass(frozen=True)
+class Every:
+    """Every n-th element along each axis, from the first."""
+
+    step: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.slice(x, (0,) * x.ndim, x.shape, self.step)
+
+
+Op = Conv | Dot | Pool | Concat | Add | Relu | Reshape | Transpose | Every
 _OPS: dict[str, Callable[..., Any]] = {
-    c.__name__: c for c in (Conv, Dot, Pool, Concat, Add, Relu, Reshape, Transpose, Epilogue)
+    c.__name__: c for c in (Conv, Dot, Pool, Concat, Add, Relu, Reshape, Transpose, Every, Epilogue)
 }
 
 
