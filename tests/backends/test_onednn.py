@@ -1,4 +1,6 @@
-"""oneDNN's kernels: that they are there, what they compute, and what becomes of them elsewhere."""
+"""oneDNN's kernels, by the library and through XLA: that they are there, what they compute, and
+what becomes of them elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import pytest
 from jax import lax
 
 from xrl_jax.backends import export, onednn
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.lowerings import LOWERINGS, lower
 from xrl_jax.frontends.jaxpr import from_jax
@@ -28,13 +31,24 @@ WINDOWS = np.array([[8.0, 12.0], [20.0, 24.0]])  # sums of the image's 2x2 windo
 needs_kernels = pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
 
 
+@pytest.fixture(params=["library", "xla"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to the kernels, see `onednn`."""
+    if request.param == "xla":
+        monkeypatch.setattr(onednn, "library", lambda: None)
+    elif library() is None:
+        pytest.skip("oneDNN is not installed")
+    return request.param
+
+
 def conv(x: jax.Array, w: jax.Array, **options) -> jax.Array:
     given = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
     return onednn.convolution(x, w, **(given | options))
 
 
 def calls(fn, *args) -> bool:
-    return "__onednn$" in jax.jit(fn).lower(*args).as_text()
+    text = jax.jit(lambda *a: fn(*a)).lower(*args).as_text()
+    return "__onednn$" in text or "xrl_jax.onednn." in text
 
 
 @pytest.mark.skipif(
@@ -49,7 +63,7 @@ def test_the_kernels_are_there_under_the_pinned_jaxlib() -> None:
 
 @needs_kernels
 def test_a_convolution() -> None:
-    y = np.asarray(jax.jit(conv)(IMAGE, KERNEL))
+    y = np.asarray(jax.jit(lambda x, w: conv(x, w))(IMAGE, KERNEL))
     np.testing.assert_array_equal(y[0, :, :, 0], WINDOWS)
     np.testing.assert_array_equal(y[0, :, :, 1], -WINDOWS)
 
@@ -128,10 +142,12 @@ def product_in_form(name: str, dtype: str):
 
 
 @needs_kernels
-def test_a_file_with_these_kernels_is_refused_under_another_jaxlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they are told is XLA's own business, and may mean something else there."""
+    if way == "library":
+        pytest.skip("its files name the library: see `dnnl`")
     x, w = operands("float32")
     program = from_jax(product_in_form("onednn", "float32"), x, w, weights=(1,))
     Fast(program, None).save(tmp_path / "f.xrl")

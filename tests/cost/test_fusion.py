@@ -31,7 +31,8 @@ def absorbing() -> int:
 def costs(nodes: Sequence[Node]) -> list[float]:
     """What the nodes cost, with the last as output."""
     graph = build(nodes, [len(nodes) - 1], bucket=64)
-    priced = jax.jit(roofline.priced)(TABLE, graph)
+    # A function of its own: what forms do is fixed when they are traced.
+    priced = jax.jit(lambda table, graph: roofline.priced(table, graph))(TABLE, graph)
     return np.asarray(priced.nodes.cost)[1 : len(nodes) + 1].tolist()
 
 
@@ -45,6 +46,13 @@ def absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
     table = np.zeros((len(ops.OP_NAMES), 32), bool)
     table[ops.OPS["dot"].code, absorbing()] = True
     monkeypatch.setattr(fusion, "_absorbs", lambda: table)
+    monkeypatch.setattr(fusion, "_members", lambda: np.zeros_like(table))
+
+
+@pytest.fixture
+def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has it as a library of its own."""
+    monkeypatch.setattr(fusion, "_members", fusion._absorbs)
 
 
 def test_a_chain_reads_where_it_begins() -> None:
@@ -85,6 +93,31 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
     twice = Node("mul", (2, 2), shape=(8,))
     repeated = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": [1]}), shape=SHAPE)
     graph = build([X, W, row, twice, repeated, DOT, node("add", 5, 4)], [6], bucket=64)
-    found = np.asarray(jax.jit(fusion.origins)(graph))[1:8].tolist()
+    found = np.asarray(jax.jit(lambda g: fusion.origins(g))(graph))[1:8].tolist()
     memory, loop = fusion.MEMORY, fusion.LOOP
     assert found == [memory, memory, memory, memory, loop, memory, loop]
+
+
+def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -> None:
+    """Product, sum with an input, transpose, product: one call, after a negation another. The sum is
+    part of the product and reads the input.
+    """
+    square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
+    turn = pack_attrs("transpose", {"perm": (1, 0)})
+
+    def one(op: str, *args: int) -> Node:
+        fields = {"dot": {"attrs": SUMMED, "lowering": absorbing()}, "transpose": {"attrs": turn}}
+        return Node(op, args, **fields.get(op, {}), shape=(8, 8))
+
+    loop, read = 64 / 5e10 + STEP, 256 / 1.5e10
+    chain = [one("dot", 0, 1), one("add", 2, 0), one("transpose", 3), one("dot", 4, 1)]
+    *_, first, added, turned, second, negated, third = costs(
+        [square, weight, *chain, one("neg", 5), one("dot", 6, 1)]
+    )
+    compute = max(1024 / 1e11, 3 * 256 / 1.5e10) + 1e-6
+    assert first == pytest.approx(compute + fusion.ENTER)
+    assert added == pytest.approx(STEP + read)
+    assert turned == pytest.approx(0.4 * read)
+    assert second == pytest.approx(compute)
+    assert negated == pytest.approx(loop + read)
+    assert third == pytest.approx(compute + fusion.ENTER + read)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.backends import onednn
+from xrl_jax.backends import lowerings, onednn
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost import roofline
 from xrl_jax.cost.regions import (
     Region,
@@ -117,9 +118,23 @@ def test_a_lowering_that_does_not_exist_names_itself():
 
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
-def test_what_a_form_absorbs_is_timed_inside_of_it():
+def test_what_a_form_absorbs_is_timed_inside_of_it(monkeypatch):
+    for module in (onednn, lowerings):
+        monkeypatch.setattr(module, "library", lambda: None)
     form = DOT.spec.lowerings.index("onednn")
     region = replace(REGION, node=replace(DOT, lowering=form))
     avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 6), (6, 8), ())]
     text = jax.jit(region_fn(region)).lower(*avals).as_text()
     assert "RELU" in text and text.count("maximum") == 1  # of what comes before
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_small_kernels_of_a_call_of_many_are_timed_as_several():
+    region = replace(REGION, node=replace(DOT, lowering=DOT.spec.lowerings.index("onednn")))
+    assert (region.in_partition, region.copies, wrapping_bytes(region)) == (True, 4, 0.0)
+    job = region_job(region, ())
+    assert [kind for kind, *_ in job.targets] == ["run"]
+    assert job.targets[0][1].count("Dot") == 4
+    large = Node("dot", (0, 1), CONTRACT, region.node.lowering, (4096, 8192))
+    sides = (Node("input", shape=(4096, 8192)), Node("weight", shape=(8192, 8192)))
+    assert Region(large, sides).copies == 1

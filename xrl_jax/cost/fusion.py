@@ -9,11 +9,12 @@ also for writing what was never written:
     origin of an argument   an elementwise node pays      a call (conv, dot, window) pays
     MEMORY                  a read                        -
     LOOP                    -                             a write
-    CALL                    nothing, where it is absorbed; else a read
-    LIBRARY                 the same
+    CALL, KERNEL            nothing, where it is absorbed; else a read
+    LIBRARY                 a read, or less where it joins
 
-LIBRARY is what a partition of oneDNN computes (`backends.dnnl.partition`): kernels that feed each
-other and what lies between are one call. Entering it costs something, once for what is connected.
+LIBRARY and KERNEL are what a partition of oneDNN computes (`backends.dnnl.partition`): kernels that
+feed each other and what lies between are one call. Entering it costs something, once for what is
+connected. A rectifier is the last that is absorbed.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.rewrite.instantiate import NewNodes
 
-# A value that was written to memory, that is computed in the loop of its reader, that a call with
-# an epilogue has written, or would, and that is inside of a call of many kernels.
-MEMORY, LOOP, CALL, LIBRARY = 0, 1, 2, 3
+# A value that was written to memory; that is computed in the loop of its reader; that a call has
+# written which can compute more before it does; that is inside of a call of many kernels; and both.
+MEMORY, LOOP, CALL, LIBRARY, KERNEL = 0, 1, 2, 3, 4
 # Seconds to enter a partition: threads wake, descriptors are made, arrays have to be row-major.
 # Measured: 26 kernels of SqueezeNet in one call instead of in 26 take 2 ms less.
 ENTER = 5e-5
@@ -82,9 +83,11 @@ def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
     by_call = jnp.asarray(_absorbs())[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
     # Work on weights is done and written before; only what repeats them is left for each call.
     loop = jnp.asarray(_IS_LOOP)[f.op] & (~f.weight_only | (f.op == ops.OPS["broadcast"].code))
-    own = jnp.where(by_call, CALL, jnp.where(loop, LOOP, MEMORY))
-    inside = is_member(f.op, f.lowering) | is_joined(f.op, f.lowering, arg_origins)
-    own = jnp.where(inside, LIBRARY, own)
+    joined, member = is_joined(f.op, f.lowering, arg_origins), is_member(f.op, f.lowering)
+    goes_on = by_call & (f.op != ops.OPS["max"].code)
+    outside = jnp.where(goes_on, CALL, jnp.where(loop & ~by_call, LOOP, MEMORY))
+    inside = jnp.where(member | goes_on, KERNEL, LIBRARY)
+    own = jnp.where(joined | member, inside, outside)
     return jnp.where(jnp.asarray(_IS_VIEW)[f.op], arg_origins[..., 0], own).astype(jnp.int32)
 
 
@@ -118,22 +121,27 @@ def is_member(op: jax.Array, lowering: jax.Array) -> jax.Array:
 def is_joined(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] that are no kernels are computed in a partition."""
     plain = jnp.asarray(_JOINS)[op] & (lowering == 0)
-    return plain & jnp.any(arg_origins == LIBRARY, axis=-1)
+    return plain & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def enters(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are kernels that nothing in a partition leads to."""
-    return is_member(op, lowering) & ~jnp.any(arg_origins == LIBRARY, axis=-1)
+    return is_member(op, lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are computed by the call that makes one of their arguments."""
-    return jnp.any(arg_origins >= CALL, axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
+    return jnp.any(_takes_more(arg_origins), axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
+
+
+def _takes_more(origins: jax.Array) -> jax.Array:
+    """Whether values [...] are of calls that can compute what follows."""
+    return (origins == CALL) | (origins == KERNEL)
 
 
 def pays_read(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Which arguments [..., A] nodes read from memory, if they are elementwise."""
-    absorbed = (arg_origins >= CALL) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
+    absorbed = _takes_more(arg_origins) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
     return (arg_origins != LOOP) & ~absorbed
 
 
@@ -155,11 +163,13 @@ class Readers(NamedTuple):
         had this origin.
         """
         loops, followers, calls, _ = (n[slot] for n in self)
-        return jnp.select([origin == MEMORY, origin >= CALL], [loops + followers, loops], calls)
+        written = (origin == MEMORY) | (origin == LIBRARY)
+        passes = [loops + followers, loops]
+        return jnp.select([written, _takes_more(origin)], passes, calls)
 
     def entries(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
         """How many of its readers would enter a partition for it, if they have no other reason."""
-        return jnp.where(origin == LIBRARY, 0, self.members[slot])
+        return jnp.where(origin >= LIBRARY, 0, self.members[slot])
 
 
 def readers(graph: TensorGraph) -> Readers:

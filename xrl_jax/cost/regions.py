@@ -49,7 +49,8 @@ class Region:
     @property
     def in_partition(self) -> bool:
         """Whether it is a kernel in a call of many."""
-        return in_partition(LOWERINGS[self.node.op][self.node.lowering].name)
+        forms = LOWERINGS[self.node.op]
+        return self.node.lowering < len(forms) and in_partition(forms[self.node.lowering].name)
 
     @property
     def copies(self) -> int:

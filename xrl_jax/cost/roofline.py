@@ -222,7 +222,8 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     writes = fusion.pays_write(view.op, view.arg_origins)
     cost += pass_seconds(table, jnp.sum(jnp.where(writes, _arg_bytes(view), 0.0), axis=-1))
     cost = jnp.where(
-        fusion.is_joined(view.op, view.lowering, view.arg_origins),
+        fusion.is_joined(view.op, view.lowering, view.arg_origins)
+        & ~fusion.is_absorbed(view.op, view.arg_origins),
         _JOINED * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
         cost,
     )

@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.spec import (
     Add,
@@ -177,7 +178,8 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
         for (e, op), args in zip(stage.members, uses, strict=True)
     )
     shapes = tuple(v.aval.shape for v in inputs)
-    return Partition(shapes, tuple(packed), code, tuple(n + made[v] for v in stage.outputs)), inputs
+    part = Partition(shapes, tuple(packed), code, tuple(n + made[v] for v in stage.outputs))
+    return fused(part), inputs
 
 
 def _operands(e: Any, op: Op) -> list[Any]:

@@ -208,7 +208,7 @@ def partition(text: str) -> Partition:
             tuple(Instruction(_op(o), _tuples(a), _tuples(s)) for o, a, s in code),
             _tuples(outputs),
         )
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"no partition: {error}") from error
 
 

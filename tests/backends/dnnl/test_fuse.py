@@ -1,0 +1,81 @@
+"""Sums and rectifiers into kernels, on graphs of a few operators."""
+
+from __future__ import annotations
+
+from xrl_jax.backends.dnnl.fuse import fused
+from xrl_jax.backends.dnnl.spec import (
+    Add,
+    Dot,
+    Epilogue,
+    Instruction,
+    Op,
+    Partition,
+    Relu,
+    Reshape,
+    Shape,
+)
+
+SQUARE = (4, 4)
+PLAIN = Dot(False, False)
+
+
+def dot(**after: bool) -> Dot:
+    return Dot(False, False, Epilogue(**after))
+
+
+def after(*code: tuple[Op, tuple[int, ...]], outputs: tuple[int, ...]) -> list[tuple]:
+    """What becomes of operators on inputs 0 and 1, [4, 4] all."""
+    listed = tuple(Instruction(op, args, shape_of(op)) for op, args in code)
+    part = fused(Partition((SQUARE, SQUARE), (False, True), listed, outputs))
+    return [*((i.op, i.args) for i in part.code), (part.outputs, ())]
+
+
+def shape_of(op: Op) -> Shape:
+    return op.shape if isinstance(op, Reshape) else SQUARE
+
+
+def test_a_sum_and_a_rectifier_follow_a_product() -> None:
+    found = after((PLAIN, (0, 1)), (Add(), (2, 0)), (Relu(), (3,)), outputs=(4,))
+    assert found == [(dot(addend=True, relu=True), (0, 1, 0)), ((2,), ())]
+
+
+def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
+    flat = Reshape((16,))
+    code = (PLAIN, (0, 1)), (flat, (2,)), (flat, (0,)), (Add(), (3, 4))
+    listed = [Instruction(op, args, shape_of(op)) for op, args in code]
+    listed[-1] = Instruction(Add(), (3, 4), (16,))
+    part = fused(Partition((SQUARE, SQUARE), (False, True), tuple(listed), (5,)))
+    assert [i.op for i in part.code] == [flat, Reshape(SQUARE), dot(addend=True), flat]
+
+
+def test_the_later_of_two_products_takes_their_sum() -> None:
+    found = after((PLAIN, (0, 1)), (PLAIN, (0, 1)), (Add(), (2, 3)), outputs=(4,))
+    assert found == [(PLAIN, (0, 1)), (dot(addend=True), (0, 1, 2)), ((3,), ())]
+
+
+def test_a_product_that_is_used_twice_stays() -> None:
+    code = (PLAIN, (0, 1)), (Relu(), (2,))
+    assert after(*code, outputs=(3, 2)) == [*code, ((3, 2), ())]
+    twice = (PLAIN, (0, 1)), (Add(), (2, 2))
+    assert after(*twice, outputs=(3,)) == [*twice, ((3,), ())]
+
+
+def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
+    code = (PLAIN, (0, 1)), (Relu(), (2,)), (Add(), (3, 0))
+    assert after(*code, outputs=(4,)) == [
+        (dot(relu=True), (0, 1)),
+        (Add(), (2, 0)),
+        ((3,), ()),
+    ]
+    sums = (PLAIN, (0, 1)), (Add(), (2, 0)), (Add(), (3, 0))
+    assert after(*sums, outputs=(4,)) == [
+        (dot(addend=True), (0, 1, 0)),
+        (Add(), (2, 0)),
+        ((3,), ()),
+    ]
+
+
+def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
+    """x @ w + relu(x @ w): the product has two uses."""
+    code = (PLAIN, (0, 1)), (Relu(), (2,)), (Add(), (2, 3))
+    assert after(*code, outputs=(4,)) == [*code, ((4,), ())]

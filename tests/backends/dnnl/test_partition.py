@@ -1,0 +1,320 @@
+"""Kernels put together: which ones, and that the call computes what lax does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from xrl_jax.backends import export, onednn
+from xrl_jax.backends.dnnl.kernels import kernel_p
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.spec import Conv, Dot, Epilogue
+from xrl_jax.backends.equations import bind, read
+from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.hoist import Hoisted, split
+from xrl_jax.frontends.jaxpr import from_jax
+
+pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+RNG = np.random.default_rng(0)
+IMAGE = jnp.asarray(RNG.standard_normal((1, 8, 8, 16)), jnp.float32)
+POINTWISE = jnp.asarray(RNG.standard_normal((1, 1, 16, 16)) / 4, jnp.float32)
+KERNEL = jnp.asarray(RNG.standard_normal((3, 3, 16, 16)) / 12, jnp.float32)
+SAME = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
+VALID = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+
+
+def conv(x, w):
+    return kernel_p.bind(x, w, op=SAME if w.shape[0] == 3 else VALID)
+
+
+def pool(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+
+
+def hoisted(fn, *args, weights: int) -> Hoisted:
+    """`fn` in two parts; the first `weights` arguments are weights."""
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    return split(lambda *a: jax.tree.leaves(fn(*a)), avals, [i < weights for i in range(len(args))])
+
+
+def equations(parts: Hoisted, *inputs) -> list[str]:
+    """Names of the call's equations; a partition as the names of its operators."""
+    jaxpr = jax.make_jaxpr(parts.call)(parts.avals, list(inputs))
+    return [
+        "+".join(type(i.op).__name__ for i in e.params["part"].code)
+        if e.primitive.name == "onednn_partition"
+        else e.primitive.name
+        for e in jaxpr.eqns
+    ]
+
+
+def assert_computes(fn, *args, weights: int) -> None:
+    """The call equals `fn` with lax in place of the library, up to rounding."""
+    parts = hoisted(fn, *args, weights=weights)
+    got = jax.jit(parts.call)(parts.prepare(args[:weights]), list(args[weights:]))
+    for g, e in zip(got, in_lax(fn, *args), strict=True):
+        np.testing.assert_allclose(g, e, rtol=0, atol=1e-5 * max(1.0, float(np.abs(e).max())))
+
+
+def in_lax(fn, *args):
+    """`fn` with every kernel as lax code."""
+    closed = jax.make_jaxpr(fn)(*args)
+    env = dict(zip(closed.jaxpr.invars, args, strict=True))
+    env |= dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    for e in closed.jaxpr.eqns:
+        values = [read(env, v) for v in e.invars]
+        is_kernel = e.primitive is kernel_p
+        results = [e.params["op"](*values)] if is_kernel else bind(e, values)
+        env |= dict(zip(e.outvars, results, strict=True))
+    return [env[v] for v in closed.jaxpr.outvars]
+
+
+def fire(w1, w2, w3, x):
+    """SqueezeNet's module."""
+    s = conv(x, w1)
+    return pool(jnp.concatenate([conv(s, w2), conv(s, w3)], axis=-1))
+
+
+def test_kernels_and_what_lies_between_are_one_call() -> None:
+    args = (POINTWISE, POINTWISE, KERNEL, IMAGE)
+    assert equations(hoisted(fire, *args, weights=3), IMAGE) == ["Conv+Conv+Conv+Concat+Pool"]
+    assert_computes(fire, *args, weights=3)
+
+
+def test_what_the_library_has_not_divides_it() -> None:
+    fn = lambda w, x: conv(jnp.tanh(conv(x, w)), w)  # noqa: E731
+    assert equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE) == ["Conv", "tanh", "Conv"]
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_a_call_waits_for_nothing_that_needs_it() -> None:
+    """The second and the third convolution need the first alone, their sum needs all; it is part of
+    the last.
+    """
+
+    def fn(w, x):
+        first = conv(x, w)
+        return conv(jnp.tanh(first), w) + conv(first, w)
+
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found == ["Conv+Conv", "tanh", "Conv"]
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_what_is_used_elsewhere_is_returned_too() -> None:
+    fn = lambda w, x: [jnp.tanh(y := conv(x, w)), conv(y, w), y]  # noqa: E731
+    parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
+    assert equations(parts, IMAGE) == ["Conv+Conv", "tanh"]
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_changes_of_shape_at_the_end_are_left_to_xla() -> None:
+    fn = lambda w, x: jnp.transpose(conv(x, w), (0, 3, 1, 2)).reshape(16, 64)  # noqa: E731
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found == ["Conv", "transpose", "reshape"]
+
+
+def test_transposes_and_slices_inside_are_layouts() -> None:
+    def fn(w, x):
+        first = jnp.transpose(conv(x, w), (0, 3, 1, 2))[:, :, ::2, ::2]
+        return conv(jnp.transpose(first, (0, 2, 3, 1)), w)
+
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found == ["Conv+Transpose+Every+Transpose+Conv"]
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_work_on_weights_alone_is_not_in_the_call() -> None:
+    """Two pointwise kernels are multiplied once; the call has the product, packed."""
+
+    def fn(a, b, x):
+        return Dot(False, False) and kernel_p.bind(
+            x, kernel_p.bind(a, b, op=Dot(False, False)), op=Dot(False, False)
+        )
+
+    a = jnp.asarray(RNG.standard_normal((16, 16)), jnp.float32)
+    x = jnp.asarray(RNG.standard_normal((4, 16)), jnp.float32)
+    parts = hoisted(fn, a, a, x, weights=2)
+    assert equations(parts, x) == ["Dot"]
+    assert [v.ndim for v in parts.avals] == [1]
+    assert_computes(fn, a, a, x, weights=2)
+
+
+def test_products_of_inputs_are_not_packed() -> None:
+    a = jnp.asarray(RNG.standard_normal((2, 3, 5)), jnp.float32)
+    for op, right in ((Dot(False, True), a), (Dot(False, False), jnp.swapaxes(a, 1, 2))):
+        fn = lambda x, y, op=op: kernel_p.bind(x, y, op=op)  # noqa: E731
+        assert_computes(fn, a, right, weights=0)
+
+
+@pytest.mark.parametrize("addend", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_epilogues(bias: bool, addend: bool, relu: bool) -> None:
+    after = Epilogue(bias, addend, relu)
+    more = [jnp.linspace(-3, 3, 16)] * bias + [-IMAGE] * addend
+    for op, w in (
+        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, after), KERNEL),
+        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 4, after), KERNEL[:, :, :4]),
+    ):
+        fn = lambda w, *a, op=op: kernel_p.bind(a[0], w, *a[1:], op=op)  # noqa: E731
+        assert_computes(fn, w, IMAGE, *more, weights=1)
+    rows = [m.reshape(1, 16) if m.ndim == 1 else m.reshape(64, 16) for m in more]
+    fn = lambda w, *a: kernel_p.bind(a[0], w, *a[1:], op=Dot(False, True, after))  # noqa: E731
+    assert_computes(fn, POINTWISE[0, 0], IMAGE.reshape(64, 16), *rows, weights=1)
+
+
+@st.composite
+def convolutions(draw):
+    """(operator, image shape, kernel shape) of a convolution with a result."""
+    groups = draw(st.sampled_from([1, 1, 2, 4, 16, 32]))
+    width, outs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    size = [draw(st.integers(3, 9)) for _ in range(2)]
+    kernel = [draw(st.integers(1, 3)) for _ in range(2)]
+    op = Conv(
+        tuple(draw(st.integers(1, 3)) for _ in range(2)),
+        tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in range(2)),
+        tuple(
+            1 if k == 3 and n < 5 else draw(st.integers(1, 2))
+            for k, n in zip(kernel, size, strict=True)
+        ),
+        groups,
+        Epilogue(draw(st.booleans()), draw(st.booleans()), draw(st.booleans())),
+    )
+    n = draw(st.integers(1, 2))
+    return op, (n, *size, groups * width), (*kernel, width, groups * outs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions(), st.integers(0, 100))
+def test_convolutions_of_all_kinds(case, seed: int) -> None:
+    op, image, kernel = case
+    rng = np.random.default_rng(seed)
+    make = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)  # noqa: E731
+    x, w, bias = make(*image), make(*kernel), make(kernel[-1])
+    plain = Conv(op.stride, op.padding, op.dilation, op.groups)
+    y = jax.eval_shape(plain, x, w)
+    more = [bias] * op.after.bias + [make(*y.shape)] * op.after.addend
+    assert_computes(lambda w, *a: kernel_p.bind(a[0], w, *a[1:], op=op), w, x, *more, weights=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=7), st.integers(0, 100))
+def test_chains_of_all_that_joins(kinds: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    grouped = jnp.asarray(rng.standard_normal((3, 3, 4, 16)) / 6, jnp.float32)
+    groups = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 4)
+    steps = [
+        lambda x: kernel_p.bind(x, grouped, op=groups),
+        lambda x: x + conv(x, POINTWISE),
+        lambda x: lax.max(x, jnp.float32(0)),
+        lambda x: conv(jnp.concatenate([x, x], -1)[..., ::2], KERNEL),
+        lambda x: jnp.transpose(jnp.transpose(x, (0, 3, 1, 2)), (0, 2, 3, 1)),
+        lambda x: pool(jnp.pad(x, ((0, 0), (2, 1), (2, 1), (0, 0)))),
+    ]
+
+    def fn(x):
+        y = conv(x, POINTWISE)
+        for k in kinds:
+            y = steps[k](y)
+        return conv(y, POINTWISE)
+
+    assert_computes(fn, IMAGE, weights=0)
+
+
+def test_a_loop_has_its_weights_packed_before() -> None:
+    w = jnp.stack([jnp.eye(4), 2 * jnp.eye(4)])
+
+    def fn(w, x):
+        return lax.scan(lambda c, v: (kernel_p.bind(c, v, op=Dot(False, False)), None), x, w)[0]
+
+    x = jnp.ones((2, 4))
+    parts = hoisted(fn, w, x, weights=1)
+    text = str(jax.make_jaxpr(parts.call)(parts.avals, [x]))
+    assert "onednn_partition" in text and "onednn_pack[" not in text
+    (y,) = jax.jit(parts.call)(parts.prepare([w]), [x])
+    np.testing.assert_array_equal(y, np.full((2, 4), 2.0))
+
+
+def test_derivative_and_vmap_of_a_call() -> None:
+    parts = hoisted(fire, POINTWISE, POINTWISE, KERNEL, IMAGE, weights=3)
+
+    def whole(w1, w2, w3, x):
+        return parts.call(parts.prepare([w1, w2, w3]), [x])[0].sum()
+
+    def plain(*args):
+        return in_lax(fire, *args)[0].sum()
+
+    args = (POINTWISE, POINTWISE, KERNEL, IMAGE)
+    for got, expected in zip(
+        jax.grad(whole, (0, 2, 3))(*args), jax.grad(plain, (0, 2, 3))(*args), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
+    images = jnp.stack([IMAGE, 2 * IMAGE, -IMAGE])
+    got = jax.jit(jax.vmap(lambda x: whole(*args[:3], x)))(images)
+    np.testing.assert_allclose(got, [plain(*args[:3], x) for x in images], rtol=1e-4)
+
+
+def test_two_threads_at_once() -> None:
+    """The library's primitives are shared, what they work on is each call's own."""
+    parts = hoisted(fire, POINTWISE, POINTWISE, KERNEL, IMAGE, weights=3)
+    prepared, call = parts.prepare([POINTWISE, POINTWISE, KERNEL]), jax.jit(parts.call)
+    images = [IMAGE * k for k in range(4)]
+    expected = [np.asarray(call(prepared, [x])[0]) for x in images]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(50):
+            if not np.array_equal(call(prepared, [images[k]])[0], expected[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def a_saved_function(path: Path) -> None:
+    def fn(w, x):
+        return onednn.convolution(
+            x, w, stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1), groups=1
+        )
+
+    Fast(from_jax(fn, KERNEL, IMAGE, weights=(0,)), None).save(path)
+
+
+def test_a_file_is_read_where_its_calls_were_never_made(tmp_path: Path) -> None:
+    a_saved_function(tmp_path / "f.xrl")
+    np.savez(tmp_path / "a.npz", w=KERNEL, x=IMAGE, y=SAME(IMAGE, KERNEL))
+    code = f"""
+import numpy as np, xrl_jax
+a = np.load({str(tmp_path / "a.npz")!r})
+y = xrl_jax.load({str(tmp_path / "f.xrl")!r})(a["w"], a["x"])
+print(float(np.abs(y - a["y"]).max()) < 1e-4)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "True\n"
+
+
+def test_a_file_is_refused_where_layouts_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_saved_function(tmp_path / "f.xrl")
+    monkeypatch.setattr(export, "library", lambda: None)
+    with pytest.raises(export.LoadError, match=r"kernels of oneDNN 3.*, here is no oneDNN: "):
+        export.load(tmp_path / "f.xrl")

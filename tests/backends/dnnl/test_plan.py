@@ -1,0 +1,125 @@
+"""Specs as text, memory between steps, and the machine code that runs them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xrl_jax.backends.dnnl.library import DST, SRC, library
+from xrl_jax.backends.dnnl.native import Place, Step, register
+from xrl_jax.backends.dnnl.plan import _Block, _laid_out, kernel_layout, plan
+from xrl_jax.backends.dnnl.spec import (
+    Concat,
+    Conv,
+    Dot,
+    Epilogue,
+    Every,
+    Instruction,
+    Partition,
+    Pool,
+    Relu,
+    partition,
+)
+
+needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+PART = Partition(
+    ((1, 4, 4, 8), (1, 1, 8, 8), (8,)),
+    (False, True, False),
+    (
+        Instruction(
+            Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, Epilogue(bias=True)), (0, 1, 2), (1, 4, 4, 8)
+        ),
+        Instruction(Pool((1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4), (3,), (1, 2, 2, 8)),
+        Instruction(Every((1, 2, 1, 1)), (4,), (1, 1, 2, 8)),
+        Instruction(Concat(3), (5, 5), (1, 1, 2, 16)),
+        Instruction(Relu(), (6,), (1, 1, 2, 16)),
+    ),
+    (7, 3),
+)
+
+
+def test_a_partition_is_read_back_from_its_text() -> None:
+    assert partition(PART.text()) == PART
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "[1, 2, 3, 4]", '[[], [], [[["Conk"], [0], [1]]], []]']
+)
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no partition"):
+        partition(text)
+
+
+def test_the_name_says_what_is_computed_and_where() -> None:
+    other = Partition(PART.inputs, PART.packed, PART.code, (7,))
+    assert len({PART.name("here"), PART.name("there"), other.name("here")}) == 3
+
+
+def test_a_kernel_in_the_librarys_order() -> None:
+    assert kernel_layout((3, 3, 4, 8), 1) == ([8, 4, 3, 3], [1, 8, 96, 32])
+    assert kernel_layout((3, 3, 4, 8), 2) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
+
+
+blocks = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)).map(
+        lambda t: _Block(t[0], t[1], t[1] + t[2])
+    ),
+    max_size=12,
+)
+
+
+@given(blocks)
+def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[_Block]) -> None:
+    offsets, total = _laid_out(given_blocks)
+    placed = list(zip(given_blocks, offsets, strict=True))
+    for i, (a, at) in enumerate(placed):
+        assert at % 64 == 0 and at + a.nbytes <= total
+        for b, bt in placed[:i]:
+            together = a.first <= b.last and b.first <= a.last
+            assert not together or at + a.nbytes <= bt or bt + b.nbytes <= at
+
+
+def test_memory_is_used_again() -> None:
+    """A chain of three values needs room for two."""
+    chain = [_Block(64, 0, 1), _Block(64, 1, 2), _Block(64, 2, 3)]
+    assert _laid_out(chain) == ([0, 64, 0], 128)
+
+
+@needs_library
+def test_only_weights_are_packed() -> None:
+    lib = library()
+    assert lib is not None
+    assert list(plan(lib, PART).weights) == [1]
+
+
+@needs_library
+def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
+    """The rest of the process goes on."""
+    lib = library()
+    assert lib is not None
+    desc = lib.desc((4,))
+    copy = lib.primitive(lib.reorder(desc, desc))
+    good = Step(copy, ((SRC, desc, Place.argument(0)), (DST, desc, Place.result(0))))
+    register(lib, "xrl_jax.test.good", [good])
+    register(lib, "xrl_jax.test.bad", [Step(copy, good.args[:1])])
+    results = [jax.ShapeDtypeStruct((4,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.uint8)]
+
+    def run(name: str) -> np.ndarray:
+        call = jax.ffi.ffi_call(f"xrl_jax.test.{name}", results)
+        return np.asarray(jax.jit(lambda x: call(x)[0])(jnp.arange(4.0)))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a primitive of oneDNN has failed"):
+        run("bad")
+    np.testing.assert_array_equal(run("good"), [0, 1, 2, 3])
+
+
+def test_products_as_lax_code() -> None:
+    a, b = jnp.array([[1.0, 2.0]]), jnp.array([[3.0], [4.0]])
+    after = Epilogue(bias=True, addend=True, relu=True)
+    y = Dot(False, False, after)(a, b, jnp.array([[-20.0]]), jnp.array([[8.0]]))
+    np.testing.assert_array_equal(y, [[0.0]])
+    np.testing.assert_array_equal(Dot(True, True)(a.T, b.T), [[11.0]])
