@@ -99,8 +99,8 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
 
 
 def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -> None:
-    """Product, sum with an input, transpose, product: one call, after a negation another. The sum is
-    part of the product and reads the input.
+    """Product, sum with an input, transpose, product: one call, after a negation another. The sum
+    is part of the product and reads the input.
     """
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
     turn = pack_attrs("transpose", {"perm": (1, 0)})

@@ -45,7 +45,8 @@ class Epilogue(NamedTuple):
     @property
     def spec(self) -> spec.Epilogue:
         """What is computed, without the arrays."""
-        return spec.Epilogue(self.bias is not None, self.addend is not None, self.relu)
+        clip = spec.RELU if self.relu else None
+        return spec.Epilogue(self.bias is not None, self.addend is not None, clip)
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -172,7 +173,9 @@ def _call(
     # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
     after = op.after
-    post_ops = ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend + ["RELU"] * after.relu
+    post_ops = (
+        ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend + ["RELU"] * (after.clip == spec.RELU)
+    )
     config = {field: config | {"fusions": {"ops": post_ops}}}
 
     @custom_vmap

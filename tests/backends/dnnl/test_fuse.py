@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.spec import (
+    RELU,
     Add,
+    Clip,
     Dot,
     Epilogue,
     Instruction,
     Op,
     Partition,
-    Relu,
     Reshape,
     Shape,
 )
@@ -19,8 +20,8 @@ SQUARE = (4, 4)
 PLAIN = Dot(False, False)
 
 
-def dot(**after: bool) -> Dot:
-    return Dot(False, False, Epilogue(**after))
+def dot(addend: bool = False, clip: Clip | None = None) -> Dot:
+    return Dot(False, False, Epilogue(False, addend, clip))
 
 
 def after(*code: tuple[Op, tuple[int, ...]], outputs: tuple[int, ...]) -> list[tuple]:
@@ -35,8 +36,8 @@ def shape_of(op: Op) -> Shape:
 
 
 def test_a_sum_and_a_rectifier_follow_a_product() -> None:
-    found = after((PLAIN, (0, 1)), (Add(), (2, 0)), (Relu(), (3,)), outputs=(4,))
-    assert found == [(dot(addend=True, relu=True), (0, 1, 0)), ((2,), ())]
+    found = after((PLAIN, (0, 1)), (Add(), (2, 0)), (RELU, (3,)), outputs=(4,))
+    assert found == [(dot(addend=True, clip=RELU), (0, 1, 0)), ((2,), ())]
 
 
 def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
@@ -54,16 +55,16 @@ def test_the_later_of_two_products_takes_their_sum() -> None:
 
 
 def test_a_product_that_is_used_twice_stays() -> None:
-    code = (PLAIN, (0, 1)), (Relu(), (2,))
+    code = (PLAIN, (0, 1)), (RELU, (2,))
     assert after(*code, outputs=(3, 2)) == [*code, ((3, 2), ())]
     twice = (PLAIN, (0, 1)), (Add(), (2, 2))
     assert after(*twice, outputs=(3,)) == [*twice, ((3,), ())]
 
 
 def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
-    code = (PLAIN, (0, 1)), (Relu(), (2,)), (Add(), (3, 0))
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Add(), (3, 0))
     assert after(*code, outputs=(4,)) == [
-        (dot(relu=True), (0, 1)),
+        (dot(clip=RELU), (0, 1)),
         (Add(), (2, 0)),
         ((3,), ()),
     ]
@@ -77,5 +78,12 @@ def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
 
 def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
     """x @ w + relu(x @ w): the product has two uses."""
-    code = (PLAIN, (0, 1)), (Relu(), (2,)), (Add(), (2, 3))
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Add(), (2, 3))
     assert after(*code, outputs=(4,)) == [*code, ((4,), ())]
+
+
+def test_bounds_come_together() -> None:
+    """Above 0, below 6, above 1: from 1 to 6."""
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Clip(high=6.0), (3,)), (Clip(low=1.0), (4,))
+    assert after(*code, outputs=(5,)) == [(dot(clip=Clip(1.0, 6.0)), (0, 1)), ((2,), ())]
+    assert Clip(high=-1.0).then(RELU) == Clip(0.0, 0.0)

@@ -18,7 +18,7 @@ from jax import lax
 from xrl_jax.backends import export, onednn
 from xrl_jax.backends.dnnl.kernels import kernel_p
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.dnnl.spec import Conv, Dot, Epilogue
+from xrl_jax.backends.dnnl.spec import RELU, Clip, Conv, Dot, Epilogue
 from xrl_jax.backends.equations import bind, read
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.hoist import Hoisted, split
@@ -40,6 +40,12 @@ def conv(x, w):
 
 def pool(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+
+
+def average(x):
+    """Of 3x3 windows, the padding counts as zeros."""
+    edges = ((0, 0), (1, 1), (1, 1), (0, 0))
+    return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), edges) / 9
 
 
 def hoisted(fn, *args, weights: int) -> Hoisted:
@@ -135,6 +141,19 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
+def test_clipped_and_averaged_values() -> None:
+    """As in MobileNet and NASNet; the factor of an average is in its pooling."""
+
+    def fn(w, x):
+        y = conv(x, w)
+        y = lax.min(lax.max(y, lax.full_like(y, 0.0)), lax.full_like(y, 0.75))
+        return conv(average(y), w)
+
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found == ["Conv+Pool+Conv"]
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
 def test_work_on_weights_alone_is_not_in_the_call() -> None:
     """Two pointwise kernels are multiplied once; the call has the product, packed."""
 
@@ -160,9 +179,9 @@ def test_products_of_inputs_are_not_packed() -> None:
 
 @pytest.mark.parametrize("addend", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("relu", [False, True])
-def test_epilogues(bias: bool, addend: bool, relu: bool) -> None:
-    after = Epilogue(bias, addend, relu)
+@pytest.mark.parametrize("clip", [None, RELU, Clip(0.0, 1.5), Clip(None, 0.5)])
+def test_epilogues(bias: bool, addend: bool, clip: Clip | None) -> None:
+    after = Epilogue(bias, addend, clip)
     more = [jnp.linspace(-3, 3, 16)] * bias + [-IMAGE] * addend
     for op, w in (
         (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, after), KERNEL),
@@ -190,7 +209,7 @@ def convolutions(draw):
             for k, n in zip(kernel, size, strict=True)
         ),
         groups,
-        Epilogue(draw(st.booleans()), draw(st.booleans()), draw(st.booleans())),
+        Epilogue(draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([None, RELU]))),
     )
     n = draw(st.integers(1, 2))
     return op, (n, *size, groups * width), (*kernel, width, groups * outs)
@@ -210,7 +229,7 @@ def test_convolutions_of_all_kinds(case, seed: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=7), st.integers(0, 100))
+@given(st.lists(st.integers(0, 7), min_size=2, max_size=7), st.integers(0, 100))
 def test_chains_of_all_that_joins(kinds: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     grouped = jnp.asarray(rng.standard_normal((3, 3, 4, 16)) / 6, jnp.float32)
@@ -222,6 +241,8 @@ def test_chains_of_all_that_joins(kinds: list[int], seed: int) -> None:
         lambda x: conv(jnp.concatenate([x, x], -1)[..., ::2], KERNEL),
         lambda x: jnp.transpose(jnp.transpose(x, (0, 3, 1, 2)), (0, 2, 3, 1)),
         lambda x: pool(jnp.pad(x, ((0, 0), (2, 1), (2, 1), (0, 0)))),
+        lambda x: average(x),
+        lambda x: lax.min(lax.max(conv(x, POINTWISE), jnp.float32(0)), jnp.float32(0.5)),
     ]
 
     def fn(x):

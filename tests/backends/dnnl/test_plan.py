@@ -13,6 +13,7 @@ from xrl_jax.backends.dnnl.library import DST, SRC, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import _Block, _laid_out, kernel_layout, plan
 from xrl_jax.backends.dnnl.spec import (
+    RELU,
     Concat,
     Conv,
     Dot,
@@ -21,7 +22,6 @@ from xrl_jax.backends.dnnl.spec import (
     Instruction,
     Partition,
     Pool,
-    Relu,
     partition,
 )
 
@@ -33,10 +33,10 @@ PART = Partition(
         Instruction(
             Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, Epilogue(bias=True)), (0, 1, 2), (1, 4, 4, 8)
         ),
-        Instruction(Pool((1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4), (3,), (1, 2, 2, 8)),
+        Instruction(Pool("max", (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4), (3,), (1, 2, 2, 8)),
         Instruction(Every((1, 2, 1, 1)), (4,), (1, 1, 2, 8)),
         Instruction(Concat(3), (5, 5), (1, 1, 2, 16)),
-        Instruction(Relu(), (6,), (1, 1, 2, 16)),
+        Instruction(RELU, (6,), (1, 1, 2, 16)),
     ),
     (7, 3),
 )
@@ -119,7 +119,7 @@ def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
 
 def test_products_as_lax_code() -> None:
     a, b = jnp.array([[1.0, 2.0]]), jnp.array([[3.0], [4.0]])
-    after = Epilogue(bias=True, addend=True, relu=True)
+    after = Epilogue(bias=True, addend=True, clip=RELU)
     y = Dot(False, False, after)(a, b, jnp.array([[-20.0]]), jnp.array([[8.0]]))
     np.testing.assert_array_equal(y, [[0.0]])
     np.testing.assert_array_equal(Dot(True, True)(a.T, b.T), [[11.0]])

@@ -1,4 +1,4 @@
-"""Sums and rectifiers of a partition into the kernels they follow.
+"""Sums and bounds of a partition into the kernels they follow.
 
 `epilogue` does so among the nodes of one graph. Here all graphs of a program are one, so what
 follows the call of a folded body is seen too.
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from xrl_jax.backends.dnnl.spec import (
     Add,
+    Clip,
     Conv,
     Dot,
     Instruction,
     Op,
     Partition,
-    Relu,
     Reshape,
     Shape,
 )
@@ -50,19 +50,21 @@ def fused(part: Partition) -> Partition:
 
 
 def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
-    """The sum or rectifier as part of a kernel that nothing else uses; None where there is none."""
-    if not isinstance(v.made_by, Add | Relu):
+    """The sum or clipping as part of a kernel that nothing else uses; None where there is none."""
+    if not isinstance(v.made_by, Add | Clip):
         return None
     for at in reversed(range(len(v.args))):
         kernel, addend = v.args[at], v.args[1 - at] if len(v.args) == 2 else None
         while isinstance(kernel.made_by, Reshape) and uses.get(kernel) == 1:
             kernel = kernel.args[0]
         op = kernel.made_by
-        if not isinstance(op, Conv | Dot) or uses.get(kernel) != 1 or op.after.relu:
+        if not isinstance(op, Conv | Dot) or uses.get(kernel) != 1:
             continue
-        if addend is None:
-            after, more = replace(op.after, relu=True), []
-        elif op.after.addend or _depends(addend, kernel):
+        clip = op.after.clip
+        if isinstance(v.made_by, Clip):
+            clip = v.made_by if clip is None else clip.then(v.made_by)
+            after, more = replace(op.after, clip=clip), []
+        elif addend is None or clip is not None or op.after.addend or _depends(addend, kernel):
             continue
         else:
             after = replace(op.after, addend=True)

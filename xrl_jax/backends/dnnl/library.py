@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import jax
 
+from xrl_jax.backends.dnnl.spec import RELU, Clip
+
 _PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
 # How long its threads wait busily for the next operator before they sleep: some tens of
@@ -36,8 +38,9 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80,
 _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
-_RELU, _ADD = 0x20, 0x1FFF0
-POOLS = {"max": 0x1FF, "average": 0x2FF}
+_RELU, _LINEAR, _CLIP, _ADD = 0x20, 0x26, 0x2F, 0x1FFF0
+_POOLS = {"max": 0x1FF, "average": 0x2FF}
+_LARGEST = 3.4028234663852886e38
 
 Desc = int  # address of a memory descriptor: dims, strides, blocks
 Prim = int  # address of a primitive descriptor
@@ -63,12 +66,27 @@ class _Version(ctypes.Structure):
 
 
 class PostOps(NamedTuple):
-    """What is computed with a result before it is written: an array of this layout is added,
-    negative values become 0.
+    """What is computed with a result before it is written: an array of this layout is added, all is
+    multiplied by a number, and clipped.
     """
 
     addend: Desc | None = None
-    relu: bool = False
+    scale: float = 1.0
+    clip: Clip | None = None
+
+    @property
+    def elementwise(self) -> list[tuple[int, float, float]]:
+        """The library's name and two numbers of each elementwise operation."""
+        found: list[tuple[int, float, float]] = []
+        if self.scale != 1:
+            found.append((_LINEAR, self.scale, 0.0))
+        if self.clip == RELU:
+            found.append((_RELU, 0.0, 0.0))
+        elif self.clip is not None:
+            low = -_LARGEST if self.clip.low is None else self.clip.low
+            high = _LARGEST if self.clip.high is None else self.clip.high
+            found.append((_CLIP, low, high))
+        return found
 
 
 NO_POST_OPS = PostOps()
@@ -171,13 +189,15 @@ class Library:
         window: Sequence[int],
         stride: Sequence[int],
         padding: Sequence[tuple[int, int]],
+        post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
-        """Dimensions N C spatial; kinds as in `POOLS`, averages over the padding too."""
+        """Dimensions N C spatial; kinds "max" and "average", over the padding too."""
         low, high = zip(*padding, strict=True)
         return self._prim(
             "dnnl_pooling_forward_primitive_desc_create",
-            *(_INFERENCE, POOLS[kind], _at(src), _at(dst), _dims(stride), _dims(window)),
+            *(_INFERENCE, _POOLS[kind], _at(src), _at(dst), _dims(stride), _dims(window)),
             *(_dims([0] * len(window)), _dims(low), _dims(high)),
+            post_ops=post_ops,
         )
 
     def concat(self, srcs: Sequence[Desc], axis: int, dst: Desc | None) -> Prim:
@@ -189,11 +209,12 @@ class Library:
             "dnnl_binary_primitive_desc_create", _ADD, _at(a), _at(b), _at(dst), post_ops=post_ops
         )
 
-    def relu(self, src: Desc, dst: Desc) -> Prim:
-        zero = ctypes.c_float(0)
+    def elementwise(self, src: Desc, dst: Desc, what: PostOps) -> Prim:
+        """A single operation of those in `what`."""
+        ((kind, a, b),) = what.elementwise
         return self._prim(
             "dnnl_eltwise_forward_primitive_desc_create",
-            *(_INFERENCE, _RELU, _at(src), _at(dst), zero, zero),
+            *(_INFERENCE, kind, _at(src), _at(dst), ctypes.c_float(a), ctypes.c_float(b)),
         )
 
     def reorder(self, src: Desc, dst: Desc) -> Prim:
@@ -241,10 +262,11 @@ class Library:
         if post_ops.addend is not None:
             status = self._lib.dnnl_post_ops_append_binary(chain, _ADD, _at(post_ops.addend))
             self._check(status, "sum")
-        if post_ops.relu:
-            zero = ctypes.c_float(0)
-            status = self._lib.dnnl_post_ops_append_eltwise(chain, _RELU, zero, zero)
-            self._check(status, "rectifier")
+        for kind, a, b in post_ops.elementwise:
+            numbers = ctypes.c_float(a), ctypes.c_float(b)
+            self._check(
+                self._lib.dnnl_post_ops_append_eltwise(chain, kind, *numbers), "elementwise"
+            )
         self._check(self._lib.dnnl_primitive_attr_set_post_ops(attributes, chain), "attributes")
         return attributes
 

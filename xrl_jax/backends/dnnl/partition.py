@@ -9,6 +9,7 @@ library likes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +23,15 @@ from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.spec import (
     Add,
+    Clip,
     Concat,
     Every,
     Instruction,
     Op,
     Partition,
     Pool,
-    Relu,
     Reshape,
+    Scale,
     Transpose,
 )
 from xrl_jax.backends.equations import bind, read, variables
@@ -61,10 +63,12 @@ def partitioned(closed: Any, known: Sequence[bool]) -> Any:
 
 @dataclass
 class _Stage:
-    """Equations for XLA, then the members of one partition."""
+    """Equations for XLA, then the members of one partition: equations, what they are to the
+    library, and what they take.
+    """
 
     before: list[Any]
-    members: list[tuple[Any, Op]]
+    members: list[tuple[Any, Op, list[Any]]]
     outputs: list[Any]
 
 
@@ -94,7 +98,8 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
         if v in inside:
-            stages[level[v] - 1].members.append((e, inside[v]))
+            op = inside[v]
+            stages[level[v] - 1].members.append((e, op, _operands(e, op, maker)))
         else:
             stages[max((level.get(o, 0) for o in variables(e.invars)), default=0)].before.append(e)
     users: dict[Any, list[Any]] = {}
@@ -103,8 +108,8 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             users.setdefault(v, []).append(e)
     returned = set(variables(jaxpr.outvars))
     for stage in stages:
-        own = {id(e) for e, _ in stage.members}
-        made = [e.outvars[0] for e, _ in stage.members]
+        own = {id(e) for e, _, _ in stage.members}
+        made = [e.outvars[0] for e, _, _ in stage.members]
         stage.outputs = [
             v for v in made if v in returned or any(id(e) not in own for e in users.get(v, ()))
         ]
@@ -112,7 +117,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 
 
 def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
-    """Leave to XLA the changes of shape that end a partition: it has them for nothing."""
+    """Leave to XLA what ends a partition and what it has for nothing: changes of shape, factors."""
     needed = {
         v
         for e in jaxpr.eqns
@@ -122,7 +127,7 @@ def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
     }
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
-        if isinstance(inside.get(v), Reshape | Transpose | Every) and v not in needed:
+        if isinstance(inside.get(v), Reshape | Transpose | Every | Scale) and v not in needed:
             del inside[v]
             needed = {
                 o
@@ -140,7 +145,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         return
     part, inputs = _partition(stage)
     if not kernels.is_possible(part):
-        for e, _ in stage.members:
+        for e, _, _ in stage.members:
             env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))
         return
     operands = [
@@ -151,14 +156,14 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
 
 def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
     """The partition and the variables that are its inputs."""
-    made = {e.outvars[0]: i for i, (e, _) in enumerate(stage.members)}
+    made = {e.outvars[0]: i for i, (e, _, _) in enumerate(stage.members)}
     inputs: list[Any] = []
     packed: list[bool] = []
     place: dict[Any, int] = {}
     uses: list[list[tuple[bool, int]]] = []  # (whether an input, which)
-    for e, op in stage.members:
+    for _, op, operands in stage.members:
         args = []
-        for n, v in enumerate(_operands(e, op)):
+        for n, v in enumerate(operands):
             if v in made:
                 args.append((False, made[v]))
                 continue
@@ -175,17 +180,17 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
     n = len(inputs)
     code = tuple(
         Instruction(op, tuple(i if outer else n + i for outer, i in args), e.outvars[0].aval.shape)
-        for (e, op), args in zip(stage.members, uses, strict=True)
+        for (e, op, _), args in zip(stage.members, uses, strict=True)
     )
     shapes = tuple(v.aval.shape for v in inputs)
     part = Partition(shapes, tuple(packed), code, tuple(n + made[v] for v in stage.outputs))
     return fused(part), inputs
 
 
-def _operands(e: Any, op: Op) -> list[Any]:
-    """The variables that the operator takes; a rectifier's zero is none."""
-    if isinstance(op, Relu):
-        return [v for v in e.invars if _is_array(v, e)][:1]
+def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[Any]:
+    """The variables that the operator takes; a number is none."""
+    if isinstance(op, Clip | Scale):
+        return [v for v in e.invars if _number(v, maker) is None]
     return list(e.invars)
 
 
@@ -202,14 +207,15 @@ def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
     p = e.params
     match e.primitive.name:
         case "reduce_window_max":
-            return _pool(p)
+            return _pool("max", p)
         case "concatenate":
             return Concat(p["dimension"]) if not _has_literal(e) else None
+        case "reduce_window_sum":
+            return _pool("sum", p)
         case "add":
             return Add() if all(_is_array(v, e) for v in e.invars) else None
-        case "max":
-            zeros = [v for v in e.invars if _is_zero(v, maker)]
-            return Relu() if len(zeros) == 1 and not isinstance(e.invars[0], Literal) else None
+        case "max" | "min" | "mul" | "div":
+            return _with_number(e, maker)
         case "reshape" | "squeeze" | "expand_dims":
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
         case "slice":
@@ -222,7 +228,7 @@ def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
     return None
 
 
-def _pool(p: dict[str, Any]) -> Pool | None:
+def _pool(kind: str, p: dict[str, Any]) -> Pool | None:
     window, stride = p["window_dimensions"], p["window_strides"]
     if {*p["base_dilation"], *p["window_dilation"]} != {1}:
         return None
@@ -232,16 +238,35 @@ def _pool(p: dict[str, Any]) -> Pool | None:
         return None
     if any(max(p["padding"][i]) >= window[i] or min(p["padding"][i]) < 0 for i in moving):
         return None
-    return Pool(tuple(window), tuple(stride), tuple(tuple(q) for q in p["padding"]))
+    return Pool(kind, tuple(window), tuple(stride), tuple(tuple(q) for q in p["padding"]))
 
 
 def _has_literal(e: Any) -> bool:
     return any(isinstance(v, Literal) for v in e.invars)
 
 
-def _is_zero(v: Any, maker: dict[Any, Any]) -> bool:
-    """Whether the operand is the number 0, or an array of it."""
+def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
+    """An operation on an array and a number."""
+    numbers = [_number(v, maker) for v in e.invars]
+    at = 0 if numbers[0] is None else 1  # of the array
+    number = numbers[1 - at]
+    if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
+        return None
+    match e.primitive.name:
+        case "max":
+            return Clip(low=number)
+        case "min":
+            return Clip(high=number)
+        case "mul":
+            return Scale(number)
+    return Scale(1 / number) if at == 0 and number else None
+
+
+def _number(v: Any, maker: dict[Any, Any]) -> float | None:
+    """The number that an operand is, or is an array of; None if it is neither."""
     if isinstance(v, Literal):
-        return np.shape(v.val) == () and float(v.val) == 0
+        number = float(v.val) if np.shape(v.val) == () else math.nan
+        return number if math.isfinite(number) else None
     e = maker.get(v)
-    return e is not None and e.primitive.name == "broadcast_in_dim" and _is_zero(e.invars[0], {})
+    is_repeated = e is not None and e.primitive.name == "broadcast_in_dim"
+    return _number(e.invars[0], {}) if is_repeated else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from xrl_jax.backends.dnnl.library import (
 from xrl_jax.backends.dnnl.native import Place, Step
 from xrl_jax.backends.dnnl.spec import (
     Add,
+    Clip,
     Concat,
     Conv,
     Dot,
@@ -34,8 +36,8 @@ from xrl_jax.backends.dnnl.spec import (
     Instruction,
     Partition,
     Pool,
-    Relu,
     Reshape,
+    Scale,
     Transpose,
 )
 
@@ -143,12 +145,8 @@ class _Builder:
                 y = self.result(dst, output)
                 self.run(self.lib.add(a.desc, b.desc, dst), [(SRC, a), (SRC_1, b), (DST, y)])
                 return y
-            case Relu():
-                dst = args[0].desc if output is None else self.lib.desc(shape)
-                x = self.as_laid_out(args[0], dst)
-                y = self.result(dst, output)
-                self.run(self.lib.relu(x.desc, dst), [(SRC, x), (DST, y)])
-                return y
+            case Clip() | Scale():
+                return self.elementwise(op, shape, args[0], output)
             case Reshape():
                 x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
                 y = _Value(self.lib.desc(shape), x.place)
@@ -162,6 +160,18 @@ class _Builder:
             case Transpose():
                 y = self.turned(args[0], op.order)
                 return y if output is None else self.copied(y, output, shape)
+
+    def elementwise(
+        self, op: Clip | Scale, shape: Sequence[int], x: _Value, output: Place | None
+    ) -> _Value:
+        what = PostOps(clip=op) if isinstance(op, Clip) else PostOps(scale=op.by)
+        if not what.elementwise:  # times one
+            return x if output is None else self.copied(x, output, shape)
+        dst = x.desc if output is None else self.lib.desc(shape)
+        x = self.as_laid_out(x, dst)
+        y = self.result(dst, output)
+        self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
+        return y
 
     def copied(self, value: _Value, output: Place, shape: Sequence[int] | None = None) -> _Value:
         """The array as a result of the call, row-major."""
@@ -235,7 +245,7 @@ class _Builder:
     ) -> _Value:
         """A convolution or product with what follows; a sum apart where its layouts differ."""
         bias_desc = None if bias is None else bias.desc
-        plain = PostOps(relu=after.relu and addend is None)
+        plain = PostOps(clip=after.clip if addend is None else None)
         prim = make(bias_desc, plain)
         sum_apart = False
         if addend is not None:
@@ -243,7 +253,7 @@ class _Builder:
             sum_apart = not self.lib.equal(addend.desc, dst)
             if not sum_apart:
                 try:
-                    prim = make(bias_desc, PostOps(addend.desc, after.relu))
+                    prim = make(bias_desc, PostOps(addend.desc, clip=after.clip))
                 except UnimplementedError:
                     sum_apart = True
         x = self.as_laid_out(x, self.lib.of(prim, "src"))
@@ -263,7 +273,7 @@ class _Builder:
         if addend is None or not sum_apart:
             return y
         total = self.result(dst, output)
-        prim = self.lib.add(dst, addend.desc, dst, PostOps(relu=after.relu))
+        prim = self.lib.add(dst, addend.desc, dst, PostOps(clip=after.clip))
         self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
         return total
 
@@ -278,7 +288,9 @@ class _Builder:
         x = self.turned(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
-        prim = self.lib.pool("max", x.desc, dst, window, stride, padding)
+        kind, scale = ("max", 1) if op.kind == "max" else ("average", math.prod(window))
+        after = PostOps(scale=float(scale))
+        prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), output)
         self.run(prim, [(SRC, x), (DST, y)])
         return self.turned(y, back)

@@ -21,12 +21,39 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Values below `low` become `low`, above `high` `high`; None is no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.low is not None:
+            x = lax.max(x, lax.full_like(x, self.low))
+        return x if self.high is None else lax.min(x, lax.full_like(x, self.high))
+
+    def then(self, other: Clip) -> Clip:
+        """Both, one after the other."""
+        low = other.low if self.low is None else other.only(self.low)
+        high = other.high if self.high is None else other.only(self.high)
+        return Clip(low, high)
+
+    def only(self, x: float) -> float:
+        """The bounds on a number."""
+        x = x if self.low is None else max(x, self.low)
+        return x if self.high is None else min(x, self.high)
+
+
+RELU = Clip(0.0)
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """Operands after the first two, and what is done at the end; see `onednn.Epilogue`."""
 
     bias: bool = False
     addend: bool = False
-    relu: bool = False
+    clip: Clip | None = None
 
     def __call__(self, y: jax.Array, more: Sequence[jax.Array]) -> jax.Array:
         """As lax code."""
@@ -35,7 +62,7 @@ class Epilogue:
             y = y + lax.broadcast_in_dim(rest.pop(0).reshape(-1), y.shape, (y.ndim - 1,))
         if self.addend:
             y = y + rest.pop(0)
-        return lax.max(y, lax.full_like(y, 0)) if self.relu else y
+        return y if self.clip is None else self.clip(y)
 
 
 @dataclass(frozen=True)
@@ -84,14 +111,16 @@ class Dot:
 
 @dataclass(frozen=True)
 class Pool:
-    """The largest value in each window, which has one number for each axis."""
+    """The largest value in each window, or their sum; windows have one number for each axis."""
 
+    kind: str  # "max" or "sum"
     window: Shape
     stride: Shape
     padding: tuple[tuple[int, int], ...]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.reduce_window(x, -math.inf, lax.max, self.window, self.stride, self.padding)
+        start, combine = (-math.inf, lax.max) if self.kind == "max" else (0.0, lax.add)
+        return lax.reduce_window(x, start, combine, self.window, self.stride, self.padding)
 
 
 @dataclass(frozen=True)
@@ -109,9 +138,13 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Relu:
+class Scale:
+    """Times a number."""
+
+    by: float
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.max(x, lax.full_like(x, 0))
+        return x * lax.full_like(x, self.by)
 
 
 @dataclass(frozen=True)
@@ -140,9 +173,10 @@ class Every:
         return lax.slice(x, (0,) * x.ndim, x.shape, self.step)
 
 
-Op = Conv | Dot | Pool | Concat | Add | Relu | Reshape | Transpose | Every
+Op = Conv | Dot | Pool | Concat | Add | Clip | Scale | Reshape | Transpose | Every
 _OPS: dict[str, Callable[..., Any]] = {
-    c.__name__: c for c in (Conv, Dot, Pool, Concat, Add, Relu, Reshape, Transpose, Every, Epilogue)
+    c.__name__: c
+    for c in (Conv, Dot, Pool, Concat, Add, Clip, Scale, Reshape, Transpose, Every, Epilogue)
 }
 
 
