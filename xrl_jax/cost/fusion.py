@@ -42,7 +42,14 @@ ENTER = 5e-5
 _MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
 _VIEWS = ("reshape",)
 _FOLLOWERS = ("add", "max")  # what an epilogue can hold
-_JOINING = ("transpose", "concat", "window_max", *_FOLLOWERS)  # what a partition takes in
+_JOINING = (
+    "transpose",
+    "concat",
+    "window_max",
+    "window_sum",
+    "min",
+    *_FOLLOWERS,
+)  # what a partition takes in
 _SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape
 
 

@@ -1,4 +1,4 @@
-"""Sums and bounds of a partition into the kernels they follow.
+"""Sums, bounds and factors of a partition into what they follow.
 
 `epilogue` does so among the nodes of one graph. Here all graphs of a program are one, so what
 follows the call of a folded body is seen too.
@@ -16,7 +16,9 @@ from xrl_jax.backends.dnnl.spec import (
     Instruction,
     Op,
     Partition,
+    Pool,
     Reshape,
+    Scale,
     Shape,
 )
 
@@ -50,7 +52,13 @@ def fused(part: Partition) -> Partition:
 
 
 def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
-    """The sum or clipping as part of a kernel that nothing else uses; None where there is none."""
+    """The value as part of what it is made from and nothing else uses; None where it cannot be."""
+    if isinstance(v.made_by, Scale):
+        (pool,) = v.args
+        if not isinstance(pool.made_by, Pool) or pool.made_by.kind != "sum" or uses[pool] != 1:
+            return None
+        scaled = replace(pool.made_by, scale=pool.made_by.scale * v.made_by.by)
+        return _Value(scaled, pool.args, v.shape)
     if not isinstance(v.made_by, Add | Clip):
         return None
     for at in reversed(range(len(v.args))):

@@ -268,5 +268,6 @@ def _number(v: Any, maker: dict[Any, Any]) -> float | None:
         number = float(v.val) if np.shape(v.val) == () else math.nan
         return number if math.isfinite(number) else None
     e = maker.get(v)
-    is_repeated = e is not None and e.primitive.name == "broadcast_in_dim"
-    return _number(e.invars[0], {}) if is_repeated else None
+    if e is None or e.primitive.name != "broadcast_in_dim":
+        return None
+    return _number(e.invars[0], {})

@@ -288,8 +288,9 @@ class _Builder:
         x = self.turned(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
-        kind, scale = ("max", 1) if op.kind == "max" else ("average", math.prod(window))
-        after = PostOps(scale=float(scale))
+        # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
+        kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
+        after = PostOps(scale=round(scale * op.scale, 12))
         prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), output)
         self.run(prim, [(SRC, x), (DST, y)])

@@ -111,16 +111,20 @@ class Dot:
 
 @dataclass(frozen=True)
 class Pool:
-    """The largest value in each window, or their sum; windows have one number for each axis."""
+    """The largest value in each window, or their sum times a number; windows have one number for
+    each axis.
+    """
 
     kind: str  # "max" or "sum"
     window: Shape
     stride: Shape
     padding: tuple[tuple[int, int], ...]
+    scale: float = 1.0
 
     def __call__(self, x: jax.Array) -> jax.Array:
         start, combine = (-math.inf, lax.max) if self.kind == "max" else (0.0, lax.add)
-        return lax.reduce_window(x, start, combine, self.window, self.stride, self.padding)
+        y = lax.reduce_window(x, start, combine, self.window, self.stride, self.padding)
+        return y if self.scale == 1 else y * lax.full_like(y, self.scale)
 
 
 @dataclass(frozen=True)
