@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost.roofline import CLASSES, DEFAULT_RATES, Rates
 from xrl_jax.graph import ops
 
@@ -38,6 +39,14 @@ _ON_CPU: Mapping[tuple[str, int], str] = {
     ("reduce_sum", 0): "matmul 1.15",
     ("window_max", 0): "separable 0.35 shifted 0.45",
 }
+# Where oneDNN is there as a library: squeezenet and mobilenetv2; grouped convolutions between
+# these (depthwise, 0.03) and ResNeXt-50's, products as in BERT.
+_BY_LIBRARY: Mapping[tuple[str, int], str] = {
+    ("conv", 0): "onednn 0.41",
+    ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
+    ("conv", 2): "onednn 0.1",
+    ("dot", 0): "onednn 0.9 onednn_transposed 0.9",
+}
 
 
 # A quarter of a form's timings are below this share of their median: so much better may it be here.
@@ -47,7 +56,10 @@ _DOUBT = 0.75
 def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
     """Multiples of XLA's own form that forms take by experience on a backend, by `form_of`."""
     found: dict[tuple[int, int, int], float] = {}
-    for (op, kind), text in _ON_CPU.items() if backend == "cpu" else ():
+    tables = [_ON_CPU] if backend == "cpu" else []
+    if library() is not None:
+        tables.append(_BY_LIBRARY)
+    for (op, kind), text in (row for table in tables for row in table.items()):
         words, spec = text.split(), ops.OPS[op]
         for name, multiple in zip(words[::2], words[1::2], strict=True):
             found[spec.code, kind, spec.lowerings.index(name)] = float(multiple)

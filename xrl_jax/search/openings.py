@@ -5,7 +5,7 @@ weight on the left and features first, but a network converts only as a whole: o
 conversion costs two transposes, which cancel once its neighbours have followed. A descent does not
 get there and a queue gets there late, so the conversion is made at once, by the rules that any
 search has: scales and shifts are folded into weights, operators are converted, then transposes are
-moved down until they meet and cancel.
+moved XX
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
@@ -51,6 +52,7 @@ _SINKS_ONLY = (
     *(f"reduce_{r}-of-transpose" for r in ("sum", "max", "min")),
     *(f"window_{r}-of-transpose" for r in ("sum", "max", "min")),
 )
+_KERNELS = ("conv-as-onednn", "dot-as-onednn")
 _PASSES = 64  # a transpose moves past one operator in a pass
 _WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
 
@@ -153,7 +155,7 @@ def openings(
     """Where a search may begin, the most promising first: with convolutions features last, with
     products with weights features first (each with transposes only where nothing cancels them, and
     left out where it changes or gains nothing, or its rules are switched off), and as the program
-    is; all with scales and shifts folded.
+    is; all with scales and shifts folded, and in the forms of the library.
     """
     joins = entries_of(rules, lambda r: r.name in _JOINS_ONLY or r.name.endswith(_JOINS))
     folds = entries_of(rules, lambda r: r.family == _FOLD)
@@ -178,11 +180,15 @@ def openings(
             steps += reached[1]
         return Opening(assemble(start, graphs), tuple(steps)), taken
 
+    kernels = entries_of(rules, lambda r: r.name in _KERNELS and library() is not None)
     fold = Sweep(joins), Sweep(folds, gain=True)
+    kernels_last = Sweep(kernels, gain=True)
     found = []
     if converts.any():
         start = laid_out(program, FEATURES_LAST)
-        opening, taken = through(start, *fold, Sweep(converts), Sweep(sinks | cancels))
+        opening, taken = through(
+            start, *fold, Sweep(converts), Sweep(sinks | cancels), kernels_last
+        )
         found += [opening] if taken[2] else []
     if turns.any() and _share_on_weights(program, costs) > _WORTH:
         start = laid_out(program, FEATURES_FIRST)
@@ -195,7 +201,8 @@ def openings(
             Sweep(down),
             Sweep(down | cancels),
             Sweep(stores, roots=_weight_left),
+            kernels_last,
         )
         found += [opening] if taken[2] else []
-    folded, _ = through(program, *fold)
+    folded, _ = through(program, *fold, kernels_last)
     return [*found, folded]

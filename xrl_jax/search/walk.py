@@ -28,7 +28,7 @@ from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State, in_one_bucket
 
 _START = 0.15  # of the time, at most, for the regions of a program before it is rewritten
-_OPENING = 0.3  # of the time, at most, for making the openings
+_OPENING = 0.45  # of the time, at most, for making the openings
 # So many programs of an opening are timed whole even where they are predicted to be slower than the
 # original: predictions err alike within an opening, by a tenth and more.
 _ANYWAY = 2
