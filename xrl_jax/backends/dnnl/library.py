@@ -27,10 +27,9 @@ from xrl_jax.backends.dnnl.spec import RELU, Clip
 
 _PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
-# How long its threads wait busily for the next operator before they sleep: some tens of
-# microseconds, the time between two of a network. OpenMP's default is milliseconds, on cores that
-# XLA's own threads need.
-_SPIN = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "20000"}
+# Its threads wait busily for the next operator, for some hundred microseconds at most: the cores are
+# XLA's too. Each stays on a processor: two that wait busily for each other on one would take turns.
+_OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
 F32 = 3
 _CPU, _IN_ORDER, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 1, 96, 1, 1, 1
@@ -96,8 +95,10 @@ class Library:
     """The functions of the library that are needed, with the CPU as the engine."""
 
     def __init__(self, path: str) -> None:
-        with _environment(_SPIN):
+        processors = os.sched_getaffinity(0)
+        with _environment(_OPENMP):
             self._lib = ctypes.CDLL(path)
+        os.sched_setaffinity(0, processors)  # OpenMP has bound the thread that loads it
         self._lib.dnnl_version.restype = ctypes.POINTER(_Version)
         v = self._lib.dnnl_version().contents
         if v.major != _MAJOR:

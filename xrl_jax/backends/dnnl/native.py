@@ -1,8 +1,13 @@
 """Machine code that XLA can call, for a list of the library's primitives run one after the other.
 
 XLA's interface for such calls wants one function without further data. So each list has a function
-of a few instructions that passes the list's address to `run`, which is written once, as LLVM's
+of a few instructions that passes the list's address to `call`, which is written once, as LLVM's
 intermediate language: no compiler is needed, and no Python runs in the call.
+
+XLA calls from whichever of its threads comes by. OpenMP gives each such thread a team of its own,
+and the system often puts two of a team on one processor, where they stay for the time of a call:
+networks of few milliseconds then take twice as long. So one thread of ours, `serve`, makes all
+calls, one after the other; it and its team are each bound to a processor, XLA's threads are not.
 
 Source: XLA, xla/ffi/api/c_api.h (the offsets below); `jax.ffi.include_dir()` has it.
 """
@@ -61,23 +66,6 @@ define ptr @run(ptr %frame, ptr %plan) {{
 entry:
   %args = alloca [{most} x {{i32, ptr}}]
   %slot = alloca ptr
-  %extension_at = getelementptr i8, ptr %frame, i64 8
-  %extension = load ptr, ptr %extension_at
-  %is_call = icmp eq ptr %extension, null
-  br i1 %is_call, label %call, label %metadata
-
-metadata:
-  %metadata_at = getelementptr i8, ptr %extension, i64 24
-  %about = load ptr, ptr %metadata_at
-  %major = getelementptr i8, ptr %about, i64 24
-  store i32 0, ptr %major
-  %minor = getelementptr i8, ptr %about, i64 28
-  store i32 1, ptr %minor
-  %traits = getelementptr i8, ptr %about, i64 32
-  store i32 0, ptr %traits
-  ret ptr null
-
-call:
   %arguments_at = getelementptr i8, ptr %frame, i64 72
   %arguments = load ptr, ptr %arguments_at
   %n_results_at = getelementptr i8, ptr %frame, i64 96
@@ -96,9 +84,9 @@ call:
   br label %step
 
 step:
-  %i = phi i64 [0, %call], [%i_next, %freed]
-  %at = phi ptr [%first, %call], [%at_next, %freed]
-  %worst = phi i32 [%made, %call], [%status, %freed]
+  %i = phi i64 [0, %entry], [%i_next, %freed]
+  %at = phi ptr [%first, %entry], [%at_next, %freed]
+  %worst = phi i32 [%made, %entry], [%status, %freed]
   %more = icmp slt i64 %i, %n_steps
   br i1 %more, label %open, label %end
 
@@ -194,10 +182,82 @@ failed:
   %result = call ptr %create(ptr %error)
   ret ptr %result
 }}
+
+define void @wait(i64 %at) {{
+entry:
+  %semaphore = getelementptr i8, ptr {desk}, i64 %at
+  br label %again
+
+again:  ; a signal ends the waiting early
+  %status = call i32 {sem_wait}(ptr %semaphore)
+  %done = icmp eq i32 %status, 0
+  br i1 %done, label %end, label %again
+
+end:
+  ret void
+}}
+
+define void @post(i64 %at) {{
+  %semaphore = getelementptr i8, ptr {desk}, i64 %at
+  call i32 {sem_post}(ptr %semaphore)
+  ret void
+}}
+
+define ptr @serve(ptr %nothing) {{
+entry:
+  br label %next
+
+next:
+  call void @wait(i64 {asked})
+  %frame_at = getelementptr i8, ptr {desk}, i64 {frame}
+  %frame = load ptr, ptr %frame_at
+  %plan_at = getelementptr i8, ptr {desk}, i64 {plan}
+  %plan = load ptr, ptr %plan_at
+  %result = call ptr @run(ptr %frame, ptr %plan)
+  %result_at = getelementptr i8, ptr {desk}, i64 {result}
+  store ptr %result, ptr %result_at
+  call void @post(i64 {answered})
+  br label %next
+}}
+
+define ptr @call(ptr %frame, ptr %plan) {{
+  %extension_at = getelementptr i8, ptr %frame, i64 8
+  %extension = load ptr, ptr %extension_at
+  %is_call = icmp eq ptr %extension, null
+  br i1 %is_call, label %ask, label %metadata
+
+metadata:
+  %metadata_at = getelementptr i8, ptr %extension, i64 24
+  %about = load ptr, ptr %metadata_at
+  %major = getelementptr i8, ptr %about, i64 24
+  store i32 0, ptr %major
+  %minor = getelementptr i8, ptr %about, i64 28
+  store i32 1, ptr %minor
+  %traits = getelementptr i8, ptr %about, i64 32
+  store i32 0, ptr %traits
+  ret ptr null
+
+ask:
+  call void @wait(i64 {free})
+  %frame_at = getelementptr i8, ptr {desk}, i64 {frame}
+  store ptr %frame, ptr %frame_at
+  %plan_at = getelementptr i8, ptr {desk}, i64 {plan}
+  store ptr %plan, ptr %plan_at
+  call void @post(i64 {asked})
+  call void @wait(i64 {answered})
+  %result_at = getelementptr i8, ptr {desk}, i64 {result}
+  %result = load ptr, ptr %result_at
+  call void @post(i64 {free})
+  ret ptr %result
+}}
 """
+# What the thread and those who ask share: three semaphores, then what is asked and answered.
+_DESK = {"free": 0, "asked": 64, "answered": 128, "frame": 192, "plan": 200, "result": 208}
+_DESK_BYTES = 256
+
 _PASS_ON = """
 define ptr @{name}(ptr %frame) {{
-  %result = call ptr {run}(ptr %frame, ptr {plan})
+  %result = call ptr {call}(ptr %frame, ptr {plan})
   ret ptr %result
 }}
 """
@@ -218,28 +278,44 @@ def register(lib: Library, name: str, steps: Sequence[Step]) -> None:
             for which, desc, place in step.args:
                 numbers += [which, desc, place.kind, place.at]
         plan = _KEPT[name] = np.asarray(numbers, np.int64)
-        run = _pointer(_address(lib, "run", _RUN.format(**_names(lib))))
         function = name.replace(".", "_")
-        code = _PASS_ON.format(name=function, run=run, plan=_pointer(plan.ctypes.data))
-        capsule = _capsule(_address(lib, function, code))
+        call, at = _pointer(_served(lib)), _pointer(plan.ctypes.data)
+        (address,) = _addresses(_PASS_ON.format(name=function, call=call, plan=at), function)
+        capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
 
 
-def _names(lib: Library) -> dict[str, Any]:
+@functools.cache
+def _served(lib: Library) -> int:
+    """The address of `call`, with the thread that serves it running."""
+    libc = ctypes.CDLL(None)
+    desk = ctypes.create_string_buffer(_DESK_BYTES)
+    start = ctypes.addressof(desk)
+    _KEPT["the desk"] = np.ctypeslib.as_array(desk)
+    for name, number in (("free", 1), ("asked", 0), ("answered", 0)):
+        libc.sem_init(ctypes.c_void_p(start + _DESK[name]), 0, number)
     functions = (
         "stream_create stream_destroy memory_create memory_destroy primitive_execute".split()
     )
     names: dict[str, Any] = {f: _pointer(lib.address(f"dnnl_{f}")) for f in functions}
-    return names | {"engine": _pointer(lib.engine), "most": _MOST_ARGUMENTS}
+    for name in ("sem_wait", "sem_post"):
+        names[name] = _pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
+    names |= {"engine": _pointer(lib.engine), "desk": _pointer(start), "most": _MOST_ARGUMENTS}
+    serve, call = _addresses(_RUN.format(**names, **_DESK), "serve", "call")
+    thread = ctypes.c_ulong()
+    status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
+    if status:
+        raise OSError(status, "no thread could be started for oneDNN")
+    libc.pthread_detach(thread)
+    return call
 
 
 def _pointer(address: int) -> str:
     return f"inttoptr (i64 {address} to ptr)"
 
 
-@functools.cache
-def _address(lib: Library, name: str, code: str) -> int:
-    """Of the function of this name in the code, compiled."""
+def _addresses(code: str, *names: str) -> list[int]:
+    """Of functions in the code, compiled."""
     import llvmlite.binding as llvm
 
     engine = _engine()
@@ -247,7 +323,7 @@ def _address(lib: Library, name: str, code: str) -> int:
     module.verify()
     engine.add_module(module)
     engine.finalize_object()
-    return int(engine.get_function_address(name))
+    return [int(engine.get_function_address(name)) for name in names]
 
 
 @functools.cache
