@@ -47,9 +47,9 @@ def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
 
 @engine_jit
 def _costs_as(costs: CostTable, graph: TensorGraph, lowering: jax.Array) -> jax.Array:
-    """Seconds [N] of all nodes if each had this lowering."""
-    nodes = graph.nodes._replace(lowering=jnp.full_like(graph.nodes.lowering, lowering))
-    return roofline.seconds(costs, roofline.view_graph(graph._replace(nodes=nodes)))
+    """Seconds [N] of all nodes if each had this lowering, the others as they are."""
+    view = roofline.view_graph(graph)
+    return roofline.seconds(costs, view._replace(lowering=jnp.full_like(view.lowering, lowering)))
 
 
 @engine_jit

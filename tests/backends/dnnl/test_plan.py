@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +97,25 @@ def test_only_weights_are_packed() -> None:
     lib = library()
     assert lib is not None
     assert list(plan(lib, PART).weights) == [1]
+
+
+@needs_library
+def test_the_threads_of_others_stay_free() -> None:
+    """OpenMP binds its own to processors; with one processor there is nothing to see."""
+    code = """
+import os
+allowed = os.sched_getaffinity(0)
+import jax, jax.numpy as jnp
+from xrl_jax.backends.dnnl.kernels import kernel
+from xrl_jax.backends.dnnl.spec import Dot
+a = jnp.ones((256, 256))
+assert jax.jit(lambda a: kernel(Dot(False, False), a, a))(a)[0, 0] == 256
+assert os.sched_getaffinity(0) == allowed
+tasks = [os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")]
+print(sum(t != allowed for t in tasks) in (len(allowed), 0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 @needs_library

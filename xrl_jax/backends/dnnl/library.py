@@ -27,8 +27,8 @@ from xrl_jax.backends.dnnl.spec import RELU, Clip
 
 _PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
-# Its threads wait busily for the next operator, for some hundred microseconds at most: the cores are
-# XLA's too. Each stays on a processor: two that wait busily for each other on one would take turns.
+# Its threads wait busily for the next operator, for some hundred microseconds at most: the cores
+# are XLA's too. Each stays on a processor: two that wait for each other on one would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
 F32 = 3
