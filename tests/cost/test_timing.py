@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xrl_jax.cost import timing as timing_module
 from xrl_jax.cost.timing import (
     Ratio,
     Timing,
@@ -166,6 +167,17 @@ def test_every_round_has_each_function_once_in_an_order_of_its_own():
     rounds = [tuple(order[start : start + 3]) for start in range(0, 18, 3)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
     assert len(set(rounds)) > 1
+
+
+def test_after_each_turn_there_is_a_pause_of_a_twentieth_and_ten_milliseconds_at_most(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(timing_module, "call_seconds", lambda fn, calls: 0.04)
+    monkeypatch.setattr(timing_module.time, "sleep", pauses.append)
+    for calls in (2, 100):
+        rng = np.random.default_rng(0)
+        one = {"a": lambda: None}, {"a": calls}
+        interleave(*one, seconds=0.0, min_rounds=1, max_rounds=1, rng=rng)
+    assert pauses == pytest.approx([0.004, 0.01])
 
 
 def test_what_comes_after_a_turn_is_called_and_not_timed():

@@ -115,15 +115,15 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
     name = part.name(lib.name)
     steps: Sequence[Step]
     if what == _RUN:
-        steps = made.steps
+        steps, arena = made.steps, made.arena
     else:
         name = f"{name}.{what}{index}"
         layouts = [_plain_layout(lib, part, index), made.weights[index]]
         source, target = layouts if what == _PACK else layouts[::-1]
         move = lib.primitive(lib.reorder(source, target))
         places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
-        steps = (Step(move, places),)
-    register(lib, name, steps)
+        steps, arena = (Step(move, places),), 0
+    register(lib, name, steps, arena)
     with _LOCK:
         _TARGETS[name] = (what, part.text(), index)
     return name
@@ -205,10 +205,8 @@ batching.primitive_batchers[kernel_p] = _kernel_batched
 
 def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
     lib = _library()
-    arena = jax.ShapeDtypeStruct((max(plan(lib, part).arena, 1),), jnp.uint8)
     results = [jax.ShapeDtypeStruct(part.shape(o), _F32) for o in part.outputs]
-    call = jax.ffi.ffi_call(_target(lib, _RUN, part, 0), [*results, arena])
-    return list(call(*operands))[:-1]
+    return list(jax.ffi.ffi_call(_target(lib, _RUN, part, 0), results)(*operands))
 
 
 def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
@@ -256,9 +254,8 @@ def _moving_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax
         result = _packed_aval(part, index)
     else:
         result = ShapedArray(part.inputs[index], _F32)
-    # A call's last result is its arena.
-    results = [jax.ShapeDtypeStruct(result.shape, _F32), jax.ShapeDtypeStruct((1,), jnp.uint8)]
-    return jax.ffi.ffi_call(_target(_library(), what, part, index), results)(x)[0]
+    name = _target(_library(), what, part, index)
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(result.shape, _F32))(x)
 
 
 for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_p)):

@@ -14,8 +14,10 @@ Source: XLA, xla/ffi/api/c_api.h (the offsets below); `jax.ffi.include_dir()` ha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,11 +28,12 @@ import numpy as np
 from xrl_jax.backends.dnnl.library import Desc, Library
 
 _MOST_ARGUMENTS = 64  # of one primitive
+_PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA = 0, 1, 2
 
 
 class Place(NamedTuple):
-    """Where an array lies: argument or result `at` of the call, or byte `at` of its last result."""
+    """Where an array lies: argument or result `at` of the call, or byte `at` of the arena."""
 
     kind: int
     at: int
@@ -68,14 +71,9 @@ entry:
   %slot = alloca ptr
   %arguments_at = getelementptr i8, ptr %frame, i64 72
   %arguments = load ptr, ptr %arguments_at
-  %n_results_at = getelementptr i8, ptr %frame, i64 96
-  %n_results = load i64, ptr %n_results_at
   %results_at = getelementptr i8, ptr %frame, i64 112
   %results = load ptr, ptr %results_at
-  %last = sub i64 %n_results, 1
-  %arena_buffer_at = getelementptr ptr, ptr %results, i64 %last
-  %arena_buffer = load ptr, ptr %arena_buffer_at
-  %arena_at = getelementptr i8, ptr %arena_buffer, i64 24
+  %arena_at = getelementptr i8, ptr {desk}, i64 {arena}
   %arena = load ptr, ptr %arena_at
   %made = call i32 {stream_create}(ptr %slot, ptr {engine}, i32 1)
   %stream = load ptr, ptr %slot
@@ -251,8 +249,17 @@ ask:
   ret ptr %result
 }}
 """
-# What the thread and those who ask share: three semaphores, then what is asked and answered.
-_DESK = {"free": 0, "asked": 64, "answered": 128, "frame": 192, "plan": 200, "result": 208}
+# What the thread and those who ask share: three semaphores, what is asked and answered, and where
+# the arena is.
+_DESK = {
+    "free": 0,
+    "asked": 64,
+    "answered": 128,
+    "frame": 192,
+    "plan": 200,
+    "result": 208,
+    "arena": 216,
+}
 _DESK_BYTES = 256
 
 _PASS_ON = """
@@ -262,11 +269,11 @@ define ptr @{name}(ptr %frame) {{
 }}
 """
 _LOCK = threading.Lock()
-_KEPT: dict[str, np.ndarray] = {}  # lists whose addresses are in the code
+_KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
 
 
-def register(lib: Library, name: str, steps: Sequence[Step]) -> None:
-    """Make XLA know the list by this name, once."""
+def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> None:
+    """Make XLA know the list by this name, once; it needs so many bytes of the arena."""
     with _LOCK:
         if name in _KEPT:
             return
@@ -280,9 +287,29 @@ def register(lib: Library, name: str, steps: Sequence[Step]) -> None:
         plan = _KEPT[name] = np.asarray(numbers, np.int64)
         function = name.replace(".", "_")
         call, at = _pointer(_served(lib)), _pointer(plan.ctypes.data)
+        _make_room(arena)
         (address,) = _addresses(_PASS_ON.format(name=function, call=call, plan=at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
+
+
+def _make_room(n_bytes: int) -> None:
+    """Let the arena have at least so many bytes.
+
+    One for all calls, since there is one at a time: what XLA would give each call may be fresh from
+    the system, a fault and zeros for every page. An arena that became too small stays: a call may
+    be working in it.
+    """
+    arenas: list[mmap.mmap] = _KEPT.setdefault("the arenas", [])
+    if n_bytes > (len(arenas[-1]) - _PAGE if arenas else 0):
+        memory = mmap.mmap(-1, 2 * n_bytes + _PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        arenas.append(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start += -start % _PAGE
+        desk = _KEPT["the desk"]
+        ctypes.c_void_p.from_address(ctypes.addressof(desk) + _DESK["arena"]).value = start
 
 
 @functools.cache
@@ -291,7 +318,7 @@ def _served(lib: Library) -> int:
     libc = ctypes.CDLL(None)
     desk = ctypes.create_string_buffer(_DESK_BYTES)
     start = ctypes.addressof(desk)
-    _KEPT["the desk"] = np.ctypeslib.as_array(desk)
+    _KEPT["the desk"] = desk
     for name, number in (("free", 1), ("asked", 0), ("answered", 0)):
         libc.sem_init(ctypes.c_void_p(start + _DESK[name]), 0, number)
     functions = (

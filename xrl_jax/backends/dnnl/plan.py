@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     """What runs, in bytes and descriptors.
 
     Attributes:
-      steps: in order; the arena is the call's last result.
+      steps: in order.
       arena: bytes of memory between them.
       weights: the layout of each packed input, by its index.
     """
