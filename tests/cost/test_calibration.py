@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from xrl_jax.cost import calibration
 from xrl_jax.cost.calibration import Sample, calibrate, correct, usual_forms
 from xrl_jax.cost.roofline import DEFAULT_RATES
 from xrl_jax.graph import ops
@@ -53,9 +54,11 @@ def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
     assert rates.form[9, 1, 5] == pytest.approx(0.75 * 0.5)  # nothing is known of that kind
 
 
-def test_every_usual_form_is_one_that_there_is():
+@pytest.mark.parametrize(("library", "expected"), [(None, 0.26), ("there", 0.1)])
+def test_every_usual_form_is_one_that_there_is(monkeypatch, library, expected):
+    monkeypatch.setattr(calibration, "library", lambda: library)
     usual = usual_forms("cpu")
-    assert usual[ops.OPS["conv"].code, 2, ops.OPS["conv"].lowerings.index("onednn")] == 0.26
+    assert usual[ops.OPS["conv"].code, 2, ops.OPS["conv"].lowerings.index("onednn")] == expected
     assert usual_forms("gpu") == {}
 
 

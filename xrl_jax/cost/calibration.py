@@ -56,9 +56,9 @@ _DOUBT = 0.75
 def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
     """Multiples of XLA's own form that forms take by experience on a backend, by `form_of`."""
     found: dict[tuple[int, int, int], float] = {}
-    tables = [_ON_CPU] if backend == "cpu" else []
-    if library() is not None:
-        tables.append(_BY_LIBRARY)
+    tables = []
+    if backend == "cpu":
+        tables = [_ON_CPU] if library() is None else [_ON_CPU, _BY_LIBRARY]
     for (op, kind), text in (row for table in tables for row in table.items()):
         words, spec = text.split(), ops.OPS[op]
         for name, multiple in zip(words[::2], words[1::2], strict=True):
