@@ -4,7 +4,7 @@
 
 times every distinct operator of the networks (as they are, and as the openings of a search lay them
 out) in each form that fits it, and prints the medians of form / XLA's form by operator and kind, as
-they stand in xrl_jax/cost/roofline.py. A search begins from them where it has timed nothing yet:
+they stand in xrl_jax/cost/calibration.py. A search begins from them where it has timed nothing yet:
 they decide what is timed first, nothing else. Run it on a quiet machine; timings are kept in
 --cache_dir, so that a second run goes on. Ctrl-C prints what is known.
 """

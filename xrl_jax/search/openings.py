@@ -5,7 +5,10 @@ weight on the left and features first, but a network converts only as a whole: o
 conversion costs two transposes, which cancel once its neighbours have followed. A descent does not
 get there and a queue gets there late, so the conversion is made at once, by the rules that any
 search has: scales and shifts are folded into weights, operators are converted, then transposes are
-moved XX
+moved down until they meet and cancel.
+
+Where a library takes many kernels in one call, it gets all that are predicted to gain, at once,
+too: one alone may lose what it costs to enter the library.
 """
 
 from __future__ import annotations

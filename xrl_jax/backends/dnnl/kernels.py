@@ -19,14 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from xrl_jax.backends.dnnl.library import (
-    DST,
-    SRC,
-    Desc,
-    Library,
-    UnimplementedError,
-    library,
-)
+from xrl_jax.backends.dnnl.library import DST, SRC, Desc, Library, UnimplementedError, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import kernel_layout, plan
 from xrl_jax.backends.dnnl.spec import Conv, Dot, Instruction, Op, Partition, partition
@@ -100,12 +93,8 @@ def make_known(targets: Sequence[Target]) -> None:
     Raises:
       RuntimeError: the library is not here.
     """
-    lib = library()
-    if targets and lib is None:
-        raise RuntimeError("oneDNN is missing: pip install 'xrl_jax[onednn]'")
     for what, text, index in targets:
-        assert lib is not None
-        _target(lib, what, partition(text), index)
+        _target(_library(), what, partition(text), index)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ _MAJOR = 3  # version of the interface
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
 F32 = 3
-_CPU, _IN_ORDER, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 1, 96, 1, 1, 1
+_CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
 _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
@@ -47,10 +47,6 @@ Prim = int  # address of a primitive descriptor
 
 class UnimplementedError(RuntimeError):
     """The library has no kernel, or only its reference one, for what was asked."""
-
-
-class _Arg(ctypes.Structure):
-    _fields_ = [("arg", ctypes.c_int), ("memory", ctypes.c_void_p)]
 
 
 class _Version(ctypes.Structure):
@@ -219,13 +215,11 @@ class Library:
         )
 
     def reorder(self, src: Desc, dst: Desc) -> Prim:
-        pd = ctypes.c_void_p()
         e = _at(self.engine)
-        status = self._lib.dnnl_reorder_primitive_desc_create(
-            ctypes.byref(pd), _at(src), e, _at(dst), e, self._attributes(NO_POST_OPS)
+        return self._new(
+            "dnnl_reorder_primitive_desc_create",
+            *(_at(src), e, _at(dst), e, self._attributes(NO_POST_OPS)),
         )
-        self._check(status, "reorder")
-        return int(pd.value or 0)
 
     def of(self, prim: Prim, what: str) -> Desc:
         """The descriptor of its "src", "weights", "dst" or "scratchpad"."""
@@ -243,11 +237,7 @@ class Library:
     # --- inside ---
 
     def _prim(self, name: str, *args: object, post_ops: PostOps = NO_POST_OPS) -> Prim:
-        pd = ctypes.c_void_p()
-        attributes = self._attributes(post_ops)
-        status = getattr(self._lib, name)(ctypes.byref(pd), _at(self.engine), *args, attributes)
-        self._check(status, name)
-        prim = int(pd.value or 0)
+        prim = self._new(name, _at(self.engine), *args, self._attributes(post_ops))
         if self.implementation(prim).startswith("ref"):
             raise UnimplementedError(f"{name}: {self.implementation(prim)}")
         return prim
@@ -316,7 +306,7 @@ def _places() -> list[str]:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]):
+def _environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables where they are not set, for a while."""
     new = {k: v for k, v in values.items() if k not in os.environ}
     os.environ.update(new)

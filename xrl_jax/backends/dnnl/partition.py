@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
+from xrl_jax.backends import equations
 from xrl_jax.backends.dnnl import kernels
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
@@ -34,7 +35,7 @@ from xrl_jax.backends.dnnl.spec import (
     Scale,
     Transpose,
 )
-from xrl_jax.backends.equations import bind, read, variables
+from xrl_jax.backends.equations import read, variables
 
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:
@@ -53,8 +54,7 @@ def partitioned(closed: Any, known: Sequence[bool]) -> Any:
         env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(closed.jaxpr.invars, args, strict=True))
         for stage in stages:
-            for e in stage.before:
-                env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))
+            equations.run(stage.before, env)
             _run(stage, env)
         return [read(env, v) for v in closed.jaxpr.outvars]
 
@@ -118,23 +118,13 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 
 def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
     """Leave to XLA what ends a partition and what it has for nothing: changes of shape, factors."""
-    needed = {
-        v
-        for e in jaxpr.eqns
-        if e.outvars and e.outvars[0] in inside
-        for v in e.invars
-        if not isinstance(v, Literal)
-    }
+    needed: set[Any] = set()  # by the members that follow
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
         if isinstance(inside.get(v), Reshape | Transpose | Every | Scale) and v not in needed:
             del inside[v]
-            needed = {
-                o
-                for f in jaxpr.eqns
-                if f.outvars and f.outvars[0] in inside
-                for o in variables(f.invars)
-            }
+        if v in inside:
+            needed.update(variables(e.invars))
 
 
 def _run(stage: _Stage, env: dict[Any, Any]) -> None:
@@ -145,8 +135,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         return
     part, inputs = _partition(stage)
     if not kernels.is_possible(part):
-        for e, _, _ in stage.members:
-            env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))
+        equations.run([e for e, _, _ in stage.members], env)
         return
     operands = [
         kernels.pack(part, i, env[v]) if part.packed[i] else env[v] for i, v in enumerate(inputs)

@@ -113,9 +113,13 @@ class _Builder:
         self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
         return moved
 
-    def wanted(self, shape: Sequence[int], output: Place | None) -> Desc:
-        """The layout of a result: what the library likes, or row-major where it is returned."""
-        return self.lib.any_desc(shape) if output is None else self.lib.desc(shape)
+    def wanted(self, shape: Sequence[int], order: Sequence[int], output: Place | None) -> Desc:
+        """The layout of a result with axes in this order: what the library likes, or the one that
+        is row-major in the order of `shape` where it is returned.
+        """
+        if output is None:
+            return self.lib.any_desc([shape[a] for a in order])
+        return self.lib.permuted(self.lib.desc(shape), order)
 
     def turned(self, value: _Value, order: Sequence[int]) -> _Value:
         return _Value(self.lib.permuted(value.desc, order), value.place)
@@ -191,10 +195,7 @@ class _Builder:
         last = (0, *range(2, n), 1)
         x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
         src = self.lib.any_desc([x_shape[a] for a in first])
-        if output is None:
-            dst = self.lib.any_desc([i.shape[a] for a in first])
-        else:
-            dst = self.lib.permuted(self.lib.desc(i.shape), first)
+        dst = self.wanted(i.shape, first, output)
         dims, strides = kernel_layout(w_shape, op.groups)
         weights = self.lib.any_desc(dims)
 
@@ -215,13 +216,11 @@ class _Builder:
         n = len(i.shape)
         swapped = (*range(n - 2), n - 1, n - 2)
         x = self.turned(args[0], swapped) if op.left_turned else args[0]
-        w_shape = self.shape_of(i.args[1])
-        w = _Value(self.lib.desc(w_shape), args[1].place)
-        w = self.turned(w, swapped) if op.right_turned else w
-        if not self.partition.is_packed(i.args[1]):
-            w = self.turned(args[1], swapped) if op.right_turned else args[1]
-        dims = [w_shape[a] for a in swapped] if op.right_turned else list(w_shape)
-        weights = self.lib.any_desc(dims) if self.partition.is_packed(i.args[1]) else w.desc
+        w = self.turned(args[1], swapped) if op.right_turned else args[1]
+        weights = w.desc
+        if self.partition.is_packed(i.args[1]):
+            dims = self.shape_of(i.args[1])
+            weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
 
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
@@ -281,10 +280,7 @@ class _Builder:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
-        if output is None:
-            dst = self.lib.any_desc([shape[d] for d in order])
-        else:
-            dst = self.lib.permuted(self.lib.desc(shape), order)
+        dst = self.wanted(shape, order, output)
         x = self.turned(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
@@ -323,11 +319,8 @@ def plan(lib: Library, partition: Partition) -> Plan:
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))
-    blocks: list[_Block] = []
-    for _, args in b.steps:
-        for _, _, place in args:
-            if isinstance(place, _Block) and not any(place is x for x in blocks):
-                blocks.append(place)
+    places = [place for _, args in b.steps for _, _, place in args]
+    blocks = list({id(x): x for x in places if isinstance(x, _Block)}.values())
     offsets, arena = _laid_out(blocks)
     where = {id(x): Place.arena(at) for x, at in zip(blocks, offsets, strict=True)}
     steps = tuple(
