@@ -142,3 +142,34 @@ def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
                 oracle.structure(oracle.host_graph(after.graph))
             )
         assert results == wanted, f"seed {seed}"
+
+
+CROSSED = """
+  %1: float32[4,4] = input() ref=@0
+  %2: float32[4,4] = input() ref=@1
+  %3: float32[4,4] = weight() ref=@2
+  %4: float32[4,4] = dot(%1, %3) {lhs_contract=[1], rhs_contract=[0]}
+  %5: float32[4,4] = dot(%2, %3) {lhs_contract=[1], rhs_contract=[0]}
+  %6: float32[4,4] = tanh(%4)
+  %7: float32[4,4] = tanh(%5)
+  %8: float32[4,4] = dot(%1, %7) {lhs_contract=[1], rhs_contract=[0]}
+  %9: float32[4,4] = dot(%2, %6) {lhs_contract=[1], rhs_contract=[0]}
+  return %8, %9
+"""
+
+
+def merged(
+    rules: harness.CompiledRules, graph: harness.TensorGraph, root: int, partner: int
+) -> harness.Applied:
+    """The table's first rule at these roots, whether it is a candidate or not."""
+    return harness.rewrite(rules.table, graph, *(np.int32(i) for i in (0, root, partner)))
+
+
+def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
+    """Either pair of products may be merged; both together would wait for each other."""
+    rules, graph = rules_of(harness.MERGE), graph_of(CROSSED)
+    first = merged(rules, graph, 4, 8)
+    assert bool(first.ok)
+    second = merged(rules, first.graph, 5, 9)
+    assert not bool(second.ok) and not bool(second.full)
+    assert format_graph(second.graph) == format_graph(first.graph)

@@ -48,9 +48,12 @@ _JOINING = (
     "window_max",
     "window_sum",
     "min",
+    "sub",
+    "mul",
+    "div",
     *_FOLLOWERS,
 )  # what a partition takes in
-_SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape
+_SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
 
 
 def _mask(names: tuple[str, ...]) -> np.ndarray:
@@ -101,10 +104,15 @@ def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
 def origins(graph: TensorGraph) -> jax.Array:
     """Origin [N] of every node's value."""
     f, args = graph.nodes, args_of(graph)
-    found = jnp.zeros(len(args), jnp.int32)
-    for _ in range(_SWEEPS):
-        found = _origin(f, found[args])
-    return found
+    start = jnp.zeros(len(args), jnp.int32)
+
+    def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.any(carry[0] != carry[1])
+
+    # As often as there are nodes between one kernel and the next, which is a few times.
+    return jax.lax.while_loop(
+        unsettled, lambda c: (c[1], _origin(f, c[1][args])), (start, _origin(f, start[args]))
+    )[1]
 
 
 def origins_with(new: NewNodes, bound: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
-from xrl_jax.rewrite.match import Candidates
+from xrl_jax.rewrite.match import Candidates, independent
 from xrl_jax.rewrite.table import P, Q, RuleTable
 
 # Seconds [Q] of the nodes a rewrite makes; see `cost.model`.
@@ -37,6 +37,9 @@ def apply(
 ) -> Applied:
     """Rewrite at one place; pure, jittable and vmappable over candidates or graphs.
 
+    The candidate may come from an earlier graph: where it matches no more, or two roots have come
+    to depend on each other, nothing is done.
+
     Args:
       entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
     """
@@ -51,7 +54,8 @@ def apply(
     # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
     slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
     full = jnp.any(used & (slots == 0))
-    ok = entry_ok & matched & new.ok & ~full
+    fits = entry_ok & matched & new.ok & independent(graph, root, partner)
+    ok = fits & ~full
     where = jnp.concatenate([bound, slots])  # code -> slot
     target = jnp.where(ok & used, slots, n)  # out of range: dropped
 
@@ -77,7 +81,7 @@ def apply(
         rewritten.nodes.op != old_nodes.op
     )
     changed = changed.at[target].set(True, mode="drop")
-    return Applied(rewritten, changed, ok, entry_ok & matched & new.ok & full)
+    return Applied(rewritten, changed, ok, fits & full)
 
 
 def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Array) -> jax.Array:

@@ -268,7 +268,8 @@ def draw(
         partner = jnp.where(second >= 0, partner[0], 0)
         turned = table.symmetric[entry] & (second >= 0) & (root > partner)
         root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
-        there = exists[0] & ((second < 0) | (paired[0] & _independent(graph, root, partner)))
+        apart = independent(graph, root, partner, steps=_SEARCH)
+        there = exists[0] & ((second < 0) | (paired[0] & apart))
         bound, matched = bind(table, entry, root, partner, graph)
         ok = applies(table, jnp.where(there & matched, entry, -1), bound, graph)
         return jnp.where(ok, entry, -1), root, partner
@@ -291,25 +292,31 @@ def _operands(table: RuleTable, entry: jax.Array, graph: TensorGraph) -> jax.Arr
     return node
 
 
-def _independent(graph: TensorGraph, root: jax.Array, partner: jax.Array) -> jax.Array:
-    """Whether a short search shows that neither node depends on the other."""
+def independent(
+    graph: TensorGraph, root: jax.Array, partner: jax.Array, *, steps: int | None = None
+) -> jax.Array:
+    """Whether neither node depends on the other; true where there is no partner (0).
+
+    Args:
+      steps: argument steps looked at; where they do not suffice, the answer is no.
+    """
     depth, args = graph.globals.depth, args_of(graph)
     deeper = depth[root] > depth[partner]
     start, end = jnp.where(deeper, partner, root), jnp.where(deeper, root, partner)
     above = (depth > depth[start]) & (depth <= depth[end])
-    reached = jnp.arange(len(args)) == start
+    reached = (jnp.arange(len(args)) == start) & (partner > 0)
 
     def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         i, old, new = carry
-        return (i < _SEARCH) & jnp.any(old != new)
+        more = jnp.any(old != new)
+        return more if steps is None else more & (i <= steps)
 
     def level(reached: jax.Array) -> jax.Array:
         return reached | (above & jnp.any(reached[args] & (args > 0), axis=1))
 
-    _, old, new = jax.lax.while_loop(
-        going, lambda c: (c[0] + 1, c[2], level(c[2])), (jnp.int32(0), reached, level(reached))
-    )
-    return ~new[end] & jnp.all(old == new)
+    start_from = (jnp.int32(0), jnp.zeros_like(reached), reached)
+    _, old, new = jax.lax.while_loop(going, lambda c: (c[0] + 1, c[2], level(c[2])), start_from)
+    return (partner == 0) | (~new[end] & jnp.all(old == new))
 
 
 def _pairs(

@@ -30,7 +30,7 @@ from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, laid_out
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.search.base import Reached, Step, assemble
-from xrl_jax.search.states import Space, State, in_one_bucket
+from xrl_jax.search.states import Space, in_one_bucket
 
 _FOLD = "fold"  # the family that moves scales and shifts into weights
 # Rules that move broadcasts of weights down, so that a vector is a vector until it meets an image.
@@ -98,32 +98,23 @@ def run_sweep(
             break
         state = space.matched(state)
         moves = space.moves(state, costs, sweep.entries)
-        fits = sweep.roots(state.graph) if sweep.roots else None
-        taken = 0
-        candidates = zip(moves.entry, moves.root, moves.partner, moves.delta, strict=True)
-        for entry, root, partner, delta in candidates:
-            if clock.done:
-                return state, steps
-            if sweep.gain and delta >= 0:
-                break  # the cheapest come first
-            if fits is not None and not fits[root]:
-                continue
-            after = space.step(state, costs, int(entry), int(root), int(partner))
-            if after is None:  # an earlier one of this pass changed what it matched
-                continue
-            step = _step(space, state, after, index, int(entry), int(root))
-            grown = after.graph.nodes.op.shape != state.graph.nodes.op.shape
-            state, steps, taken = after, [*steps, step], taken + 1
-            if grown:
-                break  # slots moved with the bucket: find the candidates again
+        wanted = np.ones(len(moves.entry), bool)
+        if sweep.gain:
+            wanted &= moves.delta < 0
+        if sweep.roots:
+            wanted &= sweep.roots(state.graph)[moves.root]
+        chosen = np.flatnonzero(wanted)
+        columns = (moves.entry[chosen], moves.root[chosen], moves.partner[chosen])
+        listed = list(zip(*(c.tolist() for c in columns), strict=True))
+        after, taken, _ = space.steps(state, costs, listed)
+        for i in taken:
+            entry, root, _ = listed[i]
+            gain = -float(moves.delta[chosen[i]])
+            steps = [*steps, Step(index, space.rule_name(entry), space.place(state, root), gain)]
+        state = after
         if not taken:
             break
     return state, steps
-
-
-def _step(space: Space, before: State, after: State, index: int, entry: int, root: int) -> Step:
-    gain = before.seconds - after.seconds
-    return Step(index, space.rule_name(entry), space.place(before, root), gain)
 
 
 def _with_weight(graph: TensorGraph, side: int) -> np.ndarray:

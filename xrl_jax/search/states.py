@@ -8,8 +8,9 @@ whose bucket is full grows into the next one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,16 @@ from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import match as match_lib
-from xrl_jax.rewrite.apply import Applied, apply
+from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
 
-_SIZES = (256, 1024, 4096, 16384)  # room for candidates
+# Room for candidates, for each slot of the bucket, and at least and at most in all. Each size that
+# is needed is compiled, so there are few.
+_ROOM, _LEAST_ROOM, _MOST_ROOM = 2, 1024, 65536
+_PRICED_AT_ONCE = 512  # candidates
+_AT_ONCE = 256  # rewrites between two visits of the host
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,6 @@ class State:
     seconds: float
 
 
-def _size_for(count: int) -> int:
-    return next((s for s in _SIZES if s >= count), _SIZES[-1])
-
-
 def in_one_bucket(program: Program) -> list[TensorGraph]:
     """The program's graphs in the bucket of the largest: everything is then compiled once."""
     bucket = max(g.nodes.op.shape[0] for g in program.graphs)
@@ -74,9 +75,14 @@ def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) 
 
 @engine_jit
 def _deltas(
-    table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates
+    table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates, start: jax.Array
 ) -> tuple[Any, Any, Any]:
-    result = deltas(table, graph, found, roofline.price_of_new(costs, graph))
+    """Of the candidates from `start` on, `_PRICED_AT_ONCE` of them."""
+    entry, root, partner = (
+        jax.lax.dynamic_slice_in_dim(c, start, _PRICED_AT_ONCE) for c in found[:3]
+    )
+    part = Candidates(entry, root, partner, found.count)
+    result = deltas(table, graph, part, roofline.price_of_new(costs, graph))
     return result.seconds, result.gone, roofline.view_new(result.new)
 
 
@@ -85,21 +91,58 @@ _rematch = engine_jit(match_lib.rematch)
 _remove_dead = engine_jit(graph_lib.remove_dead)
 
 
+class _Turns(NamedTuple):
+    """What a list of candidates has led to."""
+
+    graph: TensorGraph  # priced
+    changed: jax.Array  # [N] bool
+    ok: jax.Array  # [_AT_ONCE] bool, which were applied
+    full: jax.Array  # bool: there was no room for the first that was not looked at
+    done: jax.Array  # how many were looked at
+    seconds: jax.Array
+
+
 @engine_jit
 def _apply(
     table: RuleTable,
     costs: CostTable,
     graph: TensorGraph,
-    entry: jax.Array,
-    root: jax.Array,
-    partner: jax.Array,
-) -> tuple[Applied, jax.Array]:
-    done = apply(table, graph, entry, root, partner)
-    done = done._replace(graph=roofline.priced(costs, done.graph))
-    return done, roofline.total(done.graph)
+    candidates: Candidates,
+) -> _Turns:
+    """The candidates applied in turn, those that still match."""
+
+    def going(carry: tuple[jax.Array, ...]) -> jax.Array:
+        i, *_, full = carry
+        return (i < candidates.count) & ~full
+
+    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        i, graph, changed, ok, _ = carry
+        at = candidates.entry[i], candidates.root[i], candidates.partner[i]
+        made = apply(table, graph, *at)
+        i = jnp.where(made.full, i, i + 1)
+        return i, made.graph, changed | made.changed, ok.at[i - 1].max(made.ok), made.full
+
+    nothing = jnp.zeros(graph.nodes.op.shape, bool), jnp.zeros(_AT_ONCE, bool), jnp.bool_(False)
+    done, graph, changed, ok, full = jax.lax.while_loop(
+        going, turn, (jnp.int32(0), graph, *nothing)
+    )
+    graph = roofline.priced(costs, graph)
+    return _Turns(graph, changed, ok, full, done, roofline.total(graph))
 
 
 _identity = engine_jit(identity)
+
+
+def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> None:
+    """Compile all that a search of the program calls: that takes some ten seconds, whatever the
+    program, and a search is to spend its time on searching.
+    """
+    space = Space(rules, jnp.asarray(program.digests()))
+    nothing = (-1, 0, 0)
+    for graph in in_one_bucket(program):
+        state = space.matched(space.start(graph, costs))
+        space.moves(state, costs)
+        space.steps(state, costs, [nothing])
 
 
 @dataclass
@@ -142,28 +185,25 @@ class Space:
         masks, asked = state.masks, b""
         if allowed is not None:
             masks, asked = masks & self._words(allowed), allowed.tobytes()
-        # Each size is compiled, so one that cannot do is not tried.
-        least = _size_for(int(np.bitwise_count(np.asarray(masks)).sum()))
-        least = max(least, self.room.get(asked, 0))
-        for size in (s for s in _SIZES if s >= least):
-            found = _find(table, state.graph, masks, size=size)
-            if int(found.count) <= size:
-                self.room[asked] = size
+        size = max(_ROOM * state.graph.nodes.op.shape[0], _LEAST_ROOM, self.room.get(asked, 0))
+        least = int(np.bitwise_count(np.asarray(masks)).sum())
+        while True:
+            # One that cannot do is not tried.
+            found = _find(table, state.graph, masks, size=size) if least <= size else None
+            if found is not None and int(found.count) <= size:
                 break
-        else:
-            raise graph_lib.GraphError(f"more than {_SIZES[-1]} candidates; use fewer rules")
-        seconds, gone, views = _deltas(table, costs, state.graph, found)
-        delta = np.asarray(seconds)
+            size *= 4
+            if size > _MOST_ROOM:
+                raise graph_lib.GraphError(f"more than {_MOST_ROOM} candidates; use fewer rules")
+        self.room[asked] = size
+        starts = range(0, max(int(found.count), 1), _PRICED_AT_ONCE)
+        parts = [_deltas(table, costs, state.graph, found, jnp.int32(i)) for i in starts]
+        delta, gone, views = jax.tree.map(lambda *vs: np.concatenate(vs), *parts)
         order = np.argsort(delta, kind="stable")
         order = order[np.isfinite(delta[order])]
-        return Moves(
-            np.asarray(found.entry)[order],
-            np.asarray(found.root)[order],
-            np.asarray(found.partner)[order],
-            delta[order],
-            np.asarray(gone)[order],
-            NodeView(*(np.asarray(v)[order] for v in views)),  # type: ignore[arg-type]
-        )
+        entry, root, partner = (np.asarray(c)[order] for c in found[:3])
+        view = jax.tree.map(lambda v: v[order], views)
+        return Moves(entry, root, partner, delta[order], gone[order], view)
 
     def _words(self, allowed: np.ndarray) -> np.ndarray:
         """The rows of entries [E] as words [W] of the masks."""
@@ -176,22 +216,49 @@ class Space:
         """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
         when it is full.
         """
-        done, seconds = _apply(
-            self.rules.table,
-            costs,
-            state.graph,
-            jnp.int32(entry),
-            jnp.int32(root),
-            jnp.int32(partner),
-        )
-        if bool(done.ok):
-            return State(done.graph, state.masks, state.changed | done.changed, float(seconds))
-        if bool(done.full):
-            _, _, slots = graph_lib.nodes_of(state.graph)
-            place = {slot: i + 1 for i, slot in enumerate(slots)}
-            grown = self.start(graph_lib.grow(state.graph), costs)
-            return self.step(grown, costs, entry, place.get(root, 0), place.get(partner, 0))
-        return None
+        after, taken, _ = self.steps(state, costs, [(entry, root, partner)])
+        return after if taken else None
+
+    def steps(
+        self, state: State, costs: CostTable, moves: Sequence[tuple[int, int, int]]
+    ) -> tuple[State, list[int], int]:
+        """The state after rewrites one after the other.
+
+        Ends early where the bucket has had to grow: slots have moved then, and candidates have to
+        be found again.
+
+        Args:
+          moves: entry, root and partner of each.
+
+        Returns:
+          The state, the moves that were made (those that matched), and how many were looked at.
+        """
+        taken: list[int] = []
+        first = 0
+        while first < len(moves):
+            part = np.zeros((_AT_ONCE, 3), np.int32)
+            given = moves[first : first + _AT_ONCE]
+            part[: len(given)] = given
+            made = _apply(
+                self.rules.table,
+                costs,
+                state.graph,
+                Candidates(part[:, 0], part[:, 1], part[:, 2], np.int32(len(given))),  # type: ignore[arg-type]
+            )
+            state = State(
+                made.graph, state.masks, state.changed | made.changed, float(made.seconds)
+            )
+            taken += [first + int(i) for i in np.flatnonzero(made.ok)]
+            first += int(made.done)
+            if bool(made.full):
+                entry, root, partner = moves[first]
+                _, _, slots = graph_lib.nodes_of(state.graph)
+                place = {slot: i + 1 for i, slot in enumerate(slots)}
+                grown = self.start(graph_lib.grow(state.graph), costs)
+                at = entry, place.get(root, 0), place.get(partner, 0)
+                after, made_there, _ = self.steps(grown, costs, [at])
+                return after, [*taken, *(first + i for i in made_there)], first + 1
+        return state, taken, first
 
     def identity(self, state: State) -> tuple[int, int]:
         """The identity hash of the state's graph."""
@@ -199,10 +266,10 @@ class Space:
         return int(h[0]), int(h[1])
 
     def rule_name(self, entry: int) -> str:
-        return self.rules.rules[int(self.rules.table.entry_rule[entry])].name
+        return self.rules.rules[int(np.asarray(self.rules.table.entry_rule)[entry])].name
 
     def place(self, state: State, root: int) -> str:
         """A short text of the node a candidate is anchored at."""
-        f = state.graph.nodes
-        shape = ",".join(str(int(d)) for d in np.asarray(f.shape[root])[: int(f.rank[root])])
-        return f"%{root} {ops.OP_NAMES[int(f.op[root])]}[{shape}]"
+        nodes = state.graph.nodes
+        op, rank, shape = (np.asarray(f)[root] for f in (nodes.op, nodes.rank, nodes.shape))
+        return f"%{root} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"

@@ -28,7 +28,7 @@ from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State, in_one_bucket
 
 _START = 0.15  # of the time, at most, for the regions of a program before it is rewritten
-_OPENING = 0.45  # of the time, at most, for making the openings
+_OPENING = 0.8  # of the time, at most, for making the openings
 # So many programs of an opening are timed whole even where they are predicted to be slower than the
 # original: predictions err alike within an opening, by a tenth and more.
 _ANYWAY = 2
@@ -72,8 +72,9 @@ def search_graphs(
             for n, opening in enumerate(begin):
                 clock = run.clock.part(1.0 / (len(begin) - n))
                 rivals = [each[0].program for _, each in found]
+                # Even where no time is left: as it is, an opening may be the best there is.
                 found.append((opening, _search_one(run, opening, rivals, clock, key, phases)))
-                if run.stop is StopReason.INTERRUPTED or run.out_of_budget():
+                if run.stop is StopReason.INTERRUPTED:
                     break
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED

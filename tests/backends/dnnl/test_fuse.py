@@ -5,7 +5,7 @@ from __future__ import annotations
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.spec import (
     RELU,
-    Add,
+    Binary,
     Clip,
     Dot,
     Epilogue,
@@ -36,49 +36,49 @@ def shape_of(op: Op) -> Shape:
 
 
 def test_a_sum_and_a_rectifier_follow_a_product() -> None:
-    found = after((PLAIN, (0, 1)), (Add(), (2, 0)), (RELU, (3,)), outputs=(4,))
+    found = after((PLAIN, (0, 1)), (Binary("add"), (2, 0)), (RELU, (3,)), outputs=(4,))
     assert found == [(dot(addend=True, clip=RELU), (0, 1, 0)), ((2,), ())]
 
 
 def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
     flat = Reshape((16,))
-    code = (PLAIN, (0, 1)), (flat, (2,)), (flat, (0,)), (Add(), (3, 4))
+    code = (PLAIN, (0, 1)), (flat, (2,)), (flat, (0,)), (Binary("add"), (3, 4))
     listed = [Instruction(op, args, shape_of(op)) for op, args in code]
-    listed[-1] = Instruction(Add(), (3, 4), (16,))
+    listed[-1] = Instruction(Binary("add"), (3, 4), (16,))
     part = fused(Partition((SQUARE, SQUARE), (False, True), tuple(listed), (5,)))
-    assert [i.op for i in part.code] == [flat, Reshape(SQUARE), dot(addend=True), flat]
+    assert [(i.op, i.args) for i in part.code] == [(dot(addend=True), (0, 1, 0)), (flat, (2,))]
 
 
 def test_the_later_of_two_products_takes_their_sum() -> None:
-    found = after((PLAIN, (0, 1)), (PLAIN, (0, 1)), (Add(), (2, 3)), outputs=(4,))
+    found = after((PLAIN, (0, 1)), (PLAIN, (0, 1)), (Binary("add"), (2, 3)), outputs=(4,))
     assert found == [(PLAIN, (0, 1)), (dot(addend=True), (0, 1, 2)), ((3,), ())]
 
 
 def test_a_product_that_is_used_twice_stays() -> None:
     code = (PLAIN, (0, 1)), (RELU, (2,))
     assert after(*code, outputs=(3, 2)) == [*code, ((3, 2), ())]
-    twice = (PLAIN, (0, 1)), (Add(), (2, 2))
+    twice = (PLAIN, (0, 1)), (Binary("add"), (2, 2))
     assert after(*twice, outputs=(3,)) == [*twice, ((3,), ())]
 
 
 def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
-    code = (PLAIN, (0, 1)), (RELU, (2,)), (Add(), (3, 0))
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (3, 0))
     assert after(*code, outputs=(4,)) == [
         (dot(clip=RELU), (0, 1)),
-        (Add(), (2, 0)),
+        (Binary("add"), (2, 0)),
         ((3,), ()),
     ]
-    sums = (PLAIN, (0, 1)), (Add(), (2, 0)), (Add(), (3, 0))
+    sums = (PLAIN, (0, 1)), (Binary("add"), (2, 0)), (Binary("add"), (3, 0))
     assert after(*sums, outputs=(4,)) == [
         (dot(addend=True), (0, 1, 0)),
-        (Add(), (2, 0)),
+        (Binary("add"), (2, 0)),
         ((3,), ()),
     ]
 
 
 def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
     """x @ w + relu(x @ w): the product has two uses."""
-    code = (PLAIN, (0, 1)), (RELU, (2,)), (Add(), (2, 3))
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (2, 3))
     assert after(*code, outputs=(4,)) == [*code, ((4,), ())]
 
 
@@ -87,3 +87,15 @@ def test_bounds_come_together() -> None:
     code = (PLAIN, (0, 1)), (RELU, (2,)), (Clip(high=6.0), (3,)), (Clip(low=1.0), (4,))
     assert after(*code, outputs=(5,)) == [(dot(clip=Clip(1.0, 6.0)), (0, 1)), ((2,), ())]
     assert Clip(high=-1.0).then(RELU) == Clip(0.0, 0.0)
+
+
+def test_a_number_for_each_feature_is_a_bias() -> None:
+    """A sum with one for each row is none."""
+    for shape, ops in (
+        ((1, 4), [Dot(False, False, Epilogue(bias=True))]),
+        ((4, 1), [PLAIN, Binary("add")]),
+    ):
+        code = Instruction(PLAIN, (0, 1), SQUARE), Instruction(Binary("add"), (3, 2), SQUARE)
+        found = fused(Partition((SQUARE, SQUARE, shape), (False, True, False), code, (4,)))
+        assert [i.op for i in found.code] == ops
+        assert found.code[-1].args == ((0, 1, 2) if len(ops) == 1 else (3, 2))

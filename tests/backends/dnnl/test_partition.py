@@ -154,6 +154,87 @@ def test_clipped_and_averaged_values() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
+def test_a_number_that_is_divided_by_another_is_a_number() -> None:
+    """As the rule `div-to-mul` leaves averages."""
+
+    def fn(w, x):
+        edges = ((0, 0), (1, 1), (1, 1), (0, 0))
+        y = lax.reduce_window(conv(x, w), 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), edges)
+        return conv(y * lax.div(jnp.float32(1), jnp.float32(9)), w)
+
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found[-1] == "Conv+Pool+Conv"
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_an_average_that_leaves_the_padding_out() -> None:
+    """As in InceptionV3: sums of windows over how many of their values are no padding, an array."""
+    ones = jnp.ones((1, 8, 8, 1))
+
+    def fn(w, x):
+        edges = ((0, 0), (1, 1), (1, 1), (0, 0))
+        window = (1, 3, 3, 1), (1, 1, 1, 1), edges
+        total, count = (lax.reduce_window(v, 0.0, lax.add, *window) for v in (conv(x, w), ones))
+        return conv(total / count, w)
+
+    found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
+    assert found[-1] == "Conv+Pool+Binary+Conv"
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
+    """As in squeeze and excitation."""
+
+    def fn(w, s, x):
+        return conv(conv(x, w) * s, w)
+
+    s = jnp.linspace(0, 1, 16).reshape(1, 1, 1, 16)
+    found = equations(hoisted(fn, POINTWISE, s, IMAGE, weights=1), s, IMAGE)
+    assert found == ["Conv+Binary+Conv"]
+    assert_computes(fn, POINTWISE, s, IMAGE, weights=1)
+
+
+def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
+    fn = lambda w, b, x: conv(conv(x, w) + b, w)  # noqa: E731
+    b = jnp.linspace(-1, 1, 16)
+    parts = hoisted(fn, POINTWISE, b, IMAGE, weights=2)
+    assert equations(parts, IMAGE) == ["Conv+Conv"]
+    assert_computes(fn, POINTWISE, b, IMAGE, weights=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8, 16), (1, 1, 1, 16), (1, 8, 8, 1), (1, 8, 1, 16)])
+@pytest.mark.parametrize("op", [lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.min])
+def test_operations_on_two_arrays(op, shape: tuple[int, ...]) -> None:
+    other = 1.5 + jnp.asarray(RNG.random(shape), jnp.float32)
+    for turned in (False, True):
+
+        def fn(w, s, x, turned=turned):
+            operands = conv(x, w), jnp.broadcast_to(s, IMAGE.shape)
+            return conv(op(*(operands[::-1] if turned else operands)), w)
+
+        assert_computes(fn, POINTWISE, other, IMAGE + 3, weights=1)
+
+
+def test_concatenation_of_values_in_different_layouts() -> None:
+    """What comes from outside is row-major, a convolution's result is not."""
+
+    def fn(w, x):
+        large = jnp.pad(x, ((0, 0), (8, 1), (8, 1), (0, 0)))
+        return conv(jnp.concatenate([x, conv(x, w), pool(large)], -1)[..., ::3], w)
+
+    parts = hoisted(fn, KERNEL, IMAGE, weights=1)
+    assert "Conv+Concat+Every+Conv" in equations(parts, IMAGE)
+    assert_computes(fn, KERNEL, IMAGE, weights=1)
+
+
+def test_a_pooled_result_is_returned_row_major() -> None:
+    """The library pools blocks of features into blocks of features."""
+    fn = lambda w, x: pool(conv(x, w))  # noqa: E731
+    found = equations(hoisted(fn, KERNEL, IMAGE, weights=1), IMAGE)
+    assert found == ["Conv+Pool"]
+    assert_computes(fn, KERNEL, IMAGE, weights=1)
+
+
 def test_work_on_weights_alone_is_not_in_the_call() -> None:
     """Two pointwise kernels are multiplied once; the call has the product, packed."""
 

@@ -6,13 +6,15 @@ follows the call of a folded body is seen too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from xrl_jax.backends.dnnl.spec import (
-    Add,
+    Binary,
     Clip,
     Conv,
     Dot,
+    Epilogue,
     Instruction,
     Op,
     Partition,
@@ -59,7 +61,7 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
             return None
         scaled = replace(pool.made_by, scale=pool.made_by.scale * v.made_by.by)
         return _Value(scaled, pool.args, v.shape)
-    if not isinstance(v.made_by, Add | Clip):
+    if v.made_by != Binary("add") and not isinstance(v.made_by, Clip):
         return None
     for at in reversed(range(len(v.args))):
         kernel, addend = v.args[at], v.args[1 - at] if len(v.args) == 2 else None
@@ -72,18 +74,34 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         if isinstance(v.made_by, Clip):
             clip = v.made_by if clip is None else clip.then(v.made_by)
             after, more = replace(op.after, clip=clip), []
-        elif addend is None or clip is not None or op.after.addend or _depends(addend, kernel):
+        elif addend is None or clip is not None or _depends(addend, kernel):
             continue
-        else:
+        elif addend.shape == v.shape and not op.after.addend:
             after = replace(op.after, addend=True)
             more = [_reshaped(addend, kernel.shape)]
+        elif _is_bias(addend.shape, v.shape, kernel.shape) and op.after == Epilogue():
+            after = replace(op.after, bias=True)
+            flat = kernel.shape[-1:]
+            one = (1,) * (len(kernel.shape) - 1) + flat
+            more = [_reshaped(addend, flat if isinstance(op, Conv) else one)]
+        else:
+            continue
         made = _Value(replace(op, after=after), [*kernel.args, *more], kernel.shape)
         uses[made] = 1
         return _reshaped(made, v.shape)
     return None
 
 
+def _is_bias(shape: Shape, of: Shape, kernel: Shape) -> bool:
+    """Whether an array of this shape is one number for each feature of a kernel's result, which is
+    reshaped to `of`.
+    """
+    return of == kernel and shape[-1] == of[-1] and math.prod(shape) == of[-1]
+
+
 def _reshaped(v: _Value, shape: Shape) -> _Value:
+    while isinstance(v.made_by, Reshape):
+        (v,) = v.args
     return v if v.shape == shape else _Value(Reshape(shape), [v], shape)
 
 

@@ -46,7 +46,7 @@ def pack(part: Partition, index: int, w: jax.Array) -> jax.Array:
     return pack_p.bind(w, part=part, index=index)
 
 
-def alone(op: Conv | Dot, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
+def alone(op: Op, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
     """A partition of one operator."""
     packed = tuple(i == 1 and packs(op, shapes[1]) for i in range(len(shapes)))
     code = (Instruction(op, tuple(range(len(shapes))), shape),)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,8 @@ from xrl_jax.backends.dnnl import kernels
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.spec import (
-    Add,
+    BINARY,
+    Binary,
     Clip,
     Concat,
     Every,
@@ -68,8 +69,15 @@ class _Stage:
     """
 
     before: list[Any]
-    members: list[tuple[Any, Op, list[Any]]]
+    members: list[tuple[Any, Op, list[_Operand]]]
     outputs: list[Any]
+
+
+class _Operand(NamedTuple):
+    """A variable, in this shape."""
+
+    variable: Any
+    shape: tuple[int, ...]
 
 
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
@@ -87,26 +95,32 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
         at = max((level.get(v, 0) for v in operands), default=0)
         op = _op(e, maker)
         if op is not None:
-            own = max(level.get(v, 0) + (v not in inside) for v in operands)
-            feeds = any(v in inside and level[v] == own for v in operands)
+            taken = [o.variable for o in _operands(e, op, maker)]
+            own = max(level.get(v, 0) + (v not in inside) for v in taken)
+            feeds = any(v in inside and level[v] == own for v in taken)
             if feeds or e.primitive is kernels.kernel_p:
                 at, inside[e.outvars[0]] = own, op
         level.update(dict.fromkeys(e.outvars, at))
 
     _peel(jaxpr, inside)
+    members = {
+        e.outvars[0]: _operands(e, inside[e.outvars[0]], maker)
+        for e in jaxpr.eqns
+        if e.outvars and e.outvars[0] in inside
+    }
+    users: dict[Any, list[Any]] = {}
+    for e in jaxpr.eqns:
+        v = e.outvars[0] if e.outvars else None
+        for o in [o.variable for o in members[v]] if v in members else variables(e.invars):
+            users.setdefault(o, []).append(e)
+    returned = set(variables(jaxpr.outvars))
     stages = [_Stage([], [], []) for _ in range(max(level.values(), default=0) + 2)]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
-        if v in inside:
-            op = inside[v]
-            stages[level[v] - 1].members.append((e, op, _operands(e, op, maker)))
-        else:
+        if v in members:
+            stages[level[v] - 1].members.append((e, inside[v], members[v]))
+        elif not _is_broadcast(e) or v in users or v in returned:
             stages[max((level.get(o, 0) for o in variables(e.invars)), default=0)].before.append(e)
-    users: dict[Any, list[Any]] = {}
-    for e in jaxpr.eqns:
-        for v in variables(e.invars):
-            users.setdefault(v, []).append(e)
-    returned = set(variables(jaxpr.outvars))
     for stage in stages:
         own = {id(e) for e, _, _ in stage.members}
         made = [e.outvars[0] for e, _, _ in stage.members]
@@ -117,11 +131,15 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 
 
 def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
-    """Leave to XLA what ends a partition and what it has for nothing: changes of shape, factors."""
+    """Leave to XLA what ends a partition and what it has for nothing: changes of shape, and what is
+    elementwise and no sum.
+    """
     needed: set[Any] = set()  # by the members that follow
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
-        if isinstance(inside.get(v), Reshape | Transpose | Every | Scale) and v not in needed:
+        op = inside.get(v)
+        ends = isinstance(op, Reshape | Transpose | Every | Scale | Binary) and op != Binary("add")
+        if ends and v not in needed:
             del inside[v]
         if v in inside:
             needed.update(variables(e.invars))
@@ -145,42 +163,66 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
 
 def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
     """The partition and the variables that are its inputs."""
-    made = {e.outvars[0]: i for i, (e, _, _) in enumerate(stage.members)}
     inputs: list[Any] = []
     packed: list[bool] = []
-    place: dict[Any, int] = {}
-    uses: list[list[tuple[bool, int]]] = []  # (whether an input, which)
-    for _, op, operands in stage.members:
+    place: dict[Any, int] = {}  # of a variable: its input, or -1 - its instruction
+    code: list[Instruction] = []
+
+    def take(v: Any, *, is_weight: bool) -> int:
+        at = place.get(v)
+        if at is None or (is_weight and at >= 0):
+            at = len(inputs)
+            inputs.append(v)
+            packed.append(is_weight)
+            if not is_weight:
+                place[v] = at
+        return at
+
+    def append(op: Op, args: list[int], shape: tuple[int, ...]) -> int:
+        code.append(Instruction(op, tuple(args), shape))
+        return -len(code)
+
+    for e, op, operands in stage.members:
         args = []
-        for n, v in enumerate(operands):
-            if v in made:
-                args.append((False, made[v]))
-                continue
-            is_weight = n == 1 and kernels.packs(op, v.aval.shape)
-            if is_weight or v not in place:
-                if not is_weight:
-                    place[v] = len(inputs)
-                args.append((True, len(inputs)))
-                inputs.append(v)
-                packed.append(is_weight)
-            else:
-                args.append((True, place[v]))
-        uses.append(args)
-    n = len(inputs)
-    code = tuple(
-        Instruction(op, tuple(i if outer else n + i for outer, i in args), e.outvars[0].aval.shape)
-        for (e, op, _), args in zip(stage.members, uses, strict=True)
-    )
+        for n, (v, shape) in enumerate(operands):
+            at = take(v, is_weight=n == 1 and kernels.packs(op, v.aval.shape))
+            args.append(at if shape == v.aval.shape else append(Reshape(shape), [at], shape))
+        place[e.outvars[0]] = append(op, args, e.outvars[0].aval.shape)
+
+    def number(at: int) -> int:
+        return at if at >= 0 else len(inputs) - 1 - at
+
+    numbered = tuple(replace(i, args=tuple(number(a) for a in i.args)) for i in code)
     shapes = tuple(v.aval.shape for v in inputs)
-    part = Partition(shapes, tuple(packed), code, tuple(n + made[v] for v in stage.outputs))
-    return fused(part), inputs
+    outputs = tuple(number(place[v]) for v in stage.outputs)
+    return fused(Partition(shapes, tuple(packed), numbered, outputs)), inputs
 
 
-def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[Any]:
-    """The variables that the operator takes; a number is none."""
+def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[_Operand]:
+    """What the operator takes; a number is none."""
+    if isinstance(op, Binary):
+        sources = [_source(v, maker) for v in e.invars]
+        return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
+    atoms = e.invars
     if isinstance(op, Clip | Scale):
-        return [v for v in e.invars if _number(v, maker) is None]
-    return list(e.invars)
+        atoms = [v for v in atoms if _number(v, maker) is None]
+    return [_Operand(v, v.aval.shape) for v in atoms]
+
+
+def _source(v: Any, maker: dict[Any, Any]) -> _Operand:
+    """The variable, or the one that it repeats along axes of size 1."""
+    e = maker.get(v)
+    if e is None or not _is_broadcast(e) or isinstance(e.invars[0], Literal):
+        return _Operand(v, v.aval.shape)
+    source, axes = e.invars[0], e.params["broadcast_dimensions"]
+    shape = [1] * len(v.aval.shape)
+    for a, n in zip(axes, source.aval.shape, strict=True):
+        shape[a] = n
+    return _Operand(source, tuple(shape))
+
+
+def _is_broadcast(e: Any) -> bool:
+    return e.primitive.name == "broadcast_in_dim"
 
 
 def _is_array(v: Any, e: Any) -> bool:
@@ -189,9 +231,18 @@ def _is_array(v: Any, e: Any) -> bool:
 
 def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
     """What the equation is to the library; None if it cannot do it."""
+    op = _as_op(e, maker)
+    if op is None:
+        return None
+    operands = _operands(e, op, maker)
+    shapes = [o.shape for o in operands]
+    return op if kernels.is_possible(kernels.alone(op, shapes, e.outvars[0].aval.shape)) else None
+
+
+def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
-    if any(v.aval.dtype != "float32" for v in (*e.invars, *e.outvars)):
+    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*e.invars, *e.outvars)):
         return None
     p = e.params
     match e.primitive.name:
@@ -201,10 +252,8 @@ def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
             return Concat(p["dimension"]) if not _has_literal(e) else None
         case "reduce_window_sum":
             return _pool("sum", p)
-        case "add":
-            return Add() if all(_is_array(v, e) for v in e.invars) else None
-        case "max" | "min" | "mul" | "div":
-            return _with_number(e, maker)
+        case kind if kind in BINARY:
+            return _with_number(e, maker) or _binary(e, maker)
         case "reshape" | "squeeze" | "expand_dims":
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
         case "slice":
@@ -248,7 +297,21 @@ def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
             return Clip(high=number)
         case "mul":
             return Scale(number)
-    return Scale(1 / number) if at == 0 and number else None
+        case "div":
+            return Scale(1 / number) if at == 0 and number else None
+    return None
+
+
+def _binary(e: Any, maker: dict[Any, Any]) -> Binary | None:
+    """An operation on two arrays, of which one may have axes of size 1: the second, unless they can
+    be exchanged.
+    """
+    kind, shape = e.primitive.name, e.outvars[0].aval.shape
+    if any(isinstance(v, Literal) or len(v.aval.shape) != len(shape) for v in e.invars):
+        return None
+    first, second = (_source(v, maker).shape == shape for v in e.invars)
+    exchanged = kind not in ("sub", "div")
+    return Binary(kind) if first or (second and exchanged) else None
 
 
 def _number(v: Any, maker: dict[Any, Any]) -> float | None:
@@ -257,6 +320,9 @@ def _number(v: Any, maker: dict[Any, Any]) -> float | None:
         number = float(v.val) if np.shape(v.val) == () else math.nan
         return number if math.isfinite(number) else None
     e = maker.get(v)
-    if e is None or e.primitive.name != "broadcast_in_dim":
-        return None
-    return _number(e.invars[0], {})
+    if e is not None and _is_broadcast(e):
+        return _number(e.invars[0], maker)
+    if e is not None and e.primitive.name == "div" and v.aval.shape == ():
+        over, under = (_number(n, maker) for n in e.invars)
+        return over / under if over is not None and under else None
+    return None

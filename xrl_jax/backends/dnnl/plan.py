@@ -26,7 +26,7 @@ from xrl_jax.backends.dnnl.library import (
 )
 from xrl_jax.backends.dnnl.native import Place, Step
 from xrl_jax.backends.dnnl.spec import (
-    Add,
+    Binary,
     Clip,
     Concat,
     Conv,
@@ -127,9 +127,39 @@ class _Builder:
     # --- operators ---
 
     def add(self, instruction: Instruction, output: Place | None) -> _Value:
-        """Append the steps of an instruction; its value, in `output` if that is given."""
+        """Append the steps of an instruction; its value, in `output` if that is given.
+
+        Where the library has no kernel for the layouts at hand, the result is copied to `output`,
+        or all is row-major.
+        """
+        given = [self.values[a] for a in instruction.args]
+        n_steps = len(self.steps)
+        tries = [(plain, into) for plain in (False, True) for into in dict.fromkeys((output, None))]
+        reason = UnimplementedError()
+        for plain, into in tries:
+            args = given
+            if plain:
+                args = [self.plain(v, a) for v, a in zip(given, instruction.args, strict=True)]
+            try:
+                y = self.made(instruction, args, into)
+            except UnimplementedError as error:
+                reason = error
+                del self.steps[n_steps:]
+                continue
+            if output is None or into is not None:
+                return y
+            return self.copied(y, output, instruction.shape)
+        raise reason
+
+    def plain(self, value: _Value, number: int) -> _Value:
+        """The value of this number row-major, if it is not packed."""
+        if self.partition.is_packed(number):
+            return value
+        return self.as_laid_out(value, self.lib.desc(self.shape_of(number)))
+
+    def made(self, instruction: Instruction, args: list[_Value], output: Place | None) -> _Value:
+        """The value of an instruction on these arguments."""
         op, shape = instruction.op, instruction.shape
-        args = [self.values[a] for a in instruction.args]
         match op:
             case Conv():
                 return self.convolution(op, instruction, args, output)
@@ -143,18 +173,14 @@ class _Builder:
                 y = self.result(self.lib.of(prim, "dst"), output)
                 self.run(prim, [*((MULTIPLE_SRC + i, v) for i, v in enumerate(args)), (DST, y)])
                 return y
-            case Add():
-                a, b = args
-                dst = a.desc if output is None else self.lib.desc(shape)
-                y = self.result(dst, output)
-                self.run(self.lib.add(a.desc, b.desc, dst), [(SRC, a), (SRC_1, b), (DST, y)])
-                return y
+            case Binary():
+                return self.binary(op, instruction, args, output)
             case Clip() | Scale():
                 return self.elementwise(op, shape, args[0], output)
             case Reshape():
                 x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
                 y = _Value(self.lib.desc(shape), x.place)
-                return y if output is None else self.copied(y, output)
+                return y if output is None else self.copied(y, output, shape)
             case Every():
                 x_shape = self.shape_of(instruction.args[0])
                 x = self.as_laid_out(args[0], self.lib.desc(x_shape))
@@ -164,6 +190,27 @@ class _Builder:
             case Transpose():
                 y = self.turned(args[0], op.order)
                 return y if output is None else self.copied(y, output, shape)
+
+    def binary(
+        self, op: Binary, i: Instruction, args: list[_Value], output: Place | None
+    ) -> _Value:
+        n = len(i.shape)
+        a, b = args
+        if self.shape_of(i.args[1]) == i.shape:
+            b = self.as_laid_out(b, a.desc)
+        dst = a.desc if output is None else self.lib.desc(i.shape)
+        # The library repeats an array along its second axis, not along its last.
+        same, first = tuple(range(n)), (0, n - 1, *range(1, n - 1))[:n]
+        for order in dict.fromkeys((same, first)):
+            x, z, y = (self.lib.permuted(d, order) for d in (a.desc, b.desc, dst))
+            try:
+                prim = self.lib.binary(op.kind, x, z, y)
+            except UnimplementedError:
+                continue
+            made = self.result(y, output)
+            self.run(prim, [(SRC, _Value(x, a.place)), (SRC_1, _Value(z, b.place)), (DST, made)])
+            return _Value(dst, made.place)
+        raise UnimplementedError(f"{op.kind} of {i.shape} and {self.shape_of(i.args[1])}")
 
     def elementwise(
         self, op: Clip | Scale, shape: Sequence[int], x: _Value, output: Place | None
@@ -177,11 +224,10 @@ class _Builder:
         self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
         return y
 
-    def copied(self, value: _Value, output: Place, shape: Sequence[int] | None = None) -> _Value:
+    def copied(self, value: _Value, output: Place, shape: Sequence[int]) -> _Value:
         """The array as a result of the call, row-major."""
-        desc = value.desc if shape is None else self.lib.desc(shape)
-        y = _Value(desc, output)
-        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, y)])
+        y = _Value(self.lib.desc(shape), output)
+        self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
         return y
 
     def shape_of(self, value: int) -> tuple[int, ...]:
@@ -272,7 +318,7 @@ class _Builder:
         if addend is None or not sum_apart:
             return y
         total = self.result(dst, output)
-        prim = self.lib.add(dst, addend.desc, dst, PostOps(clip=after.clip))
+        prim = self.lib.binary("add", dst, addend.desc, dst, PostOps(clip=after.clip))
         self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
         return total
 

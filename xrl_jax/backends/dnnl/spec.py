@@ -136,9 +136,16 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class Add:
+class Binary:
+    """Of two arrays of one rank; axes of the second may have size 1."""
+
+    kind: str  # one of BINARY, as in lax
+
     def __call__(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        return a + b
+        return getattr(lax, self.kind)(a, lax.broadcast_in_dim(b, a.shape, tuple(range(a.ndim))))
+
+
+BINARY = ("add", "sub", "mul", "div", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -177,10 +184,10 @@ class Every:
         return lax.slice(x, (0,) * x.ndim, x.shape, self.step)
 
 
-Op = Conv | Dot | Pool | Concat | Add | Clip | Scale | Reshape | Transpose | Every
+Op = Conv | Dot | Pool | Concat | Binary | Clip | Scale | Reshape | Transpose | Every
 _OPS: dict[str, Callable[..., Any]] = {
     c.__name__: c
-    for c in (Conv, Dot, Pool, Concat, Add, Clip, Scale, Reshape, Transpose, Every, Epilogue)
+    for c in (Conv, Dot, Pool, Concat, Binary, Clip, Scale, Reshape, Transpose, Every, Epilogue)
 }
 
 
