@@ -26,6 +26,7 @@ from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rewrite.verify import require_verified
 from xrl_jax.search import find_strategy
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
+from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 
 _COMPILED = "compiled"
@@ -56,7 +57,8 @@ def optimize(
       budget: seconds and measurements that may be spent; 60 seconds by default.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
-      cache_dir: where timings are kept; None for the user's cache folder.
+      cache_dir: where timings and results are kept; None for the user's cache folder. A second
+        search of the same program goes on from the result of the first.
       progress: show a live display.
 
     Ctrl-C ends the phase it falls into and goes on with what was found so far: after the search,
@@ -89,11 +91,15 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
+        # Where timings cannot be kept, nothing can; the store has said so.
+        keeps = not store.in_memory
+        record = record_path(folder, program, rule_table.rules, store.machine)
+        known = recall(record, program) if keeps else None
         tell = live.phase
         with persistent_cache(os.path.join(folder, _COMPILED)):
             found, finalists = search_in_rounds(
                 strategy,
-                Problem(program, rule_table, oracle, live),
+                Problem(program, rule_table, oracle, live, known),
                 budget,
                 jax.random.key(0) if key is None else key,
                 clock,
@@ -125,6 +131,8 @@ def optimize(
         total_seconds=whole.elapsed,
     )
     if settled.used:
+        if keeps:
+            remember(record, settled.program, report.steps)
         return Fast(
             settled.program,
             program.fn,

@@ -87,6 +87,15 @@ def ignore(progress: Progress) -> None:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A rewritten program with its predicted seconds and the steps that led to it."""
+
+    program: Program
+    seconds: float
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
 class Problem:
     """What a search works on.
 
@@ -95,21 +104,14 @@ class Problem:
       rules: compiled rules it may use.
       oracle: costs; it measures what it does not know.
       listener: told of progress.
+      known: what an earlier search of the same program has ended with.
     """
 
     program: Program
     rules: CompiledRules
     oracle: Oracle
     listener: Listener = ignore
-
-
-@dataclass(frozen=True)
-class Found:
-    """A rewritten program with its predicted seconds and the steps that led to it."""
-
-    program: Program
-    seconds: float
-    steps: tuple[Step, ...] = ()
+    known: Found | None = None
 
 
 @dataclass(frozen=True)

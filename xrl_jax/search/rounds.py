@@ -26,6 +26,7 @@ from xrl_jax.search.states import compile_engine
 _SEARCH_SHARE = 0.5  # of the time goes to the search
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
+_SEARCH_WORTH = 20.0  # seconds, at least, for a search of what was searched before
 _CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
 
@@ -39,6 +40,9 @@ def search_in_rounds(
 ) -> tuple[SearchResult, list[Timed]]:
     """All programs found and their whole-program timings, fastest first.
 
+    What is known from an earlier search is the first to be timed, and all there is where time is
+    short.
+
     What has to be compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
@@ -49,13 +53,20 @@ def search_in_rounds(
     try:
         with plain_ctrl_c():
             oracle.constants = constants_pay(oracle, problem.program)
-            tell("compiling the engine")
-            compile_engine(problem.program, problem.rules, oracle.table())
+            if problem.known is not None and clock.left < _SEARCH_WORTH:
+                strategy = _nothing_new
+            else:
+                tell("compiling the engine")
+                compile_engine(problem.program, problem.rules, oracle.table())
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
         strategy = _interrupted
     share = replace(budget, seconds=max(_SEARCH_SHARE * clock.left, 1e-3))
     found = _guarded(strategy, problem, share, key)
+    if problem.known is not None:
+        known = problem.known
+        known = replace(known, seconds=predicted(known.program, oracle.table()))
+        found = replace(found, best=(known, *found.best))
     interrupted = found.stop is StopReason.INTERRUPTED
     rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
     timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
@@ -82,6 +93,12 @@ def search_in_rounds(
     refined_at = len(found.best)
     found = replace(found, best=(*found.best, refined, found.best[-1]))
     return found, ranked([replace(best, index=refined_at), *timed])
+
+
+def _nothing_new(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    """The result of a search for which there is no time: the original."""
+    seconds = predicted(problem.program, problem.oracle.table())
+    return SearchResult((Found(problem.program, seconds),), seconds, 0, StopReason.SECONDS)
 
 
 def _interrupted(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:

@@ -1,0 +1,166 @@
+"""What a search keeps for the next one: the same network optimised cold, and again warm.
+
+  python -m experiments.warm_start --model=bert
+
+Three searches, each in a process of its own: a long one from an empty cache folder, which is what a
+search can reach; a short one from an empty folder (cold); and a very short one from the folder that
+the long one has left (warm). Then all results are timed in turn in one process. Printed are the
+seconds each search took before its final check, what it measured, compiled and read, its speed-up
+over the strongest jit, and its share of what the long one reached. --out gets warm_start.json.
+Ctrl-C ends the search that runs; its result counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+from experiments import models
+from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
+
+LONG, COLD, WARM = "long", "cold", "warm"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compared; seconds are budgets."""
+
+    model: str
+    search: str
+    seconds: Mapping[str, float]
+    compare_seconds: float
+    seed: int
+    out: Path
+
+    def __post_init__(self) -> None:
+        if self.model not in models.MODELS:
+            known = ", ".join(models.MODELS)
+            raise ValueError(f"--model={self.model}: there is no such network (known: {known})")
+
+
+def command_of(config: Config, run: str) -> list[str]:
+    """The command of one search; the warm one has the folder of the long one."""
+    cache = config.out / ("cold_cache" if run == COLD else "cache")
+    return [
+        *(sys.executable, "-m", "experiments.optimize", f"--model={config.model}"),
+        *(f"--search={config.search}", f"--budget_seconds={config.seconds[run]:g}"),
+        *(f"--seed={config.seed}", f"--cache_dir={cache}", f"--out={config.out / run}"),
+    ]
+
+
+def figures(
+    reports: Mapping[str, Mapping[str, Any]], result: SideBySide
+) -> dict[str, dict[str, float]]:
+    """By run: seconds of the search, counts, speed-up and share of the long one's."""
+    best = result.entries[LONG].speedup
+    return {
+        run: {
+            **{f"{part}_seconds": report[f"{part}_seconds"] for part in _PARTS},
+            "seconds": sum(report[f"{part}_seconds"] for part in _PARTS),
+            **{name: report[name] for name in ("measurements", "from_store", "candidates")},
+            "speedup": result.entries[run].speedup,
+            "share": result.entries[run].speedup / best,
+        }
+        for run, report in reports.items()
+    }
+
+
+_PARTS = ("compile", "measure", "search")
+
+
+def table(config: Config, rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """The figures as they are printed."""
+    shown = Table(title=f"{config.model} by {config.search}", title_justify="left")
+    for name in ("run", "budget, s", "searched, s", "compiling", "measuring", "searching"):
+        shown.add_column(name, justify="right")
+    for name in ("measured", "from the store", "candidates", "speed-up", "of the long one's"):
+        shown.add_column(name, justify="right")
+    for run, row in rows.items():
+        shown.add_row(
+            run,
+            f"{config.seconds[run]:g}",
+            f"{row['seconds']:.1f}",
+            *(f"{row[f'{part}_seconds']:.1f}" for part in _PARTS),
+            *(f"{row[name]:,.0f}" for name in ("measurements", "from_store", "candidates")),
+            f"{row['speedup']:.2f}",
+            f"{row['share']:.0%}",
+        )
+    return shown
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("model", "bert", "Network.")
+    flags.DEFINE_string("search", "taso", "Search strategy.")
+    flags.DEFINE_float("long_seconds", 300.0, "Budget of the search that others are compared with.")
+    flags.DEFINE_float("cold_seconds", 60.0, "Budget from an empty cache folder.")
+    flags.DEFINE_float("warm_seconds", 10.0, "Budget from the folder of the long search.")
+    flags.DEFINE_float("compare_seconds", 20.0, "Seconds to time the results in turn.")
+    flags.DEFINE_integer("seed", 0, "Seed of searches and weights.")
+    flags.DEFINE_string("out", "out/warm_start", "Folder of all results; what is there is removed.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags, 1 where a search failed."""
+    values = flags.FLAGS
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        seconds = {LONG: values.long_seconds, COLD: values.cold_seconds, WARM: values.warm_seconds}
+        config = Config(
+            values.model,
+            values.search,
+            seconds,
+            values.compare_seconds,
+            values.seed,
+            Path(values.out),
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for run in (*seconds, "cache", "cold_cache"):
+        shutil.rmtree(config.out / run, ignore_errors=True)
+    for run in seconds:
+        (config.out / run).mkdir(parents=True)
+        print(f"{run}: {config.seconds[run]:g} s", file=sys.stderr)
+        log = config.out / run / "log.txt"
+        with log.open("w", encoding="utf-8") as file:
+            status = subprocess.run(
+                command_of(config, run), stdout=file, stderr=subprocess.STDOUT, check=False
+            ).returncode
+        if status:
+            print(f"the {run} search failed: see {log}", file=sys.stderr)
+            return 1
+    folders = {run: config.out / run for run in seconds}
+    try:
+        result = side_by_side(
+            config.model, folders, seconds=config.compare_seconds, seed=config.seed, rival=False
+        )
+    except WrongResultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    reports = {
+        run: json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        for run, folder in folders.items()
+    }
+    rows = figures(reports, result)
+    Console(width=160).print(table(config, rows))
+    path = config.out / "warm_start.json"
+    kept = {"runs": rows, "side_by_side": result.as_dict()}
+    path.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    print(f"results are in {config.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

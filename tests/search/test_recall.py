@@ -1,0 +1,90 @@
+"""A result is kept, and the next search of the same program begins with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rewrite import harness
+from tests.rewrite.test_interface import W, traced
+from tests.rewrite.test_interface import X as IMAGE
+from xrl_jax.cost.machine import Machine
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.text import format_program
+from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
+from xrl_jax.rewrite.library import load_rules
+from xrl_jax.search.base import Step
+from xrl_jax.search.recall import recall, record_path, remember
+
+RULES = load_rules(harness.ADD_ZERO)
+HERE = Machine("cpu", "a processor", 2, "jax 1", "")
+STEPS = (Step(0, "add-zero", "%3 add[4]", 1e-6),)
+X = jnp.arange(4.0)
+OTHER = 2 * X
+
+
+def original():
+    return from_jax(lambda x: jnp.tanh(x) + 0.0, X)
+
+
+def better():
+    return original().with_graphs(from_jax(lambda x: jnp.tanh(x), X).graphs)
+
+
+def test_what_was_found_comes_back_with_its_steps(tmp_path: Path) -> None:
+    path = record_path(tmp_path, original(), RULES, HERE)
+    remember(path, better(), STEPS)
+    found = recall(path, original())
+    assert found is not None and found.steps == STEPS
+    assert format_program(found.program) == format_program(better())
+    np.testing.assert_array_equal(found.program(X), jnp.tanh(X))
+
+
+def test_nothing_is_known_at_first(tmp_path: Path) -> None:
+    assert recall(record_path(tmp_path, original(), RULES, HERE), original()) is None
+
+
+def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> None:
+    def path(fn, x, *, rules=RULES, machine=HERE) -> Path:
+        return record_path(tmp_path, from_jax(fn, x), rules, machine)
+
+    base = path(lambda x: x + X, X)
+    assert path(lambda x: x + OTHER, X) == base
+    other_machine = Machine("cpu", "another processor", 2, "jax 1", "")
+    others = [
+        path(lambda x: x - X, X),
+        path(lambda x: x + X, jnp.ones((1, 4))),
+        path(lambda x: x + X, X, rules=[]),
+        path(lambda x: x + X, X, machine=other_machine),
+    ]
+    assert len({base, *others}) == 5
+
+
+def test_a_result_whose_bodies_are_laid_out_anew(tmp_path: Path) -> None:
+    """What enters and leaves them has other shapes than in the original."""
+    program = traced()
+    turned = laid_out(program, FEATURES_LAST)
+    path = record_path(tmp_path, program, RULES, HERE)
+    remember(path, turned, ())
+    found = recall(path, program)
+    assert found is not None
+    assert sorted(a.shape for a in found.program.bodies[0].in_avals) == [(1, 4, 5, 3), (3, 3, 1, 1)]
+    np.testing.assert_array_equal(found.program(W, IMAGE), program(W, IMAGE))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"program": "graph {", "steps": []}'])
+def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
+    path = record_path(tmp_path, original(), RULES, HERE)
+    path.parent.mkdir()
+    path.write_text(text)
+    assert recall(path, original()) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+    path = record_path(tmp_path, original(), RULES, HERE)
+    path.parent.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="the result is not kept"):
+        remember(path, better(), STEPS)
