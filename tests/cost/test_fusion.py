@@ -121,3 +121,16 @@ def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -
     assert second == pytest.approx(compute)
     assert negated == pytest.approx(loop + read)
     assert third == pytest.approx(compute + fusion.ENTER + read)
+
+
+def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) -> None:
+    """A product of the library, its negation, XLA's product of the first and one of the second."""
+    square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
+    ours = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
+    nodes = [square, weight, ours]
+    nodes += [Node("neg", (2,), shape=(8, 8))]
+    nodes += [Node("dot", (a, 1), SUMMED, shape=(8, 8)) for a in (2, 3)]
+    *_, direct, behind = costs(nodes)
+    compute, write = max(1024 / 1e11, 3 * 256 / 1.5e10) + 1e-6, 256 / 1.5e10
+    assert direct == pytest.approx(compute + fusion.LEAVE)
+    assert behind == pytest.approx(compute + write)

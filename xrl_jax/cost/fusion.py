@@ -36,9 +36,12 @@ from xrl_jax.rewrite.instantiate import NewNodes
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
 # written which can compute more before it does; that is inside of a call of many kernels; and both.
 MEMORY, LOOP, CALL, LIBRARY, KERNEL = 0, 1, 2, 3, 4
-# Seconds to enter a partition: threads wake, descriptors are made, arrays have to be row-major.
-# Measured: 26 kernels of SqueezeNet in one call instead of in 26 take 2 ms less.
-ENTER = 5e-5
+# Seconds to enter a partition: threads wake, descriptors are made, arrays have to be row-major; and
+# more before XLA's next call that uses threads of its own, while the library's still wait busily.
+# Found with experiments/cost_model.py: of 20 rewritings of SqueezeNet those with n kernels of the
+# library between XLA's took 0.5 ms n longer than without this, while in BERT, where what follows a
+# product of the library uses one thread or is elementwise, it is 0.1 to 0.2 ms.
+ENTER, LEAVE = 1e-4, 3e-4
 _MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
 _VIEWS = ("reshape",)
 _FOLLOWERS = ("add", "max")  # what an epilogue can hold
@@ -144,6 +147,12 @@ def enters(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Ar
     return is_member(op, lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
+def leaves(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
+    """Whether nodes [...] are XLA's calls on what comes out of a partition."""
+    ours = is_member(op, lowering) | is_joined(op, lowering, arg_origins)
+    return jnp.asarray(_IS_CALL)[op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
+
+
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are computed by the call that makes one of their arguments."""
     return jnp.any(_takes_more(arg_origins), axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
@@ -172,19 +181,22 @@ class Readers(NamedTuple):
     followers: jax.Array  # [N] elementwise nodes that one can hold
     calls: jax.Array  # [N]
     members: jax.Array  # [N] kernels of a partition
+    leavers: jax.Array  # [N] calls that are never part of one
 
     def passes(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
         """How often the value at `slot` is read or written between its readers and itself, if it
         had this origin.
         """
-        loops, followers, calls, _ = (n[slot] for n in self)
+        loops, followers, calls, *_ = (n[slot] for n in self)
         written = (origin == MEMORY) | (origin == LIBRARY)
         passes = [loops + followers, loops]
         return jnp.select([written, _takes_more(origin)], passes, calls)
 
-    def entries(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
-        """How many of its readers would enter a partition for it, if they have no other reason."""
-        return jnp.where(origin >= LIBRARY, 0, self.members[slot])
+    def switches(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
+        """Seconds that its readers would take to enter or to leave a partition for it, if they have
+        no other reason.
+        """
+        return jnp.where(origin >= LIBRARY, LEAVE * self.leavers[slot], ENTER * self.members[slot])
 
 
 def readers(graph: TensorGraph) -> Readers:
@@ -197,6 +209,10 @@ def readers(graph: TensorGraph) -> Readers:
         return jnp.zeros(len(args), jnp.int32).at[args].add(here[:, None])
 
     plain, followers = _IS_ELEMENTWISE & ~_IS_FOLLOWER, _IS_ELEMENTWISE & _IS_FOLLOWER
-    members = jnp.where(is_member(f.op, f.lowering), counts, 0)
-    members = jnp.zeros(len(args), jnp.int32).at[args].add(members[:, None])
-    return Readers(count(plain), count(followers), count(_IS_CALL), members)
+    member = is_member(f.op, f.lowering)
+    never = jnp.asarray(_IS_CALL)[f.op] & ~member & ~(jnp.asarray(_JOINS)[f.op] & (f.lowering == 0))
+    zeros = jnp.zeros(len(args), jnp.int32)
+    members, leavers = (
+        zeros.at[args].add(jnp.where(which, counts, 0)[:, None]) for which in (member, never)
+    )
+    return Readers(count(plain), count(followers), count(_IS_CALL), members, leavers)

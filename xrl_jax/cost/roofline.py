@@ -227,7 +227,9 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
         _JOINED * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
         cost,
     )
-    cost += jnp.where(fusion.enters(view.op, view.lowering, view.arg_origins), fusion.ENTER, 0.0)
+    here = view.op, view.lowering, view.arg_origins
+    cost += jnp.where(fusion.enters(*here), fusion.ENTER, 0.0)
+    cost += jnp.where(fusion.leaves(*here), fusion.LEAVE, 0.0)
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
     return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
 
@@ -254,8 +256,8 @@ def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
             now = readers.passes(root, found[jnp.maximum(code, 0)])
             change = (now - readers.passes(root, origins[root])) * one_pass[root]
             origin = found[jnp.maximum(code, 0)]
-            entries = readers.entries(root, origin) - readers.entries(root, origins[root])
-            result += jnp.where(code >= 0, change + entries * fusion.ENTER, 0.0)
+            switches = readers.switches(root, origin) - readers.switches(root, origins[root])
+            result += jnp.where(code >= 0, change + switches, 0.0)
         return result
 
     return price
