@@ -88,9 +88,10 @@ def rewriting(
         moves = space.moves(state, oracle.table())
         if not len(moves.entry):
             continue
-        i = int(rng.integers(len(moves.entry)))
-        move = int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
-        after = space.step(state, oracle.table(), *move)
+        # Sorted by place, not by prediction: the same walk whatever the model.
+        columns = (moves.entry, moves.root, moves.partner)
+        listed = sorted(zip(*(c.tolist() for c in columns), strict=True))
+        after = space.step(state, oracle.table(), *listed[int(rng.integers(len(listed)))])
         if after is None:
             continue
         candidate = assemble(program, {**graphs, index: after.graph})
