@@ -12,9 +12,11 @@ benchmark.png. A run that was killed goes on where it was; Ctrl-C prints what is
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,6 +57,14 @@ class Config:
                     raise ValueError(f"--{kind}: there is no {name} (known: {', '.join(known)})")
             if not given:
                 raise ValueError(f"--{kind} names none")
+
+    def command(self) -> str:
+        """The command that repeats this; where results are kept is left out."""
+        words = [f"--networks={','.join(self.networks)}", f"--searches={','.join(self.searches)}"]
+        words += [f"--budget_seconds={self.budget_seconds:g}", f"--seed={self.seed}"]
+        words += [f"--compare_seconds={self.compare_seconds:g}"]
+        words += [] if self.rival else ["--norival"]
+        return shlex.join(["python", "-m", "experiments.benchmark", *words])
 
 
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
@@ -196,6 +206,8 @@ def main(argv: Sequence[str]) -> int:
         figures = summary(results, of_searches)
         print(table(results, figures))
         values = {
+            "command": config.command(),
+            "date": datetime.date.today().isoformat(),
             "summary": figures,
             "networks": [r.as_dict() for r in results],
             "reports": of_searches,

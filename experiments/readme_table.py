@@ -1,9 +1,14 @@
-"""Fill the table of results in the README from reports.
+"""Fill the tables of results in the README.
 
   python -m experiments.readme_table --out=out --readme=README.md
 
 reads every OUT/*/report.json that `experiments.optimize` wrote and replaces what stands between the
-two `results` comments of the README. The numbers are those of the reports, nothing else.
+two `results` comments of the README.
+
+  python -m experiments.readme_table --benchmark=out/benchmark --readme=README.md
+
+does the same between the two `benchmark` comments with what `experiments.benchmark` wrote. The
+numbers are those of the reports, nothing else.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ from pathlib import Path
 
 from absl import app, flags
 
+from experiments.benchmark_table import table
+from experiments.side_by_side import SideBySide
 from xrl_jax.report.text import Report
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _HEAD = (
     "| network | search | strongest baseline | optimised | speed-up (95 % interval) | A/A noise |"
     " error / original's |\n|---|---|---|---|---|---|---|"
@@ -75,23 +81,45 @@ def _row(r: Report) -> str:
     )
 
 
-def filled(readme: str, block: str) -> str:
-    """The README with `block` between the markers.
+def benchmark_results(folder: Path) -> str:
+    """The block of a benchmark: its table, date, machine and command.
 
     Raises:
-      ValueError: the markers are not there, once each and in order.
+      ValueError: the folder has no results of experiments.benchmark.
     """
-    head, begin, rest = readme.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in tail:
-        raise ValueError(f"the README needs the lines {BEGIN} and {END}, once each and in order")
-    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+    path = folder / "benchmark.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        networks = [SideBySide.from_dict(n) for n in values["networks"]]
+        command, date = values["command"], values["date"]
+        reports = [r for of in values["reports"].values() for r in of.values()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not written by experiments.benchmark: {error}") from error
+    lines = [table(networks, values["summary"]), ""]
+    machines = sorted({f"{r['machine']}; {r['versions']}" for r in reports})
+    lines += [f"Measured on {date}, {machine}." for machine in machines]
+    return "\n".join([*lines, "", "```sh", command, "```"])
+
+
+def filled(readme: str, block: str, name: str) -> str:
+    """The README with `block` between the comments of this name.
+
+    Raises:
+      ValueError: they are not there, once each and in order.
+    """
+    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, begin, rest = readme.partition(first)
+    _, end, tail = rest.partition(last)
+    if not (begin and end) or first in rest or last in tail:
+        raise ValueError(f"the README needs the lines {first} and {last}, once each and in order")
+    return f"{head}{first}\n{block}\n{last}{tail}"
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Add the flags of this command to `values`."""
     for name, default, meaning in (
         ("out", "out", "Folder with one folder of results for each run."),
+        ("benchmark", "", "Folder of a benchmark; fills that table instead."),
         ("readme", "README.md", "File to fill."),
     ):
         flags.DEFINE_string(name, default, meaning, flag_values=values)
@@ -104,9 +132,11 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
         path = Path(flags.FLAGS.readme)
         text = path.read_text(encoding="utf-8")
-        path.write_text(
-            filled(text, results(read_reports(Path(flags.FLAGS.out)))), encoding="utf-8"
-        )
+        if flags.FLAGS.benchmark:
+            text = filled(text, benchmark_results(Path(flags.FLAGS.benchmark)), "benchmark")
+        else:
+            text = filled(text, results(read_reports(Path(flags.FLAGS.out))), "results")
+        path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

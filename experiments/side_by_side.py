@@ -170,14 +170,21 @@ def side_by_side(
         entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed, after=after
     )
     noise = timed.ratio(strongest, CONTROL)
-    own = [s for s in folders if s in timed.samples]
-    named = [*own, *([RIVAL] if RIVAL in timed.samples else [])]
+    entries = {s: _entry(timed, s, rivals_of[s], errors.get(s)) for s in folders}
+    # Where a search returns the original, that is what it has: the strongest jit.
+    sample_of = {s: s if s in timed.samples else e.strongest for s, e in entries.items()}
+    sample_of |= {RIVAL: RIVAL} if RIVAL in timed.samples else {}
     return SideBySide(
         network,
         {n: timed.timings[n].seconds for n in plain},
         (noise.low, noise.high),
-        {s: _entry(timed, s, rivals_of[s], errors.get(s)) for s in folders},
-        {f"{a}/{b}": _plain(timed.ratio(a, b)) for a in named for b in own if a != b},
+        entries,
+        {
+            f"{a}/{b}": _plain(timed.ratio(sample_of[a], sample_of[b]))
+            for a in sample_of
+            for b in entries
+            if sample_of[a] != sample_of[b]
+        },
         timed.timings[RIVAL].seconds if RIVAL in timed.samples else None,
         peer.error,
         peer.note,

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.readme_table import filled, read_reports, results
+from experiments.benchmark import Config
+from experiments.benchmark_table import summary
+from experiments.readme_table import benchmark_results, filled, read_reports, results
+from tests.experiments.test_benchmark import NET, REPORT
 from tests.report.reports import small_report
 from xrl_jax.report.text import Report
 
@@ -63,8 +66,8 @@ def test_a_damaged_report_is_named(tmp_path: Path) -> None:
 def test_only_the_block_is_replaced() -> None:
     text = "before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n"
     new = "before\n<!-- results:begin -->\nnew\n<!-- results:end -->\nafter\n"
-    assert filled(text, "new") == new
-    assert filled(new, "new") == new
+    assert filled(text, "new", "results") == new
+    assert filled(new, "new", "results") == new
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_only_the_block_is_replaced() -> None:
 )
 def test_markers_must_be_there_once_and_in_order(text: str) -> None:
     with pytest.raises(ValueError, match="the README needs the lines"):
-        filled(text, "new")
+        filled(text, "new", "results")
 
 
 def test_the_command_fills_a_file(tmp_path: Path) -> None:
@@ -100,3 +103,26 @@ def test_the_command_fills_a_file(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, f"filled {readme}\n"), done.stderr
     assert "| tiny | taso | 8.00 ms |" in readme.read_text(encoding="utf-8")
+
+
+def test_a_benchmark_is_a_table_with_its_date_machine_and_command(tmp_path: Path) -> None:
+    config = Config(("bert",), ("local", "taso"), 30.0, 1.0, 0, False, tmp_path)
+    reports = {"bert": {"taso": {**REPORT, "machine": "Some CPU", "versions": "jax 1"}}}
+    values = {"networks": [NET.as_dict()], "summary": summary([NET], reports), "reports": reports}
+    values |= {"command": config.command(), "date": "2026-11-22"}
+    (tmp_path / "benchmark.json").write_text(json.dumps(values), encoding="utf-8")
+    lines = benchmark_results(tmp_path).splitlines()
+    assert lines[2].startswith("| bert | 10.0 | 0.980-1.030 | 1.25 (1.20-1.30) | 2.00 ")
+    assert lines[-4:] == [
+        "",
+        "```sh",
+        "python -m experiments.benchmark --networks=bert --searches=local,taso --budget_seconds=30 "
+        "--seed=0 --compare_seconds=1 --norival",
+        "```",
+    ]
+    assert "Measured on 2026-11-22, Some CPU; jax 1." in lines
+
+
+def test_a_folder_without_a_benchmark_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"benchmark.json is not written by"):
+        benchmark_results(tmp_path)

@@ -119,9 +119,9 @@ class SearchResult:
     """The best programs found and why the search stopped.
 
     Attributes:
-      best: never empty; the best prediction comes first, then what else is worth timing, in this
-        order; the original is the last, and only what began from an opening may be predicted to be
-        slower.
+      best: never empty; what an earlier search has ended with comes first, then the best
+        prediction, then what else is worth timing, in this order; the original is the last, and
+        only what began from an opening may be predicted to be slower.
       start_seconds: predicted for the original.
       candidates: how many candidates were looked at.
       stop: why it ended.

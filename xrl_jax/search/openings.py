@@ -106,7 +106,7 @@ def run_sweep(
         chosen = np.flatnonzero(wanted)
         columns = (moves.entry[chosen], moves.root[chosen], moves.partner[chosen])
         listed = list(zip(*(c.tolist() for c in columns), strict=True))
-        after, taken, _ = space.steps(state, costs, listed)
+        after, taken = space.steps(state, costs, listed)
         for i in taken:
             entry, root, _ = listed[i]
             gain = -float(moves.delta[chosen[i]])

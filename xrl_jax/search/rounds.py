@@ -41,9 +41,7 @@ def search_in_rounds(
     """All programs found and their whole-program timings, fastest first.
 
     What is known from an earlier search is the first to be timed, and all there is where time is
-    short.
-
-    What has to be compiled before any search is no part of the strategy's time.
+    short. What has to be compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
     The second refines the fastest. `Timed.index` counts through the programs of the result. A round
@@ -55,7 +53,7 @@ def search_in_rounds(
             oracle.constants = constants_pay(oracle, problem.program)
             if problem.known is not None and clock.left < _SEARCH_WORTH:
                 strategy = _nothing_new
-            else:
+            elif not clock.done:
                 tell("compiling the engine")
                 compile_engine(problem.program, problem.rules, oracle.table())
     except KeyboardInterrupt:

@@ -216,22 +216,20 @@ class Space:
         """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
         when it is full.
         """
-        after, taken, _ = self.steps(state, costs, [(entry, root, partner)])
+        after, taken = self.steps(state, costs, [(entry, root, partner)])
         return after if taken else None
 
     def steps(
         self, state: State, costs: CostTable, moves: Sequence[tuple[int, int, int]]
-    ) -> tuple[State, list[int], int]:
-        """The state after rewrites one after the other.
+    ) -> tuple[State, list[int]]:
+        """The state after rewrites one after the other, and which of them were made: those that
+        still matched.
 
         Ends early where the bucket has had to grow: slots have moved then, and candidates have to
         be found again.
 
         Args:
           moves: entry, root and partner of each.
-
-        Returns:
-          The state, the moves that were made (those that matched), and how many were looked at.
         """
         taken: list[int] = []
         first = 0
@@ -256,9 +254,9 @@ class Space:
                 place = {slot: i + 1 for i, slot in enumerate(slots)}
                 grown = self.start(graph_lib.grow(state.graph), costs)
                 at = entry, place.get(root, 0), place.get(partner, 0)
-                after, made_there, _ = self.steps(grown, costs, [at])
-                return after, [*taken, *(first + i for i in made_there)], first + 1
-        return state, taken, first
+                after, made_there = self.steps(grown, costs, [at])
+                return after, [*taken, *(first + i for i in made_there)]
+        return state, taken
 
     def identity(self, state: State) -> tuple[int, int]:
         """The identity hash of the state's graph."""
