@@ -420,3 +420,15 @@ def test_a_file_is_refused_where_layouts_may_differ(
     monkeypatch.setattr(export, "library", lambda: None)
     with pytest.raises(export.LoadError, match=r"kernels of oneDNN 3.*, here is no oneDNN: "):
         export.load(tmp_path / "f.xrl")
+
+
+def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:
+    def allowed(op: Conv) -> list[str]:
+        fn = lambda x, w: kernel_p.bind(x, w, op=op)  # noqa: E731
+        checks = onednn.exported(fn, IMAGE, KERNEL).disabled_safety_checks
+        return [str(check) for check in checks]
+
+    first = allowed(Conv((2, 2), ((1, 1), (1, 1)), (1, 1), 1))
+    second = allowed(Conv((3, 3), ((1, 1), (1, 1)), (1, 1), 1))
+    assert len(first) == len(second) == 2  # the call, and the packing of its kernel
+    assert not set(first) & set(second)
