@@ -272,6 +272,8 @@ def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         try:
