@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -295,14 +296,28 @@ ADDEND = _POST_OP | SRC_1  # argument of the first post-op
 
 @functools.cache
 def library() -> Library | None:
-    """The library, where it and what calls it are there; on x86 processors under Linux."""
+    """The library, where it and what calls it are there; on x86 processors under Linux. A package
+    that is there and cannot be loaded is said once.
+    """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None
     if jax.default_backend() != "cpu" or importlib.util.find_spec("llvmlite") is None:
         return None
-    for path in _places():
-        with contextlib.suppress(OSError):
+    for path in _packaged():
+        try:
             return Library(path)
+        except OSError as error:
+            warnings.warn(
+                f"xrl_jax: oneDNN's kernels are left out, since its package {_PACKAGE} cannot be "
+                f"loaded ({error}); it needs libgomp.so.1, which Linux systems call libgomp1 or "
+                "libgomp",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    system = ctypes.util.find_library("dnnl")
+    if system is not None:
+        with contextlib.suppress(OSError):
+            return Library(system)
     return None
 
 
@@ -314,14 +329,13 @@ def row_major(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides[: len(dims)]))
 
 
-def _places() -> list[str]:
-    """Paths to try, the package's first."""
-    found: list[str] = []
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+def _packaged() -> list[str]:
+    """Where the package has the library; nowhere where it is not installed."""
+    try:
         files = importlib.metadata.files(_PACKAGE) or []
-        found += [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
-    system = ctypes.util.find_library("dnnl")
-    return found + ([system] if system else [])
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
 
 
 @contextlib.contextmanager
