@@ -432,3 +432,17 @@ def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:
     second = allowed(Conv((3, 3), ((1, 1), (1, 1)), (1, 1), 1))
     assert len(first) == len(second) == 2  # the call, and the packing of its kernel
     assert not set(first) & set(second)
+
+
+def test_squeeze_and_excitation_is_one_call() -> None:
+    """What is pooled changes its shape and is repeated: the repeating is the product's affair."""
+
+    def fn(w, x):
+        y = conv(x, w)
+        total = lax.reduce_window(y, 0.0, lax.add, (1, 8, 8, 1), (1, 8, 8, 1), "VALID")
+        factor = lax.broadcast_in_dim(total.reshape(16) / 64, y.shape, (3,))
+        return conv(y * factor, w)
+
+    parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
+    assert len(equations(parts, IMAGE)) == 1
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)

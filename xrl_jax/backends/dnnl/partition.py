@@ -62,17 +62,6 @@ def partitioned(closed: Any, known: Sequence[bool]) -> Any:
     return jax.make_jaxpr(run)(*avals)
 
 
-@dataclass
-class _Stage:
-    """Equations for XLA, then the members of one partition: equations, what they are to the
-    library, and what they take.
-    """
-
-    before: list[Any]
-    members: list[tuple[Any, Op, list[_Operand]]]
-    outputs: list[Any]
-
-
 class _Operand(NamedTuple):
     """A variable, in this shape."""
 
@@ -80,12 +69,37 @@ class _Operand(NamedTuple):
     shape: tuple[int, ...]
 
 
+class _Member(NamedTuple):
+    """An equation, what it is to the library, and what the library then takes."""
+
+    equation: Any
+    op: Op
+    operands: list[_Operand]
+
+    @property
+    def result(self) -> Any:
+        return self.equation.outvars[0]
+
+    @property
+    def taken(self) -> list[Any]:
+        return [o.variable for o in self.operands]
+
+
+@dataclass
+class _Stage:
+    """Equations for XLA, then the members of one partition."""
+
+    before: list[Any]
+    members: list[_Member]
+    outputs: list[Any]
+
+
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
     """The jaxpr's equations, each in the first stage where all it needs is there."""
     maker = {v: e for e in jaxpr.eqns for v in e.outvars}
     fixed = set(jaxpr.constvars) | {v for v, k in zip(jaxpr.invars, known, strict=True) if k}
     level: dict[Any, int] = {}  # of a variable: the partition it is in, or the last it needs
-    inside: dict[Any, Op] = {}  # results of members
+    inside: dict[Any, _Member] = {}  # by their results
 
     for e in jaxpr.eqns:
         operands = variables(e.invars)
@@ -93,56 +107,49 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             fixed.update(e.outvars)
             continue
         at = max((level.get(v, 0) for v in operands), default=0)
-        op = _op(e, maker)
-        if op is not None:
-            taken = [o.variable for o in _operands(e, op, maker)]
-            own = max(level.get(v, 0) + (v not in inside) for v in taken)
-            feeds = any(v in inside and level[v] == own for v in taken)
+        member = _as_member(e, maker)
+        if member is not None:
+            own = max(level.get(v, 0) + (v not in inside) for v in member.taken)
+            feeds = any(v in inside and level[v] == own for v in member.taken)
             if feeds or e.primitive is kernels.kernel_p:
-                at, inside[e.outvars[0]] = own, op
+                at, inside[member.result] = own, member
         level.update(dict.fromkeys(e.outvars, at))
 
-    _peel(jaxpr, inside)
-    members = {
-        e.outvars[0]: _operands(e, inside[e.outvars[0]], maker)
-        for e in jaxpr.eqns
-        if e.outvars and e.outvars[0] in inside
-    }
+    _peel(inside)
     users: dict[Any, list[Any]] = {}
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
-        for o in [o.variable for o in members[v]] if v in members else variables(e.invars):
+        for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
     returned = set(variables(jaxpr.outvars))
     stages = [_Stage([], [], []) for _ in range(max(level.values(), default=0) + 2)]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
-        if v in members:
-            stages[level[v] - 1].members.append((e, inside[v], members[v]))
+        if v in inside:
+            stages[level[v] - 1].members.append(inside[v])
         elif not _is_broadcast(e) or v in users or v in returned:
             stages[max((level.get(o, 0) for o in variables(e.invars)), default=0)].before.append(e)
     for stage in stages:
-        own = {id(e) for e, _, _ in stage.members}
-        made = [e.outvars[0] for e, _, _ in stage.members]
+        own = {id(m.equation) for m in stage.members}
         stage.outputs = [
-            v for v in made if v in returned or any(id(e) not in own for e in users.get(v, ()))
+            m.result
+            for m in stage.members
+            if m.result in returned or any(id(e) not in own for e in users.get(m.result, ()))
         ]
     return stages
 
 
-def _peel(jaxpr: Any, inside: dict[Any, Op]) -> None:
+def _peel(inside: dict[Any, _Member]) -> None:
     """Leave to XLA what ends a partition and what it has for nothing: changes of shape, and what is
     elementwise and no sum.
     """
     needed: set[Any] = set()  # by the members that follow
-    for e in reversed(jaxpr.eqns):
-        v = e.outvars[0] if e.outvars else None
-        op = inside.get(v)
+    for v, (_, op, operands) in reversed(list(inside.items())):
         ends = isinstance(op, Reshape | Transpose | Every | Scale | Binary) and op != Binary("add")
         if ends and v not in needed:
             del inside[v]
-        if v in inside:
-            needed.update(variables(e.invars))
+        else:
+            needed.update(o.variable for o in operands)
 
 
 def _run(stage: _Stage, env: dict[Any, Any]) -> None:
@@ -153,7 +160,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         return
     part, inputs = _partition(stage)
     if not kernels.is_possible(part):
-        equations.run([e for e, _, _ in stage.members], env)
+        equations.run([m.equation for m in stage.members], env)
         return
     operands = [
         kernels.pack(part, i, env[v]) if part.packed[i] else env[v] for i, v in enumerate(inputs)
@@ -182,12 +189,12 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
         code.append(Instruction(op, tuple(args), shape))
         return -len(code)
 
-    for e, op, operands in stage.members:
+    for m in stage.members:
         args = []
-        for n, (v, shape) in enumerate(operands):
-            at = take(v, is_weight=n == 1 and kernels.packs(op, v.aval.shape))
+        for n, (v, shape) in enumerate(m.operands):
+            at = take(v, is_weight=n == 1 and kernels.packs(m.op, v.aval.shape))
             args.append(at if shape == v.aval.shape else append(Reshape(shape), [at], shape))
-        place[e.outvars[0]] = append(op, args, e.outvars[0].aval.shape)
+        place[m.result] = append(m.op, args, m.result.aval.shape)
 
     def number(at: int) -> int:
         return at if at >= 0 else len(inputs) - 1 - at
@@ -229,17 +236,18 @@ def _is_array(v: Any, e: Any) -> bool:
     return not isinstance(v, Literal) and v.aval.shape == e.outvars[0].aval.shape
 
 
-def _op(e: Any, maker: dict[Any, Any]) -> Op | None:
-    """What the equation is to the library; None if it cannot do it."""
+def _as_member(e: Any, maker: dict[Any, Any]) -> _Member | None:
+    """The equation as the library's; None if the library cannot do it."""
     op = _as_op(e, maker)
     if op is None:
         return None
     operands = _operands(e, op, maker)
-    shapes = [o.shape for o in operands]
-    return op if kernels.is_possible(kernels.alone(op, shapes, e.outvars[0].aval.shape)) else None
+    alone = kernels.alone(op, [o.shape for o in operands], e.outvars[0].aval.shape)
+    return _Member(e, op, operands) if kernels.is_possible(alone) else None
 
 
 def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
+    """What the equation would be to the library; None if the library has nothing of its kind."""
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
     if any(getattr(v.aval, "dtype", None) != "float32" for v in (*e.invars, *e.outvars)):
