@@ -15,9 +15,7 @@ from __future__ import annotations
 import datetime
 import gc
 import json
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,9 @@ from absl import app, flags
 
 from experiments import models
 from experiments.benchmark_table import plot, summary, table
+from experiments.children import run, search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
+from experiments.targets import require_known
 from xrl_jax.search import STRATEGIES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
@@ -48,15 +48,8 @@ class Config:
     out: Path
 
     def __post_init__(self) -> None:
-        for kind, given, known in (
-            ("networks", self.networks, models.MODELS),
-            ("searches", self.searches, STRATEGIES),
-        ):
-            for name in given:
-                if name not in known:
-                    raise ValueError(f"--{kind}: there is no {name} (known: {', '.join(known)})")
-            if not given:
-                raise ValueError(f"--{kind} names none")
+        require_known("networks", self.networks, models.MODELS)
+        require_known("searches", self.searches, STRATEGIES)
 
     def command(self) -> str:
         """The command that repeats this; where results are kept is left out."""
@@ -69,11 +62,10 @@ class Config:
 
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
     """The command of one search."""
-    return [
-        *(sys.executable, "-m", "experiments.optimize", f"--model={network}"),
-        *(f"--search={search}", f"--budget_seconds={config.budget_seconds:g}"),
-        *(f"--seed={config.seed}", f"--cache_dir={folder / 'cache'}", f"--out={folder}"),
-    ]
+    seconds, seed = config.budget_seconds, config.seed
+    return search_command(
+        network, search, seconds=seconds, seed=seed, cache=folder / "cache", out=folder
+    )
 
 
 def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
@@ -85,20 +77,11 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
         if values["command"] == command[1:]:
             return values
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _, status, usage = os.wait4(child.pid, 0)
-        except KeyboardInterrupt:  # the child has it, too, and keeps what it found
-            os.wait4(child.pid, 0)
-            raise
-    child.returncode = os.waitstatus_to_exitcode(status)
-    values = {
-        "command": command[1:],
-        "status": child.returncode,
-        "peak_bytes": usage.ru_maxrss * 1024,  # of the largest process
-    }
-    if child.returncode:
+    ended = run(command, log=folder / "log.txt")
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    values = {"command": command[1:], "status": ended.status, "peak_bytes": ended.peak_bytes}
+    if ended.status:
         print(f"{network} by {search} failed: see {folder / 'log.txt'}", file=sys.stderr)
         return values  # not kept: the next run tries again
     record.write_text(json.dumps(values), encoding="utf-8")

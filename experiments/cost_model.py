@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -130,12 +131,12 @@ def points_of(
 
 def plot(fits: Sequence[Fit], path: Path) -> None:
     """Predicted against measured."""
-    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 6), layout="constrained")
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
     for fit in fits:
         axes.loglog(
             [p.measured for p in fit.points],
@@ -161,10 +162,10 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-    for name in FLAGS.networks:
-        if name not in models.MODELS:
-            known = ", ".join(models.MODELS)
-            raise app.UsageError(f"--networks: there is no {name} (known: {known})")
+    try:
+        targets.require_known("networks", FLAGS.networks, models.MODELS)
+    except targets.ConfigError as error:
+        raise app.UsageError(str(error)) from error
     out = Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
     rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +28,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import models
+from experiments import children, models
 from tests.rewrite import oracle
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import TensorGraph, n_live
@@ -171,7 +169,6 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         ),
         "steps_per_second": float(np.asarray(done).sum() / wall),
         "steps_per_cpu_second": float(np.asarray(done).sum() / cpu),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "recompiled_for_a_rule_more": recompiles(rules, graph, room),
     }
     if FLAGS.compare:
@@ -230,8 +227,13 @@ def in_process(network: str, process: str, cache: str) -> dict[str, Any]:
         f"--{name}={FLAGS[name].value}" for name in ("batch", "steps", "repeats", "compare")
     ]
     command += [f"--rules={','.join(FLAGS.rules)}", f"--out={cache}/{process}.json"]
-    subprocess.run(command, check=True, env={**_environment(), "JAX_COMPILATION_CACHE_DIR": cache})
-    return json.loads(Path(cache, f"{process}.json").read_text(encoding="utf-8"))
+    ended = children.run(command, env={**_environment(), "JAX_COMPILATION_CACHE_DIR": cache})
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    if ended.status:
+        raise RuntimeError(f"{' '.join(command)} failed with status {ended.status}")
+    figures = json.loads(Path(cache, f"{process}.json").read_text(encoding="utf-8"))
+    return figures | {"peak_bytes": ended.peak_bytes}
 
 
 def _environment() -> dict[str, str]:

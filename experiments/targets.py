@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,7 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float) -> Target:
     Raises:
       ConfigError: there is no such network or option, or its value does not fit.
     """
-    if name not in models.MODELS:
-        hint, known = _nearest(name, models.MODELS), ", ".join(models.MODELS)
-        raise ConfigError(f"--model={name}: there is no such network{hint} (known: {known})")
+    require_network(name)
     options = inspect.signature(models.MODELS[name]).parameters
     for option in shape:
         if option not in options:
@@ -59,6 +57,23 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float) -> Target:
     # Onto the device, once: arrays of the host would be copied in every call.
     args = jax.tree.map(jnp.asarray, (model.weights, *model.inputs))
     return Target(name, model.fn, args, (0,))
+
+
+def require_network(name: str) -> None:
+    """Raises ConfigError where --model names no network."""
+    if name not in models.MODELS:
+        hint, known = _nearest(name, models.MODELS), ", ".join(models.MODELS)
+        raise ConfigError(f"--model={name}: there is no such network{hint} (known: {known})")
+
+
+def require_known(flag: str, names: Sequence[str], known: Iterable[str]) -> None:
+    """Raises ConfigError for the first name that is not known, or where there are none."""
+    listed = list(known)
+    for name in names:
+        if name not in listed:
+            raise ConfigError(f"--{flag}: there is no {name} (known: {', '.join(listed)})")
+    if not names:
+        raise ConfigError(f"--{flag} names none")
 
 
 def from_onnx_file(path: str, input_shapes: Mapping[str, tuple[int, ...]]) -> Target:

@@ -129,10 +129,10 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-    for name in FLAGS.networks:
-        if name not in models.MODELS:
-            known = ", ".join(models.MODELS)
-            raise app.UsageError(f"--networks: there is no {name} (known: {known})")
+    try:
+        targets.require_known("networks", FLAGS.networks, models.MODELS)
+    except targets.ConfigError as error:
+        raise app.UsageError(str(error)) from error
     regions = regions_of(p for name in FLAGS.networks for p in programs_of(name))
     found: list[Multiple] = []
     folder = Path(FLAGS.cache_dir or default_cache_dir())

@@ -7,14 +7,13 @@ search can reach; a short one from an empty folder (cold); and a very short one 
 the long one has left (warm). Then all results are timed in turn in one process. Printed are the
 seconds each search took before its final check, what it measured, compiled and read, its speed-up
 over the strongest jit, and its share of what the long one reached. --out gets warm_start.json.
-Ctrl-C ends the search that runs; its result counts.
+Ctrl-C ends the search that runs; what it found counts, and the next one begins.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,10 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import models
+from experiments import children
+from experiments.children import search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
+from experiments.targets import require_network
 
 LONG, COLD, WARM = "long", "cold", "warm"
 
@@ -43,19 +44,20 @@ class Config:
     out: Path
 
     def __post_init__(self) -> None:
-        if self.model not in models.MODELS:
-            known = ", ".join(models.MODELS)
-            raise ValueError(f"--model={self.model}: there is no such network (known: {known})")
+        require_network(self.model)
 
 
 def command_of(config: Config, run: str) -> list[str]:
     """The command of one search; the warm one has the folder of the long one."""
     cache = config.out / ("cold_cache" if run == COLD else "cache")
-    return [
-        *(sys.executable, "-m", "experiments.optimize", f"--model={config.model}"),
-        *(f"--search={config.search}", f"--budget_seconds={config.seconds[run]:g}"),
-        *(f"--seed={config.seed}", f"--cache_dir={cache}", f"--out={config.out / run}"),
-    ]
+    return search_command(
+        config.model,
+        config.search,
+        seconds=config.seconds[run],
+        seed=config.seed,
+        cache=cache,
+        out=config.out / run,
+    )
 
 
 def figures(
@@ -133,11 +135,7 @@ def main(argv: Sequence[str]) -> int:
         (config.out / run).mkdir(parents=True)
         print(f"{run}: {config.seconds[run]:g} s", file=sys.stderr)
         log = config.out / run / "log.txt"
-        with log.open("w", encoding="utf-8") as file:
-            status = subprocess.run(
-                command_of(config, run), stdout=file, stderr=subprocess.STDOUT, check=False
-            ).returncode
-        if status:
+        if children.run(command_of(config, run), log=log).status:
             print(f"the {run} search failed: see {log}", file=sys.stderr)
             return 1
     folders = {run: config.out / run for run in seconds}

@@ -42,5 +42,6 @@ def test_shares_are_of_the_long_search() -> None:
 
 
 def test_an_unknown_network_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--model=bart: there is no such network \(known: bert, "):
+    message = r"--model=bart: there is no such network; did you mean bert\? \(known: bert, "
+    with pytest.raises(ValueError, match=message):
         replace(CONFIG, model="bart")

@@ -11,11 +11,12 @@ import errno
 import hashlib
 import json
 import os
-import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from xrl_jax.files import replacing
 
 HEADER = "header.json"
 _MAX_HEADER = 1 << 26  # bytes
@@ -59,23 +60,16 @@ def write_archive(
     listing = {n: [len(data), hashlib.sha256(data).hexdigest()] for n, data in parts.items()}
     head = {"format": form, **header, "parts": listing}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with open(aside, "xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, data in {HEADER: text, **parts}.items():
-                    archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in {HEADER: text, **parts}.items():
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = sum(map(len, parts.values())) / 1e6
             reason = f"cannot save: the disk is full ({size:.1f} MB are needed)"
             raise OSError(error.errno, reason, str(path)) from error
         raise
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def read_archive(

@@ -187,14 +187,15 @@ class Space:
             masks, asked = masks & self._words(allowed), allowed.tobytes()
         size = max(_ROOM * state.graph.nodes.op.shape[0], _LEAST_ROOM, self.room.get(asked, 0))
         least = int(np.bitwise_count(np.asarray(masks)).sum())
-        while True:
-            # One that cannot do is not tried.
-            found = _find(table, state.graph, masks, size=size) if least <= size else None
-            if found is not None and int(found.count) <= size:
-                break
+        while size < least:  # not tried: each size is compiled once
             size *= 4
+        while True:
             if size > _MOST_ROOM:
                 raise graph_lib.GraphError(f"more than {_MOST_ROOM} candidates; use fewer rules")
+            found = _find(table, state.graph, masks, size=size)
+            if int(found.count) <= size:
+                break
+            size *= 4
         self.room[asked] = size
         starts = range(0, max(int(found.count), 1), _PRICED_AT_ONCE)
         parts = [_deltas(table, costs, state.graph, found, jnp.int32(i)) for i in starts]

@@ -39,8 +39,14 @@ _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
 _RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F
-_BINARY = {"add": 0x1FFF0, "mul": 0x1FFF1, "max": 0x1FFF2, "min": 0x1FFF3, "div": 0x1FFF4}
-_BINARY["sub"] = 0x1FFF5
+_BINARY = {
+    "add": 0x1FFF0,
+    "mul": 0x1FFF1,
+    "max": 0x1FFF2,
+    "min": 0x1FFF3,
+    "div": 0x1FFF4,
+    "sub": 0x1FFF5,
+}
 _POOLS = {"max": 0x1FF, "average": 0x2FF}
 _LARGEST = 3.4028234663852886e38
 

@@ -1,0 +1,26 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` at the end of the block; what was there
+    stays where the block fails or the process is killed.
+    """
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(aside, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
