@@ -12,14 +12,13 @@ import contextlib
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.cost.machine import Machine
-from xrl_jax.files import replacing
+from xrl_jax.cost.store_files import keep, read_kept
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.graph.program import Program
@@ -43,32 +42,17 @@ def record_path(
 
 
 def remember(path: Path, program: Program, steps: Sequence[Step]) -> None:
-    """Keep a result and the steps that led to it. Where it cannot be written (a full disk, no
-    permission), that is said.
-    """
+    """Keep a result and the steps that led to it."""
     values = {"program": format_program(program), "steps": [asdict(s) for s in steps]}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(values).encode())
-    except OSError as error:
-        warnings.warn(
-            f"xrl_jax: the result is not kept for the next search: {path} cannot be written "
-            f"({error.strerror or error})",
-            stacklevel=2,
-        )
+    keep(path, json.dumps(values))
 
 
 def recall(path: Path, program: Program) -> Found | None:
     """What was found for the original before, its seconds yet to be predicted; None where there is
-    nothing of use. A record that cannot be read is none, and that is said.
+    nothing of use.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        warnings.warn(f"xrl_jax: {path} cannot be read and is ignored ({error})", stacklevel=2)
+    text = read_kept(path)
+    if text is None:
         return None
     try:
         values = json.loads(text)
