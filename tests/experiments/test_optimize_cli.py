@@ -262,18 +262,26 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
     assert (out / "optimized.xrl").stat().st_size > 0
 
 
+# A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
+WITH_CTRL_C = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
     words = ("--model=squeezenet", "--image_size=64", "--budget_seconds=600")
     with subprocess.Popen(
-        command(*words, f"--cache_dir={tmp_path}", f"--out={tmp_path / 'out'}"),
+        [
+            *(sys.executable, "-c", WITH_CTRL_C),
+            *command(*words, f"--cache_dir={tmp_path}", f"--out={tmp_path / 'out'}"),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         try:

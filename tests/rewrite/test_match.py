@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +18,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import build
 from xrl_jax.rewrite.library import standard_rules
-from xrl_jax.rewrite.match import candidates, draw, match
+from xrl_jax.rewrite.match import candidates, draw, match, sample
 
 ADD3 = """
   %1: float32[2] = input() ref=@0
@@ -120,13 +123,55 @@ def test_nothing_is_drawn_where_nothing_matches() -> None:
     assert drawn(rules_of(harness.DOUBLE), graph_of(SIBLINGS)) == set()
 
 
-def test_too_many_candidates_are_counted() -> None:
+def siblings(n: int) -> harness.TensorGraph:
+    """Products of one input with n weights."""
     dot = "float32[4,5] = dot(%1, %{}) {{lhs_contract=[1], rhs_contract=[0]}}"
-    weights = "\n".join(f"%{i}: float32[8,5] = weight() ref=@{i}" for i in range(2, 36))
-    dots = "\n".join(f"%{i + 34}: {dot.format(i)}" for i in range(2, 36))
-    graph = graph_of(f"%1: float32[4,8] = input() ref=@0\n{weights}\n{dots}\nreturn %36, %69")
-    count = harness.full(rules_of(harness.MERGE).table, graph)[1].count
+    weights = "\n".join(f"%{i}: float32[8,5] = weight() ref=@{i}" for i in range(2, n + 2))
+    dots = "\n".join(f"%{i + n}: {dot.format(i)}" for i in range(2, n + 2))
+    ends = f"%{n + 2}, %{2 * n + 1}"
+    return graph_of(f"%1: float32[4,8] = input() ref=@0\n{weights}\n{dots}\nreturn {ends}")
+
+
+def test_too_many_candidates_are_counted() -> None:
+    count = harness.full(rules_of(harness.MERGE).table, siblings(34))[1].count
     assert int(count) >= 34 * 33 // 2 > harness.SIZE
+
+
+def sampled(
+    rules: harness.CompiledRules, graph: harness.TensorGraph, size: int, n: int
+) -> tuple[list[list[tuple[int, int, int]]], int]:
+    """Entry, root and partner of what each of n samples lists, and how many it counts."""
+    masks = harness.full(rules.table, graph)[0]
+    draw_all = jax.jit(
+        jax.vmap(functools.partial(sample, size=size), in_axes=(None, None, None, 0))
+    )
+    found = draw_all(rules.table, graph, masks, jax.random.split(jax.random.key(0), n))
+    columns = (np.asarray(c) for c in found[:3])
+    each = [[c for c in zip(*row, strict=True) if c[0] >= 0] for row in zip(*columns, strict=True)]
+    return [[(int(e), int(r), int(p)) for e, r, p in row] for row in each], int(found.count[0])
+
+
+def test_a_sample_is_every_candidate_where_there_is_room(library: harness.CompiledRules) -> None:
+    for seed in range(3):
+        graph = random_in_bucket(seed)
+        found = harness.full(library.table, graph)[1]
+        n = int(found.count)
+        listed = {
+            (int(e), int(r), int(p)) for e, r, p in zip(*(c[:n] for c in found[:3]), strict=True)
+        }
+        (row,), count = sampled(library, graph, harness.SIZE, 1)
+        assert count <= harness.SIZE
+        assert len(row) == n and set(row) == listed
+
+
+def test_without_room_every_candidate_is_as_likely() -> None:
+    # 8 products are 28 pairs, numbered among 64 ordered ones: 16 slots hold a quarter of each.
+    rows, count = sampled(rules_of(harness.MERGE), siblings(8), 16, 2048)
+    assert count == 64
+    assert all(len(set(row)) == len(row) for row in rows)
+    often = collections.Counter(c for row in rows for c in row)
+    assert len(often) == 28
+    assert all(0.22 < n / len(rows) < 0.28 for n in often.values())
 
 
 @pytest.fixture(scope="module")

@@ -58,10 +58,15 @@ def _ranked(
     The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of
     the time of a rewriting step.
     """
+    return _at_ranks(words, first + jnp.arange(capacity, dtype=jnp.int32))
+
+
+def _at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and bit of the set bits of `words` [N, W] with these numbers, and which of them exist."""
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
     total = jnp.cumsum(counts)
-    wanted = first + 1 + jnp.arange(capacity, dtype=jnp.int32)
-    exists = wanted <= total[-1]
+    wanted = ranks + 1
+    exists = (ranks >= 0) & (wanted <= total[-1])
     word = jnp.where(exists, jnp.searchsorted(total, wanted, side="left").astype(jnp.int32), 0)
     bit = _nth_bit(words.reshape(-1)[word], wanted - (total[word] - counts[word]))
     width = words.shape[1]
@@ -221,7 +226,12 @@ def candidates(
     node, row, exists = _ranked(masks & single, jnp.int32(0), size)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     entry = jnp.where(exists, table.row_entry[row], -1)
-    pair_entry, root, partner, n_pairs = _pairs(table, graph, masks & ~single, pair_size or size)
+    halves = _halves(table, graph, masks & ~single, pair_size or size)
+    each = jnp.arange(pair_size or size)
+    pair_entry, root, partner = _pairs(table, graph, halves, jnp.where(each < halves.n, each, -1))
+    overflow = (halves.missing > 0) | (halves.n > len(each))
+    most = jnp.maximum(halves.n, len(each) + halves.missing)
+    n_pairs = jnp.where(overflow, most, jnp.sum(pair_entry >= 0)).astype(jnp.int32)
     # Pairs go behind the singles, wherever there is room.
     at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
 
@@ -233,6 +243,38 @@ def candidates(
         put(jnp.where(exists, node, 0), root),
         put(jnp.zeros(size, jnp.int32), partner),
         n_single + n_pairs,
+    )
+
+
+def sample(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, size: int
+) -> Candidates:
+    """Candidates of the matched graph: all of them where there is room, else as many as there is
+    room for, each with the same probability.
+
+    Candidates, and pairs that turn out not to hold, are numbered through. Where there are more than
+    `size`, those at equal distances from a random first are taken (systematic sampling). What does
+    not hold leaves its slot empty: slots are not compressed to the front.
+
+    Returns:
+      Candidates; `count` is how many there are, pairs that turn out not to hold included, and more
+      than `size` where only some are there.
+    """
+    single = _single_rows(table)
+    n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
+    halves = _halves(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])
+    n = n_single + halves.n
+    slot = jnp.arange(size, dtype=jnp.int32)
+    drawn = jnp.floor((slot + jax.random.uniform(key)) * (n / size)).astype(jnp.int32)
+    number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
+    node, row, exists = _at_ranks(masks & single, jnp.where(number < n_single, number, -1))
+    of_pair = jnp.where(number >= n_single, number - n_single, -1)
+    pair_entry, root, partner = _pairs(table, graph, halves, of_pair)
+    return Candidates(
+        jnp.where(exists, table.row_entry[row], pair_entry),
+        jnp.where(exists, node, root),
+        jnp.where(exists, 0, partner),
+        n + halves.missing,
     )
 
 
@@ -319,17 +361,27 @@ def independent(
     return (partner == 0) | (~new[end] & jnp.all(old == new))
 
 
-def _pairs(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Two-root candidates: entry [size] (-1 empty), root, partner, and their number."""
+class _Halves(NamedTuple):
+    """Matches of either root of two-root rules, sorted so that those that share an operand lie
+    together: a first root meets the second roots of its run. Pairs are numbered through.
+    """
+
+    entry: jax.Array  # [S]
+    node: jax.Array  # [S]
+    bound: jax.Array  # [S, P]
+    order: jax.Array  # [S] the second roots by run
+    low: jax.Array  # [S] for a first root, where its run begins in `order`
+    ends: jax.Array  # [S] how many pairs there are up to and with this first root
+    n: jax.Array  # pairs in all
+    missing: jax.Array  # halves for which there was no room
+
+
+def _halves(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int) -> _Halves:
     node, row, exists = _ranked(masks, jnp.int32(0), size)
     n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
     entry, role = table.row_entry[row], table.row_role[row]
     bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
     operand = bound[jnp.arange(size), table.shared[entry, role]]
-    # Matches of an entry at one operand lie together once sorted; a first root meets the second
-    # roots of its run.
     n_entries = table.entry_rule.shape[0]
     n_nodes = graph.nodes.op.shape[0]
     key = jnp.where(exists, operand * n_entries + entry, n_nodes * n_entries)
@@ -340,10 +392,20 @@ def _pairs(
     low = jnp.searchsorted(ordered, first_key, side="left")
     high = jnp.searchsorted(ordered, first_key, side="right")
     ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0))
-    slot = jnp.arange(size)
-    left = jnp.minimum(jnp.searchsorted(ends, slot, side="right"), size - 1)
-    offset = slot - jnp.where(left > 0, ends[left - 1], 0)
-    present = slot < ends[-1]
+    missing = jnp.maximum(n_halves - size, 0)
+    return _Halves(entry, node, bound, order, low, ends, ends[-1], missing)
+
+
+def _pairs(
+    table: RuleTable, graph: TensorGraph, halves: _Halves, numbers: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The two-root candidates with these numbers [M]: entry (-1 for the number -1 and where the
+    pair does not hold), root, partner.
+    """
+    entry, node, bound, order, low, ends, *_ = halves
+    present, size = numbers >= 0, len(entry)
+    left = jnp.clip(jnp.searchsorted(ends, numbers, side="right"), 0, size - 1)
+    offset = numbers - jnp.where(left > 0, ends[left - 1], 0)
     right = order[jnp.clip(low[left] + offset, 0, size - 1)]
     e = jnp.where(present, entry[left], 0)
     root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
@@ -358,9 +420,7 @@ def _pairs(
         table, jnp.where(keep, e, -1), joint, graph
     )
     keep &= ~_closes_cycle(graph, root, partner, keep)
-    overflow = (n_halves > size) | (ends[-1] > size)
-    count = jnp.where(overflow, jnp.maximum(ends[-1], n_halves), jnp.sum(keep))
-    return jnp.where(keep, e, -1), root, partner, count.astype(jnp.int32)
+    return jnp.where(keep, e, -1), root, partner
 
 
 def _closes_cycle(
