@@ -19,14 +19,14 @@ from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import P, RuleTable
 
-# Seconds that come with a rewrite: (new nodes, slots of the bound nodes [2P], code of what replaces
-# either root [2], -1 where there is none) -> scalar.
+# Seconds [M] that come with rewrites: (new nodes [M, Q, ...], slots of the bound nodes [M, 2P], code
+# of what replaces either root [M, 2], -1 where there is none).
 Price = Callable[[NewNodes, jax.Array, jax.Array], jax.Array]
 
 
 def no_price(new: NewNodes, bound: jax.Array, to: jax.Array) -> jax.Array:
     """A price of nothing, for rewriting without a cost model."""
-    return jnp.float32(0.0)
+    return jnp.zeros(bound.shape[:1], jnp.float32)
 
 
 class Deltas(NamedTuple):
@@ -46,14 +46,17 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
     args = args_of(graph)
     cost = graph.nodes.cost
 
-    def one(
+    def make(
         entry: jax.Array, root: jax.Array, partner: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, NewNodes]:
-        present = entry >= 0
-        entry = jnp.maximum(entry, 0)
-        bound, matched = bind(table, entry, root, partner, graph)
-        new = instantiate(table, jnp.where(present & matched, entry, -1), bound, graph)
-        made = price(new, bound, table.root_to[entry])
+    ) -> tuple[NewNodes, jax.Array, jax.Array]:
+        """What comes, and the slots of the bound nodes [2P]."""
+        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+        ok = (entry >= 0) & matched
+        new = instantiate(table, jnp.where(ok, entry, -1), bound, graph)
+        return new, bound, ok & new.ok
+
+    def take(entry: jax.Array, partner: jax.Array, new: NewNodes, bound: jax.Array) -> jax.Array:
+        """Seconds of what goes."""
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
         kept = (
@@ -75,8 +78,10 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
             return dead | ((bound > 0) & ~kept & (lost >= uses[bound]))
 
         dead = jax.lax.fori_loop(0, 4, spread, dead)
-        gone = jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
-        ok = present & matched & new.ok
-        return jnp.where(ok, made - gone, jnp.inf), gone, ok, new
+        return jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
 
-    return Deltas(*jax.vmap(one)(candidates.entry, candidates.root, candidates.partner))
+    entry = jnp.maximum(candidates.entry, 0)
+    new, bound, ok = jax.vmap(make)(candidates.entry, candidates.root, candidates.partner)
+    gone = jax.vmap(take)(entry, candidates.partner, new, bound)
+    made = price(new, bound, table.root_to[entry])
+    return Deltas(jnp.where(ok, made - gone, jnp.inf), gone, ok, new)

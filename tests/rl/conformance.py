@@ -1,0 +1,94 @@
+"""What any environment that rewrites programs must keep, on random walks.
+
+A suite is `conforms(params, program, table)`: it walks with candidates drawn at random, No-Op now
+and then, and checks every step.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph.graph import is_acyclic
+from xrl_jax.graph.program import Program
+from xrl_jax.graph.union import divided
+from xrl_jax.rl.env import EnvParams, EnvState, Outcome, reset, step
+
+RESET, STEP = jax.jit(reset), jax.jit(step)
+
+
+def walk(
+    params: EnvParams, seed: int, n: int, no_op: float = 0.05
+) -> list[tuple[EnvState, int, EnvState, Outcome]]:
+    """State, action, next state and outcome of n random steps."""
+    rng = np.random.default_rng(seed)
+    state, found = RESET(jax.random.key(seed), params), []
+    for i in range(n):
+        slots = np.flatnonzero(state.moves.valid)
+        stop = not len(slots) or rng.random() < no_op
+        action = params.slots if stop else int(rng.choice(slots))
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        after, outcome = STEP(key, state, jnp.int32(action), params)
+        found.append((state, action, after, outcome))
+        state = after
+    return found
+
+
+def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: int = 40) -> None:
+    """Raises AssertionError where the environment breaks a promise."""
+    first = RESET(jax.random.key(seed), params)
+    saved, t, ends = 0.0, 0, 0
+    steps = walk(params, seed, n)
+    for before, action, after, outcome in steps:
+        ended = bool(outcome.terminated | outcome.truncated)
+        assert bool(after.done) == ended and not (outcome.terminated & outcome.truncated)
+        assert bool(outcome.counts) != bool(before.done)
+        assert bool(is_acyclic(after.graph))
+        entries = np.asarray(after.moves.entry)
+        assert np.isfinite(after.moves.seconds).all()
+        assert (
+            np.asarray(after.graph.nodes.op)[np.asarray(after.moves.root)][entries >= 0] > 0
+        ).all()
+        if not outcome.counts:  # the step after an end begins the next episode
+            assert outcome.reward == 0 and after.t == 0 and not ended
+            jax.tree.map(np.testing.assert_array_equal, after.graph, first.graph)
+            saved, t = 0.0, 0
+            continue
+        t += 1
+        saved += float(outcome.reward)
+        assert int(after.t) == t <= int(params.horizon)
+        assert bool(outcome.terminated) == (action == params.slots)
+        assert bool(outcome.truncated) == (t == int(params.horizon) and not outcome.terminated)
+        share = 100 * (1 - float(after.seconds) / float(first.seconds))
+        np.testing.assert_allclose(saved, share, atol=1e-2)  # rewards add up
+        ends += ended
+        if ended:
+            found = divided(program, after.graph, after.owner)
+            for a, b in zip(
+                jax.tree.leaves(found(*args)), jax.tree.leaves(program(*args)), strict=True
+            ):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert ends > 0, "no episode came to an end: walk further"
+    again = walk(params, seed, n)
+    for one, other in zip(steps, again, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one[2:], other[2:])
+
+
+def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> None:
+    """Environments of different programs under vmap do what each does alone."""
+    import dataclasses
+
+    batch = dataclasses.replace(params, start=jax.tree.map(lambda *v: jnp.stack(v), *starts))
+    keys = jax.random.split(jax.random.key(0), len(starts))
+    states = jax.jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)
+    action = jax.vmap(lambda m: jnp.argmax(m.valid))(states.moves)
+    after, outcome = jax.jit(jax.vmap(step, in_axes=(0, 0, 0, axes)))(keys, states, action, batch)
+    for i, start in enumerate(starts):
+        own = dataclasses.replace(params, start=start)
+        one, told = STEP(keys[i], RESET(keys[i], own), action[i], own)
+        pick = functools.partial(jax.tree.map, lambda v, i=i: v[i])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), pick(after), one)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), pick(outcome), told)

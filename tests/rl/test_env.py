@@ -1,0 +1,155 @@
+"""The environment: rewards and ends on graphs one can draw, then the conformance suite."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import models
+from tests.rl.conformance import RESET, STEP, batch_is_each_by_itself, conforms
+from xrl_jax.cost.roofline import cost_table
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.rl.env import EnvParams, batch_axes, start_of
+
+OWN = """
+(rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
+(rule tanh-odd (source "test") (lhs (tanh ?x)) (rhs (neg (tanh (neg ?x)))))
+"""
+X = jnp.linspace(-1.0, 1.0, 1 << 16).reshape(256, 256)
+
+
+@cache
+def own() -> CompiledRules:
+    return compile_rules(parse_rules(OWN)[0])
+
+
+def params_of(program: Program, rules: CompiledRules, **given: int) -> EnvParams:
+    costs = cost_table({})
+    return EnvParams(rules.table, costs, start_of(program, rules, costs), **given)
+
+
+def twice(x: jax.Array) -> jax.Array:
+    """The negative of the negative."""
+    return jnp.negative(jnp.negative(x))
+
+
+def negated() -> Program:
+    return from_jax(lambda x: twice(jnp.tanh(x)), X)
+
+
+def slots_of(state, rules: CompiledRules) -> dict[str, int]:
+    """The slot of each rule's candidate."""
+    entry = np.asarray(state.moves.entry)
+    index = np.asarray(rules.table.entry_rule)
+    return {rules.rules[index[e]].name: i for i, e in enumerate(entry) if e >= 0}
+
+
+def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    slots = slots_of(state, own())
+    assert sorted(slots) == ["neg-neg", "tanh-odd"]
+    after, outcome = STEP(jax.random.key(1), state, slots["neg-neg"], params)
+    saved = 100 * (1 - float(after.seconds) / float(state.seconds))
+    assert saved > 1.0
+    assert float(outcome.reward) == pytest.approx(saved, rel=1e-4)
+    promised = -100 * float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
+    assert promised == pytest.approx(saved, rel=1e-4)
+    assert outcome.applied and not after.done
+
+
+def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    worse, first = STEP(jax.random.key(1), state, slots_of(state, own())["tanh-odd"], params)
+    assert float(first.reward) < 0
+    after, second = STEP(jax.random.key(2), worse, slots_of(worse, own())["neg-neg"], params)
+    assert float(second.reward) > 0 and int(after.t) == 2
+
+
+def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    state, _ = STEP(jax.random.key(1), state, slots_of(state, own())["neg-neg"], params)
+    ended, outcome = STEP(jax.random.key(2), state, 4, params)
+    assert outcome.terminated and not outcome.truncated and ended.done
+    assert float(outcome.reward) == 0.0
+    again, outcome = STEP(jax.random.key(3), ended, 0, params)
+    assert not outcome.counts and int(again.t) == 0 and not again.done
+    assert float(again.seconds) == float(params.start.graph.nodes.cost.sum())
+
+
+def test_the_horizon_truncates() -> None:
+    params = params_of(negated(), own(), slots=4, horizon=1)
+    state = RESET(jax.random.key(0), params)
+    state, outcome = STEP(jax.random.key(1), state, slots_of(state, own())["tanh-odd"], params)
+    assert outcome.truncated and not outcome.terminated and state.done
+
+
+def test_an_empty_slot_changes_nothing() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    empty = int(np.flatnonzero(~np.asarray(state.moves.valid))[0])
+    after, outcome = STEP(jax.random.key(1), state, empty, params)
+    assert not outcome.applied and float(outcome.reward) == 0.0
+    jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
+
+
+def test_what_a_body_saves_counts_as_often_as_it_runs() -> None:
+    def fn(x):
+        return jax.lax.scan(lambda c, _: (twice(jnp.tanh(c)), None), x, None, length=10)[0]
+
+    params = params_of(from_jax(fn, X), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    once = RESET(jax.random.key(0), params_of(negated(), own(), slots=4))
+    gain = {
+        name: (float(s.moves.seconds[i]), name)
+        for s in (state,)
+        for name, i in slots_of(s, own()).items()
+    }
+    assert gain["neg-neg"][0] == pytest.approx(
+        10 * float(once.moves.seconds[slots_of(once, own())["neg-neg"]]), rel=1e-4
+    )
+
+
+NETWORKS = {
+    "bert": dict(layers=2, width=8, heads=2, vocabulary=10, tokens=4),
+    "squeezenet": dict(image_size=32, width=0.1, classes=10),
+}
+
+
+@cache
+def library() -> CompiledRules:
+    return compile_rules(standard_rules())
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_the_environment_conforms(name: str) -> None:
+    model = models.get(name, **NETWORKS[name])
+    args = (model.weights, *model.inputs)
+    program = from_jax(model.fn, *args, weights=(0,))
+    costs = cost_table({})
+    start = start_of(program, library(), costs, bucket=512)
+    params = EnvParams(library().table, costs, start, horizon=12, slots=32)
+    conforms(params, program, args, seed=0)
+
+
+def test_a_batch_of_programs_is_each_by_itself() -> None:
+    costs = cost_table({})
+    programs = [
+        negated(),
+        from_jax(lambda x: twice(x) @ x, X),
+        from_jax(lambda x: jnp.tanh(twice(x)) + jnp.tanh(x), X),
+    ]
+    starts = [start_of(p, own(), costs) for p in programs]
+    params = EnvParams(own().table, costs, starts[0], slots=8)
+    batch_is_each_by_itself(params, starts, batch_axes(dataclasses.replace(params)))

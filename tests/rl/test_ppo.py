@@ -1,0 +1,52 @@
+"""Advantages and losses on numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.rl.ppo import advantages, clipped_surrogate, entropy, mean_where, normalised
+
+REWARDS = jnp.array([1.0, 0.0, 2.0])
+VALUES = jnp.array([1.0, 2.0, 4.0, 8.0])
+
+
+def test_advantages_of_an_episode_that_terminates() -> None:
+    # Errors: 1 + 2/2 - 1 = 1, 0 + 4/2 - 2 = 0, 2 + 0 - 4 = -2; each later one counts a quarter.
+    found = advantages(
+        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, 0.5
+    )
+    np.testing.assert_allclose(found, [0.875, -0.5, -2.0])
+
+
+def test_an_episode_that_is_truncated_goes_on_in_the_value_of_its_last_state() -> None:
+    # The second step ends an episode: its error has the value 4 of what follows, and no more.
+    found = advantages(
+        REWARDS, jnp.array([0.5, 0.5, 0.5]), jnp.array([False, True, False]), VALUES, 0.5
+    )
+    np.testing.assert_allclose(found, [1.0, 0.0, 2.0])
+
+
+def test_with_lambda_1_advantages_are_returns_less_values() -> None:
+    found = advantages(
+        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, 1.0
+    )
+    np.testing.assert_allclose(found + VALUES[:3], [1 + 0 / 2 + 2 / 4, 0 + 2 / 2, 2.0])
+
+
+def test_the_surrogate_gains_nothing_beyond_the_clip() -> None:
+    ratio, advantage = jnp.array([1.5, 1.5, 0.5, 0.5]), jnp.array([1.0, -1.0, 1.0, -1.0])
+    found = clipped_surrogate(ratio, advantage, 0.2)
+    np.testing.assert_allclose(found, [1.2, -1.5, 0.5, -0.8], rtol=1e-6)
+
+
+def test_entropy_leaves_masked_choices_out() -> None:
+    np.testing.assert_allclose(entropy(jnp.array([0.0, 0.0, -1e9])), np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(entropy(jnp.array([3.0, -1e9, -1e9])), 0.0, atol=1e-6)
+
+
+def test_means_leave_out_what_does_not_count() -> None:
+    values, where = jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])
+    assert float(mean_where(values, where)) == 2.0
+    assert float(mean_where(values, jnp.zeros(3, bool))) == 0.0
+    np.testing.assert_allclose(normalised(values, where)[:2], [-1.0, 1.0], rtol=1e-6)

@@ -1,0 +1,64 @@
+"""The graphs of a program as one tensor graph of several parts, and back.
+
+What sees a folded program at once (an environment, a policy) works on this: bodies stay apart, for
+no edge leads from one to another, and each node knows which graph of the program it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build, nodes_of
+from xrl_jax.graph.program import Program
+
+
+def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph, jax.Array]:
+    """All graphs of a program as one, and to which each node belongs.
+
+    Args:
+      bucket: number of slots; by default the smallest with room to rewrite.
+
+    Returns:
+      The graph; and [N] int32 indices into `Program.graphs`, 0 on holes.
+    """
+    nodes: list[Node] = []
+    outputs: list[int] = []
+    owner: list[int] = []
+    for index, graph in enumerate(program.graphs):
+        own, own_outputs, _ = nodes_of(graph)
+        first = len(nodes)
+        nodes += [replace(n, args=tuple(a + first for a in n.args)) for n in own]
+        outputs += [o + first for o in own_outputs]
+        owner += [index] * len(own)
+    size = bucket or bucket_for(len(nodes))
+    graph = build(nodes, outputs, bucket=size)
+    return graph, jnp.zeros(size, jnp.int32).at[1 : len(owner) + 1].set(jnp.asarray(owner))
+
+
+def divided(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
+    """The program with its graphs taken from a rewritten union.
+
+    Args:
+      owner: [N] as `united` gives it, for the nodes that are there now.
+
+    Raises:
+      GraphError: a node has an argument that belongs to another graph.
+    """
+    nodes, outputs, slots = nodes_of(graph)
+    owners = np.asarray(owner)[slots]
+    n_outputs = [len(nodes_of(g)[1]) for g in program.graphs]
+    ends = np.cumsum(n_outputs)
+    graphs = []
+    for index, (end, n) in enumerate(zip(ends, n_outputs, strict=True)):
+        own = [i for i in range(len(nodes)) if owners[i] == index]
+        place = {old: new for new, old in enumerate(own)}
+        strange = next((i for i in own if any(a not in place for a in nodes[i].args)), None)
+        if strange is not None:
+            raise GraphError(f"node %{slots[strange]} has an argument in another graph")
+        part = [replace(nodes[i], args=tuple(place[a] for a in nodes[i].args)) for i in own]
+        graphs.append(build(part, [place[o] for o in outputs[end - n : end]]))
+    return program.with_graphs(graphs)

@@ -1,0 +1,1 @@
+"""X-RLflow: a policy that rewrites tensor graphs, trained with PPO."""

@@ -1,0 +1,118 @@
+"""What a policy sees of a state: numbers and codes, all relative to where the episode began."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.backends.lowerings import LOWERINGS
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import args_of
+from xrl_jax.rl.env import EnvParams, EnvState, seconds_of
+
+# Every operator in every form it can be computed in has a code of its own.
+_N_FORMS = [max(len(LOWERINGS.get(name, ())), 1) for name in ops.OP_NAMES]
+_FIRST_FORM = np.cumsum([0, *_N_FORMS[:-1]])
+N_FORMS = int(sum(_N_FORMS))
+N_OPS = len(ops.OP_NAMES)
+N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
+EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
+N_MOVE = 4  # numbers of a candidate
+N_GLOBAL = 4  # numbers of the whole
+
+
+class Observation(NamedTuple):
+    """A state as a policy sees it; logarithms and shares, all near 1 or below."""
+
+    form: jax.Array  # [N] int32, operator and lowering; 0 for holes
+    numbers: jax.Array  # [N, N_NODE] float32
+    senders: jax.Array  # [E] int32; 0 for no edge
+    receivers: jax.Array  # [E] int32
+    rule: jax.Array  # [M] int32; -1 empty
+    root: jax.Array  # [M] int32
+    partner: jax.Array  # [M] int32
+    made: jax.Array  # [M, Q] int32, operators a candidate would make
+    moves: jax.Array  # [M, N_MOVE] float32
+    whole: jax.Array  # [N_GLOBAL] float32
+
+    @property
+    def live(self) -> jax.Array:
+        """[N] bool, which nodes there are."""
+        return self.form > 0
+
+    @property
+    def valid(self) -> jax.Array:
+        """[M] bool, which slots hold a candidate."""
+        return self.rule >= 0
+
+
+def observe(state: EnvState, params: EnvParams) -> Observation:
+    """What there is to see: of nodes the form, attributes, result's shape, time, and how often they
+    run; of candidates their rule, what they make, and what that is predicted to save.
+    """
+    f, start = state.graph.nodes, params.start
+    first = seconds_of(start.graph, start.owner, start.counts)
+    live = f.op != ops.HOLE
+    counts = start.counts[state.owner]
+    share = f.cost * counts / first
+    size = jnp.sum(jnp.log2(jnp.maximum(f.shape, 1).astype(jnp.float32)), axis=1)
+    is_output = jnp.zeros(live.shape, bool).at[state.graph.globals.outputs].set(True, mode="drop")
+    columns = [
+        _log(f.shape) / 8,
+        _log(f.attrs) / 8,
+        f.rank[:, None] / ops.MAX_RANK,
+        size[:, None] / 24,
+        _share(share)[:, None],
+        (jnp.log2(jnp.maximum(counts, 1.0)) / 4)[:, None],
+        f.weight_only[:, None],
+        is_output[:, None],
+    ]
+    numbers = jnp.concatenate([jnp.asarray(c, jnp.float32) for c in columns], axis=1)
+    moves = state.moves
+    valid = moves.valid
+    of_move = [
+        _share(moves.seconds / first),
+        _share(moves.gone / first),
+        moves.seconds < 0,
+        moves.partner > 0,
+    ]
+    whole = [
+        state.seconds / first,
+        state.t / params.horizon,
+        jnp.log1p(moves.n) / 8,
+        jnp.log1p(jnp.sum(live)) / 8,
+    ]
+    args = args_of(state.graph)
+    # What the arguments look like is part of the node: the paper's edge features, by slot.
+    of_args = jnp.where((args > 0)[..., None], (_log(f.shape) / 8)[args], 0.0)
+    numbers = jnp.concatenate([numbers, of_args.reshape(len(args), -1)], axis=1)
+    edge = jnp.nonzero(args.reshape(-1) > 0, size=EDGES * len(args), fill_value=0)[0]
+    edge = edge.astype(jnp.int32)
+    return Observation(
+        form=jnp.where(live, jnp.asarray(_FIRST_FORM)[f.op] + f.lowering, 0).astype(jnp.int32),
+        numbers=jnp.where(live[:, None], numbers, 0.0),
+        senders=args.reshape(-1)[edge],
+        receivers=edge // ops.MAX_ARGS,
+        rule=jnp.where(valid, params.table.entry_rule[jnp.maximum(moves.entry, 0)], -1),
+        root=moves.root,
+        partner=moves.partner,
+        made=moves.made,
+        moves=jnp.where(
+            valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
+        ),
+        whole=jnp.stack([jnp.asarray(c, jnp.float32) for c in whole]),
+    )
+
+
+def _log(values: jax.Array) -> jax.Array:
+    """Logarithms of integers of either sign."""
+    v = values.astype(jnp.float32)
+    return jnp.sign(v) * jnp.log2(1.0 + jnp.abs(v))
+
+
+def _share(share: jax.Array) -> jax.Array:
+    """A share of the whole time, of either sign, so that a thousandth can still be told from 0."""
+    return jnp.sign(share) * jnp.log2(1.0 + 1e3 * jnp.abs(share)) / 10

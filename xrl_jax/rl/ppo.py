@@ -1,0 +1,68 @@
+"""Proximal policy optimisation in pieces: advantages and losses, unbatched, and one update.
+
+Source: Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (clipped surrogate, eq. 7;
+J = L_clip - c1 L_vf + c2 L_entropy, eq. 9) and "High-Dimensional Continuous Control Using
+Generalized Advantage Estimation", ICLR 2016 (eq. 16).
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def advantages(
+    rewards: jax.Array,
+    discounts: jax.Array,
+    ends: jax.Array,
+    values: jax.Array,
+    lambda_: float,
+) -> jax.Array:
+    """Generalised advantage estimates [T]:
+
+        d_t = r_t + g_t v_{t+1} - v_t,    A_t = d_t + lambda g_t A_{t+1}, where no episode ends
+
+    Args:
+      rewards: [T].
+      discounts: [T] g_t; 0 where the episode terminated, else gamma: a truncated one goes on in the
+        value of its last state.
+      ends: [T] bool, the episode ended with this step, one way or the other.
+      values: [T + 1] v of the states, the one after the last step included.
+      lambda_: 0 trusts the values, 1 the rewards.
+    """
+    chex.assert_rank([rewards, discounts, ends, values], 1)
+    chex.assert_equal_shape([rewards, discounts, ends, values[1:]])
+    errors = rewards + discounts * values[1:] - values[:-1]
+    carry_on = jnp.where(ends, 0.0, lambda_ * discounts)
+
+    def back(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        error, factor = now
+        advantage = error + factor * later
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros_like(errors[0]), (errors, carry_on), reverse=True)[1]
+
+
+def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
+    """min(r A, clip(r, 1 - epsilon, 1 + epsilon) A): what is maximised, elementwise."""
+    clipped = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
+    return jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    """Entropy in nats of a distribution [K] given by logits, of which some may be masked."""
+    log_probs = jax.nn.log_softmax(logits)
+    probs = jnp.exp(log_probs)
+    return -jnp.sum(jnp.where(probs > 0, probs * log_probs, 0.0))
+
+
+def mean_where(values: jax.Array, where: jax.Array) -> jax.Array:
+    """Mean of the values for which `where` holds; 0 if there are none."""
+    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.maximum(jnp.sum(where), 1)
+
+
+def normalised(values: jax.Array, where: jax.Array) -> jax.Array:
+    """The values less their mean, divided by their standard deviation."""
+    centred = values - mean_where(values, where)
+    return centred / jnp.sqrt(mean_where(centred**2, where) + 1e-8)

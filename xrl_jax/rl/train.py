@@ -1,0 +1,239 @@
+"""Training a policy with PPO: `make_train(config, params)(key)` is one jitted scan.
+
+Everything is a function of the key: the same key and the same costs give the same parameters, bit
+for bit. `jax.vmap(train)(keys)` trains several at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xrl_jax.rl import ppo
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, seconds_of, step
+from xrl_jax.rl.features import Observation, observe
+from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of PPO; where they are X-RLflow's (its run_gn_ppo.py), that is said.
+
+    Attributes:
+      updates: rollouts, each with its updates.
+      steps: of each environment in a rollout.
+      epochs: passes over a rollout; 4 in X-RLflow.
+      minibatches: of one pass.
+      learning_rate: of Adam, at first; it falls to 0 in a line.
+      gamma, lambda_: discount and advantage estimation, as in X-RLflow.
+      clip: of the ratio of probabilities, as in X-RLflow.
+      value_weight, entropy_weight: c1 and c2, as in X-RLflow.
+      max_gradient: norm at which gradients are clipped, as in X-RLflow.
+      target_kl: an update ends where the policy has moved so far, as in X-RLflow.
+      reward_scale: rewards are percent; values are learned in this unit.
+    """
+
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    updates: int = 100
+    steps: int = 32
+    epochs: int = 2
+    minibatches: int = 4
+    learning_rate: float = 5e-4
+    gamma: float = 0.99
+    lambda_: float = 0.95
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    max_gradient: float = 0.5
+    target_kl: float = 0.05
+    reward_scale: float = 0.1
+
+
+class TrainState(NamedTuple):
+    """Where training stands; all that is needed to go on."""
+
+    weights: Any  # of the network
+    optimiser: Any
+    envs: EnvState  # [B, ...]
+    key: jax.Array
+    best: jax.Array  # [B] least seconds an environment has met, relative to its start
+
+
+class Metrics(NamedTuple):
+    """What one update tells; means over the rollout."""
+
+    reward: jax.Array  # of a step, percent
+    best: jax.Array  # [B] least seconds met so far, relative to the start
+    entropy: jax.Array  # nats
+    value_loss: jax.Array
+    kl: jax.Array  # approximate, of the last minibatch
+    terminated: jax.Array  # share of steps
+    applied: jax.Array  # share of steps
+
+
+class Transition(NamedTuple):
+    """One step of one environment."""
+
+    seen: Observation
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    discount: jax.Array
+    end: jax.Array
+    counts: jax.Array
+    seconds: jax.Array  # after the step
+    terminated: jax.Array
+    applied: jax.Array
+
+
+class Training(NamedTuple):
+    """The pieces of a training: all pure, to be jitted by who calls them."""
+
+    init: Callable[[jax.Array, EnvParams], TrainState]
+    update: Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
+
+
+def make_train(
+    config: TrainConfig,
+) -> Callable[[jax.Array, EnvParams], tuple[TrainState, Metrics]]:
+    """A training from the first to the last update as one function.
+
+    Returns:
+      train(key, params) -> the last state and metrics [updates, ...]; `params` of a batch of
+      environments: `start` has a leading dimension [B].
+    """
+    training = training_of(config)
+
+    def train(key: jax.Array, params: EnvParams) -> tuple[TrainState, Metrics]:
+        start = training.init(key, params)
+        return jax.lax.scan(lambda s, _: training.update(s, params), start, None, config.updates)
+
+    return train
+
+
+def training_of(config: TrainConfig) -> Training:
+    """The pieces of which `make_train` is made, for those who want to look in between."""
+    network = PolicyNetwork(config.network)
+    optimiser = _optimiser(config)
+
+    def see(envs: EnvState, params: EnvParams) -> Observation:
+        return jax.vmap(observe, in_axes=(0, batch_axes(params)))(envs, params)
+
+    def init(key: jax.Array, params: EnvParams) -> TrainState:
+        key, of_envs, of_weights = jax.random.split(key, 3)
+        keys = jax.random.split(of_envs, _n_envs(params))
+        envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
+        weights = network.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)))
+        best = envs.seconds / _first_seconds(params)
+        return TrainState(weights, optimiser.init(weights), envs, key, best)
+
+    def evaluate(weights: Any, seen: Observation) -> Output:
+        return jax.vmap(functools.partial(network.apply, weights))(seen)  # type: ignore[arg-type]
+
+    def rollout(state: TrainState, params: EnvParams) -> tuple[EnvState, Transition, jax.Array]:
+        """The environments after `steps` steps, the transitions [T, B], and the last values [B]."""
+        act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
+
+        def one(envs: EnvState, key: jax.Array) -> tuple[EnvState, Transition]:
+            to_act, to_step = jax.random.split(key)
+            seen = see(envs, params)
+            logits, value = evaluate(state.weights, seen)
+            action = jax.random.categorical(to_act, logits)
+            log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1)[:, 0]
+            after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
+            return after, Transition(
+                seen,
+                action,
+                log_prob,
+                value,
+                config.reward_scale * outcome.reward,
+                jnp.where(outcome.terminated, 0.0, config.gamma),
+                after.done | ~outcome.counts,
+                outcome.counts,
+                after.seconds,
+                outcome.terminated,
+                outcome.applied,
+            )
+
+        key = jax.random.fold_in(state.key, 0)
+        envs, moves = jax.lax.scan(one, state.envs, jax.random.split(key, config.steps))
+        return envs, moves, evaluate(state.weights, see(envs, params)).value
+
+    def loss(
+        weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        logits, value = evaluate(weights, batch.seen)
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.action[:, None], 1)[:, 0]
+        ratio = jnp.exp(log_prob - batch.log_prob)
+        gain = ppo.clipped_surrogate(ratio, ppo.normalised(advantage, batch.counts), config.clip)
+        value_loss = 0.5 * ppo.mean_where((value - target) ** 2, batch.counts)
+        entropy = ppo.mean_where(jax.vmap(ppo.entropy)(logits), batch.counts)
+        kl = ppo.mean_where(ratio - 1.0 - jnp.log(ratio), batch.counts)
+        total = -ppo.mean_where(gain, batch.counts) + config.value_weight * value_loss
+        return total - config.entropy_weight * entropy, (value_loss, entropy, kl)
+
+    def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
+        envs, moves, last = rollout(state, params)
+        values = jnp.concatenate([moves.value, last[None]])
+        advantage = jax.vmap(
+            functools.partial(ppo.advantages, lambda_=config.lambda_), in_axes=1, out_axes=1
+        )(moves.reward, moves.discount, moves.end, values)
+        rows = jax.tree.map(
+            lambda v: v.reshape(-1, *v.shape[2:]), (moves, advantage, advantage + moves.value)
+        )
+        n = config.steps * _n_envs(params)
+
+        def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
+            weights, optimiser_state, goes_on = carry
+            part = jax.tree.map(lambda v: v[at], rows)
+            (_, told), gradient = jax.value_and_grad(loss, has_aux=True)(weights, *part)
+            goes_on &= told[2] < config.target_kl
+            change, new_state = optimiser.update(gradient, optimiser_state, weights)
+            new = optax.apply_updates(weights, change), new_state
+            weights, optimiser_state = jax.tree.map(
+                lambda a, b: jnp.where(goes_on, a, b), new, (weights, optimiser_state)
+            )
+            return (weights, optimiser_state, goes_on), told
+
+        keys = jax.random.split(jax.random.fold_in(state.key, 1), config.epochs)
+        order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
+        order = order.reshape(config.epochs * config.minibatches, -1)
+        carry = state.weights, state.optimiser, jnp.bool_(True)
+        (weights, optimiser_state, _), told = jax.lax.scan(minibatch, carry, order)
+        best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / _first_seconds(params))
+        metrics = Metrics(
+            ppo.mean_where(moves.reward, moves.counts) / config.reward_scale,
+            best,
+            jnp.mean(told[1]),
+            jnp.mean(told[0]),
+            told[2][-1],
+            jnp.mean(moves.terminated),
+            jnp.mean(moves.applied),
+        )
+        key = jax.random.fold_in(state.key, 2)
+        return TrainState(weights, optimiser_state, envs, key, best), metrics
+
+    return Training(init, update)
+
+
+def _optimiser(config: TrainConfig) -> optax.GradientTransformation:
+    n = config.updates * config.epochs * config.minibatches
+    rate = optax.linear_schedule(config.learning_rate, 0.0, n)
+    return optax.chain(optax.clip_by_global_norm(config.max_gradient), optax.adam(rate, eps=1e-5))
+
+
+def _n_envs(params: EnvParams) -> int:
+    return params.start.counts.shape[0]
+
+
+def _first_seconds(params: EnvParams) -> jax.Array:
+    """Of the first state of each environment, [B]."""
+    start = params.start
+    return jax.vmap(seconds_of)(start.graph, start.owner, start.counts)
