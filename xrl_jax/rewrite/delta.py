@@ -19,8 +19,8 @@ from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import P, RuleTable
 
-# Seconds [M] that come with rewrites: (new nodes [M, Q, ...], slots of the bound nodes [M, 2P], codes
-# of what replaces the roots [M, 2], -1 where there is none).
+# Seconds [M] that come with rewrites: (new nodes [M, Q, ...], slots of the bound nodes [M, 2P],
+# codes of what replaces the roots [M, 2], -1 where there is none).
 Price = Callable[[NewNodes, jax.Array, jax.Array], jax.Array]
 
 
