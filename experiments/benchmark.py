@@ -30,7 +30,7 @@ from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
 from experiments.targets import require_known
-from xrl_jax.search import STRATEGIES
+from xrl_jax.strategies import STRATEGIES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
 

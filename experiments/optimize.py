@@ -40,7 +40,7 @@ from experiments.targets import SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
-from xrl_jax.search import STRATEGIES, find_strategy
+from xrl_jax.strategies import STRATEGIES, find_strategy
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "xrl_jax"
 
 # Each layer may import itself and the layers before it.
-LAYERS = ("graph", "frontends", "backends", "rewrite", "cost", "search", "rl", "report", "optimize")
+LAYERS = (
+    *("graph", "frontends", "backends", "rewrite", "cost", "search", "rl", "strategies", "report"),
+    "optimize",
+)
 MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {
     "rulegen": {"graph", "rewrite", "rulegen"},
     "__init__": {*LAYERS, "rulegen"},
@@ -38,6 +41,7 @@ EFFECTS_ALLOWED = (
     "cost/worker",
     "report/",
     "rewrite/library",  # reads rules/*.rules
+    "rl/policy",  # reads and writes trained policies
 )
 HEAVY = {"onnx", "onnxruntime", "matplotlib"}
 

@@ -25,10 +25,10 @@ from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rewrite.verify import require_verified
-from xrl_jax.search import find_strategy
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
+from xrl_jax.strategies import find_strategy
 
 _COMPILED = "compiled"
 
@@ -52,7 +52,7 @@ def optimize(
       fn: a JAX function of pytrees (arrays it closes over are weights), or a Program.
       example_args: arrays or `jax.ShapeDtypeStruct`; for a Program they may be left out.
       weights: positions of arguments that stay the same between calls.
-      search: a name (see `xrl_jax.search.STRATEGIES`) or a strategy.
+      search: a name (see `xrl_jax.strategies.STRATEGIES`) or a strategy.
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off. Rules that are not the library's are verified first.
       budget: seconds and measurements that may be spent; 60 seconds by default.

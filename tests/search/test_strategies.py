@@ -17,7 +17,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.search import STRATEGIES, backtracking, descend, find_strategy, walk
+from xrl_jax.search import backtracking, descend, walk
 from xrl_jax.search.backtracking import make_taso
 from xrl_jax.search.base import (
     Budget,
@@ -33,6 +33,7 @@ from xrl_jax.search.base import (
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.openings import Opening
 from xrl_jax.search.states import Space
+from xrl_jax.strategies import STRATEGIES, find_strategy
 
 KEY = jax.random.key(0)
 ENOUGH = Budget(seconds=600.0)

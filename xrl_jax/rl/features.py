@@ -16,7 +16,12 @@ from xrl_jax.rl.env import EnvParams, EnvState, seconds_of
 # Every operator in every form it can be computed in has a code of its own.
 _N_FORMS = [max(len(LOWERINGS.get(name, ())), 1) for name in ops.OP_NAMES]
 _FIRST_FORM = np.cumsum([0, *_N_FORMS[:-1]])
-N_FORMS = int(sum(_N_FORMS))
+FORM_NAMES = tuple(
+    f"{op} {form}"
+    for op in ops.OP_NAMES
+    for form in ([f.name for f in LOWERINGS.get(op, ())] or ["plain"])
+)
+N_FORMS = len(FORM_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
@@ -25,7 +30,7 @@ N_GLOBAL = 4  # numbers of the whole
 
 
 class Observation(NamedTuple):
-    """A state as a policy sees it; logarithms and shares, all near 1 or below."""
+    """A state as a policy sees it; logarithms and shares, all of the order of 1."""
 
     form: jax.Array  # [N] int32, operator and lowering; 0 for holes
     numbers: jax.Array  # [N, N_NODE] float32
@@ -115,4 +120,4 @@ def _log(values: jax.Array) -> jax.Array:
 
 def _share(share: jax.Array) -> jax.Array:
     """A share of the whole time, of either sign, so that a thousandth can still be told from 0."""
-    return jnp.sign(share) * jnp.log2(1.0 + 1e3 * jnp.abs(share)) / 10
+    return jnp.sign(share) * jnp.log2(1.0 + 1e3 * jnp.abs(share)) / 2

@@ -30,10 +30,12 @@ class TrainConfig:
       steps: of each environment in a rollout.
       epochs: passes over a rollout; 4 in X-RLflow.
       minibatches: of one pass.
-      learning_rate: of Adam, at first; it falls to 0 in a line.
-      gamma, lambda_: discount and advantage estimation, as in X-RLflow.
+      learning_rate: of Adam, at first; it falls to 0 in a line. 5e-4, constant, in X-RLflow.
+      gamma: discount; 0.99 in X-RLflow.
+      lambda_: of advantage estimation, as in X-RLflow.
       clip: of the ratio of probabilities, as in X-RLflow.
-      value_weight, entropy_weight: c1 and c2, as in X-RLflow.
+      value_weight: c1, as in X-RLflow.
+      entropy_weight: c2; 0.01 in X-RLflow.
       max_gradient: norm at which gradients are clipped, as in X-RLflow.
       target_kl: an update ends where the policy has moved so far, as in X-RLflow.
       reward_scale: rewards are percent; values are learned in this unit.
@@ -44,12 +46,12 @@ class TrainConfig:
     steps: int = 32
     epochs: int = 2
     minibatches: int = 4
-    learning_rate: float = 5e-4
-    gamma: float = 0.99
+    learning_rate: float = 3e-3
+    gamma: float = 0.9
     lambda_: float = 0.95
     clip: float = 0.2
     value_weight: float = 0.5
-    entropy_weight: float = 0.01
+    entropy_weight: float = 0.003
     max_gradient: float = 0.5
     target_kl: float = 0.05
     reward_scale: float = 0.1

@@ -1,0 +1,247 @@
+"""Train X-RLflow's policy with PPO on networks, with predicted times as the reward.
+
+  python -m experiments.train --networks=squeezenet,bert --updates=200 --seed=0
+
+All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
+(what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, curve.png, and a checkpoint
+every --save_every updates. The same command goes on from the last checkpoint, also after kill -9,
+and ends with the same weights, bit for bit. Ctrl-C keeps what was learned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import app, flags, logging
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments import models, targets
+from experiments.targets import ConfigError
+from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.lowerings import is_offered
+from xrl_jax.cost import calibration, roofline
+from xrl_jax.cost.store import default_cache_dir
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import bucket_for, n_live
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.train import Metrics, TrainConfig, Training, TrainState, training_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training; a field for each flag that decides what comes of it."""
+
+    networks: tuple[str, ...]
+    envs: int
+    updates: int
+    steps: int
+    horizon: int
+    slots: int
+    learning_rate: float
+    seed: int
+    fold: bool
+
+    def __post_init__(self) -> None:
+        targets.require_known("networks", self.networks, models.MODELS)
+        if self.envs % len(self.networks):
+            raise ConfigError(
+                f"--envs={self.envs} must be a multiple of the {len(self.networks)} networks"
+            )
+
+
+def program_of(name: str, *, fold: bool, seed: int) -> Program:
+    """A network at its full size."""
+    target = targets.from_model(name, seed=seed)
+    return from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
+
+
+def params_of(config: Config, rules: CompiledRules) -> EnvParams:
+    """Environments of all networks in one bucket, under a table that knows no timings yet: what
+    forms take is what they usually take on this kind of machine.
+    """
+    usual = calibration.usual_forms(jax.default_backend())
+    rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
+    costs = roofline.cost_table({}, rates)
+    programs = [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
+    bucket = max(bucket_for(sum(int(n_live(g)) for g in p.graphs)) for p in programs)
+    starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
+    each = config.envs // len(starts)
+    batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
+    return EnvParams(rules.table, costs, batch, horizon=config.horizon, slots=config.slots)
+
+
+def _plain(state: TrainState) -> dict[str, Any]:
+    """The state as a tree of plain arrays."""
+    return state._replace(key=jax.random.key_data(state.key))._asdict()
+
+
+class Checkpoints:
+    """The last state of a training in a folder, written whole."""
+
+    def __init__(self, folder: Path) -> None:
+        options = ocp.CheckpointManagerOptions(max_to_keep=1)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def save(self, update: int, state: TrainState) -> None:
+        self._manager.save(update, args=ocp.args.StandardSave(_plain(state)))
+        self._manager.wait_until_finished()
+
+    def last(self, like: TrainState) -> tuple[int, TrainState]:
+        """Updates done and the state then; (0, `like`) where there is none."""
+        update = self._manager.latest_step()
+        if update is None:
+            return 0, like
+        found = self._manager.restore(update, args=ocp.args.StandardRestore(_plain(like)))
+        values = TrainState(**found)
+        key = jax.random.wrap_key_data(values.key)
+        leaves = jax.tree.leaves(values._replace(key=key))
+        return update, jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def row_of(config: Config, update: int, seconds: float, metrics: Metrics) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    best = np.asarray(metrics.best).reshape(len(config.networks), -1)
+    names = ("reward", "entropy", "value_loss", "kl", "terminated", "applied")
+    return {
+        "update": update,
+        "env_steps": update * config.envs * config.steps,
+        "seconds": round(seconds, 2),
+        **{n: float(getattr(metrics, n)) for n in names},
+        "best": dict(zip(config.networks, best.min(axis=1).tolist(), strict=True)),
+    }
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Reward and the best predicted time by environment steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    steps = [r["env_steps"] for r in rows]
+    left.plot(steps, [r["reward"] for r in rows])
+    left.set(xlabel="environment steps", ylabel="reward of a step, percent")
+    for name in rows[-1]["best"]:
+        right.plot(steps, [r["best"][name] for r in rows], label=name)
+    right.set(xlabel="environment steps", ylabel="least predicted time met / the network's")
+    right.legend()
+    figure.savefig(path, dpi=150)
+
+
+def train(
+    config: Config, training: Training, params: EnvParams, out: Path, *, save_every: int
+) -> TrainState:
+    """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`."""
+    init, update = engine_jit(training.init), engine_jit(training.update)
+    print("compiling", file=sys.stderr)
+    checkpoints = Checkpoints(out / "checkpoints")
+    done, state = checkpoints.last(init(jax.random.key(config.seed), params))
+    lines = out / "metrics.jsonl"
+    rows = [json.loads(t) for t in lines.read_text().splitlines()] if done else []
+    rows = [r for r in rows if r["update"] <= done]
+    lines.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    before = rows[-1]["seconds"] if rows else 0.0
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("training", total=config.updates, completed=done)
+            while done < config.updates:
+                state, metrics = jax.block_until_ready(update(state, params))
+                done += 1
+                rows.append(row_of(config, done, before + time.monotonic() - began, metrics))
+                with lines.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+                best = " ".join(f"{n} {b:.3f}" for n, b in rows[-1]["best"].items())
+                progress.update(task, advance=1, description=f"best: {best}")
+                if done % save_every == 0 or done == config.updates:
+                    checkpoints.save(done, state)
+    except KeyboardInterrupt:
+        print(f"interrupted after {done} updates", file=sys.stderr)
+        checkpoints.save(done, state)
+    if rows:
+        plot(rows, out / "curve.png")
+    return state
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("networks", ["squeezenet"], f"Names among {', '.join(models.MODELS)}.")
+    flags.DEFINE_integer("envs", 32, "Environments, of all networks together.", lower_bound=1)
+    flags.DEFINE_integer("updates", 200, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_integer("steps", 32, "Steps of each environment in a rollout.", lower_bound=1)
+    flags.DEFINE_integer("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
+    flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once in training.", lower_bound=1)
+    flags.DEFINE_float("learning_rate", 3e-3, "Of Adam, at first.")
+    flags.DEFINE_integer("seed", 0, "Seed of everything.")
+    flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.")
+    flags.DEFINE_integer("save_every", 20, "Updates between checkpoints.", lower_bound=1)
+    flags.DEFINE_string("out", "out/train", "Folder of the results.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags."""
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    values = flags.FLAGS
+    out = Path(values.out)
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        given: dict[str, Any] = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
+        given["networks"] = tuple(values.networks)
+        config = Config(**given)
+        written = out / "config.json"
+        settings = json.dumps(dataclasses.asdict(config), indent=1)
+        if written.is_file() and written.read_text(encoding="utf-8") != settings:
+            raise ConfigError(
+                f"{out} holds a training with other flags (config.json): choose another --out, or "
+                "remove it"
+            )
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
+    written.write_text(settings, encoding="utf-8")
+    rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
+    network = NetworkConfig(n_rules=len(rules.rules))
+    training = training_of(
+        TrainConfig(
+            network=network,
+            updates=config.updates,
+            steps=config.steps,
+            learning_rate=config.learning_rate,
+        )
+    )
+    with persistent_cache(os.path.join(default_cache_dir(), "compiled")):
+        params = params_of(config, rules)
+        state = train(config, training, params, out, save_every=values.save_every)
+    trained = f"{', '.join(config.networks)}: {config.updates} updates of "
+    trained += f"{config.envs * config.steps} steps, seed {config.seed}"
+    names = tuple(r.name for r in rules.rules)
+    Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")
+    print(f"results are in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,112 @@
+"""Policies: what a network says does not depend on order, and a file says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rl.test_env import RESET, negated, own, params_of
+from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rl.decode import follow
+from xrl_jax.rl.features import Observation, observe
+from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
+from xrl_jax.rl.policy import Policy, PolicyError, load_policy
+
+CONFIG = NetworkConfig(width=8, layers=1, heads=2, n_rules=2)
+NETWORK = PolicyNetwork(CONFIG)
+
+
+def seen() -> Observation:
+    params = params_of(negated(), own(), slots=4)
+    return observe(RESET(jax.random.key(0), params), params)
+
+
+def weights(seed: int = 0):
+    return NETWORK.init(jax.random.key(seed), seen())
+
+
+def said(observation: Observation) -> Output:
+    return NETWORK.apply(weights(), observation)  # type: ignore[return-value]
+
+
+def test_empty_slots_are_never_chosen() -> None:
+    probabilities = np.asarray(jax.nn.softmax(said(seen()).logits))
+    assert probabilities.shape == (5,)  # four slots and No-Op
+    np.testing.assert_array_equal(probabilities[:4] > 0, seen().valid)
+
+
+def test_the_order_of_candidates_does_not_matter() -> None:
+    order, before = jnp.array([3, 1, 0, 2]), seen()
+    moved = before._replace(
+        **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")}
+    )
+    np.testing.assert_allclose(said(moved).logits[:4], said(before).logits[order], rtol=1e-5)
+    np.testing.assert_allclose(said(moved).value, said(before).value, rtol=1e-5)
+
+
+def test_more_slots_change_nothing() -> None:
+    params = params_of(negated(), own(), slots=9)
+    wide = observe(RESET(jax.random.key(0), params), params)
+    logits, few = np.asarray(said(wide).logits), np.asarray(said(seen()).logits)
+    np.testing.assert_allclose(np.sort(logits[logits > -1e8]), np.sort(few[few > -1e8]), rtol=1e-4)
+
+
+def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
+    policy = Policy(CONFIG, weights(), ("neg-neg", "tanh-odd"), trained="by hand")
+    policy.save(tmp_path / "p")
+    again = load_policy(tmp_path / "p")
+    assert (again.config, again.rules, again.trained) == (CONFIG, policy.rules, "by hand")
+    jax.tree.map(np.testing.assert_array_equal, again.weights, policy.weights)
+
+
+def test_rules_keep_their_rows_whatever_their_order() -> None:
+    policy = Policy(CONFIG, weights(), ("tanh-odd", "neg-neg"))
+    more = '(rule twice (source "test") (lhs (neg ?x)) (rhs (neg (neg (neg ?x)))))'
+    rules = compile_rules([*own().rules, *parse_rules(more)[0]])
+    config, fitted = policy.fitted(rules)
+    table = np.asarray(policy.weights["params"]["rules"]["kernel"])
+    assert config == dataclasses.replace(CONFIG, n_rules=3)
+    rows = [table[1], table[0], table.mean(axis=0)]  # the new rule: what is usual
+    np.testing.assert_allclose(fitted["params"]["rules"]["kernel"], rows, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "damaged or no policy"), (b"\x93abc", "damaged or no policy")],
+)
+def test_what_is_no_policy_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "p").write_bytes(content)
+    with pytest.raises(PolicyError, match=message):
+        load_policy(tmp_path / "p")
+
+
+def test_a_policy_of_other_features_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Policy(CONFIG, weights(), ("neg-neg", "tanh-odd")).save(tmp_path / "p")
+    monkeypatch.setattr("xrl_jax.rl.policy._SEEN", (1, 2, 3))
+    with pytest.raises(PolicyError, match="another version of xrl_jax .*: train it again"):
+        load_policy(tmp_path / "p")
+
+
+def test_decoding_stops_at_no_op_and_stays_there() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
+
+    def run(key: jax.Array):
+        return follow(CONFIG, stops, params, state, key, jnp.float32(1.0), 12)
+
+    after, trail = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
+    assert np.asarray(after.done).sum() > 4
+    for i in np.flatnonzero(after.done):
+        steps = int(after.t[i]) - 1  # the last was No-Op
+        entries = np.asarray(trail.entry[i])
+        assert (entries[:steps] >= 0).all() and (entries[steps:] == -1).all()
+        np.testing.assert_array_equal(trail.seconds[i][steps:], after.seconds[i])

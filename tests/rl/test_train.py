@@ -1,0 +1,65 @@
+"""Training: it learns what a child would see, and the same seed gives the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rl.test_env import X, own, params_of, twice
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.rl.env import EnvParams
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.train import TrainConfig, make_train
+
+CONFIG = TrainConfig(
+    network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2),
+    updates=30,
+    steps=16,
+    minibatches=2,
+    learning_rate=1e-2,
+)
+
+
+def params(n_envs: int) -> EnvParams:
+    """Three double negations: taking them away pays, turning tanh around does not."""
+    program = from_jax(lambda x: twice(jnp.tanh(twice(jnp.tanh(twice(x))))), X)
+    one = params_of(program, own(), slots=8, horizon=8)
+    batch = jax.tree.map(lambda v: jnp.repeat(v[None], n_envs, axis=0), one.start)
+    return dataclasses.replace(one, start=batch)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    train = jax.jit(make_train(CONFIG))
+    return train, train(jax.random.key(0), params(4))
+
+
+def test_the_reward_grows(trained) -> None:
+    _, (_, metrics) = trained
+    reward = np.asarray(metrics.reward)
+    assert reward[-5:].mean() > reward[:5].mean() + 1.0
+    assert np.asarray(metrics.entropy)[-1] < np.asarray(metrics.entropy)[0]
+
+
+def test_the_same_key_gives_the_same_weights_bit_for_bit(trained) -> None:
+    train, (state, _) = trained
+    again, _ = train(jax.random.key(0), params(4))
+    jax.tree.map(np.testing.assert_array_equal, again.weights, state.weights)
+    other, _ = train(jax.random.key(1), params(4))
+    leaves = zip(jax.tree.leaves(other.weights), jax.tree.leaves(state.weights), strict=True)
+    assert any(not np.array_equal(a, b) for a, b in leaves)
+
+
+def test_several_trainings_at_once_are_each_by_itself(trained) -> None:
+    config = dataclasses.replace(CONFIG, updates=2)
+    keys = jax.random.split(jax.random.key(3), 2)
+    train = make_train(config)
+    both, _ = jax.jit(jax.vmap(train, in_axes=(0, None)))(keys, params(2))
+    one, _ = jax.jit(train)(keys[1], params(2))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    jax.tree.map(close, jax.tree.map(lambda v: v[1], both.weights), one.weights)

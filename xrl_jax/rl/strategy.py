@@ -1,0 +1,182 @@
+"""Search by a trained policy: rollouts under predicted costs, whose best states are measured.
+
+Each round follows the policy from the graph's first state, once by its most probable candidates and
+several times by candidates drawn; the best state that any of these met is rebuilt, its regions are
+timed, and the next round decodes under what they took. Nothing else is tried: what this finds, the
+policy has found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.decode import Trail, follow
+from xrl_jax.rl.env import EnvParams, EnvState, Start, reset
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy, load_policy
+from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
+from xrl_jax.search.descend import measure_state
+from xrl_jax.search.states import Space, State
+from xrl_jax.search.walk import Phase, search_graphs
+
+_ROLLOUTS = 8  # at once: the first takes the most probable candidate, the others draw
+_AT_ONCE = 16  # steps between two looks at the clock
+_SLOTS = 256  # candidates that the policy sees; it was trained with fewer
+_HORIZON = 128  # steps of a rollout, at most
+_STALLED = 4  # rounds without a better state, after which a search ends
+_KEPT = 4  # states of a graph that are kept for timing whole programs
+
+# State, trail and key of every rollout after some steps: (weights, params, state, key) -> ...
+Follow = Callable[[Any, EnvParams, EnvState, jax.Array], tuple[EnvState, Trail]]
+
+
+def by_policy(policy: Policy) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
+    """A strategy that follows this policy."""
+
+    def strategy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        config, weights = policy.fitted(problem.rules)
+        decode = _Decoder(config, weights, problem)
+        return search_graphs(problem, budget, key, Phase(functools.partial(_search, decode)))
+
+    return strategy
+
+
+def xrlflow(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    """Rollouts of the policy that comes with the package.
+
+    Raises:
+      PolicyError: it does not fit this version.
+    """
+    return by_policy(load_policy())(problem, budget, key)
+
+
+@functools.cache
+def _following(config: NetworkConfig) -> tuple[Any, Any]:
+    """First states, and some steps, of all rollouts; compiled once for each bucket."""
+
+    def start(params: EnvParams, key: jax.Array) -> EnvState:
+        keys = jax.random.split(key, _ROLLOUTS)
+        return jax.vmap(reset, in_axes=(0, None))(keys, params)
+
+    def steps(
+        weights: Any, params: EnvParams, states: EnvState, key: jax.Array
+    ) -> tuple[EnvState, Trail]:
+        def one(state: EnvState, key: jax.Array, temperature: jax.Array) -> tuple[EnvState, Trail]:
+            return follow(config, weights, params, state, key, temperature, _AT_ONCE)
+
+        temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
+        return jax.vmap(one)(states, jax.random.split(key, _ROLLOUTS), temperature)
+
+    return engine_jit(start), engine_jit(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decoder:
+    """A policy at work on one problem."""
+
+    config: NetworkConfig
+    weights: Any
+    problem: Problem
+
+    def trails(self, run: Run, state: State, clock: Stopwatch, key: jax.Array) -> Trail:
+        """What the rollouts do from a state: [B, T, ...]; shorter where the time runs out."""
+        n = state.graph.nodes.op.shape[0]
+        start = Start(
+            state.graph, state.masks, jnp.zeros(n, jnp.int32), jnp.zeros(n).at[0].set(1.0)
+        )
+        params = EnvParams(
+            self.problem.rules.table,
+            self.problem.oracle.table(),
+            start,
+            horizon=_HORIZON,
+            slots=_SLOTS,
+        )
+        begin, steps = _following(self.config)
+        to_begin, key = jax.random.split(key)
+        states, parts = begin(params, to_begin), []
+        for k in jax.random.split(key, _HORIZON // _AT_ONCE):
+            states, trail = steps(self.weights, params, states, k)
+            parts.append(jax.tree.map(np.asarray, trail))
+            run.candidates += int(parts[-1].candidates.sum())
+            if run.out_of_budget(clock) or bool(jnp.all(states.done)):
+                break
+        return jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
+
+
+def _search(
+    decode: _Decoder,
+    run: Run,
+    space: Space,
+    reached: list[Reached],
+    index: int,
+    clock: Stopwatch,
+    key: jax.Array,
+) -> list[Reached]:
+    """The best states of one graph that rollouts have met."""
+    oracle, limit = run.problem.oracle, run.budget.measurements
+    first = reached[0][0]
+    kept: dict[tuple[int, int], Reached] = {space.identity(first): (first, [])}
+    since = 0
+    while not run.out_of_budget(clock):
+        key, now = jax.random.split(key)
+        start = space.matched(space.reprice(first, oracle.table()))
+        trail = decode.trails(run, start, clock, now)
+        state, steps = _rebuilt(space, start, oracle.table(), trail, index)
+        learned = measure_state(oracle, state, clock, limit)
+        before = _best(space, kept, oracle.table())
+        kept[space.identity(state)] = (state, steps)
+        ranked = _ranked(space, kept, oracle.table())
+        kept = dict(ranked[:_KEPT])
+        run.keep(index, [r for _, r in ranked[:_KEPT]])
+        run.report("xrlflow")
+        since = 0 if learned or ranked[0][1][0].seconds < before * (1 - 1e-6) else since + 1
+        if since >= _STALLED:
+            run.stalled()
+            break
+    return [r for _, r in _ranked(space, kept, oracle.table())]
+
+
+def _rebuilt(space: Space, start: State, costs: Any, trail: Trail, index: int) -> Reached:
+    """The state of least seconds that any rollout has met, and the steps to it."""
+    row, last = divmod(int(np.argmin(trail.seconds)), trail.seconds.shape[1])
+    if trail.seconds[row, last] >= start.seconds:
+        return start, []
+    at = [t for t in range(last + 1) if trail.entry[row, t] >= 0]
+    moves = [
+        (int(trail.entry[row, t]), int(trail.root[row, t]), int(trail.partner[row, t])) for t in at
+    ]
+    state, _ = space.steps(start, costs, moves)
+    seconds = [start.seconds, *(float(trail.seconds[row, t]) for t in at)]
+    steps = [
+        Step(index, space.rule_name(move[0]), _place(trail, row, t, move[1]), before - after)
+        for t, move, before, after in zip(at, moves, seconds[:-1], seconds[1:], strict=True)
+    ]
+    return state, steps
+
+
+def _place(trail: Trail, row: int, t: int, root: int) -> str:
+    """A short text of the node a candidate is anchored at."""
+    shape = trail.shape[row, t][: trail.rank[row, t]]
+    return f"%{root} {ops.OP_NAMES[int(trail.op[row, t])]}[{','.join(str(d) for d in shape)}]"
+
+
+def _ranked(
+    space: Space, kept: dict[tuple[int, int], Reached], costs: Any
+) -> list[tuple[tuple[int, int], Reached]]:
+    """What is kept, under these costs, the best first."""
+    now = [(i, (space.reprice(state, costs), steps)) for i, (state, steps) in kept.items()]
+    return sorted(now, key=lambda each: each[1][0].seconds)
+
+
+def _best(space: Space, kept: dict[tuple[int, int], Reached], costs: Any) -> float:
+    return _ranked(space, kept, costs)[0][1][0].seconds
