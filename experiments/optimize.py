@@ -40,6 +40,7 @@ from experiments.targets import SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
+from xrl_jax.search.base import Strategy
 from xrl_jax.strategies import STRATEGIES, find_strategy
 
 
@@ -52,6 +53,7 @@ class Config:
       shape: options of the model's constructor, by name.
       input_shapes: shapes of ONNX inputs that the file leaves open.
       rules: names, families and rule files; empty for every rule.
+      policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
       out: folder for results; empty for none.
     """
 
@@ -65,6 +67,7 @@ class Config:
     budget_measurements: int | None = None
     seed: int = 0
     rules: tuple[str, ...] = ()
+    policy: str = ""
     fold: bool = True
     out: str = ""
     cache_dir: str = ""
@@ -79,6 +82,8 @@ class Config:
             raise ConfigError(f"--{self.shape[0][0]} is for --model only")
         if self.input_shapes and not self.onnx:
             raise ConfigError("--input_shape is for --onnx only")
+        if self.policy and self.search != "xrlflow":
+            raise ConfigError("--policy is for --search=xrlflow only")
 
     def command(self) -> str:
         """The command that repeats this run; where results and timings are kept is left out."""
@@ -109,6 +114,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text("onnx", "", "ONNX file to optimise.")
     text("fn", "", "What to optimise, as package.module:function (see above).")
     text("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
+    text("policy", "", "Policy that experiments.train has written, for --search=xrlflow.")
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
     flags.DEFINE_float("budget_seconds", 60.0, "Seconds to spend in all.", flag_values=values)
@@ -173,6 +179,16 @@ def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
     return (*(name for name in names if name not in files), *loaded) or None
 
 
+def strategy_of(config: Config) -> Strategy:
+    """The search that was asked for; raises ValueError, and OSError for a policy's file."""
+    if config.policy:
+        from xrl_jax.rl.policy import load_policy
+        from xrl_jax.rl.strategy import by_policy
+
+        return by_policy(load_policy(config.policy))
+    return find_strategy(config.search)
+
+
 def run(config: Config) -> Report:
     """Optimise, write the results where `config.out` says, and return the report.
 
@@ -180,7 +196,7 @@ def run(config: Config) -> Report:
       ConfigError, ValueError, OSError: what was asked for cannot be done; the message says why.
       KeyboardInterrupt: before there was anything to report.
     """
-    find_strategy(config.search)
+    search = strategy_of(config)
     rules = rules_of(config.rules)
     target = target_of(config)
     if config.out:  # a folder that cannot be made is found out now, not after the search
@@ -193,14 +209,16 @@ def run(config: Config) -> Report:
         fn,
         *target.args,
         weights=target.weights,
-        search=config.search,
+        search=search,
         rules=rules,
         budget=budget,
         key=jax.random.key(config.seed),
         cache_dir=config.cache_dir or None,
         progress=config.progress,
     )
-    report = dataclasses.replace(fast.report, name=target.name, seed=config.seed)
+    report = dataclasses.replace(
+        fast.report, name=target.name, search=config.search, seed=config.seed
+    )
     if config.out:
         write_results(Path(config.out), config, fast, report)
     return report

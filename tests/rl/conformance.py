@@ -6,18 +6,20 @@ and then, and checks every step.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import is_acyclic
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import divided
 from xrl_jax.rl.env import EnvParams, EnvState, Outcome, reset, step
 
-RESET, STEP = jax.jit(reset), jax.jit(step)
+RESET, STEP = engine_jit(reset), engine_jit(step)
 
 
 def walk(
@@ -79,13 +81,12 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
 
 def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> None:
     """Environments of different programs under vmap do what each does alone."""
-    import dataclasses
-
     batch = dataclasses.replace(params, start=jax.tree.map(lambda *v: jnp.stack(v), *starts))
     keys = jax.random.split(jax.random.key(0), len(starts))
-    states = jax.jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)
+    states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)
     action = jax.vmap(lambda m: jnp.argmax(m.valid))(states.moves)
-    after, outcome = jax.jit(jax.vmap(step, in_axes=(0, 0, 0, axes)))(keys, states, action, batch)
+    many = engine_jit(jax.vmap(step, in_axes=(0, 0, 0, axes)))
+    after, outcome = many(keys, states, action, batch)
     for i, start in enumerate(starts):
         own = dataclasses.replace(params, start=start)
         one, told = STEP(keys[i], RESET(keys[i], own), action[i], own)

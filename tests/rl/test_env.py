@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 import jax
@@ -18,7 +17,7 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
-from xrl_jax.rl.env import EnvParams, batch_axes, start_of
+from xrl_jax.rl.env import EnvParams, EnvState, Outcome, batch_axes, start_of
 
 OWN = """
 (rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
@@ -46,6 +45,11 @@ def negated() -> Program:
     return from_jax(lambda x: twice(jnp.tanh(x)), X)
 
 
+def taken(seed: int, state: EnvState, slot: int, params: EnvParams) -> tuple[EnvState, Outcome]:
+    """What an action leads to."""
+    return STEP(jax.random.key(seed), state, jnp.int32(slot), params)
+
+
 def slots_of(state, rules: CompiledRules) -> dict[str, int]:
     """The slot of each rule's candidate."""
     entry = np.asarray(state.moves.entry)
@@ -58,7 +62,7 @@ def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
     state = RESET(jax.random.key(0), params)
     slots = slots_of(state, own())
     assert sorted(slots) == ["neg-neg", "tanh-odd"]
-    after, outcome = STEP(jax.random.key(1), state, slots["neg-neg"], params)
+    after, outcome = taken(1, state, slots["neg-neg"], params)
     saved = 100 * (1 - float(after.seconds) / float(state.seconds))
     assert saved > 1.0
     assert float(outcome.reward) == pytest.approx(saved, rel=1e-4)
@@ -70,20 +74,20 @@ def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
 def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)
-    worse, first = STEP(jax.random.key(1), state, slots_of(state, own())["tanh-odd"], params)
+    worse, first = taken(1, state, slots_of(state, own())["tanh-odd"], params)
     assert float(first.reward) < 0
-    after, second = STEP(jax.random.key(2), worse, slots_of(worse, own())["neg-neg"], params)
+    after, second = taken(2, worse, slots_of(worse, own())["neg-neg"], params)
     assert float(second.reward) > 0 and int(after.t) == 2
 
 
 def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)
-    state, _ = STEP(jax.random.key(1), state, slots_of(state, own())["neg-neg"], params)
-    ended, outcome = STEP(jax.random.key(2), state, 4, params)
+    state, _ = taken(1, state, slots_of(state, own())["neg-neg"], params)
+    ended, outcome = taken(2, state, 4, params)
     assert outcome.terminated and not outcome.truncated and ended.done
     assert float(outcome.reward) == 0.0
-    again, outcome = STEP(jax.random.key(3), ended, 0, params)
+    again, outcome = taken(3, ended, 0, params)
     assert not outcome.counts and int(again.t) == 0 and not again.done
     assert float(again.seconds) == float(params.start.graph.nodes.cost.sum())
 
@@ -91,7 +95,7 @@ def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
 def test_the_horizon_truncates() -> None:
     params = params_of(negated(), own(), slots=4, horizon=1)
     state = RESET(jax.random.key(0), params)
-    state, outcome = STEP(jax.random.key(1), state, slots_of(state, own())["tanh-odd"], params)
+    state, outcome = taken(1, state, slots_of(state, own())["tanh-odd"], params)
     assert outcome.truncated and not outcome.terminated and state.done
 
 
@@ -99,7 +103,7 @@ def test_an_empty_slot_changes_nothing() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)
     empty = int(np.flatnonzero(~np.asarray(state.moves.valid))[0])
-    after, outcome = STEP(jax.random.key(1), state, empty, params)
+    after, outcome = taken(1, state, empty, params)
     assert not outcome.applied and float(outcome.reward) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
 
@@ -152,4 +156,4 @@ def test_a_batch_of_programs_is_each_by_itself() -> None:
     ]
     starts = [start_of(p, own(), costs) for p in programs]
     params = EnvParams(own().table, costs, starts[0], slots=8)
-    batch_is_each_by_itself(params, starts, batch_axes(dataclasses.replace(params)))
+    batch_is_each_by_itself(params, starts, batch_axes(params))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.rl.test_env import X, own, params_of, twice
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.env import EnvParams
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, make_train
@@ -35,7 +36,7 @@ def params(n_envs: int) -> EnvParams:
 
 @pytest.fixture(scope="module")
 def trained():
-    train = jax.jit(make_train(CONFIG))
+    train = engine_jit(make_train(CONFIG))
     return train, train(jax.random.key(0), params(4))
 
 
@@ -59,7 +60,7 @@ def test_several_trainings_at_once_are_each_by_itself(trained) -> None:
     config = dataclasses.replace(CONFIG, updates=2)
     keys = jax.random.split(jax.random.key(3), 2)
     train = make_train(config)
-    both, _ = jax.jit(jax.vmap(train, in_axes=(0, None)))(keys, params(2))
-    one, _ = jax.jit(train)(keys[1], params(2))
+    both, _ = engine_jit(jax.vmap(train, in_axes=(0, None)))(keys, params(2))
+    one, _ = engine_jit(train)(keys[1], params(2))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
     jax.tree.map(close, jax.tree.map(lambda v: v[1], both.weights), one.weights)

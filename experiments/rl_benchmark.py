@@ -1,0 +1,172 @@
+"""How fast the environment and the training of X-RLflow are.
+
+  python -m experiments.rl_benchmark --networks=bert,inceptionv3 --batches=1,16,128
+
+Printed for each network, folded and unfolded: environment steps per second of all environments
+together, with candidates drawn at random and with those of an untrained policy; training steps per
+second, updates included; and, apart from these, what compiling takes and the peak of memory. Each
+row is measured in a process of its own. --out gets rl_benchmark.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from experiments import children, models, targets
+from experiments.train import Config, params_of
+from xrl_jax.backends.lowerings import is_offered
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rl.decode import follow
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
+from xrl_jax.rl.features import observe
+from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
+from xrl_jax.rl.train import TrainConfig, training_of
+
+FLAGS = flags.FLAGS
+
+
+def by_chance(params: EnvParams, state: EnvState, key: jax.Array, n_steps: int) -> EnvState:
+    """So many random candidates in a row, the episode beginning anew where it ends."""
+
+    def one(state: EnvState, key: jax.Array) -> tuple[EnvState, None]:
+        to_act, to_step = jax.random.split(key)
+        logits = jnp.where(state.moves.valid, 0.0, -jnp.inf)
+        action = jax.random.categorical(to_act, jnp.append(logits, -10.0))
+        return step(to_step, state, action, params)[0], None
+
+    return jax.lax.scan(one, state, jax.random.split(key, n_steps))[0]
+
+
+def rate(fn: Callable[..., Any], *args: Any, n: int) -> tuple[float, float]:
+    """Steps per second, and seconds to compile."""
+    began = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    first = time.perf_counter() - began
+    began = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    seconds = time.perf_counter() - began
+    return n / seconds, max(first - seconds, 0.0)
+
+
+def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
+    """One row."""
+    rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
+    config = Config((network,), batch, 1, FLAGS.steps, 100, FLAGS.slots, 1e-3, 0, fold)
+    params = params_of(config, rules)
+    axes, keys = batch_axes(params), jax.random.split(jax.random.key(0), batch)
+    states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, params)
+    n = batch * FLAGS.steps
+    sizes = NetworkConfig(n_rules=len(rules.rules))
+    network_weights = PolicyNetwork(sizes).init(
+        jax.random.key(0),
+        jax.tree.map(lambda v: v[0], jax.vmap(observe, in_axes=(0, axes))(states, params)),
+    )
+    random_walk = engine_jit(
+        jax.vmap(lambda p, s, k: by_chance(p, s, k, FLAGS.steps), in_axes=(axes, 0, 0))
+    )
+    decode = engine_jit(
+        jax.vmap(
+            lambda w, p, s, k: follow(sizes, w, p, s, k, jnp.float32(1.0), FLAGS.steps)[0],
+            in_axes=(None, axes, 0, 0),
+        )
+    )
+    training = training_of(TrainConfig(network=sizes, updates=4, steps=FLAGS.steps))
+    chance, chance_compile = rate(random_walk, params, states, keys, n=n)
+    policy, policy_compile = rate(decode, network_weights, params, states, keys, n=n)
+    row: dict[str, Any] = {
+        "network": network,
+        "fold": fold,
+        "bucket": params.start.graph.nodes.op.shape[1],
+        "batch": batch,
+        "random": chance,
+        "policy": policy,
+        "compile_seconds": {"random": chance_compile, "policy": policy_compile},
+    }
+    if n % TrainConfig().minibatches == 0:
+        state = engine_jit(training.init)(jax.random.key(0), params)
+        row["training"], compiling = rate(engine_jit(training.update), state, params, n=n)
+        row["compile_seconds"]["training"] = compiling
+    return row
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The table."""
+    names = ("network", "bucket", "batch", "random", "policy", "training", "compiling, s", "GiB")
+    table = Table(*names, title="steps per second", title_justify="left")
+    for r in rows:
+        table.add_row(
+            r["network"] + (" folded" if r["fold"] else ""),
+            str(r["bucket"]),
+            str(r["batch"]),
+            *(f"{r[n]:,.0f}" if n in r else "-" for n in ("random", "policy", "training")),
+            " / ".join(f"{s:.0f}" for s in r["compile_seconds"].values()),
+            f"{r['peak_bytes'] / 2**30:.2f}",
+        )
+    Console(width=110).print(table)
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("networks", ["bert", "inceptionv3"], "Names of networks.")
+    flags.DEFINE_list("batches", ["1", "16", "128"], "Environments at once.")
+    flags.DEFINE_list("folds", ["1", "0"], "1 for folded networks, 0 for unfolded ones.")
+    flags.DEFINE_integer("steps", 16, "Steps of each environment that are timed.", lower_bound=1)
+    flags.DEFINE_integer("slots", 64, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_string("row", "", "For processes that this command starts: the one to measure.")
+    flags.DEFINE_string("out", "out/rl_benchmark", "Folder of the results.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags, 1 where a row failed."""
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        if len(argv) > 1:
+            raise targets.ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        targets.require_known("networks", FLAGS.networks, models.MODELS)
+        batches = [int(b) for b in FLAGS.batches]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    out = Path(FLAGS.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if FLAGS.row:
+        row = measure(FLAGS.networks[0], fold=FLAGS.folds == ["1"], batch=batches[0])
+        (out / FLAGS.row).write_text(json.dumps(row), encoding="utf-8")
+        return 0
+    rows, status = [], 0
+    for network, fold, batch in itertools.product(FLAGS.networks, FLAGS.folds, batches):
+        print(f"{network}, fold {fold}, batch {batch}", file=sys.stderr)
+        command = [sys.executable, "-m", "experiments.rl_benchmark", "--row=row.json"]
+        command += [f"--networks={network}", f"--folds={fold}", f"--batches={batch}"]
+        command += [f"--steps={FLAGS.steps}", f"--slots={FLAGS.slots}", f"--out={out}"]
+        ended = children.run(command, log=out / "log.txt")
+        if ended.interrupted:
+            break
+        if ended.status:
+            print(f"failed: see {out / 'log.txt'}", file=sys.stderr)
+            status = 1
+            continue
+        row = json.loads((out / "row.json").read_text(encoding="utf-8"))
+        rows.append({**row, "peak_bytes": ended.peak_bytes})
+    show(rows)
+    (out / "rl_benchmark.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

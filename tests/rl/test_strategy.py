@@ -1,0 +1,76 @@
+"""The search by a policy: where greedy search is caught, a trained policy goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.search.fakes import FakeOracle
+from tests.search.test_strategies import ENOUGH, KEY, exhausted_optimum, program, rules, run
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.env import EnvParams, start_of
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.strategy import by_policy
+from xrl_jax.rl.train import TrainConfig, make_train
+from xrl_jax.search.base import Budget, Problem, StopReason
+
+SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)
+
+
+@cache
+def trained() -> Policy:
+    """A policy trained on the network whose cheapest form lies behind a dearer one."""
+    oracle = FakeOracle()
+    run("taso", oracle=oracle)  # times all forms
+    start = start_of(program(), rules(), oracle.table())
+    batch = jax.tree.map(lambda v: jnp.repeat(v[None], 8, axis=0), start)
+    params = EnvParams(rules().table, oracle.table(), batch, horizon=12, slots=16)
+    config = TrainConfig(
+        network=SIZES, updates=40, steps=16, learning_rate=1e-2, gamma=0.97, entropy_weight=0.02
+    )
+    state, _ = engine_jit(make_train(config))(jax.random.key(0), params)
+    return Policy(SIZES, state.weights, tuple(r.name for r in rules().rules))
+
+
+def found(budget: Budget = ENOUGH, oracle: FakeOracle | None = None):
+    problem = Problem(program(), rules(), oracle or FakeOracle())
+    return by_policy(trained())(problem, budget, KEY)
+
+
+def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
+    best = exhausted_optimum()
+    assert run("greedy").best[0].seconds > 1.2 * best
+    result = found()
+    assert result.best[0].seconds == pytest.approx(best, rel=1e-3)
+    assert any(s.rule == "trap-in" for s in result.best[0].steps)  # 0.80 ms -> 0.82 -> 0.50
+
+
+def test_the_steps_tell_of_every_gain() -> None:
+    result = found()
+    gained = sum(s.gain for s in result.best[0].steps)
+    assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=0.2)
+    assert all(s.place.startswith("%") for s in result.best[0].steps)
+
+
+def test_what_the_most_probable_steps_give_is_among_what_is_tried() -> None:
+    """An untrained policy finds something, too: several rollouts draw."""
+    weights = jax.tree.map(jnp.zeros_like, trained().weights)
+    problem = Problem(program(), rules(), FakeOracle())
+    result = by_policy(dataclasses.replace(trained(), weights=weights))(problem, ENOUGH, KEY)
+    assert result.best[0].seconds < result.start_seconds
+    np.testing.assert_allclose(
+        result.best[0].program(*ARGS), program()(*ARGS), rtol=1e-4, atol=1e-5
+    )
+
+
+ARGS = tuple(jax.random.normal(jax.random.key(i), (6, 6)) for i in range(3))
+
+
+def test_it_stops_where_nothing_more_is_learned() -> None:
+    assert found().stop is StopReason.STALLED
