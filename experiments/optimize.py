@@ -179,14 +179,15 @@ def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
     return (*(name for name in names if name not in files), *loaded) or None
 
 
-def strategy_of(config: Config) -> Strategy:
+def search_of(config: Config) -> str | Strategy:
     """The search that was asked for; raises ValueError, and OSError for a policy's file."""
     if config.policy:
         from xrl_jax.rl.policy import load_policy
         from xrl_jax.rl.strategy import by_policy
 
         return by_policy(load_policy(config.policy))
-    return find_strategy(config.search)
+    find_strategy(config.search)  # an unknown name is found out now
+    return config.search
 
 
 def run(config: Config) -> Report:
@@ -196,7 +197,7 @@ def run(config: Config) -> Report:
       ConfigError, ValueError, OSError: what was asked for cannot be done; the message says why.
       KeyboardInterrupt: before there was anything to report.
     """
-    search = strategy_of(config)
+    search = search_of(config)
     rules = rules_of(config.rules)
     target = target_of(config)
     if config.out:  # a folder that cannot be made is found out now, not after the search

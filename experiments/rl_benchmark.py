@@ -65,7 +65,7 @@ def rate(fn: Callable[..., Any], *args: Any, n: int) -> tuple[float, float]:
 def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     """One row."""
     rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
-    config = Config((network,), batch, 1, FLAGS.steps, 100, FLAGS.slots, 1e-3, 0, fold)
+    config = Config((network,), batch, 1, FLAGS.steps, 100, FLAGS.slots, 1e-3, 0, fold, 1)
     params = params_of(config, rules)
     axes, keys = batch_axes(params), jax.random.split(jax.random.key(0), batch)
     states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, params)

@@ -42,7 +42,7 @@ from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import Metrics, TrainConfig, Training, TrainState, training_of
+from xrl_jax.rl.train import Metrics, TrainConfig, Training, TrainState, spread, training_of
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Config:
     learning_rate: float
     seed: int
     fold: bool
+    devices: int
 
     def __post_init__(self) -> None:
         targets.require_known("networks", self.networks, models.MODELS)
@@ -65,6 +66,8 @@ class Config:
             raise ConfigError(
                 f"--envs={self.envs} must be a multiple of the {len(self.networks)} networks"
             )
+        if self.envs % self.devices:
+            raise ConfigError(f"--envs={self.envs} must be a multiple of --devices={self.devices}")
 
 
 def program_of(name: str, *, fold: bool, seed: int) -> Program:
@@ -192,6 +195,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once in training.", lower_bound=1)
     flags.DEFINE_float("learning_rate", 3e-3, "Of Adam, at first.")
     flags.DEFINE_integer("seed", 0, "Seed of everything.")
+    flags.DEFINE_integer(
+        "devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1
+    )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.")
     flags.DEFINE_integer("save_every", 20, "Updates between checkpoints.", lower_bound=1)
     flags.DEFINE_string("out", "out/train", "Folder of the results.")
@@ -210,27 +216,31 @@ def main(argv: Sequence[str]) -> int:
         given["networks"] = tuple(values.networks)
         config = Config(**given)
         written = out / "config.json"
-        settings = json.dumps(dataclasses.asdict(config), indent=1)
-        if written.is_file() and written.read_text(encoding="utf-8") != settings:
+        chosen = json.dumps(dataclasses.asdict(config), indent=1)
+        if written.is_file() and written.read_text(encoding="utf-8") != chosen:
             raise ConfigError(
                 f"{out} holds a training with other flags (config.json): choose another --out, or "
                 "remove it"
             )
+        jax.config.update("jax_num_cpu_devices", config.devices)
+        if len(jax.devices()) < config.devices:
+            raise ConfigError(f"--devices={config.devices}: there are {len(jax.devices())} here")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
-    written.write_text(settings, encoding="utf-8")
+    written.write_text(chosen, encoding="utf-8")
     rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
     network = NetworkConfig(n_rules=len(rules.rules))
-    training = training_of(
-        TrainConfig(
-            network=network,
-            updates=config.updates,
-            steps=config.steps,
-            learning_rate=config.learning_rate,
-        )
+    settings = TrainConfig(
+        network=network,
+        updates=config.updates,
+        steps=config.steps,
+        learning_rate=config.learning_rate,
     )
+    training = training_of(settings)
+    if config.devices > 1:
+        training = spread(settings, jax.devices()[: config.devices])
     with persistent_cache(os.path.join(default_cache_dir(), "compiled")):
         params = params_of(config, rules)
         state = train(config, training, params, out, save_every=values.save_every)

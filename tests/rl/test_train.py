@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from xrl_jax.rl.env import EnvParams
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, make_train
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = TrainConfig(
     network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2),
     updates=30,
@@ -56,6 +60,7 @@ def test_the_same_key_gives_the_same_weights_bit_for_bit(trained) -> None:
     assert any(not np.array_equal(a, b) for a, b in leaves)
 
 
+@pytest.mark.slow
 def test_several_trainings_at_once_are_each_by_itself(trained) -> None:
     config = dataclasses.replace(CONFIG, updates=2)
     keys = jax.random.split(jax.random.key(3), 2)
@@ -64,3 +69,38 @@ def test_several_trainings_at_once_are_each_by_itself(trained) -> None:
     one, _ = engine_jit(train)(keys[1], params(2))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
     jax.tree.map(close, jax.tree.map(lambda v: v[1], both.weights), one.weights)
+
+
+TWO_DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import dataclasses, numpy as np
+from tests.rl.test_train import CONFIG, params
+from xrl_jax.rl.train import spread
+training = spread(dataclasses.replace(CONFIG, updates=2), jax.devices())
+init, update = jax.jit(training.init), jax.jit(training.update)
+
+def trained():
+    state = init(jax.random.key(0), params(4))
+    for _ in range(2):
+        state, metrics = update(state, params(4))
+    return state, metrics
+
+state, metrics = trained()
+assert metrics.best.shape == state.best.shape == (4,)
+assert len(state.envs.seconds.devices()) == 2
+for leaf in jax.tree.leaves(state.weights):  # every device has the same
+    one, other = (np.asarray(s.data) for s in leaf.addressable_shards)
+    np.testing.assert_array_equal(one, other)
+seconds = np.asarray(state.envs.seconds)
+assert len(set(seconds.tolist())) > 1  # and draws its own
+jax.tree.map(np.testing.assert_array_equal, trained()[0].weights, state.weights)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_environments_can_be_spread_over_devices() -> None:
+    command = [sys.executable, "-c", TWO_DEVICES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr

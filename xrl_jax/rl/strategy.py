@@ -31,8 +31,9 @@ from xrl_jax.search.walk import Phase, search_graphs
 
 _ROLLOUTS = 8  # at once: the first takes the most probable candidate, the others draw
 _AT_ONCE = 16  # steps between two looks at the clock
-_SLOTS = 256  # candidates that the policy sees; it was trained with fewer
+_SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
 _HORIZON = 128  # steps of a rollout, at most
+_AIMLESS = 2  # looks without a better state, after which all rollouts end
 _STALLED = 4  # rounds without a better state, after which a search ends
 _KEPT = 4  # states of a graph that are kept for timing whole programs
 
@@ -87,6 +88,7 @@ class _Decoder:
     config: NetworkConfig
     weights: Any
     problem: Problem
+    slots: int = _SLOTS[-1]
 
     def trails(self, run: Run, state: State, clock: Stopwatch, key: jax.Array) -> Trail:
         """What the rollouts do from a state: [B, T, ...]; shorter where the time runs out."""
@@ -99,16 +101,18 @@ class _Decoder:
             self.problem.oracle.table(),
             start,
             horizon=_HORIZON,
-            slots=_SLOTS,
+            slots=self.slots,
         )
         begin, steps = _following(self.config)
         to_begin, key = jax.random.split(key)
-        states, parts = begin(params, to_begin), []
+        states, parts, best = begin(params, to_begin), [], [state.seconds]
         for k in jax.random.split(key, _HORIZON // _AT_ONCE):
             states, trail = steps(self.weights, params, states, k)
             parts.append(jax.tree.map(np.asarray, trail))
             run.candidates += int(parts[-1].candidates.sum())
-            if run.out_of_budget(clock) or bool(jnp.all(states.done)):
+            best.append(min(best[-1], float(parts[-1].seconds.min())))
+            aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
+            if run.out_of_budget(clock) or aimless or bool(jnp.all(states.done)):
                 break
         return jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
 
@@ -125,6 +129,9 @@ def _search(
     """The best states of one graph that rollouts have met."""
     oracle, limit = run.problem.oracle, run.budget.measurements
     first = reached[0][0]
+    n = len(space.moves(first, oracle.table()).entry)
+    slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
+    decode = dataclasses.replace(decode, slots=slots)
     kept: dict[tuple[int, int], Reached] = {space.identity(first): (first, [])}
     since = 0
     while not run.out_of_budget(clock):

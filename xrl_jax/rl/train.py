@@ -6,14 +6,17 @@ for bit. `jax.vmap(train)(keys)` trains several at once.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from xrl_jax.rl import ppo
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, seconds_of, step
@@ -120,17 +123,29 @@ def make_train(
     return train
 
 
-def training_of(config: TrainConfig) -> Training:
-    """The pieces of which `make_train` is made, for those who want to look in between."""
+def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
+    """The pieces of which `make_train` is made, for those who want to look in between.
+
+    Args:
+      axis: of a mesh along which environments are spread, see `spread`; None for one device.
+    """
     network = PolicyNetwork(config.network)
     optimiser = _optimiser(config)
+
+    def mean(values: Any) -> Any:
+        """Over the devices."""
+        return values if axis is None else jax.lax.pmean(values, axis)
+
+    def own(key: jax.Array) -> jax.Array:
+        """A key of this device."""
+        return key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis))
 
     def see(envs: EnvState, params: EnvParams) -> Observation:
         return jax.vmap(observe, in_axes=(0, batch_axes(params)))(envs, params)
 
     def init(key: jax.Array, params: EnvParams) -> TrainState:
         key, of_envs, of_weights = jax.random.split(key, 3)
-        keys = jax.random.split(of_envs, _n_envs(params))
+        keys = jax.random.split(own(of_envs), _n_envs(params))
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
         weights = network.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)))
         best = envs.seconds / _first_seconds(params)
@@ -164,7 +179,7 @@ def training_of(config: TrainConfig) -> Training:
                 outcome.applied,
             )
 
-        key = jax.random.fold_in(state.key, 0)
+        key = own(jax.random.fold_in(state.key, 0))
         envs, moves = jax.lax.scan(one, state.envs, jax.random.split(key, config.steps))
         return envs, moves, evaluate(state.weights, see(envs, params)).value
 
@@ -196,6 +211,7 @@ def training_of(config: TrainConfig) -> Training:
             weights, optimiser_state, goes_on = carry
             part = jax.tree.map(lambda v: v[at], rows)
             (_, told), gradient = jax.value_and_grad(loss, has_aux=True)(weights, *part)
+            told, gradient = mean((told, gradient))
             goes_on &= told[2] < config.target_kl
             change, new_state = optimiser.update(gradient, optimiser_state, weights)
             new = optax.apply_updates(weights, change), new_state
@@ -204,25 +220,54 @@ def training_of(config: TrainConfig) -> Training:
             )
             return (weights, optimiser_state, goes_on), told
 
-        keys = jax.random.split(jax.random.fold_in(state.key, 1), config.epochs)
+        keys = jax.random.split(own(jax.random.fold_in(state.key, 1)), config.epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
         order = order.reshape(config.epochs * config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)
         (weights, optimiser_state, _), told = jax.lax.scan(minibatch, carry, order)
         best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / _first_seconds(params))
         metrics = Metrics(
-            ppo.mean_where(moves.reward, moves.counts) / config.reward_scale,
+            mean(ppo.mean_where(moves.reward, moves.counts)) / config.reward_scale,
             best,
             jnp.mean(told[1]),
             jnp.mean(told[0]),
             told[2][-1],
-            jnp.mean(moves.terminated),
-            jnp.mean(moves.applied),
+            mean(jnp.mean(moves.terminated)),
+            mean(jnp.mean(moves.applied)),
         )
         key = jax.random.fold_in(state.key, 2)
         return TrainState(weights, optimiser_state, envs, key, best), metrics
 
     return Training(init, update)
+
+
+def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
+    """A training whose environments are spread over devices; gradients are means over all of them,
+    and all have the same weights.
+
+    The number of environments has to be a multiple of that of the devices.
+    """
+    axis = "environments"
+    mesh = jax.sharding.Mesh(np.asarray(devices), (axis,))
+    training = training_of(config, axis=axis)
+    each, same = PartitionSpec(axis), PartitionSpec()
+    states = TrainState(same, same, each, same, each)  # type: ignore[arg-type]
+    metrics = Metrics(same, each, same, same, same, same, same)  # type: ignore[arg-type]
+
+    def over_devices(fn: Any, first: Any, out: Any) -> Any:
+        def call(given: Any, params: EnvParams) -> Any:
+            axes = batch_axes(params)
+            specs = dataclasses.replace(axes, table=same, costs=same, start=each, horizon=same)
+            return jax.shard_map(
+                fn, mesh=mesh, in_specs=(first, specs), out_specs=out, check_vma=False
+            )(given, params)
+
+        return call
+
+    return Training(
+        over_devices(training.init, same, states),
+        over_devices(training.update, states, (states, metrics)),
+    )
 
 
 def _optimiser(config: TrainConfig) -> optax.GradientTransformation:
