@@ -1,0 +1,87 @@
+"""The training command: its flags, its lines, and that it goes on after kill -9."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.targets import ConfigError
+from experiments.train import Config, plot, row_of
+from xrl_jax.rl.train import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = Config(
+    networks=("squeezenet", "bert"),
+    envs=4,
+    updates=10,
+    steps=8,
+    horizon=16,
+    slots=16,
+    learning_rate=1e-3,
+    seed=0,
+    fold=True,
+    devices=1,
+)
+METRICS = Metrics(
+    reward=jnp.float32(1.5),
+    best=jnp.array([0.75, 0.5, 1.0, 0.875]),
+    entropy=jnp.float32(2.0),
+    value_loss=jnp.float32(0.25),
+    kl=jnp.float32(0.0),
+    terminated=jnp.float32(0.125),
+    applied=jnp.float32(1.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"networks": ("bart",)}, "--networks: there is no bart .known: "),
+        ({"envs": 5}, "--envs=5 must be a multiple of the 2 networks"),
+        ({"envs": 6, "devices": 4}, "--envs=6 must be a multiple of --devices=4"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_line_has_the_best_of_each_network() -> None:
+    row = row_of(CONFIG, 3, 12.345, METRICS)
+    assert row["best"] == {"squeezenet": 0.5, "bert": 0.875}
+    assert (row["update"], row["env_steps"], row["seconds"]) == (3, 96, 12.35)
+    assert (row["reward"], row["entropy"], row["terminated"]) == (1.5, 2.0, 0.125)
+
+
+def test_the_curve_is_drawn(tmp_path: Path) -> None:
+    plot([row_of(CONFIG, n, n, METRICS) for n in (1, 2)], tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    def command(out: Path) -> list[str]:
+        words = ["--networks=squeezenet", "--updates=4", "--envs=4", "--steps=8", "--slots=16"]
+        words += ["--save_every=1", f"--out={out}"]
+        return [sys.executable, "-m", "experiments.train", *words]
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run(command(whole), cwd=ROOT, check=True, capture_output=True)
+    with subprocess.Popen(command(parts), cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        while not (parts / "checkpoints" / "2").is_dir():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert not (parts / "policy.msgpack").exists()
+    subprocess.run(command(parts), cwd=ROOT, check=True, capture_output=True)
+    assert (parts / "policy.msgpack").read_bytes() == (whole / "policy.msgpack").read_bytes()
+    rows = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    assert [r["update"] for r in rows] == [1, 2, 3, 4]
