@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.rl.env import EnvParams, EnvState, reset, step
+from xrl_jax.rl.env import EnvParams, EnvState, step
 from xrl_jax.rl.features import observe
 from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
 
@@ -23,11 +23,6 @@ class Trail(NamedTuple):
     rank: jax.Array  # [T] int32
     seconds: jax.Array  # [T] float32, after the step
     candidates: jax.Array  # [T] int32, how many there were to choose from
-
-
-def begin(params: EnvParams, key: jax.Array) -> EnvState:
-    """The state to decode from."""
-    return reset(key, params)
 
 
 def follow(

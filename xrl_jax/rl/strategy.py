@@ -37,9 +37,6 @@ _AIMLESS = 2  # looks without a better state, after which all rollouts end
 _STALLED = 4  # rounds without a better state, after which a search ends
 _KEPT = 4  # states of a graph that are kept for timing whole programs
 
-# State, trail and key of every rollout after some steps: (weights, params, state, key) -> ...
-Follow = Callable[[Any, EnvParams, EnvState, jax.Array], tuple[EnvState, Trail]]
-
 
 def by_policy(policy: Policy) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
     """A strategy that follows this policy."""
