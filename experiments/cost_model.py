@@ -27,7 +27,6 @@ from scipy.stats import spearmanr
 
 from experiments import models, targets
 from xrl_jax.backends.compile_cache import persistent_cache
-from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import constants_pay, program_job
 from xrl_jax.cost.store import STORE_FILE, TimingStore
@@ -35,7 +34,7 @@ from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.search.base import assemble, predicted
 from xrl_jax.search.descend import measure_state
@@ -168,7 +167,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     out = Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
+    rules = compile_rules(offered(standard_rules()))
     fits: list[Fit] = []
     with (
         TimingStore(out / STORE_FILE) as store,

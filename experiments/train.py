@@ -30,14 +30,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from experiments import models, targets
 from experiments.targets import ConfigError
 from xrl_jax.backends.compile_cache import persistent_cache
-from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.store import default_cache_dir
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import bucket_for, n_live
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
@@ -68,6 +67,12 @@ class Config:
             )
         if self.envs % self.devices:
             raise ConfigError(f"--envs={self.envs} must be a multiple of --devices={self.devices}")
+        parts = TrainConfig().minibatches
+        if self.envs // self.devices * self.steps % parts:
+            raise ConfigError(
+                f"--steps={self.steps} times the environments of a device must be a multiple of "
+                f"{parts}, the minibatches"
+            )
 
 
 def program_of(name: str, *, fold: bool, seed: int) -> Program:
@@ -104,6 +109,9 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def save(self, update: int, state: TrainState) -> None:
+        """Keep the state after so many updates, if that is not kept already."""
+        if self._manager.latest_step() == update:
+            return
         self._manager.save(update, args=ocp.args.StandardSave(_plain(state)))
         self._manager.wait_until_finished()
 
@@ -120,7 +128,7 @@ class Checkpoints:
 
 
 def row_of(config: Config, update: int, seconds: float, metrics: Metrics) -> dict[str, Any]:
-    """A line of metrics.jsonl."""
+    """A line of metrics.jsonl; `seconds` since the first update began, compiling it included."""
     best = np.asarray(metrics.best).reshape(len(config.networks), -1)
     names = ("reward", "entropy", "value_loss", "kl", "terminated", "applied")
     return {
@@ -152,8 +160,12 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def train(
     config: Config, training: Training, params: EnvParams, out: Path, *, save_every: int
-) -> TrainState:
-    """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`."""
+) -> tuple[TrainState, int]:
+    """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`.
+
+    Returns:
+      The last state, and how many updates led to it.
+    """
     init, update = engine_jit(training.init), engine_jit(training.update)
     print("compiling", file=sys.stderr)
     checkpoints = Checkpoints(out / "checkpoints")
@@ -169,8 +181,8 @@ def train(
         with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("training", total=config.updates, completed=done)
             while done < config.updates:
-                state, metrics = jax.block_until_ready(update(state, params))
-                done += 1
+                after, metrics = jax.block_until_ready(update(state, params))
+                state, done = after, done + 1
                 rows.append(row_of(config, done, before + time.monotonic() - began, metrics))
                 with lines.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
@@ -183,7 +195,7 @@ def train(
         checkpoints.save(done, state)
     if rows:
         plot(rows, out / "curve.png")
-    return state
+    return state, done
 
 
 def define_flags() -> None:
@@ -230,7 +242,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     out.mkdir(parents=True, exist_ok=True)
     written.write_text(chosen, encoding="utf-8")
-    rules = compile_rules([r for r in standard_rules() if all(map(is_offered, r.forms))])
+    rules = compile_rules(offered(standard_rules()))
     network = NetworkConfig(n_rules=len(rules.rules))
     settings = TrainConfig(
         network=network,
@@ -243,8 +255,8 @@ def main(argv: Sequence[str]) -> int:
         training = spread(settings, jax.devices()[: config.devices])
     with persistent_cache(os.path.join(default_cache_dir(), "compiled")):
         params = params_of(config, rules)
-        state = train(config, training, params, out, save_every=values.save_every)
-    trained = f"{', '.join(config.networks)}: {config.updates} updates of "
+        state, done = train(config, training, params, out, save_every=values.save_every)
+    trained = f"{', '.join(config.networks)}: {done} updates of "
     trained += f"{config.envs * config.steps} steps, seed {config.seed}"
     names = tuple(r.name for r in rules.rules)
     Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")

@@ -11,7 +11,6 @@ import jax
 from xrl_jax.backends.baselines import CLOSED_OVER
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.settle import settle
@@ -22,7 +21,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program, flatten_args
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
-from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.rewrite.library import offered, select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rewrite.verify import require_verified
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
@@ -81,7 +80,7 @@ def optimize(
     chosen = select_rules(library, rules)
     program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     require_verified(chosen, library)
-    rule_table = compile_rules([r for r in chosen if all(map(is_offered, r.forms))])
+    rule_table = compile_rules(offered(chosen))
     arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir

@@ -163,6 +163,8 @@ def test_rules_may_come_from_a_file(calls: list[Any], tmp_path: Path) -> None:
         ({"search": "tasso"}, "there is no search 'tasso'.*taso"),
         ({"budget_seconds": -1.0}, "Budget.seconds must be positive, got -1.0"),
         ({"rules": ("none.rules",)}, "none.rules"),
+        ({"policy": "p"}, "--policy is for --search=xrlflow only"),
+        ({"policy": "none.msgpack", "search": "xrlflow"}, "none.msgpack"),
     ],
 )
 def test_bad_values_are_refused_before_any_work(

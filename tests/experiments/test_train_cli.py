@@ -46,6 +46,10 @@ METRICS = Metrics(
     [
         ({"networks": ("bart",)}, "--networks: there is no bart .known: "),
         ({"envs": 5}, "--envs=5 must be a multiple of the 2 networks"),
+        (
+            {"envs": 2, "steps": 1},
+            "--steps=1 times the environments of a device must be",
+        ),
         ({"envs": 6, "devices": 4}, "--envs=6 must be a multiple of --devices=4"),
     ],
 )

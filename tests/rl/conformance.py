@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.cost.model import price
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import is_acyclic
 from xrl_jax.graph.program import Program
@@ -49,6 +50,8 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         assert bool(after.done) == ended and not (outcome.terminated & outcome.truncated)
         assert bool(outcome.counts) != bool(before.done)
         assert bool(is_acyclic(after.graph))
+        whole = price(params.costs, after.graph)[0].nodes.cost  # as if nothing were known before
+        np.testing.assert_allclose(after.graph.nodes.cost, whole, rtol=1e-5)
         entries = np.asarray(after.moves.entry)
         assert np.isfinite(after.moves.seconds).all()
         assert (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.search.fakes import FakeOracle
-from tests.search.test_strategies import ENOUGH, KEY, exhausted_optimum, program, rules, run
+from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
@@ -58,8 +58,7 @@ def test_the_steps_tell_of_every_gain() -> None:
     assert all(s.place.startswith("%") for s in result.best[0].steps)
 
 
-def test_what_the_most_probable_steps_give_is_among_what_is_tried() -> None:
-    """An untrained policy finds something, too: several rollouts draw."""
+def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
     weights = jax.tree.map(jnp.zeros_like, trained().weights)
     problem = Problem(program(), rules(), FakeOracle())
     result = by_policy(dataclasses.replace(trained(), weights=weights))(problem, ENOUGH, KEY)
@@ -67,9 +66,6 @@ def test_what_the_most_probable_steps_give_is_among_what_is_tried() -> None:
     np.testing.assert_allclose(
         result.best[0].program(*ARGS), program()(*ARGS), rtol=1e-4, atol=1e-5
     )
-
-
-ARGS = tuple(jax.random.normal(jax.random.key(i), (6, 6)) for i in range(3))
 
 
 def test_it_stops_where_nothing_more_is_learned() -> None:

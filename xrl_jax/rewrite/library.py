@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from xrl_jax.backends.lowerings import is_offered
 from xrl_jax.rewrite.rule import Macros, Rule, parse_rules
 from xrl_jax.rewrite.sexpr import RuleError
 
@@ -84,6 +85,11 @@ def _distinct(rules: Sequence[Rule]) -> None:
 def standard_rules() -> tuple[Rule, ...]:
     """All rules that come with the project; each is verified by the tests (see `verify`)."""
     return load_rules(rules_folder())
+
+
+def offered(rules: Iterable[Rule]) -> list[Rule]:
+    """The rules all of whose forms are worth a trial on this machine."""
+    return [r for r in rules if all(map(is_offered, r.forms))]
 
 
 def select_rules(

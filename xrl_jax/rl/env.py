@@ -48,6 +48,7 @@ class Start(NamedTuple):
     masks: jax.Array  # [N, W] where rules match
     owner: jax.Array  # [N] int32, which graph of the program a node belongs to
     counts: jax.Array  # [N] float32, how often each graph of the program runs; 0 beyond the last
+    seconds: jax.Array  # float32, predicted for one run of the program
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +123,8 @@ def _start(
     table: RuleTable, costs: CostTable, graph: TensorGraph, owner: jax.Array, counts: jax.Array
 ) -> Start:
     graph = roofline.priced(costs, graph_lib.remove_dead(graph))
-    return Start(graph, match.match(table, graph), owner, counts)
+    seconds = seconds_of(graph, owner, counts)
+    return Start(graph, match.match(table, graph), owner, counts, seconds)
 
 
 def batch_axes(params: EnvParams) -> Any:
@@ -132,13 +134,13 @@ def batch_axes(params: EnvParams) -> Any:
 
 def reset(key: jax.Array, params: EnvParams) -> EnvState:
     """The first state of an episode."""
-    graph, masks, owner, counts = params.start
+    graph, masks, owner, _, seconds = params.start
     return EnvState(
         graph,
         masks,
         owner,
         _moves(key, graph, masks, owner, params),
-        seconds_of(graph, owner, counts),
+        seconds,
         jnp.int32(0),
         jnp.bool_(False),
     )
@@ -169,7 +171,6 @@ def step(
         (graph, masks, owner),
     )
     seconds = seconds_of(graph, owner, params.start.counts)
-    first = seconds_of(params.start.graph, params.start.owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + 1)
     terminated, truncated = no_op & ~begin, (t >= params.horizon) & ~no_op
     after = EnvState(
@@ -181,7 +182,7 @@ def step(
         t,
         terminated | truncated,
     )
-    reward = jnp.where(begin, 0.0, 100.0 * (state.seconds - seconds) / first)
+    reward = jnp.where(begin, 0.0, 100.0 * (state.seconds - seconds) / params.start.seconds)
     return after, Outcome(reward, terminated, truncated, ~begin, made.ok)
 
 

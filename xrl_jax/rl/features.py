@@ -11,16 +11,12 @@ import numpy as np
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import args_of
-from xrl_jax.rl.env import EnvParams, EnvState, seconds_of
+from xrl_jax.rl.env import EnvParams, EnvState
 
 # Every operator in every form it can be computed in has a code of its own.
-_N_FORMS = [max(len(LOWERINGS.get(name, ())), 1) for name in ops.OP_NAMES]
-_FIRST_FORM = np.cumsum([0, *_N_FORMS[:-1]])
-FORM_NAMES = tuple(
-    f"{op} {form}"
-    for op in ops.OP_NAMES
-    for form in ([f.name for f in LOWERINGS.get(op, ())] or ["plain"])
-)
+_FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
+_FIRST_FORM = np.cumsum([0, *map(len, _FORMS[:-1])])
+FORM_NAMES = tuple(f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _FORMS, strict=True) for n in ns)
 N_FORMS = len(FORM_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
@@ -59,7 +55,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     run; of candidates their rule, what they make, and what that is predicted to save.
     """
     f, start = state.graph.nodes, params.start
-    first = seconds_of(start.graph, start.owner, start.counts)
+    first = start.seconds
     live = f.op != ops.HOLE
     counts = start.counts[state.owner]
     share = f.cost * counts / first

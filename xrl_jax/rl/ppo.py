@@ -50,6 +50,11 @@ def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, epsilon: float) ->
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
+def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+    """Logarithm of the probability of one action under logits [K]."""
+    return jax.nn.log_softmax(logits)[action]
+
+
 def entropy(logits: jax.Array) -> jax.Array:
     """Entropy in nats of a distribution [K] given by logits, of which some may be masked."""
     log_probs = jax.nn.log_softmax(logits)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph import ops
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.decode import Trail, follow
 from xrl_jax.rl.env import EnvParams, EnvState, Start, reset
@@ -26,7 +25,7 @@ from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
 from xrl_jax.search.descend import measure_state
-from xrl_jax.search.states import Space, State
+from xrl_jax.search.states import Space, State, place_text
 from xrl_jax.search.walk import Phase, search_graphs
 
 _ROLLOUTS = 8  # at once: the first takes the most probable candidate, the others draw
@@ -91,7 +90,11 @@ class _Decoder:
         """What the rollouts do from a state: [B, T, ...]; shorter where the time runs out."""
         n = state.graph.nodes.op.shape[0]
         start = Start(
-            state.graph, state.masks, jnp.zeros(n, jnp.int32), jnp.zeros(n).at[0].set(1.0)
+            state.graph,
+            state.masks,
+            jnp.zeros(n, jnp.int32),
+            jnp.zeros(n).at[0].set(1.0),
+            jnp.float32(state.seconds),
         )
         params = EnvParams(
             self.problem.rules.table,
@@ -137,13 +140,12 @@ def _search(
         trail = decode.trails(run, start, clock, now)
         state, steps = _rebuilt(space, start, oracle.table(), trail, index)
         learned = measure_state(oracle, state, clock, limit)
-        before = _best(space, kept, oracle.table())
-        kept[space.identity(state)] = (state, steps)
-        ranked = _ranked(space, kept, oracle.table())
-        kept = dict(ranked[:_KEPT])
-        run.keep(index, [r for _, r in ranked[:_KEPT]])
+        now_kept = {**kept, space.identity(state): (state, steps)}
+        ranked = _ranked(space, now_kept, oracle.table())[:_KEPT]
+        since = 0 if learned or ranked[0][0] not in kept else since + 1
+        kept = dict(ranked)
+        run.keep(index, [r for _, r in ranked])
         run.report("xrlflow")
-        since = 0 if learned or ranked[0][1][0].seconds < before * (1 - 1e-6) else since + 1
         if since >= _STALLED:
             run.stalled()
             break
@@ -162,16 +164,17 @@ def _rebuilt(space: Space, start: State, costs: Any, trail: Trail, index: int) -
     state, _ = space.steps(start, costs, moves)
     seconds = [start.seconds, *(float(trail.seconds[row, t]) for t in at)]
     steps = [
-        Step(index, space.rule_name(move[0]), _place(trail, row, t, move[1]), before - after)
-        for t, move, before, after in zip(at, moves, seconds[:-1], seconds[1:], strict=True)
+        Step(
+            index,
+            space.rule_name(entry),
+            place_text(root, *(np.asarray(f)[row, t] for f in (trail.op, trail.shape, trail.rank))),
+            before - after,
+        )
+        for t, (entry, root, _), before, after in zip(
+            at, moves, seconds[:-1], seconds[1:], strict=True
+        )
     ]
     return state, steps
-
-
-def _place(trail: Trail, row: int, t: int, root: int) -> str:
-    """A short text of the node a candidate is anchored at."""
-    shape = trail.shape[row, t][: trail.rank[row, t]]
-    return f"%{root} {ops.OP_NAMES[int(trail.op[row, t])]}[{','.join(str(d) for d in shape)}]"
 
 
 def _ranked(
@@ -180,7 +183,3 @@ def _ranked(
     """What is kept, under these costs, the best first."""
     now = [(i, (space.reprice(state, costs), steps)) for i, (state, steps) in kept.items()]
     return sorted(now, key=lambda each: each[1][0].seconds)
-
-
-def _best(space: Space, kept: dict[tuple[int, int], Reached], costs: Any) -> float:
-    return _ranked(space, kept, costs)[0][1][0].seconds

@@ -1,7 +1,7 @@
-"""Training a policy with PPO: `make_train(config, params)(key)` is one jitted scan.
+"""Training a policy with PPO: `make_train(config)(key, params)` is one scan, to be jitted.
 
 Everything is a function of the key: the same key and the same costs give the same parameters, bit
-for bit. `jax.vmap(train)(keys)` trains several at once.
+for bit. `jax.vmap(train, in_axes=(0, None))(keys, params)` trains several at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from xrl_jax.rl import ppo
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, seconds_of, step
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 
@@ -148,7 +148,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         keys = jax.random.split(own(of_envs), _n_envs(params))
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
         weights = network.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)))
-        best = envs.seconds / _first_seconds(params)
+        best = jnp.ones_like(envs.seconds)
         return TrainState(weights, optimiser.init(weights), envs, key, best)
 
     def evaluate(weights: Any, seen: Observation) -> Output:
@@ -163,7 +163,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
             seen = see(envs, params)
             logits, value = evaluate(state.weights, seen)
             action = jax.random.categorical(to_act, logits)
-            log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1)[:, 0]
+            log_prob = jax.vmap(ppo.log_prob)(logits, action)
             after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
             return after, Transition(
                 seen,
@@ -187,8 +187,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         logits, value = evaluate(weights, batch.seen)
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.action[:, None], 1)[:, 0]
-        ratio = jnp.exp(log_prob - batch.log_prob)
+        ratio = jnp.exp(jax.vmap(ppo.log_prob)(logits, batch.action) - batch.log_prob)
         gain = ppo.clipped_surrogate(ratio, ppo.normalised(advantage, batch.counts), config.clip)
         value_loss = 0.5 * ppo.mean_where((value - target) ** 2, batch.counts)
         entropy = ppo.mean_where(jax.vmap(ppo.entropy)(logits), batch.counts)
@@ -225,7 +224,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         order = order.reshape(config.epochs * config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)
         (weights, optimiser_state, _), told = jax.lax.scan(minibatch, carry, order)
-        best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / _first_seconds(params))
+        best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / params.start.seconds)
         metrics = Metrics(
             mean(ppo.mean_where(moves.reward, moves.counts)) / config.reward_scale,
             best,
@@ -278,9 +277,3 @@ def _optimiser(config: TrainConfig) -> optax.GradientTransformation:
 
 def _n_envs(params: EnvParams) -> int:
     return params.start.counts.shape[0]
-
-
-def _first_seconds(params: EnvParams) -> jax.Array:
-    """Of the first state of each environment, [B]."""
-    start = params.start
-    return jax.vmap(seconds_of)(start.graph, start.owner, start.counts)

@@ -145,6 +145,11 @@ def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> 
         space.steps(state, costs, [nothing])
 
 
+def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -> str:
+    """A short text of a node: its slot, operator and shape."""
+    return f"%{slot} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"
+
+
 @dataclass
 class Space:
     """The space of rewritings of one graph under a rule table."""
@@ -270,5 +275,4 @@ class Space:
     def place(self, state: State, root: int) -> str:
         """A short text of the node a candidate is anchored at."""
         nodes = state.graph.nodes
-        op, rank, shape = (np.asarray(f)[root] for f in (nodes.op, nodes.rank, nodes.shape))
-        return f"%{root} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"
+        return place_text(root, *(np.asarray(f)[root] for f in (nodes.op, nodes.shape, nodes.rank)))
