@@ -139,6 +139,7 @@ def optimize(
             options=settled.options,
             report=report,
             close_over=settled.close_over,
+            traced_program=program if settled.traced_speedup == 1.0 else None,
         )
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = settled.baseline.startswith(CLOSED_OVER)

@@ -190,6 +190,16 @@ def test_jit_vmap_and_concrete_arguments_inside_a_trace(fast: Fast) -> None:
     same(jax.jit(lambda x: x + fast(W, X)["out"].sum())(X), X + dense(W, X)["out"].sum())
 
 
+def test_where_weights_are_traced_another_program_may_run() -> None:
+    def other(w, x):
+        return {"out": dense(w, x)["out"] + 10.0}
+
+    fast = make(dense, W, X, weights=(0,), traced_program=from_jax(other, W, X, weights=(0,)))
+    same(fast(W, X), dense(W, X))
+    same(jax.jit(lambda x: fast(W, x))(X), dense(W, X))
+    same(jax.jit(fast)(W, X), other(W, X))
+
+
 def test_gradients_by_inputs_weights_and_both(fast: Fast) -> None:
     for argnums in (0, 1, (0, 1)):
         same(jax.grad(loss(fast), argnums)(W, X), jax.grad(loss(dense), argnums)(W, X))

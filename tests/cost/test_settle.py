@@ -12,7 +12,7 @@ import pytest
 from xrl_jax.backends.baselines import AS_ARGUMENTS, CLOSED_OVER
 from xrl_jax.cost import settle as lib
 from xrl_jax.cost.programs import Timed
-from xrl_jax.cost.settle import CONTROL, OPTIMISED, ORIGINAL, concrete, samples, settle
+from xrl_jax.cost.settle import CONTROL, OPTIMISED, ORIGINAL, UNPREPARED, concrete, samples, settle
 from xrl_jax.cost.timing import Comparison, Timing, warm_up
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
@@ -83,6 +83,17 @@ def test_right_and_faster_is_used(times):
     assert found.baseline == CLOSED_OVER  # the strongest
     assert found.speedup.value == pytest.approx(2.0)
     assert set(found.baselines) == {AS_ARGUMENTS, CLOSED_OVER}
+
+
+def test_where_weights_are_traced_the_faster_one_without_preparing_them_runs(times):
+    faster = {AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5, UNPREPARED: 1.6}
+    times(seconds=faster)
+    assert settled([finalist()]).traced_speedup == pytest.approx(1.25)  # over jit of arguments
+    times(seconds={**faster, UNPREPARED: 2.4})
+    found = settled([finalist()])
+    assert found.used and found.traced_speedup == 1.0
+    no_weights = from_jax(fn, W, X)
+    assert settled([finalist(no_weights)], no_weights).unprepared is None
 
 
 def test_slower_is_not_used(times):

@@ -30,6 +30,7 @@ def small_report(**changes: Any) -> Report:
         optimized=Timing(0.004, 0.0039, 0.00425, repeats=20),
         speedup=2.0,
         interval=(1.9, 2.125),
+        traced_speedup=1.25,
         noise_interval=(0.994, 1.007),
         max_error=3e-6,
         reference_error=1.5e-6,

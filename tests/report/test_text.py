@@ -25,6 +25,7 @@ time per call
   the cost model predicted 7.50 ms before, 3.75 ms after
 
 errors against float64: original 1.5e-06, optimised 3.0e-06, allowed 6.0e-06
+where weights are traced, as inside another jit: 1.25 times as fast
 memory added by prepared weights: 3.00 MiB
 calls to break even: 15,000
 

@@ -67,6 +67,8 @@ class Fast:
       another jit. report: whatever tells of the optimisation.
       close_over: make the prepared weights compile-time constants; other weights then compile anew.
       max_bytes: bound for the memory that prepared weights may add; None for no bound.
+      traced_program: what runs where weights are traced (arguments of a surrounding jit, a
+        derivative by them), so that no work on them is done beforehand; None for `program`.
 
     Attributes:
       program, report, options: as given.
@@ -82,6 +84,7 @@ class Fast:
         report: Any = None,
         close_over: bool = False,
         max_bytes: int | None = None,
+        traced_program: Program | None = None,
     ) -> None:
         self.program = program
         self.baseline = fn
@@ -89,6 +92,7 @@ class Fast:
         self.report = report
         self._close_over = close_over
         self._max_bytes = max_bytes
+        self._traced_program = traced_program
         self._lock = threading.RLock()
         self._kept: _Kept | None = None
         self._warned = False
@@ -113,7 +117,7 @@ class Fast:
             with take_current_trace():  # arrays only: nothing to stage, even inside a trace
                 flat = self._keep(weights).run(inputs)
         elif any(isinstance(w, Tracer) for w in weights):
-            flat = self._with_derivative(self._flat)(*leaves)
+            flat = self._with_derivative(self._unprepared)(*leaves)
         else:
             with take_current_trace():
                 values = self._keep(weights).values
@@ -193,6 +197,11 @@ class Fast:
     def _flat(self, *leaves: Any) -> list[Any]:
         """The program, nothing hoisted."""
         return evaluate(self.program, 0, leaves)
+
+    def _unprepared(self, *leaves: Any) -> list[Any]:
+        """The same, by what is fastest that way."""
+        program = self._traced_program
+        return self._flat(*leaves) if program is None else evaluate(program, 0, leaves)
 
     @functools.cached_property
     def _hoisted(self) -> Hoisted:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.backends.accuracy import Accuracy, assess
-from xrl_jax.backends.baselines import baselines, flat_original
+from xrl_jax.backends.baselines import AS_ARGUMENTS, baselines, compiled, flat_original
 from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.xla import evaluate
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
@@ -21,6 +22,7 @@ from xrl_jax.graph.program import Program, unflatten_args
 OPTIMISED = "optimised"
 CONTROL = "A/A control"
 ORIGINAL = "the original in the timing worker"
+UNPREPARED = "optimised, weights not prepared"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Settled:
       optimised: timing of the candidate.
       speedup: strongest baseline / candidate.
       noise: strongest baseline / itself compiled again.
+      unprepared: the original / the candidate, weights being arguments of both, as where they are
+        traced; None where there are none, or this was not timed.
       weight_bytes_added: by prepared weights.
       close_over: whether prepared weights are constants of the compiled code.
     """
@@ -53,8 +57,17 @@ class Settled:
     optimised: Timing
     speedup: Ratio
     noise: Ratio
+    unprepared: Ratio | None
     weight_bytes_added: int
     close_over: bool
+
+    @property
+    def traced_speedup(self) -> float:
+        """Of what runs where weights are traced; 1 where that is the original."""
+        if not self.used:
+            return 1.0
+        ratio = self.speedup if self.unprepared is None else self.unprepared
+        return ratio.value if ratio.low > 1.0 else 1.0
 
 
 def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
@@ -169,6 +182,7 @@ def settle(
         timed.optimised,
         speedup,
         noise,
+        timed.unprepared,
         added,
         close_over,
     )
@@ -183,6 +197,7 @@ class _InTurn(NamedTuple):
     speedup: Ratio  # the strongest form / the candidate
     noise: Ratio
     gain: Ratio  # the strongest form without our compile options / the candidate
+    unprepared: Ratio | None = None  # weights as arguments: the original / the candidate
 
 
 def _unknown(reason: str) -> Accuracy:
@@ -237,6 +252,9 @@ def _time_in_turn(
     entrants[CONTROL] = baselines(program, leaves)[strongest]
     args, kwargs = unflatten_args(program.in_tree, leaves)
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
+    if any(program.weights):
+        # Inside another jit our compile options are lost.
+        entrants[UNPREPARED] = compiled(lambda *flat: evaluate(fast.program, 0, flat), leaves)
     comparison = compare(
         entrants,
         seconds=seconds,
@@ -245,7 +263,8 @@ def _time_in_turn(
         seed=seed,
         progress=lambda *_: raise_lost_ctrl_c(),
     )
-    rivals = {n: t for n, t in comparison.timings.items() if n not in (CONTROL, OPTIMISED)}
+    ours = (CONTROL, OPTIMISED, UNPREPARED)
+    rivals = {n: t for n, t in comparison.timings.items() if n not in ours}
     baseline = min(rivals, key=lambda n: rivals[n].seconds)
     noise = comparison.ratio(strongest, CONTROL)
     optimised = comparison.timings[OPTIMISED]
@@ -253,7 +272,16 @@ def _time_in_turn(
     speedup = comparison.ratio(baseline, OPTIMISED) if optimised.ok else none
     plain = min(forms, key=lambda n: comparison.timings[n].seconds)
     gain = comparison.ratio(plain, OPTIMISED) if optimised.ok else none
-    return _InTurn(rivals, baseline, optimised, speedup, noise, gain)
+    unprepared = comparison.timings.get(UNPREPARED)
+    return _InTurn(
+        rivals,
+        baseline,
+        optimised,
+        speedup,
+        noise,
+        gain,
+        comparison.ratio(AS_ARGUMENTS, UNPREPARED) if unprepared and unprepared.ok else None,
+    )
 
 
 def flat_call(fast: Fast) -> Callable[..., list[Any]]:

@@ -50,6 +50,7 @@ def make_report(
         optimized=settled.optimised,
         speedup=speedup.value if settled.used else 1.0,
         interval=(speedup.low, speedup.high) if settled.used else (1.0, 1.0),
+        traced_speedup=settled.traced_speedup,
         noise_interval=(settled.noise.low, settled.noise.high),
         max_error=settled.accuracy.error,
         reference_error=settled.accuracy.original_error,

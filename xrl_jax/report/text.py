@@ -49,6 +49,9 @@ class Report:
       optimized: timing of the best program found, whether it is returned or not.
       speedup: of what is returned over the strongest baseline; 1 where that is the original.
       interval: 95 % interval of `speedup`.
+      traced_speedup: of what runs where weights are traced (arguments of a surrounding jit, a
+        derivative by them), so that nothing is prepared, over jit with weights as arguments; 1
+        where that is the original.
       noise_interval: the same for a function against itself (an A/A control).
       max_error: of the optimised function.
       reference_error: of the original.
@@ -84,6 +87,7 @@ class Report:
     optimized: Timing
     speedup: float
     interval: tuple[float, float]
+    traced_speedup: float
     noise_interval: tuple[float, float]
     max_error: float
     reference_error: float
@@ -203,7 +207,8 @@ _READ: dict[str, Any] = {
     **dict.fromkeys(("reason", "reference", "baseline_name"), str),
     **dict.fromkeys(("weight_bytes_added", "nodes_before", "nodes_after"), int),
     **dict.fromkeys(("candidates", "measurements", "from_store", "failures"), int),
-    **dict.fromkeys(("speedup", "max_error", "reference_error", "tolerance"), _float),
+    **dict.fromkeys(("speedup", "traced_speedup"), _float),
+    **dict.fromkeys(("max_error", "reference_error", "tolerance"), _float),
     **dict.fromkeys(("predicted_ms_before", "predicted_ms_after"), _float),
     **dict.fromkeys(("compile_seconds", "measure_seconds"), _float),
     **dict.fromkeys(("search_seconds", "total_seconds"), _float),
@@ -242,6 +247,12 @@ def _lines(r: Report) -> Iterator[str]:
         f"errors against {reference}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
+    if r.used == "optimized":
+        faster = f"{r.traced_speedup:.2f} times as fast"
+        yield (
+            "where weights are traced, as inside another jit: "
+            f"{faster if r.traced_speedup > 1.0 else 'the original runs'}"
+        )
     yield f"memory added by prepared weights: {bytes_text(r.weight_bytes_added)}"
     calls = r.break_even_calls
     yield f"calls to break even: {'never' if calls is None else count_text(calls)}"
