@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import children, models, targets
-from experiments.train import Config, params_of
+from experiments.train import params_of, program_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
@@ -80,8 +80,8 @@ def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float
 def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     """One row."""
     rules = compile_rules(offered(standard_rules()))
-    config = Config((network,), batch, 1, FLAGS.steps, 100, FLAGS.slots, 1e-3, 0, fold, 1)
-    params = params_of(config, rules)
+    program = program_of(network, fold=fold, seed=0)
+    params = params_of([program], rules, envs=batch, slots=FLAGS.slots)
     axes, keys = batch_axes(params), jax.random.split(jax.random.key(0), batch)
     states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, params)
     n = batch * FLAGS.steps

@@ -1,6 +1,10 @@
-"""Train X-RLflow's policy with PPO on networks, with predicted times as the reward.
+"""Train X-RLflow's policy with PPO on networks, with predicted or measured times as the reward.
 
   python -m experiments.train --networks=squeezenet,bert --updates=200 --seed=0
+  python -m experiments.train --networks=squeezenet --reward=measured --model_updates=150
+
+--reward=measured times the program of every environment each --interval steps and where an episode
+ends, after --model_updates updates on predictions; the timings are kept and not made twice.
 
 All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
 (what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, curve.png, and a checkpoint
@@ -10,12 +14,13 @@ and ends with the same weights, bit for bit. Ctrl-C keeps what was learned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +36,9 @@ from experiments import models, targets
 from experiments.targets import ConfigError
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.cost import calibration, roofline
-from xrl_jax.cost.store import default_cache_dir
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
+from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import bucket_for, n_live
@@ -39,6 +46,7 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.train import Metrics, TrainConfig, Training, TrainState, spread, training_of
@@ -58,8 +66,18 @@ class Config:
     seed: int
     fold: bool
     devices: int
+    reward: str
+    model_updates: int
+    interval: int
+    noise: float
 
     def __post_init__(self) -> None:
+        if self.reward == "measured" and self.devices > 1:
+            raise ConfigError("--reward=measured is for one device: timings disturb each other")
+        if self.reward == "measured" and self.steps % self.interval:
+            raise ConfigError(
+                f"--steps={self.steps} must be a multiple of --interval={self.interval}"
+            )
         targets.require_known("networks", self.networks, models.MODELS)
         if self.envs % len(self.networks):
             raise ConfigError(
@@ -81,19 +99,30 @@ def program_of(name: str, *, fold: bool, seed: int) -> Program:
     return from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
 
 
-def params_of(config: Config, rules: CompiledRules) -> EnvParams:
-    """Environments of all networks in one bucket, under a table that knows no timings yet: what
-    forms take is what they usually take on this kind of machine.
+def programs_of(config: Config) -> list[Program]:
+    """The networks at their full sizes."""
+    return [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
+
+
+def params_of(
+    programs: Sequence[Program],
+    rules: CompiledRules,
+    *,
+    envs: int,
+    horizon: int = HORIZON,
+    slots: int = SLOTS,
+) -> EnvParams:
+    """So many environments of all programs in one bucket, under a table that knows no timings yet:
+    what forms take is what they usually take on this kind of machine.
     """
     usual = calibration.usual_forms(jax.default_backend())
     rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
     costs = roofline.cost_table({}, rates)
-    programs = [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
     bucket = max(bucket_for(sum(int(n_live(g)) for g in p.graphs)) for p in programs)
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
-    each = config.envs // len(starts)
+    each = envs // len(starts)
     batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
-    return EnvParams(rules.table, costs, batch, horizon=config.horizon, slots=config.slots)
+    return EnvParams(rules.table, costs, batch, horizon=horizon, slots=slots)
 
 
 def _plain(state: TrainState) -> dict[str, Any]:
@@ -158,15 +187,27 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+Update = Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
+
+
 def train(
-    config: Config, training: Training, params: EnvParams, out: Path, *, save_every: int
+    config: Config,
+    training: Training,
+    params: EnvParams,
+    out: Path,
+    *,
+    save_every: int,
+    measured: Update | None = None,
 ) -> tuple[TrainState, int]:
     """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`.
+
+    Args:
+      measured: what updates on measured times, after those on predictions; None for none.
 
     Returns:
       The last state, and how many updates led to it.
     """
-    init, update = engine_jit(training.init), engine_jit(training.update)
+    init, predicted = engine_jit(training.init), engine_jit(training.update)
     print("compiling", file=sys.stderr)
     checkpoints = Checkpoints(out / "checkpoints")
     done, state = checkpoints.last(init(jax.random.key(config.seed), params))
@@ -181,6 +222,9 @@ def train(
         with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("training", total=config.updates, completed=done)
             while done < config.updates:
+                update = predicted
+                if measured is not None and done >= config.model_updates:
+                    update = measured
                 after, metrics = jax.block_until_ready(update(state, params))
                 state, done = after, done + 1
                 rows.append(row_of(config, done, before + time.monotonic() - began, metrics))
@@ -209,6 +253,16 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Seed of everything.")
     flags.DEFINE_integer(
         "devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1
+    )
+    flags.DEFINE_enum(
+        "reward", "model", ["model", "measured"], "Predicted times, or times of compiled programs."
+    )
+    flags.DEFINE_integer(
+        "model_updates", 0, "First updates of --reward=measured on predictions.", lower_bound=0
+    )
+    flags.DEFINE_integer("interval", 4, "Steps between two measurements.", lower_bound=1)
+    flags.DEFINE_float(
+        "noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0
     )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.")
     flags.DEFINE_integer("save_every", 20, "Updates between checkpoints.", lower_bound=1)
@@ -253,9 +307,24 @@ def main(argv: Sequence[str]) -> int:
     training = training_of(settings)
     if config.devices > 1:
         training = spread(settings, jax.devices()[: config.devices])
-    with persistent_cache(os.path.join(default_cache_dir(), "compiled")):
-        params = params_of(config, rules)
-        state, done = train(config, training, params, out, save_every=values.save_every)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), "compiled")))
+        programs = programs_of(config)
+        params = params_of(
+            programs, rules, envs=config.envs, horizon=config.horizon, slots=config.slots
+        )
+        measured = None
+        if config.reward == "measured":
+            store = stack.enter_context(TimingStore(os.path.join(out, STORE_FILE)))
+            oracle = Oracle(store, stack.enter_context(Worker()))
+            each = config.envs // len(programs)
+            clock = timed_by(oracle, [p for p in programs for _ in range(each)])
+            measured = measured_update(
+                settings, clock, interval=config.interval, noise=config.noise
+            )
+        state, done = train(
+            config, training, params, out, save_every=values.save_every, measured=measured
+        )
     trained = f"{', '.join(config.networks)}: {done} updates of "
     trained += f"{config.envs * config.steps} steps, seed {config.seed}"
     names = tuple(r.name for r in rules.rules)

@@ -29,6 +29,10 @@ CONFIG = Config(
     seed=0,
     fold=True,
     devices=1,
+    reward="model",
+    model_updates=0,
+    interval=4,
+    noise=0.02,
 )
 METRICS = Metrics(
     reward=jnp.float32(1.5),
@@ -51,6 +55,8 @@ METRICS = Metrics(
             "--steps=1 times the environments of a device must be",
         ),
         ({"envs": 6, "devices": 4}, "--envs=6 must be a multiple of --devices=4"),
+        ({"reward": "measured", "devices": 2}, "--reward=measured is for one device"),
+        ({"reward": "measured", "interval": 3}, "--steps=8 must be a multiple of --interval=3"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:

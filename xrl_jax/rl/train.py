@@ -68,6 +68,7 @@ class TrainState(NamedTuple):
     envs: EnvState  # [B, ...]
     key: jax.Array
     best: jax.Array  # [B] least seconds an environment has met, relative to its start
+    measured: jax.Array  # [B] of its episode, last measured, relative to its start; see `measured`
 
 
 class Metrics(NamedTuple):
@@ -99,9 +100,14 @@ class Transition(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The pieces of a training: all pure, to be jitted by who calls them."""
+    """The pieces of a training: all pure, to be jitted by who calls them.
+
+    `update` is `collect`, which acts in all environments and gives transitions [T, B], and `learn`.
+    """
 
     init: Callable[[jax.Array, EnvParams], TrainState]
+    collect: Callable[[TrainState, EnvParams], tuple[TrainState, Transition]]
+    learn: Callable[[TrainState, EnvParams, Transition], tuple[TrainState, Metrics]]
     update: Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
 
 
@@ -123,11 +129,12 @@ def make_train(
     return train
 
 
-def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
+def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = False) -> Training:
     """The pieces of which `make_train` is made, for those who want to look in between.
 
     Args:
       axis: of a mesh along which environments are spread, see `spread`; None for one device.
+      waits: where an episode ends, the next begins with the next `collect` only.
     """
     network = PolicyNetwork(config.network)
     optimiser = _optimiser(config)
@@ -149,23 +156,25 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
         weights = network.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)))
         best = jnp.ones_like(envs.seconds)
-        return TrainState(weights, optimiser.init(weights), envs, key, best)
+        return TrainState(weights, optimiser.init(weights), envs, key, best, best)
 
     def evaluate(weights: Any, seen: Observation) -> Output:
         return jax.vmap(functools.partial(network.apply, weights))(seen)  # type: ignore[arg-type]
 
-    def rollout(state: TrainState, params: EnvParams) -> tuple[EnvState, Transition, jax.Array]:
-        """The environments after `steps` steps, the transitions [T, B], and the last values [B]."""
+    def collect(state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
 
-        def one(envs: EnvState, key: jax.Array) -> tuple[EnvState, Transition]:
+        def one(carry: tuple[EnvState, jax.Array], key: jax.Array) -> tuple[Any, Transition]:
+            envs, first = carry
             to_act, to_step = jax.random.split(key)
             seen = see(envs, params)
             logits, value = evaluate(state.weights, seen)
             action = jax.random.categorical(to_act, logits)
             log_prob = jax.vmap(ppo.log_prob)(logits, action)
             after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
-            return after, Transition(
+            if waits:
+                after = jax.vmap(_either)(envs.done & ~first, envs, after)
+            return (after, jnp.bool_(False)), Transition(
                 seen,
                 action,
                 log_prob,
@@ -179,9 +188,10 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
                 outcome.applied,
             )
 
-        key = own(jax.random.fold_in(state.key, 0))
-        envs, moves = jax.lax.scan(one, state.envs, jax.random.split(key, config.steps))
-        return envs, moves, evaluate(state.weights, see(envs, params)).value
+        key, now = jax.random.split(state.key)
+        keys = jax.random.split(own(now), config.steps)
+        (envs, _), moves = jax.lax.scan(one, (state.envs, jnp.bool_(True)), keys)
+        return state._replace(envs=envs, key=key), moves
 
     def loss(
         weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
@@ -195,8 +205,10 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         total = -ppo.mean_where(gain, batch.counts) + config.value_weight * value_loss
         return total - config.entropy_weight * entropy, (value_loss, entropy, kl)
 
-    def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
-        envs, moves, last = rollout(state, params)
+    def learn(
+        state: TrainState, params: EnvParams, moves: Transition
+    ) -> tuple[TrainState, Metrics]:
+        last = evaluate(state.weights, see(state.envs, params)).value
         values = jnp.concatenate([moves.value, last[None]])
         advantage = jax.vmap(
             functools.partial(ppo.advantages, lambda_=config.lambda_), in_axes=1, out_axes=1
@@ -204,7 +216,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
         rows = jax.tree.map(
             lambda v: v.reshape(-1, *v.shape[2:]), (moves, advantage, advantage + moves.value)
         )
-        n = config.steps * _n_envs(params)
+        n = moves.reward.size
 
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
             weights, optimiser_state, goes_on = carry
@@ -219,7 +231,8 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
             )
             return (weights, optimiser_state, goes_on), told
 
-        keys = jax.random.split(own(jax.random.fold_in(state.key, 1)), config.epochs)
+        key, now = jax.random.split(state.key)
+        keys = jax.random.split(own(now), config.epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
         order = order.reshape(config.epochs * config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)
@@ -234,10 +247,14 @@ def training_of(config: TrainConfig, *, axis: str | None = None) -> Training:
             mean(jnp.mean(moves.terminated)),
             mean(jnp.mean(moves.applied)),
         )
-        key = jax.random.fold_in(state.key, 2)
-        return TrainState(weights, optimiser_state, envs, key, best), metrics
+        after = state._replace(weights=weights, optimiser=optimiser_state, key=key, best=best)
+        return after, metrics
 
-    return Training(init, update)
+    def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
+        after, moves = collect(state, params)
+        return learn(after, params, moves)
+
+    return Training(init, collect, learn, update)
 
 
 def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
@@ -250,23 +267,32 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
     mesh = jax.sharding.Mesh(np.asarray(devices), (axis,))
     training = training_of(config, axis=axis)
     each, same = PartitionSpec(axis), PartitionSpec()
-    states = TrainState(same, same, each, same, each)  # type: ignore[arg-type]
+    states = TrainState(same, same, each, same, each, each)  # type: ignore[arg-type]
+    moves = PartitionSpec(None, axis)
     metrics = Metrics(same, each, same, same, same, same, same)  # type: ignore[arg-type]
 
-    def over_devices(fn: Any, first: Any, out: Any) -> Any:
-        def call(given: Any, params: EnvParams) -> Any:
+    def over_devices(fn: Any, first: Any, out: Any, *rest: Any) -> Any:
+        def call(given: Any, params: EnvParams, *others: Any) -> Any:
             axes = batch_axes(params)
             specs = dataclasses.replace(axes, table=same, costs=same, start=each, horizon=same)
-            return jax.shard_map(
-                fn, mesh=mesh, in_specs=(first, specs), out_specs=out, check_vma=False
-            )(given, params)
+            ins = (first, specs, *rest)
+            return jax.shard_map(fn, mesh=mesh, in_specs=ins, out_specs=out, check_vma=False)(
+                given, params, *others
+            )
 
         return call
 
     return Training(
         over_devices(training.init, same, states),
+        over_devices(training.collect, states, (states, moves)),
+        over_devices(training.learn, states, (states, metrics), moves),
         over_devices(training.update, states, (states, metrics)),
     )
+
+
+def _either(first: jax.Array, one: Any, other: Any) -> Any:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
 def _optimiser(config: TrainConfig) -> optax.GradientTransformation:

@@ -1,0 +1,163 @@
+"""Rewards that were measured: what the programs of the environments take, every few steps.
+
+A *segment* is what one `Training.collect` gives: some steps of every environment, after which its
+program is timed. An episode that ends within a segment waits for the timing. What a segment has
+saved is known at its end only; until then predictions shape the reward (Ng, Harada, Russell, ICML
+1999), which leaves the best policy what it is:
+
+    r_t = m_t + gamma Phi(s_{t+1}) - Phi(s_t)
+
+m_t is 100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow where RT_t was measured, else 0; Phi is the percent
+that the model says were saved since the last measurement, and 0 where one has just been made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.programs import program_job
+from xrl_jax.cost.worker import Job
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.graph.hash import timing_key
+from xrl_jax.graph.program import Program
+from xrl_jax.graph.union import divided
+from xrl_jax.rl.env import EnvParams, EnvState
+from xrl_jax.rl.train import Metrics, TrainConfig, TrainState, Transition, training_of
+
+# What the program of an environment takes, relative to the one it began from; NaN where it cannot
+# be timed.
+RelativeTime = Callable[[int, EnvState], float]
+
+
+def shaped_rewards(
+    potential: jax.Array, counts: jax.Array, saved: jax.Array, gamma: float
+) -> jax.Array:
+    """Rewards [T] of a segment; without discount, their sum is `saved`.
+
+    Args:
+      potential: [T + 1] Phi of the states; 0 before the first step that counts.
+      counts: [T] bool, which steps do.
+      saved: percent, measured after the segment; NaN where that failed: the model is believed.
+      gamma: discount.
+    """
+    last = counts & (jnp.cumsum(counts) == jnp.sum(counts))
+    earned = jnp.where(jnp.isnan(saved), potential[1:], saved)
+    later = jnp.where(last, earned, gamma * potential[1:])
+    return jnp.where(counts, later - potential[:-1], 0.0)
+
+
+def potentials(before: jax.Array, after: jax.Array, counts: jax.Array) -> jax.Array:
+    """Seconds [T + 1] that were predicted to be saved since the segment, or its episode, began.
+
+    Args:
+      before: predicted for the first state.
+      after: [T] predicted after each step.
+      counts: [T] bool; a first step that does not count has begun an episode.
+    """
+    seconds = jnp.concatenate([before[None], after])
+    first = jnp.where(counts[0], seconds[0], seconds[1])
+    return jnp.where(jnp.arange(len(seconds)) < jnp.argmax(counts), 0.0, first - seconds)
+
+
+def advanced(
+    before: np.ndarray, now: Sequence[float], noise: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Percent saved [B], and what the next saving is measured from [B].
+
+    That stays where it was for as long as the change is within the noise, so that many small gains
+    count in the end.
+
+    Args:
+      before: [B] relative times that were measured.
+      now: [B] the same, measured now; NaN where that failed.
+      noise: relative difference below which two timings are alike.
+    """
+    found = np.asarray(now, np.float32)
+    moved = np.abs(found / before - 1.0) > noise
+    saved = np.where(moved, 100.0 * (before - found), 0.0)
+    return np.where(np.isnan(found), np.nan, saved), np.where(moved, found, before)
+
+
+def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
+    """Times from the worker, in turn with the original; each program once, and kept in the store.
+
+    Args:
+      programs: the original of each environment.
+    """
+    known: dict[tuple[str, ...], float] = {}
+    references: dict[int, Job] = {}
+
+    def key(program: Program) -> tuple[str, ...]:
+        return tuple(timing_key(*nodes_of(g)[:2]) for g in program.graphs)
+
+    def relative_time(index: int, state: EnvState) -> float:
+        original = programs[index]
+        now = divided(original, state.graph, state.owner)
+        pair = *key(original), "", *key(now)
+        if key(original) == key(now):
+            return 1.0
+        if pair not in known:
+            if id(original) not in references:
+                references[id(original)] = program_job(original, constants=oracle.constants)
+            try:
+                job = program_job(now, constants=oracle.constants)
+            except Exception:  # a form that cannot be traced costs itself only
+                known[pair] = float("nan")
+            else:
+                timing = oracle.time_against(job, references[id(original)])
+                known[pair] = float("nan") if timing.relative is None else timing.relative
+        return known[pair]
+
+    return relative_time
+
+
+def measured_update(
+    config: TrainConfig, relative_time: RelativeTime, *, interval: int, noise: float
+) -> Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]:
+    """An update like `Training.update` whose rewards are measured: a loop on the host.
+
+    Args:
+      relative_time: of (number of the environment, its state).
+      interval: steps between two measurements, a divisor of `config.steps`; N = 5 in X-RLflow.
+      noise: see `advanced`.
+    """
+    segment = training_of(dataclasses.replace(config, steps=interval), waits=True)
+    collect, learn = engine_jit(segment.collect), engine_jit(training_of(config).learn)
+
+    @engine_jit
+    def rewarded(
+        moves: Transition, before: jax.Array, start: jax.Array, saved: jax.Array
+    ) -> Transition:
+        def one(after: Any, counts: Any, before: Any, start: Any, saved: Any) -> jax.Array:
+            phi = 100.0 * potentials(before, after, counts) / start
+            return config.reward_scale * shaped_rewards(phi, counts, saved, config.gamma)
+
+        each = jax.vmap(one, in_axes=(1, 1, 0, 0, 0), out_axes=1)
+        return moves._replace(reward=each(moves.seconds, moves.counts, before, start, saved))
+
+    def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
+        parts = []
+        for _ in range(config.steps // interval):
+            predicted = state.envs.seconds
+            state, moves = collect(state, params)
+            host = jax.device_get(state.envs)
+            now = [
+                relative_time(b, jax.tree.map(lambda v, b=b: v[b], host))
+                for b in range(len(predicted))
+            ]
+            saved, measured = advanced(np.asarray(state.measured), now, noise)
+            measured = np.where(host.done, 1.0, measured)
+            parts.append(rewarded(moves, predicted, params.start.seconds, jnp.asarray(saved)))
+            state = state._replace(measured=jnp.asarray(measured, jnp.float32))
+        moves = jax.tree.map(lambda *v: jnp.concatenate(v), *parts)
+        return learn(state, params, moves)
+
+    return update
