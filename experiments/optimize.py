@@ -117,7 +117,12 @@ def define_flags(values: flags.FlagValues) -> None:
     text("policy", "", "Policy that experiments.train has written, for --search=xrlflow.")
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
-    flags.DEFINE_float("budget_seconds", 60.0, "Seconds to spend in all.", flag_values=values)
+    flags.DEFINE_float(
+        "budget_seconds",
+        60.0,
+        "Seconds to spend, but for the check and the final timing of the result.",
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         "budget_measurements", None, "Timings to make at most.", flag_values=values, lower_bound=0
     )

@@ -84,6 +84,18 @@ def test_the_parameters_of_control_flow_stay() -> None:
     assert (scan.params["reverse"], scan.params["unroll"]) == (True, 2)
 
 
+def test_numbers_are_arguments_and_weak_types_stay_weak() -> None:
+    def fn(x: Any, s: Any) -> Any:
+        return x * s, s * 2, s
+
+    x = jnp.ones(3, jnp.bfloat16)
+    scaled, twice, same = to_jax(from_jax(fn, x, 1.5))(x, 1.5)
+    assert (scaled.dtype, scaled.weak_type) == (jnp.bfloat16, False)
+    for number, value in ((twice, 3.0), (same, 1.5)):
+        assert number == value and number.weak_type
+        assert (number * x).dtype == jnp.bfloat16
+
+
 def test_arguments_of_another_structure_are_refused() -> None:
     with pytest.raises(TypeError, match="the program was made for arguments of structure"):
         to_jax(scan_program())(X)

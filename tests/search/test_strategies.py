@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -263,6 +265,38 @@ def test_a_search_ends_when_its_time_is_over(search):
     found = run(search, budget=Budget(seconds=1e-6))
     assert found.stop is StopReason.SECONDS
     assert [f.steps for f in found.best] == [()]
+
+
+@cache
+def chain() -> Program:
+    """Ten contractions of ten shapes."""
+    widths = range(6, 17)
+    ws = [jnp.ones((m, n)) for m, n in itertools.pairwise(widths)]
+
+    def fn(x, *ws):
+        for w in ws:
+            x = x @ w
+        return x
+
+    return from_jax(fn, ARGS[0], *ws, weights=range(1, 11))
+
+
+def test_timing_the_original_leaves_most_of_the_time_to_the_search():
+    run("greedy", on=chain)  # compiled before
+    at_start: list[int] = []
+
+    def price(region):
+        time.sleep(0.2)  # all ten would take half of the time
+        return made_up(region)
+
+    oracle = FakeOracle(price)
+
+    def listener(progress: Progress) -> None:
+        if progress.phase == "measured the original":
+            at_start.append(len(oracle.timed))
+
+    run("greedy", on=chain, oracle=oracle, listener=listener, budget=Budget(seconds=4.0))
+    assert 1 <= at_start[0] <= 4 < len(oracle.timed)  # 15 percent of 4 seconds
 
 
 class Interrupting:

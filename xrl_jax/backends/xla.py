@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from xrl_jax.backends.epilogue import chains
 from xrl_jax.backends.lowerings import lower
@@ -41,7 +43,19 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
             values.append(lower(anchor, *operands, epilogue=chain.epilogue(values)))
         else:
             values.append(_value(program, node, nodes, values, args))
-    return [values[o] for o in outputs]
+    results = [values[o] for o in outputs]
+    for i in program.weak_outputs if index == 0 else ():
+        results[i] = _weakened(results[i])
+    return results
+
+
+def _weakened(x: Any) -> Any:
+    """The array with a weak type; graphs do not know of these."""
+    if getattr(x, "weak_type", False):
+        return x
+    return lax.convert_element_type_p.bind(
+        x, new_dtype=jnp.dtype(x.dtype), weak_type=True, sharding=None
+    )
 
 
 def to_jax(program: Program) -> Callable[..., Any]:
@@ -57,7 +71,8 @@ def to_jax(program: Program) -> Callable[..., Any]:
             raise TypeError(
                 f"the program was made for arguments of structure {program.in_tree}, got {tree}"
             )
-        return jax.tree.unflatten(program.out_tree, evaluate(program, 0, flat))
+        leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in flat]  # numbers
+        return jax.tree.unflatten(program.out_tree, evaluate(program, 0, leaves))
 
     return run
 

@@ -16,10 +16,10 @@ from xrl_jax.frontends.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    assemble,
     attach,
     disassemble,
     live,
+    reassemble,
     source_key,
     struct,
 )
@@ -39,7 +39,7 @@ def fold(program: Program) -> Program:
     """
     host = disassemble(program)
     folded = fold_host(host)
-    return program if folded is host else _like(program, folded)
+    return program if folded is host else reassemble(program, folded)
 
 
 def fold_host(host: HostProgram) -> HostProgram:
@@ -55,16 +55,8 @@ def unfold(program: Program) -> Program:
     done: list[HostGraph] = []
     for body in host.bodies:
         done.append(_inline(body, done, host))
-    return _like(program, HostProgram(_inline(host.main, done, host), tuple(done), host.bindings))
-
-
-def _like(program: Program, host: HostProgram) -> Program:
-    return assemble(
-        host,
-        program.weights,
-        in_tree=program.in_tree,
-        out_tree=program.out_tree,
-        fn=program.fn,
+    return reassemble(
+        program, HostProgram(_inline(host.main, done, host), tuple(done), host.bindings)
     )
 
 

@@ -277,12 +277,13 @@ def assemble(
     in_tree: Any,
     out_tree: Any,
     fn: Any,
+    weak_outputs: Sequence[int] = (),
 ) -> Program:
     """The program of a host program.
 
     Args:
       weights: for every flat argument, whether it stays the same between calls.
-      in_tree, out_tree, fn: as in `Program`.
+      in_tree, out_tree, fn, weak_outputs: as in `Program`.
     """
     host, counts = _settle(_prune(host), weights)
     bodies = tuple(
@@ -299,6 +300,19 @@ def assemble(
         out_tree=out_tree,
         n_outputs=len(host.main.outputs),
         fn=fn,
+        weak_outputs=tuple(weak_outputs),
+    )
+
+
+def reassemble(program: Program, host: HostProgram) -> Program:
+    """The program with the graphs and bindings of another host program."""
+    return assemble(
+        host,
+        program.weights,
+        in_tree=program.in_tree,
+        out_tree=program.out_tree,
+        fn=program.fn,
+        weak_outputs=program.weak_outputs,
     )
 
 

@@ -98,7 +98,8 @@ def from_jax(
     host = _Tracing(closed, share=fold).program()
     if fold:
         host = fold_host(host)
-    return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn)
+    weak = [i for i, a in enumerate(closed.out_avals) if getattr(a, "weak_type", False)]
+    return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn, weak_outputs=weak)
 
 
 def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:

@@ -134,6 +134,8 @@ class Program:
       n_outputs: number of flat results.
       fn: the traced function, for derivatives and for calls of other shapes; None where there is
         none (a loaded program).
+      weak_outputs: positions of the flat results whose type is weak (`2 * 3.0` is; such a result
+        takes on the dtype of what it is combined with).
     """
 
     graph: TensorGraph
@@ -145,6 +147,7 @@ class Program:
     out_tree: Any
     n_outputs: int
     fn: Callable[..., Any] | None = field(default=None, compare=False)
+    weak_outputs: tuple[int, ...] = ()
 
     @property
     def graphs(self) -> tuple[TensorGraph, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.backends.plain import conv_layouts, dot_dims
-from xrl_jax.frontends.host import HostGraph, assemble, attach, disassemble
+from xrl_jax.frontends.host import HostGraph, attach, disassemble, reassemble
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
 from xrl_jax.graph.program import Binding, Call, Input, Program
@@ -93,13 +93,7 @@ def laid_out(program: Program, layout: Layout) -> Program:
         bodies.append(turn.graph(body, ins, outs))
     nothing = (False,) * len(host.main.in_avals), (False,) * len(host.main.outputs)
     main = turn.graph(host.main, *nothing, sources=sources or (lambda _: False))
-    return assemble(
-        replace(host, main=main, bodies=tuple(bodies)),
-        program.weights,
-        in_tree=program.in_tree,
-        out_tree=program.out_tree,
-        fn=program.fn,
-    )
+    return reassemble(program, replace(host, main=main, bodies=tuple(bodies)))
 
 
 Places = tuple[tuple[bool, ...], tuple[bool, ...]]  # which inputs and which outputs are turned

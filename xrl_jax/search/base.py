@@ -30,7 +30,8 @@ class Budget:
     """What a search may spend.
 
     Attributes:
-      seconds: of wall time, compiling and measuring included.
+      seconds: of wall time, compiling and measuring included. The check of the result and its
+        final timing begin when they have passed at the latest, and take as long as they take.
       measurements: how many regions and programs may be timed; None for no bound.
     """
 
