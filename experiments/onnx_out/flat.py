@@ -17,7 +17,15 @@ import numpy as np
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, flat_operands, nodes_of, pack_attrs
-from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
+from xrl_jax.graph.program import (
+    Array,
+    Call,
+    Equation,
+    Input,
+    Program,
+    flatten_args,
+    scan_sizes,
+)
 
 FEW = 8  # constants of up to this many elements are compared by value, larger ones by identity
 
@@ -245,7 +253,7 @@ class _Flattening:
 
     def unrolled(self, body: int, equation: Equation, operands: Sequence[int]) -> list[int]:
         """A scan as its steps, one after the other."""
-        n_consts, n_carry = equation.params["num_consts"], equation.params["num_carry"]
+        n_consts, n_carry = scan_sizes(equation.params)
         length = equation.params["length"]
         consts, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
         rows: list[list[int]] = [[] for _ in equation.avals[n_carry:]]

@@ -21,7 +21,7 @@ X, XS = jnp.ones(3), jnp.ones((4, 3))
 
 def scan_program(kind: str = "scan") -> Program:
     """x, xs -> scan of c -> (c + x) * [1, 2, 3], the body written by hand."""
-    closed = jax.make_jaxpr(lambda x, xs: lax.scan(lambda c, a: (c + a, a), x, xs))(X, XS)
+    closed = jax.make_jaxpr(lambda x, xs: lax.scan(lambda c, a: (c + a, -a), x, xs))(X, XS)
     (equation,) = closed.eqns
     bound = Equation(
         equation.primitive, equation.params, 2, tuple(v.aval for v in equation.outvars)

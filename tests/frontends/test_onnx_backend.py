@@ -72,6 +72,11 @@ def parameters(arrays: dict[str, Any]) -> list[str]:
     return [name for name, a in known if a.dtype.kind in "iub" or a.ndim == 0]
 
 
+# Cases whose expected values are computed on the spot, with errors beyond their own tolerance: under
+# NumPy 2.5 this one expects 2e-7 where 0 is right, and what it gets.
+_ROUNDED = {"test_dft_inverse_opset19": 1e-6}
+
+
 def run_case(
     case: Any,
     load: Callable[..., Any] = through_program,
@@ -92,7 +97,8 @@ def run_case(
                 call, rest = load_case(case, arrays, load)
                 actual = call(*(np.asarray(array) for array in rest))
                 actual = actual if isinstance(actual, tuple) else (actual,)
-                difference = compare(actual, list(expected.values()), case.rtol, case.atol)
+                atol = max(case.atol, _ROUNDED.get(case.name, 0.0))
+                difference = compare(actual, list(expected.values()), case.rtol, atol)
                 if difference:
                     notes.append(difference)
                     return "wrong"

@@ -381,7 +381,8 @@ def _assembled(
         return each
 
     call = artefact("call")
-    make = artefact("prepare") if "prepare" in header["artefacts"] else lambda *_: []
+    # Jitted, for it may be called where JAX has no current trace (`Fast._keep`).
+    make = jax.jit(artefact("prepare")) if "prepare" in header["artefacts"] else lambda *_: []
 
     def prepare(weights: Sequence[Any]) -> tuple[Any, ...]:
         values = {"constant": constants, "weight": weights, "made": make(*weights)}

@@ -26,6 +26,7 @@ from jax.extend.core import Literal
 
 from xrl_jax.backends.dnnl.partition import partitioned
 from xrl_jax.backends.equations import bind, read, run, variables
+from xrl_jax.graph.program import scan_sizes
 
 _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
 _JITS = ("jit", "pjit")
@@ -237,7 +238,7 @@ def _is_plain_jit(params: dict[str, Any]) -> bool:
 
 def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     """A scan whose body does no work on known constants and known scanned arrays alone."""
-    n_consts, n_carry = e.params["num_consts"], e.params["num_carry"]
+    n_consts, n_carry = scan_sizes(e.params)
     n_before_xs = n_consts + n_carry
     known = [k and not n_consts <= i < n_before_xs for i, k in enumerate(known)]
     avals = [v.aval for v in e.params["jaxpr"].jaxpr.invars]
@@ -265,25 +266,22 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     left_consts = [v for v in jaxpr.invars[:n_consts] if v not in set(fixed)]
     carry = list(jaxpr.invars[n_consts:n_before_xs])
     left_xs = [v for v in jaxpr.invars[n_before_xs:] if v not in set(scanned)]
-    order = [*once, *left_consts, *carry, *each, *left_xs]
+    outside = constants | dict(zip(once, new_consts, strict=True))
+    outside |= {v: values[v] for v in left_consts}
 
-    def step(*args: Any) -> list[Any]:
-        env = constants | dict(zip(order, args, strict=True))
+    def step(carried: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        env = outside | dict(zip([*carry, *each, *left_xs], [*carried, *xs], strict=True))
         run(plan.after, env)
-        return [read(env, v) for v in jaxpr.outvars]
+        results = [read(env, v) for v in jaxpr.outvars]
+        return results[:n_carry], results[n_carry:]
 
-    params = dict(e.params)
-    params["jaxpr"] = jax.make_jaxpr(step)(*(_struct(v.aval) for v in order))
-    params["num_consts"] = len(once) + len(left_consts)
-    if "linear" in params:
-        params["linear"] = (False,) * len(order)
-    arguments = [
-        *new_consts,
-        *(values[v] for v in [*left_consts, *carry]),
-        *new_xs,
-        *(values[v] for v in left_xs),
-    ]
-    return list(e.primitive.bind(*arguments, **params))
+    last, rows = jax.lax.scan(
+        step,
+        [values[v] for v in carry],
+        [*new_xs, *(values[v] for v in left_xs)],
+        **{k: e.params[k] for k in ("length", "reverse", "unroll")},
+    )
+    return [*last, *rows]
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

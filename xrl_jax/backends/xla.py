@@ -17,10 +17,15 @@ from jax import lax
 from xrl_jax.backends.epilogue import chains
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.graph.graph import GraphError, Node, nodes_of
-from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
-
-# The parameters of a control-flow equation that hold its jaxprs, in the order of `Call.bodies`.
-_JAXPR_PARAMS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+from xrl_jax.graph.program import (
+    CONTROL_FLOW,
+    Array,
+    Call,
+    Equation,
+    Input,
+    Program,
+    flatten_args,
+)
 
 
 def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
@@ -126,14 +131,14 @@ def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
     if call.equation is None:
         results = evaluate(program, call.bodies[0] + 1, operands)
         return results[0] if len(results) == 1 else tuple(results)
-    if call.kind not in _JAXPR_PARAMS:
+    if call.kind not in CONTROL_FLOW:
         raise GraphError(f"a call of kind {call.kind!r} has an equation (known: scan, while, cond)")
     traced = [_trace_body(program, b) for b in call.bodies]
     params = dict(call.equation.params)
     if call.kind == "cond":
         params["branches"] = tuple(traced)
     else:
-        params.update(zip(_JAXPR_PARAMS[call.kind], traced, strict=True))
+        params.update(zip(CONTROL_FLOW[call.kind], traced, strict=True))
     return _bind(call.equation, params, operands)
 
 

@@ -7,9 +7,8 @@ runs, and leaves out what nothing refers to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,12 +17,17 @@ import numpy as np
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
-from xrl_jax.graph.program import Array, Binding, Body, Call, Input, Program
-
-# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
-CONTROL_FLOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+from xrl_jax.graph.program import (
+    CONTROL_FLOW,
+    Array,
+    Binding,
+    Body,
+    Call,
+    Input,
+    Program,
+    scan_sizes,
 )
+
 # How often the condition and the body of a while loop run: nobody knows, and a loop that pays runs
 # more than a few times.
 WHILE_COUNT = 8.0
@@ -191,8 +195,8 @@ def call_sites(call: Call, flags: Sequence[bool]) -> list[tuple[int, float, list
         return [(call.bodies[0], 1.0, list(flags))]
     params = call.equation.params
     if call.kind == "scan":
-        first = params["num_consts"]
-        last = first + params["num_carry"]
+        first, n_carry = scan_sizes(params)
+        last = first + n_carry
         inputs = [f and not first <= i < last for i, f in enumerate(flags)]
         return [(call.bodies[0], float(params["length"]), inputs)]
     if call.kind == "while":

@@ -17,7 +17,6 @@ from jax.extend.core import Literal
 
 from xrl_jax.frontends.fold import fold_host
 from xrl_jax.frontends.host import (
-    CONTROL_FLOW,
     Bindings,
     HostGraph,
     HostProgram,
@@ -33,6 +32,7 @@ from xrl_jax.frontends.trace import TraceError, trace
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.graph.program import (
+    CONTROL_FLOW,
     Array,
     Call,
     Equation,

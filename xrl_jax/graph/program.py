@@ -7,8 +7,9 @@ optimised, so a rewritten program is the old one with other graphs (`with_graphs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -46,6 +47,20 @@ class Equation:
     @property
     def name(self) -> str:
         return str(self.primitive.name)
+
+
+# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
+CONTROL_FLOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many constants a scan with these parameters has, and how many values it carries."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # since jax 0.12
+    return len(consts), len(carry)
 
 
 @dataclass(frozen=True)
