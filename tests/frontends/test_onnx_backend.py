@@ -72,8 +72,8 @@ def parameters(arrays: dict[str, Any]) -> list[str]:
     return [name for name, a in known if a.dtype.kind in "iub" or a.ndim == 0]
 
 
-# Cases whose expected values are computed on the spot, with errors beyond their own tolerance: under
-# NumPy 2.5 this one expects 2e-7 where 0 is right, and what it gets.
+# Cases whose expected values are computed on the spot, with errors beyond their own tolerance:
+# under NumPy 2.5 this one expects 2e-7 where 0 is right, and what it gets.
 _ROUNDED = {"test_dft_inverse_opset19": 1e-6}
 
 
