@@ -22,7 +22,7 @@ from xrl_jax.rl.train import TrainConfig, make_train
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = TrainConfig(
-    network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2),
+    network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2, greed=0.0),
     updates=30,
     steps=16,
     minibatches=2,

@@ -14,20 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
 
-from xrl_jax.rl.features import N_FORMS, N_OPS, Observation
+from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, Observation
 
 _NEVER = -1e9  # logit of an empty slot
 _MOST_LOGIT = 8.0  # of attention
-# Of a candidate's first number, before training: one that saves a percent of the time is then some
-# 30 times as probable as one that saves nothing.
-_GREED = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,15 @@ class NetworkConfig:
       layers: graph attention layers; 5 in X-RLflow.
       heads: of each; 1 in X-RLflow.
       n_rules: how many rules can be told apart.
+      greed: weight of a candidate's predicted gain before training; with 2, one that saves a
+        percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
     """
 
     width: int = 32
     layers: int = 2
     heads: int = 4
     n_rules: int = 512
+    greed: float = 2.0
 
 
 class Output(NamedTuple):
@@ -110,11 +110,6 @@ def counts_of(codes: jax.Array, n: int) -> jax.Array:
     return jnp.sum(jax.nn.one_hot(codes, n), axis=-2).at[..., 0].set(0.0)
 
 
-def greedily(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Weights [N_MOVE, 1] that count the predicted seconds, the first number of a candidate."""
-    return jnp.zeros(shape, dtype).at[0].set(-_GREED)
-
-
 class PolicyNetwork(nn.Module):
     """Logits and value of one observation; vmap for more."""
 
@@ -146,7 +141,8 @@ class PolicyNetwork(nn.Module):
         # What a candidate is predicted to gain counts directly, and from the start: training begins
         # with what greedy search does, at some temperature, and not with a random walk.
         scores = nn.Dense(1, kernel_init=small)(moves)[:, 0]
-        scores += nn.Dense(1, use_bias=False, kernel_init=greedily)(seen.moves)[:, 0]
+        gains = nn.initializers.constant(jnp.array([[-c.greed]] + [[0.0]] * (N_MOVE - 1)))
+        scores += nn.Dense(1, use_bias=False, kernel_init=gains)(seen.moves)[:, 0]
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([jnp.where(seen.valid, scores, _NEVER), stop])
