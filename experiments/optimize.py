@@ -54,6 +54,7 @@ class Config:
       input_shapes: shapes of ONNX inputs that the file leaves open.
       rules: names, families and rule files; empty for every rule.
       policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
+      finetune: train that policy on this network first.
       out: folder for results; empty for none.
     """
 
@@ -68,6 +69,7 @@ class Config:
     seed: int = 0
     rules: tuple[str, ...] = ()
     policy: str = ""
+    finetune: bool = False
     fold: bool = True
     out: str = ""
     cache_dir: str = ""
@@ -84,6 +86,8 @@ class Config:
             raise ConfigError("--input_shape is for --onnx only")
         if self.policy and self.search != "xrlflow":
             raise ConfigError("--policy is for --search=xrlflow only")
+        if self.finetune and self.search != "xrlflow":
+            raise ConfigError("--finetune is for --search=xrlflow only")
 
     def command(self) -> str:
         """The command that repeats this run; where results and timings are kept is left out."""
@@ -115,6 +119,12 @@ def define_flags(values: flags.FlagValues) -> None:
     text("fn", "", "What to optimise, as package.module:function (see above).")
     text("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
     text("policy", "", "Policy that experiments.train has written, for --search=xrlflow.")
+    flags.DEFINE_bool(
+        "finetune",
+        False,
+        "For --search=xrlflow: train the policy on this network first, for half of the search.",
+        flag_values=values,
+    )
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
     flags.DEFINE_float(
@@ -186,11 +196,11 @@ def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
 
 def search_of(config: Config) -> str | Strategy:
     """The search that was asked for; raises ValueError, and OSError for a policy's file."""
-    if config.policy:
-        from xrl_jax.rl.policy import load_policy
+    if config.policy or config.finetune:
+        from xrl_jax.rl.policy import SHIPPED, load_policy
         from xrl_jax.rl.strategy import by_policy
 
-        return by_policy(load_policy(config.policy))
+        return by_policy(load_policy(config.policy or SHIPPED), finetune=config.finetune)
     find_strategy(config.search)  # an unknown name is found out now
     return config.search
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +29,7 @@ from experiments.train import params_of, program_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rl.decode import Choice, by_chance, by_network
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
 from xrl_jax.rl.features import observe
 from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
@@ -37,8 +37,6 @@ from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
 _RUNS = 3  # that are timed
-
-Choice = Callable[[EnvState, EnvParams], jax.Array]  # logits of all candidates and No-Op
 
 
 def walk(
@@ -52,11 +50,6 @@ def walk(
         return step(to_step, state, action, params)[0], None
 
     return jax.lax.scan(one, state, jax.random.split(key, n_steps))[0]
-
-
-def by_chance(state: EnvState, params: EnvParams) -> jax.Array:
-    """Logits of any candidate, and now and then of No-Op."""
-    return jnp.append(jnp.where(state.moves.valid, 0.0, -jnp.inf), -10.0)
 
 
 def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float, float]:
@@ -90,9 +83,6 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     first = jax.tree.map(lambda v: v[0], jax.vmap(observe, in_axes=(0, axes))(states, params))
     weights = network_of.init(jax.random.key(0), first)
 
-    def by_policy(state: EnvState, params: EnvParams) -> jax.Array:
-        return network_of.apply(weights, observe(state, params)).logits  # type: ignore[union-attr]
-
     def rate_of(choose: Choice) -> tuple[float, float]:
         steps = engine_jit(
             jax.vmap(lambda p, s, k: walk(choose, p, s, k, FLAGS.steps), in_axes=(axes, 0, 0))
@@ -105,7 +95,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
 
     training = training_of(TrainConfig(network=sizes, steps=FLAGS.steps))
     chance, chance_compile = rate_of(by_chance)
-    policy, policy_compile = rate_of(by_policy)
+    policy, policy_compile = rate_of(by_network(sizes, weights))
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,

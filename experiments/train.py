@@ -7,9 +7,10 @@
 ends, after --model_updates updates on predictions; the timings are kept and not made twice.
 
 All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
-(what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, curve.png, and a checkpoint
-every --save_every updates. The same command goes on from the last checkpoint, also after kill -9,
-and ends with the same weights, bit for bit. Ctrl-C keeps what was learned.
+(what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, events for TensorBoard,
+curve.png, and a checkpoint every --save_every updates. The same command goes on from the last
+checkpoint, also after kill -9, and ends with the same weights, bit for bit. Ctrl-C keeps what was
+learned.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from absl import app, flags, logging
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import models, targets
+from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
+from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.model import Oracle
@@ -70,6 +72,7 @@ class Config:
     model_updates: int
     interval: int
     noise: float
+    evaluate_every: int
 
     def __post_init__(self) -> None:
         if self.reward == "measured" and self.devices > 1:
@@ -93,9 +96,9 @@ class Config:
             )
 
 
-def program_of(name: str, *, fold: bool, seed: int) -> Program:
-    """A network at its full size."""
-    target = targets.from_model(name, seed=seed)
+def program_of(name: str, *, fold: bool, seed: int, **shape: int) -> Program:
+    """A network at its full size, or with the options in `shape`."""
+    target = targets.from_model(name, seed=seed, **shape)
     return from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
 
 
@@ -156,35 +159,13 @@ class Checkpoints:
         return update, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def row_of(config: Config, update: int, seconds: float, metrics: Metrics) -> dict[str, Any]:
-    """A line of metrics.jsonl; `seconds` since the first update began, compiling it included."""
-    best = np.asarray(metrics.best).reshape(len(config.networks), -1)
-    names = ("reward", "entropy", "value_loss", "kl", "terminated", "applied")
+def by_network_of(config: Config, found: Reached) -> dict[str, dict[str, float]]:
+    """What was reached on each network, by way."""
+    named = found._asdict()
     return {
-        "update": update,
-        "env_steps": update * config.envs * config.steps,
-        "seconds": round(seconds, 2),
-        **{n: float(getattr(metrics, n)) for n in names},
-        "best": dict(zip(config.networks, best.min(axis=1).tolist(), strict=True)),
+        name: {way: float(values[k]) for way, values in named.items()}
+        for k, name in enumerate(config.networks)
     }
-
-
-def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Reward and the best predicted time by environment steps."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    steps = [r["env_steps"] for r in rows]
-    left.plot(steps, [r["reward"] for r in rows])
-    left.set(xlabel="environment steps", ylabel="reward of a step, percent")
-    for name in rows[-1]["best"]:
-        right.plot(steps, [r["best"][name] for r in rows], label=name)
-    right.set(xlabel="environment steps", ylabel="least predicted time met / the network's")
-    right.legend()
-    figure.savefig(path, dpi=150)
 
 
 Update = Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
@@ -198,11 +179,13 @@ def train(
     *,
     save_every: int,
     measured: Update | None = None,
+    evaluate: Callable[[Any, jax.Array], Reached] | None = None,
 ) -> tuple[TrainState, int]:
     """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`.
 
     Args:
       measured: what updates on measured times, after those on predictions; None for none.
+      evaluate: asked every `config.evaluate_every` updates, and after the last.
 
     Returns:
       The last state, and how many updates led to it.
@@ -211,11 +194,8 @@ def train(
     print("compiling", file=sys.stderr)
     checkpoints = Checkpoints(out / "checkpoints")
     done, state = checkpoints.last(init(jax.random.key(config.seed), params))
-    lines = out / "metrics.jsonl"
-    rows = [json.loads(t) for t in lines.read_text().splitlines()] if done else []
-    rows = [r for r in rows if r["update"] <= done]
-    lines.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    before = rows[-1]["seconds"] if rows else 0.0
+    log = TrainingLog(out, done)
+    before = log.rows[-1]["seconds"] if log.rows else 0.0
     began = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     try:
@@ -227,18 +207,24 @@ def train(
                     update = measured
                 after, metrics = jax.block_until_ready(update(state, params))
                 state, done = after, done + 1
-                rows.append(row_of(config, done, before + time.monotonic() - began, metrics))
-                with lines.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-                best = " ".join(f"{n} {b:.3f}" for n, b in rows[-1]["best"].items())
+                seconds = before + time.monotonic() - began
+                env_steps = done * config.envs * config.steps
+                row = row_of(config.networks, done, env_steps, seconds, metrics)
+                last = done == config.updates
+                if evaluate is not None and (last or done % config.evaluate_every == 0):
+                    found = evaluate(state.weights, jax.random.key(done))
+                    row["evaluated"] = by_network_of(config, found)
+                log.add(row)
+                best = " ".join(f"{n} {b:.3f}" for n, b in row["best"].items())
                 progress.update(task, advance=1, description=f"best: {best}")
-                if done % save_every == 0 or done == config.updates:
+                if done % save_every == 0 or last:
                     checkpoints.save(done, state)
     except KeyboardInterrupt:
         print(f"interrupted after {done} updates", file=sys.stderr)
         checkpoints.save(done, state)
-    if rows:
-        plot(rows, out / "curve.png")
+    log.close()
+    if log.rows:
+        plot(log.rows, out / "curve.png")
     return state, done
 
 
@@ -265,6 +251,12 @@ def define_flags() -> None:
         "noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0
     )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.")
+    flags.DEFINE_integer(
+        "evaluate_every",
+        50,
+        "Updates between evaluations beside greedy search and chance; 0: none.",
+        lower_bound=0,
+    )
     flags.DEFINE_integer("save_every", 20, "Updates between checkpoints.", lower_bound=1)
     flags.DEFINE_string("out", "out/train", "Folder of the results.")
 
@@ -322,8 +314,20 @@ def main(argv: Sequence[str]) -> int:
             measured = measured_update(
                 settings, clock, interval=config.interval, noise=config.noise
             )
+        evaluate = None
+        if config.evaluate_every:
+            one_each = params_of(
+                programs, rules, envs=len(programs), horizon=config.horizon, slots=config.slots
+            )
+            evaluate = evaluator(network, one_each, n_steps=config.horizon)
         state, done = train(
-            config, training, params, out, save_every=values.save_every, measured=measured
+            config,
+            training,
+            params,
+            out,
+            save_every=values.save_every,
+            measured=measured,
+            evaluate=evaluate,
         )
     trained = f"{', '.join(config.networks)}: {done} updates of "
     trained += f"{config.envs * config.steps} steps, seed {config.seed}"

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.targets import ConfigError
-from experiments.train import Config, plot, row_of
+from experiments.train import Config
+from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.rl.train import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,7 @@ CONFIG = Config(
     model_updates=0,
     interval=4,
     noise=0.02,
+    evaluate_every=0,
 )
 METRICS = Metrics(
     reward=jnp.float32(1.5),
@@ -65,14 +67,28 @@ def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
 
 
 def test_a_line_has_the_best_of_each_network() -> None:
-    row = row_of(CONFIG, 3, 12.345, METRICS)
+    row = row_of(("squeezenet", "bert"), 3, 96, 12.345, METRICS)
     assert row["best"] == {"squeezenet": 0.5, "bert": 0.875}
     assert (row["update"], row["env_steps"], row["seconds"]) == (3, 96, 12.35)
     assert (row["reward"], row["entropy"], row["terminated"]) == (1.5, 2.0, 0.125)
 
 
+def test_rows_after_the_last_checkpoint_come_again(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path, 0)
+    rows = [row_of(("bert",), n, 10 * n, n, METRICS) for n in (1, 2, 3)]
+    for row in rows:
+        log.add(row)
+    log.close()
+    assert TrainingLog(tmp_path, 2).rows == rows[:2]
+    texts = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(t)["update"] for t in texts] == [1, 2]
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
 def test_the_curve_is_drawn(tmp_path: Path) -> None:
-    plot([row_of(CONFIG, n, n, METRICS) for n in (1, 2)], tmp_path / "curve.png")
+    rows = [row_of(("bert",), n, n, n, METRICS) for n in (1, 2)]
+    rows[1]["evaluated"] = {"bert": {"policy": 0.5, "greedy": 0.6, "chance": 0.9}}
+    plot(rows, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -70,10 +70,12 @@ def one_update():
     return state, after, metrics, asked
 
 
+@pytest.mark.slow
 def test_every_environment_is_timed_after_each_segment(one_update) -> None:
     assert one_update[3] == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_the_next_segment_starts_from_what_was_measured(one_update) -> None:
     before, after, metrics, _ = one_update
     relative = after.envs.seconds / params(2).start.seconds

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.rl.test_env import RESET, negated, own, params_of
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rl.decode import follow
+from xrl_jax.rl.decode import by_network, follow
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
@@ -101,9 +102,9 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
 
     def run(key: jax.Array):
-        return follow(CONFIG, stops, params, state, key, jnp.float32(1.0), 12)
+        return follow(by_network(CONFIG, stops), params, state, key, jnp.float32(1.0), 12)
 
-    after, trail = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
+    after, trail = engine_jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
     assert np.asarray(after.done).sum() > 4
     for i in np.flatnonzero(after.done):
         steps = int(after.t[i]) - 1  # the last was No-Op

@@ -68,5 +68,21 @@ def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
     )
 
 
+@pytest.mark.slow
+def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatch) -> None:
+    monkeypatch.setattr("xrl_jax.rl.strategy._SLOTS", (2,))
+    assert found().note == "the policy saw 2 of up to 3 candidates at a step, drawn evenly"
+
+
+@pytest.mark.slow
+def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
+    weights = jax.tree.map(jnp.zeros_like, trained().weights)
+    search = by_policy(dataclasses.replace(trained(), weights=weights), finetune=True)
+    result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
+    assert result.note.startswith("the policy was trained on this program for ")
+    assert result.best[0].seconds < run("greedy").best[0].seconds
+    assert search.__name__ == "xrlflow"
+
+
 def test_it_stops_where_nothing_more_is_learned() -> None:
     assert found().stop is StopReason.STALLED

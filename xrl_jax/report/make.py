@@ -61,6 +61,7 @@ def make_report(
         predicted_ms_after=1e3 * predicted(settled.program, costs),
         steps=chosen.steps,
         history=found.history,
+        note=found.note,
         nodes_before=n_nodes(program),
         nodes_after=n_nodes(settled.program),
         body_counts=program.counts[1:],

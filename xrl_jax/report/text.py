@@ -71,6 +71,7 @@ class Report:
       measure_seconds: spent timing, compiling left out.
       search_seconds: spent matching, applying and choosing.
       total_seconds: from the call of `optimize` to its return.
+      note: what else is to be known of the search.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Report:
     search_seconds: float
     total_seconds: float
     reference: str = "float64"
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.used not in USED:
@@ -204,7 +206,7 @@ def _step(value: Any) -> Step:
 # How each field is read back; `as_dict` writes them all.
 _READ: dict[str, Any] = {
     **dict.fromkeys(("name", "search", "machine", "versions", "used"), str),
-    **dict.fromkeys(("reason", "reference", "baseline_name"), str),
+    **dict.fromkeys(("reason", "reference", "baseline_name", "note"), str),
     **dict.fromkeys(("weight_bytes_added", "nodes_before", "nodes_after"), int),
     **dict.fromkeys(("candidates", "measurements", "from_store", "failures"), int),
     **dict.fromkeys(("speedup", "traced_speedup"), _float),
@@ -272,6 +274,8 @@ def _lines(r: Report) -> Iterator[str]:
         f"{count_text(r.measurements)} measured ({count_text(r.failures)} failed), "
         f"{count_text(r.from_store)} from the store"
     )
+    if r.note:
+        yield f"  {r.note}"
     yield f"nodes: {r.nodes_before} before, {r.nodes_after} after{_bodies(r.body_counts)}"
     yield f"compile options: {options_text(r.options)}"
     yield f"machine: {r.machine}"

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of, joined
+from xrl_jax.rewrite.bits import at_ranks, ranked
 from xrl_jax.rewrite.instantiate import applies, bind, bind_tree
+from xrl_jax.rewrite.pairs import halves_of, independent, pairs_at
 from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
 
-_SWEEP = 128  # pairs tested for cycles at once
 _SEARCH = 8  # argument steps looked at for a pair drawn at random
 HEIGHT = 4  # patterns reach at most this many argument steps below their root
 
@@ -47,41 +48,6 @@ def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> ja
     for slot in range(N_ARG_BITS):
         bits &= table.arg_bits[slot, code[args[:, slot]]]
     return bits
-
-
-def _ranked(
-    words: jax.Array, first: jax.Array, capacity: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which
-    of them exist.
-
-    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of
-    the time of a rewriting step.
-    """
-    return _at_ranks(words, first + jnp.arange(capacity, dtype=jnp.int32))
-
-
-def _at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and bit of the set bits of `words` [N, W] with these numbers, and which of them exist."""
-    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
-    total = jnp.cumsum(counts)
-    wanted = ranks + 1
-    exists = (ranks >= 0) & (wanted <= total[-1])
-    word = jnp.where(exists, jnp.searchsorted(total, wanted, side="left").astype(jnp.int32), 0)
-    bit = _nth_bit(words.reshape(-1)[word], wanted - (total[word] - counts[word]))
-    width = words.shape[1]
-    return word // width, (word % width) * 32 + bit, exists
-
-
-def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
-    """Position of the n-th set bit (from 1) of each word, by halving."""
-    at = jnp.zeros(words.shape, jnp.int32)
-    for width in (16, 8, 4, 2, 1):
-        half = (words >> at.astype(jnp.uint32)) & jnp.uint32((1 << width) - 1)
-        below = jax.lax.population_count(half).astype(jnp.int32)
-        at += jnp.where(n > below, width, 0)
-        n -= jnp.where(n > below, below, 0)
-    return at
 
 
 def _words(rows: jax.Array) -> jax.Array:
@@ -148,13 +114,13 @@ def _match_some(
 
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
-        nodes, _, exists = _ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
+        nodes, _, exists = ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
         possible = jnp.where(exists[:, None], _rows_possible(table, graph, nodes), 0)
         n_possible = jnp.sum(jax.lax.population_count(possible))
 
         def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, hit = carry
-            at, row, exists = _ranked(possible, first, capacity)
+            at, row, exists = ranked(possible, first, capacity)
             bound, fits = bind_all(table, row, nodes[at], graph)
             fits &= exists
             entry = table.row_entry[row]
@@ -223,12 +189,12 @@ def candidates(
       pair_size: room for pairs before they are checked; `size` by default.
     """
     single = _single_rows(table)
-    node, row, exists = _ranked(masks & single, jnp.int32(0), size)
+    node, row, exists = ranked(masks & single, jnp.int32(0), size)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     entry = jnp.where(exists, table.row_entry[row], -1)
-    halves = _halves(table, graph, masks & ~single, pair_size or size)
+    halves = halves_of(table, graph, masks & ~single, pair_size or size)
     each = jnp.arange(pair_size or size)
-    pair_entry, root, partner = _pairs(table, graph, halves, jnp.where(each < halves.n, each, -1))
+    pair_entry, root, partner = pairs_at(table, graph, halves, jnp.where(each < halves.n, each, -1))
     overflow = (halves.missing > 0) | (halves.n > len(each))
     most = jnp.maximum(halves.n, len(each) + halves.missing)
     n_pairs = jnp.where(overflow, most, jnp.sum(pair_entry >= 0)).astype(jnp.int32)
@@ -262,14 +228,14 @@ def sample(
     """
     single = _single_rows(table)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
-    halves = _halves(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])
+    halves = halves_of(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])
     n = n_single + halves.n
     slot = jnp.arange(size, dtype=jnp.int32)
     drawn = jnp.floor((slot + jax.random.uniform(key)) * (n / size)).astype(jnp.int32)
     number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
-    node, row, exists = _at_ranks(masks & single, jnp.where(number < n_single, number, -1))
+    node, row, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
     of_pair = jnp.where(number >= n_single, number - n_single, -1)
-    pair_entry, root, partner = _pairs(table, graph, halves, of_pair)
+    pair_entry, root, partner = pairs_at(table, graph, halves, of_pair)
     return Candidates(
         jnp.where(exists, table.row_entry[row], pair_entry),
         jnp.where(exists, node, root),
@@ -298,7 +264,7 @@ def draw(
         place = jax.random.randint(at_first, (), 0, jnp.maximum(total[-1], 1))
         root = jnp.searchsorted(total, place, side="right").astype(jnp.int32)
         root = jnp.minimum(root, len(total) - 1)
-        _, row, exists = _ranked(first[root][None], place - (total[root] - counts[root]), 1)
+        _, row, exists = ranked(first[root][None], place - (total[root] - counts[root]), 1)
         entry = table.row_entry[row[0]]
         second = table.entry_rows[entry, 1]
         operand = bind_tree(table, row[0], root, graph)[0][table.shared[entry, 0]]
@@ -306,7 +272,7 @@ def draw(
         fits &= _operands(table, entry, graph) == operand
         fits = fits.at[root].set(False)
         place = jax.random.randint(at_second, (), 0, jnp.maximum(jnp.sum(fits), 1))
-        partner, _, paired = _ranked(fits[:, None].astype(jnp.uint32), place, 1)
+        partner, _, paired = ranked(fits[:, None].astype(jnp.uint32), place, 1)
         partner = jnp.where(second >= 0, partner[0], 0)
         turned = table.symmetric[entry] & (second >= 0) & (root > partner)
         root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
@@ -332,133 +298,3 @@ def _operands(table: RuleTable, entry: jax.Array, graph: TensorGraph) -> jax.Arr
     for slot in reversed(slots):
         node = jnp.where(slot >= 0, args[node, slot], node)
     return node
-
-
-def independent(
-    graph: TensorGraph, root: jax.Array, partner: jax.Array, *, steps: int | None = None
-) -> jax.Array:
-    """Whether neither node depends on the other; true where there is no partner (0).
-
-    Args:
-      steps: argument steps looked at; where they do not suffice, the answer is no.
-    """
-    depth, args = graph.globals.depth, args_of(graph)
-    deeper = depth[root] > depth[partner]
-    start, end = jnp.where(deeper, partner, root), jnp.where(deeper, root, partner)
-    above = (depth > depth[start]) & (depth <= depth[end])
-    reached = (jnp.arange(len(args)) == start) & (partner > 0)
-
-    def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        i, old, new = carry
-        more = jnp.any(old != new)
-        return more if steps is None else more & (i <= steps)
-
-    def level(reached: jax.Array) -> jax.Array:
-        return reached | (above & jnp.any(reached[args] & (args > 0), axis=1))
-
-    start_from = (jnp.int32(0), jnp.zeros_like(reached), reached)
-    _, old, new = jax.lax.while_loop(going, lambda c: (c[0] + 1, c[2], level(c[2])), start_from)
-    return (partner == 0) | (~new[end] & jnp.all(old == new))
-
-
-class _Halves(NamedTuple):
-    """Matches of either root of two-root rules, sorted so that those that share an operand lie
-    together: a first root meets the second roots of its run. Pairs are numbered through.
-    """
-
-    entry: jax.Array  # [S]
-    node: jax.Array  # [S]
-    bound: jax.Array  # [S, P]
-    order: jax.Array  # [S] the second roots by run
-    low: jax.Array  # [S] for a first root, where its run begins in `order`
-    ends: jax.Array  # [S] how many pairs there are up to and with this first root
-    n: jax.Array  # pairs in all
-    missing: jax.Array  # halves for which there was no room
-
-
-def _halves(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int) -> _Halves:
-    node, row, exists = _ranked(masks, jnp.int32(0), size)
-    n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
-    entry, role = table.row_entry[row], table.row_role[row]
-    bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
-    operand = bound[jnp.arange(size), table.shared[entry, role]]
-    n_entries = table.entry_rule.shape[0]
-    n_nodes = graph.nodes.op.shape[0]
-    key = jnp.where(exists, operand * n_entries + entry, n_nodes * n_entries)
-    first_key = jnp.where(exists & (role == 0), key, -1)
-    second_key = jnp.where(exists & (role == 1), key, n_nodes * n_entries)
-    order = jnp.argsort(second_key)
-    ordered = second_key[order]
-    low = jnp.searchsorted(ordered, first_key, side="left")
-    high = jnp.searchsorted(ordered, first_key, side="right")
-    ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0))
-    missing = jnp.maximum(n_halves - size, 0)
-    return _Halves(entry, node, bound, order, low, ends, ends[-1], missing)
-
-
-def _pairs(
-    table: RuleTable, graph: TensorGraph, halves: _Halves, numbers: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The two-root candidates with these numbers [M]: entry (-1 for the number -1 and where the
-    pair does not hold), root, partner.
-    """
-    entry, node, bound, order, low, ends, *_ = halves
-    present, size = numbers >= 0, len(entry)
-    left = jnp.clip(jnp.searchsorted(ends, numbers, side="right"), 0, size - 1)
-    offset = numbers - jnp.where(left > 0, ends[left - 1], 0)
-    right = order[jnp.clip(low[left] + offset, 0, size - 1)]
-    e = jnp.where(present, entry[left], 0)
-    root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
-    keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
-    cross = table.cross_same[e]
-    joint = jnp.concatenate([bound[left], bound[right]], axis=1)
-    keep &= jnp.all(
-        (cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]),
-        axis=1,
-    )
-    keep &= jax.vmap(applies, in_axes=(None, 0, 0, None))(
-        table, jnp.where(keep, e, -1), joint, graph
-    )
-    keep &= ~_closes_cycle(graph, root, partner, keep)
-    return jnp.where(keep, e, -1), root, partner
-
-
-def _closes_cycle(
-    graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array
-) -> jax.Array:
-    """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
-
-    The topological order prunes: only a deeper root can depend on a shallower one, so equal depths
-    are safe. The exact test is a sweep
-    over the nodes in that order with a bit for each pair left, for a few words of pairs at a time.
-    """
-    depth, args = graph.globals.depth, args_of(graph)
-    below = depth[root] <= depth[partner]
-    low, high = jnp.where(below, root, partner), jnp.where(below, partner, root)
-    suspicious = among & (depth[root] != depth[partner])
-    n_suspicious = jnp.sum(suspicious)
-    order = jnp.argsort(depth)
-    lane = jnp.arange(_SWEEP)
-    word, bit = lane // 32, (lane % 32).astype(jnp.uint32)
-
-    def sweep(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        first, closes = carry
-        pair, _, exists = _ranked(suspicious[:, None].astype(jnp.uint32), first, _SWEEP)
-        start, end = low[pair], high[pair]
-        seeds = jnp.zeros((args.shape[0], _SWEEP // 32), jnp.uint32)
-        seeds = seeds.at[start, word].add(jnp.where(exists, jnp.uint32(1) << bit, jnp.uint32(0)))
-        lowest = jnp.min(jnp.where(exists, depth[start], jnp.iinfo(jnp.int32).max))
-        highest = jnp.max(jnp.where(exists, depth[end], -1))
-
-        def visit(i: jax.Array, reach: jax.Array) -> jax.Array:
-            n = order[i]
-            above = jax.lax.reduce(reach[args[n]], jnp.uint32(0), jax.lax.bitwise_or, (0,))
-            return reach.at[n].set(reach[n] | above)
-
-        reach = jax.lax.fori_loop(jnp.sum(depth < lowest), jnp.sum(depth <= highest), visit, seeds)
-        hit = exists & ((reach[end, word] >> bit) & 1 == 1)
-        return first + _SWEEP, closes.at[pair].max(hit)
-
-    return jax.lax.while_loop(
-        lambda c: c[0] < n_suspicious, sweep, (jnp.int32(0), jnp.zeros(root.shape, bool))
-    )[1]

@@ -1,15 +1,43 @@
-"""What a policy does with a graph: the most probable candidate at each step, or one drawn."""
+"""Rollouts: at each step the candidate of the largest logit, or one drawn by the logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.rl.env import EnvParams, EnvState, step
+from xrl_jax.rl.env import EnvParams, EnvState, reset, step
 from xrl_jax.rl.features import observe
 from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
+
+# Logits [M + 1] of a state's candidates and of No-Op, the last.
+Choice = Callable[[EnvState, EnvParams], jax.Array]
+_LEAST_GAIN = 1e-6  # share of the first state's seconds that greedy search takes for a gain
+
+
+def by_network(config: NetworkConfig, weights: Any) -> Choice:
+    """Logits of a policy."""
+    network = PolicyNetwork(config)
+
+    def choose(state: EnvState, params: EnvParams) -> jax.Array:
+        return network.apply(weights, observe(state, params)).logits  # type: ignore[union-attr]
+
+    return choose
+
+
+def by_gain(state: EnvState, params: EnvParams) -> jax.Array:
+    """What greedy search takes where nothing is drawn: the largest predicted gain while there is
+    one.
+    """
+    gain = -state.moves.seconds / params.start.seconds
+    return jnp.append(jnp.where(state.moves.valid, gain, -jnp.inf), _LEAST_GAIN)
+
+
+def by_chance(state: EnvState, params: EnvParams) -> jax.Array:
+    """Any candidate, and now and then No-Op."""
+    return jnp.append(jnp.where(state.moves.valid, 0.0, -jnp.inf), -10.0)
 
 
 class Trail(NamedTuple):
@@ -26,24 +54,22 @@ class Trail(NamedTuple):
 
 
 def follow(
-    config: NetworkConfig,
-    weights: Any,
+    choose: Choice,
     params: EnvParams,
     state: EnvState,
     key: jax.Array,
     temperature: jax.Array,
     n_steps: int,
 ) -> tuple[EnvState, Trail]:
-    """So many steps by the policy; after No-Op nothing more is done.
+    """So many steps; after No-Op nothing more is done.
 
     Args:
-      temperature: 0 takes the most probable candidate, 1 draws by the policy's probabilities.
+      temperature: 0 takes the largest logit, 1 draws by the probabilities.
     """
-    network = PolicyNetwork(config)
 
     def one(state: EnvState, key: jax.Array) -> tuple[EnvState, Trail]:
         to_act, to_step = jax.random.split(key)
-        logits = network.apply(weights, observe(state, params)).logits  # type: ignore[union-attr]
+        logits = choose(state, params)
         noise = jax.random.gumbel(to_act, logits.shape)
         action = jnp.argmax(logits + temperature * noise)
         after, outcome = step(to_step, state, jnp.where(state.done, params.slots, action), params)
@@ -63,3 +89,12 @@ def follow(
         )
 
     return jax.lax.scan(one, state, jax.random.split(key, n_steps))
+
+
+def least_met(
+    choose: Choice, params: EnvParams, key: jax.Array, temperature: jax.Array, n_steps: int
+) -> jax.Array:
+    """Least seconds that a rollout meets, relative to where it begins."""
+    to_begin, to_go = jax.random.split(key)
+    _, trail = follow(choose, params, reset(to_begin, params), to_go, temperature, n_steps)
+    return jnp.minimum(jnp.min(trail.seconds) / params.start.seconds, 1.0)

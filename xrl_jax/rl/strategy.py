@@ -19,8 +19,9 @@ import numpy as np
 
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rl.decode import Trail, follow
+from xrl_jax.rl.decode import Trail, by_network, follow
 from xrl_jax.rl.env import EnvParams, EnvState, Start, reset
+from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
@@ -37,14 +38,28 @@ _STALLED = 4  # rounds without a better state, after which a search ends
 _KEPT = 4  # states of a graph that are kept for timing whole programs
 
 
-def by_policy(policy: Policy) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
-    """A strategy that follows this policy."""
+def by_policy(
+    policy: Policy, *, finetune: bool = False
+) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
+    """A strategy that follows this policy.
+
+    Args:
+      finetune: train it further on the program first, for half of the time (`rl.finetune`).
+    """
 
     def strategy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         config, weights = policy.fitted(problem.rules)
+        note, to_tune, key = "", *jax.random.split(key)
+        if finetune:
+            clock = Stopwatch(budget.seconds)
+            weights, updates = finetuned(config, weights, problem, budget, to_tune)
+            note = f"the policy was trained on this program for {updates} updates"
+            budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
         decode = _Decoder(config, weights, problem)
-        return search_graphs(problem, budget, key, Phase(functools.partial(_search, decode)))
+        found = search_graphs(problem, budget, key, Phase(functools.partial(_search, decode)))
+        return dataclasses.replace(found, note="; ".join(filter(None, (note, found.note))))
 
+    strategy.__name__ = "xrlflow"  # as reports call it
     return strategy
 
 
@@ -69,7 +84,8 @@ def _following(config: NetworkConfig) -> tuple[Any, Any]:
         weights: Any, params: EnvParams, states: EnvState, key: jax.Array
     ) -> tuple[EnvState, Trail]:
         def one(state: EnvState, key: jax.Array, temperature: jax.Array) -> tuple[EnvState, Trail]:
-            return follow(config, weights, params, state, key, temperature, _AT_ONCE)
+            choose = by_network(config, weights)
+            return follow(choose, params, state, key, temperature, _AT_ONCE)
 
         temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
         return jax.vmap(one)(states, jax.random.split(key, _ROLLOUTS), temperature)
@@ -138,6 +154,9 @@ def _search(
         key, now = jax.random.split(key)
         start = space.matched(space.reprice(first, oracle.table()))
         trail = decode.trails(run, start, clock, now)
+        most = int(trail.candidates.max(initial=0))
+        if most > slots:
+            run.note = f"the policy saw {slots} of up to {most} candidates at a step, drawn evenly"
         state, steps = _rebuilt(space, start, oracle.table(), trail, index)
         learned = measure_state(oracle, state, clock, limit)
         now_kept = {**kept, space.identity(state): (state, steps)}

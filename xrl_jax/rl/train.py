@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from xrl_jax.rl import ppo
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
+
+_AT_ONCE = 64  # states that a gradient is computed for at once, for the caches (BUILD_NOTES)
 
 
 @dataclass(frozen=True)
@@ -196,14 +199,28 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
     def loss(
         weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Sums over what counts: what is minimised; and value loss, entropy, divergence."""
         logits, value = evaluate(weights, batch.seen)
         ratio = jnp.exp(jax.vmap(ppo.log_prob)(logits, batch.action) - batch.log_prob)
-        gain = ppo.clipped_surrogate(ratio, ppo.normalised(advantage, batch.counts), config.clip)
-        value_loss = 0.5 * ppo.mean_where((value - target) ** 2, batch.counts)
-        entropy = ppo.mean_where(jax.vmap(ppo.entropy)(logits), batch.counts)
-        kl = ppo.mean_where(ratio - 1.0 - jnp.log(ratio), batch.counts)
-        total = -ppo.mean_where(gain, batch.counts) + config.value_weight * value_loss
-        return total - config.entropy_weight * entropy, (value_loss, entropy, kl)
+        gain = ppo.clipped_surrogate(ratio, advantage, config.clip)
+        value_loss = 0.5 * (value - target) ** 2
+        entropy, kl = jax.vmap(ppo.entropy)(logits), ratio - 1.0 - jnp.log(ratio)
+        total = config.value_weight * value_loss - gain - config.entropy_weight * entropy
+        each = total, value_loss, entropy, kl
+        first, *rest = (jnp.sum(jnp.where(batch.counts, v, 0.0)) for v in each)
+        return first, tuple(rest)
+
+    def of_minibatch(
+        weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
+        advantage = ppo.normalised(advantage, batch.counts)
+        n = math.gcd(len(target), _AT_ONCE)
+        parts = jax.tree.map(lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target))
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (_, told), found = jax.lax.map(lambda part: gradient(weights, *part), parts)
+        count = jnp.maximum(jnp.sum(batch.counts), 1)
+        return jax.tree.map(lambda v: jnp.sum(v, axis=0) / count, (told, found))
 
     def learn(
         state: TrainState, params: EnvParams, moves: Transition
@@ -221,8 +238,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
             weights, optimiser_state, goes_on = carry
             part = jax.tree.map(lambda v: v[at], rows)
-            (_, told), gradient = jax.value_and_grad(loss, has_aux=True)(weights, *part)
-            told, gradient = mean((told, gradient))
+            told, gradient = mean(of_minibatch(weights, *part))
             goes_on &= told[2] < config.target_kl
             change, new_state = optimiser.update(gradient, optimiser_state, weights)
             new = optax.apply_updates(weights, change), new_state

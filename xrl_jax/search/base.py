@@ -127,6 +127,7 @@ class SearchResult:
       candidates: how many candidates were looked at.
       stop: why it ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
+      note: what else is to be known of the search, in a sentence; "" for nothing.
     """
 
     best: tuple[Found, ...]
@@ -134,6 +135,7 @@ class SearchResult:
     candidates: int
     stop: StopReason
     history: tuple[tuple[float, float], ...] = ()
+    note: str = ""
 
 
 Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
@@ -153,6 +155,7 @@ class Run:
       counts: how often each graph runs.
       reached: the best states of each graph so far, best first, which survive an interruption.
       original: the cost table, and what it predicts for the original.
+      note: see `SearchResult`.
     """
 
     problem: Problem
@@ -167,6 +170,7 @@ class Run:
     counts: tuple[float, ...] = ()
     reached: dict[int, list[Reached]] = field(default_factory=dict)
     original: tuple[CostTable, float] | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         self.clock = Stopwatch(self.budget.seconds)

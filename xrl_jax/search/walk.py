@@ -90,6 +90,7 @@ def search_graphs(
         run.candidates,
         run.stop,
         tuple(run.history),
+        run.note,
     )
 
 

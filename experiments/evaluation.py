@@ -1,0 +1,60 @@
+"""What a policy reaches in its environment, beside greedy search and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.decode import by_chance, by_gain, by_network, least_met
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
+from xrl_jax.rl.networks import NetworkConfig
+
+N = 4  # rollouts of each kind that draws; the best counts
+# What rollouts go by: its logits (of the policy, of greedy search, of chance) and temperature.
+_ROLLOUTS = ((0, 0.0), *((0, 1.0),) * (N - 1), (1, 0.0), *((2, 1.0),) * N)
+
+
+class Reached(NamedTuple):
+    """Least predicted seconds that rollouts have met on each program [K], relative to its own."""
+
+    policy: np.ndarray  # the best of one by the most probable candidates and N - 1 drawn
+    greedy: np.ndarray  # the largest predicted gain at each step
+    chance: np.ndarray  # the best of N
+
+
+def evaluator(
+    network: NetworkConfig, params: EnvParams, *, n_steps: int
+) -> Callable[[Any, jax.Array], Reached]:
+    """A function of a policy's weights and a key; compiled at its first call.
+
+    Args:
+      params: environments of different programs, one each: `start` has a leading dimension [K].
+    """
+    ways = jnp.array([way for way, _ in _ROLLOUTS])
+    temperatures = jnp.array([t for _, t in _ROLLOUTS])
+
+    @engine_jit
+    def least(weights: Any, params: EnvParams, key: jax.Array) -> jax.Array:
+        # Every rollout asks all three and goes by one: the environment is compiled once.
+        choices = by_network(network, weights), by_gain, by_chance
+
+        def one(params: EnvParams, key: jax.Array, way: jax.Array, t: jax.Array) -> jax.Array:
+            def choose(state: EnvState, params: EnvParams) -> jax.Array:
+                return jnp.stack([choice(state, params) for choice in choices])[way]
+
+            return least_met(choose, params, key, t, n_steps)
+
+        rollouts = jax.vmap(one, in_axes=(None, 0, 0, 0))
+        of_all = jax.vmap(rollouts, in_axes=(batch_axes(params), None, None, None))
+        return of_all(params, jax.random.split(key, len(ways)), ways, temperatures)
+
+    def evaluate(weights: Any, key: jax.Array) -> Reached:
+        found, way = np.asarray(least(weights, params, key)), np.asarray(ways)
+        return Reached(*(found[:, way == i].min(axis=1) for i in range(3)))
+
+    return evaluate

@@ -1,0 +1,140 @@
+"""How far a trained policy carries: to other shapes, and to networks it was not trained on.
+
+  python -m experiments.generalise --policy=out/train/policy.msgpack \\
+      --networks=bert:tokens=64,bert:tokens=256,squeezenet:image_size=160,mobilenetv2
+
+For each network, with its options after colons, and each of --seeds: the least predicted time that
+four rollouts of the policy reach, relative to the network's own, beside four of an untrained policy
+of the same sizes, four random walks, and greedy search, all in the same environment. Times are
+predicted, under a table that knows no timings. Printed are means and standard errors over the
+seeds, and by how many standard errors the policy is ahead. --out gets generalise.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from experiments import models, targets
+from experiments.evaluation import Reached, evaluator
+from experiments.targets import ConfigError
+from experiments.train import params_of, program_of
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import GraphError
+from xrl_jax.rewrite.library import offered, standard_rules
+from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rl.env import HORIZON, SLOTS
+from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
+from xrl_jax.rl.train import TrainConfig, training_of
+
+FLAGS = flags.FLAGS
+WAYS = ("policy", "untrained", "chance", "greedy")
+
+
+def parsed(text: str) -> tuple[str, dict[str, int]]:
+    """A network and its options, of NAME:OPTION=NUMBER:...
+
+    Raises:
+      ConfigError: there is no such network, or an option is not written so.
+    """
+    name, *options = text.split(":")
+    targets.require_known("networks", (name,), models.MODELS)
+    found = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if not value.isdigit():
+            raise ConfigError(f"--networks: {option!r} of {text!r} must be OPTION=NUMBER")
+        found[key] = int(value)
+    return name, found
+
+
+def row_of(trained: Sequence[Reached], untrained: Sequence[Reached]) -> dict[str, Any]:
+    """Means and standard errors over seeds of one program, and by how many of the latter the policy
+    is ahead of what else draws.
+    """
+    values = {
+        "policy": [float(r.policy[0]) for r in trained],
+        "untrained": [float(r.policy[0]) for r in untrained],
+        "chance": [float(r.chance[0]) for r in trained],
+        "greedy": [float(r.greedy[0]) for r in trained],
+    }
+    means = {w: float(np.mean(v)) for w, v in values.items()}
+    errors = {w: float(np.std(v, ddof=1) / np.sqrt(len(v))) for w, v in values.items()}
+    ahead = {
+        w: float((means[w] - means["policy"]) / max(np.hypot(errors[w], errors["policy"]), 1e-9))
+        for w in ("untrained", "chance")
+    }
+    return {"mean": means, "standard_error": errors, "ahead": ahead}
+
+
+def show(rows: dict[str, dict[str, Any]]) -> None:
+    """The table."""
+    table = Table("network", *WAYS, "ahead of untrained", "of chance", title_justify="left")
+    for name, row in rows.items():
+        cells = (f"{row['mean'][w]:.3f} ({row['standard_error'][w]:.3f})" for w in WAYS)
+        ahead = (f"{row['ahead'][w]:.1f}" for w in ("untrained", "chance"))
+        table.add_row(name, *cells, *ahead)
+    Console(width=120).print(table)
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("policy", str(SHIPPED), "Policy file; the shipped one by default.")
+    flags.DEFINE_list("networks", ["squeezenet"], "NAME or NAME:OPTION=NUMBER:..., with commas.")
+    flags.DEFINE_integer(
+        "seeds", 5, "Seeds of the rollouts and of untrained policies.", lower_bound=2
+    )
+    flags.DEFINE_integer("horizon", HORIZON, "Steps of a rollout.", lower_bound=1)
+    flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_string("out", "out/generalise", "Folder of the results.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags."""
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        wanted = {text: parsed(text) for text in FLAGS.networks}
+        policy = load_policy(FLAGS.policy)
+        rules = compile_rules(offered(standard_rules()))
+        programs = {t: program_of(n, fold=True, seed=0, **more) for t, (n, more) in wanted.items()}
+    except (ConfigError, PolicyError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    network, weights = policy.fitted(rules)
+    print(f"{FLAGS.policy}: {policy.trained}")
+    rows: dict[str, dict[str, Any]] = {}
+    for text, program in programs.items():
+        try:
+            params = params_of([program], rules, envs=1, horizon=FLAGS.horizon, slots=FLAGS.slots)
+        except GraphError as error:
+            print(f"{text}: {error}", file=sys.stderr)
+            continue
+        evaluate = evaluator(network, params, n_steps=FLAGS.horizon)
+        init = engine_jit(training_of(TrainConfig(network=network)).init)
+        keys = jax.random.split(jax.random.key(0), FLAGS.seeds)
+        trained = [evaluate(weights, key) for key in keys]
+        untrained = [evaluate(init(key, params).weights, key) for key in keys]
+        rows[text] = row_of(trained, untrained)
+        show(rows)
+    out = Path(FLAGS.out)
+    out.mkdir(parents=True, exist_ok=True)
+    result = {"policy": FLAGS.policy, "trained": policy.trained, "rows": rows}
+    (out / "generalise.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print(f"results are in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

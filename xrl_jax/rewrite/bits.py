@@ -1,0 +1,41 @@
+"""Set bits of words, numbered through: how flags of many are compressed to the few that are set."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def ranked(
+    words: jax.Array, first: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which
+    of them exist.
+
+    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of
+    the time of a rewriting step.
+    """
+    return at_ranks(words, first + jnp.arange(capacity, dtype=jnp.int32))
+
+
+def at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row and bit of the set bits of `words` [N, W] with these numbers, and which of them exist."""
+    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
+    total = jnp.cumsum(counts)
+    wanted = ranks + 1
+    exists = (ranks >= 0) & (wanted <= total[-1])
+    word = jnp.where(exists, jnp.searchsorted(total, wanted, side="left").astype(jnp.int32), 0)
+    bit = _nth_bit(words.reshape(-1)[word], wanted - (total[word] - counts[word]))
+    width = words.shape[1]
+    return word // width, (word % width) * 32 + bit, exists
+
+
+def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
+    """Position of the n-th set bit (from 1) of each word, by halving."""
+    at = jnp.zeros(words.shape, jnp.int32)
+    for width in (16, 8, 4, 2, 1):
+        half = (words >> at.astype(jnp.uint32)) & jnp.uint32((1 << width) - 1)
+        below = jax.lax.population_count(half).astype(jnp.int32)
+        at += jnp.where(n > below, width, 0)
+        n -= jnp.where(n > below, below, 0)
+    return at
