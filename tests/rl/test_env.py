@@ -141,6 +141,7 @@ def test_the_environment_conforms(name: str) -> None:
     conforms(params, program, args, seed=0)
 
 
+@pytest.mark.slow
 def test_a_batch_of_programs_is_each_by_itself() -> None:
     costs = cost_table({})
     programs = [

@@ -96,6 +96,7 @@ def test_a_policy_of_other_features_is_refused(
         load_policy(tmp_path / "p")
 
 
+@pytest.mark.slow
 def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)
