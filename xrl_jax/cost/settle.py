@@ -64,10 +64,8 @@ class Settled:
     @property
     def traced_speedup(self) -> float:
         """Of what runs where weights are traced; 1 where that is the original."""
-        if not self.used:
-            return 1.0
-        ratio = self.speedup if self.unprepared is None else self.unprepared
-        return ratio.value if ratio.low > 1.0 else 1.0
+        ratio = self.unprepared if any(self.program.weights) else self.speedup
+        return ratio.value if self.used and ratio is not None and ratio.low > 1.0 else 1.0
 
 
 def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
