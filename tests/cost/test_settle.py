@@ -232,6 +232,13 @@ def test_a_second_sample_draws_inputs_at_their_own_scale_and_keeps_weights():
     assert not np.allclose(second[1], x)
 
 
+def test_a_second_sample_of_weak_type_has_a_weak_type() -> None:
+    x = jnp.full((3,), 0.5)
+    assert x.weak_type
+    _, second = samples(from_jax(jnp.tanh, x), [x])
+    assert second[0].weak_type and second[0].dtype == x.dtype
+
+
 @pytest.mark.parametrize("x", [jnp.arange(4), jnp.zeros((0, 3)), jax.random.key(0)], ids=str)
 def test_integers_keys_and_empty_arrays_are_not_drawn_again(x):
     program = from_jax(lambda x: x, x)

@@ -50,11 +50,11 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
             values.append(_value(program, node, nodes, values, args))
     results = [values[o] for o in outputs]
     for i in program.weak_outputs if index == 0 else ():
-        results[i] = _weakened(results[i])
+        results[i] = weakened(results[i])
     return results
 
 
-def _weakened(x: Any) -> Any:
+def weakened(x: Any) -> Any:
     """The array with a weak type; graphs do not know of these."""
     if getattr(x, "weak_type", False):
         return x

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from xrl_jax.backends.accuracy import Accuracy, assess
 from xrl_jax.backends.baselines import AS_ARGUMENTS, baselines, compiled, flat_original
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.xla import evaluate
+from xrl_jax.backends.xla import evaluate, weakened
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
@@ -92,9 +92,9 @@ def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
         scale = jnp.std(x.astype(jnp.float32)) if x.size > 1 else jnp.float32(0)
         scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0).astype(x.dtype)
         middle = jnp.mean(x.astype(jnp.float32)).astype(x.dtype)
-        again.append(
-            middle + scale * random_input(jax.ShapeDtypeStruct(x.shape, x.dtype), seed=i + 1)
-        )
+        drawn = middle + scale * random_input(jax.ShapeDtypeStruct(x.shape, x.dtype), seed=i + 1)
+        # Of another type, it would be the original that runs on it.
+        again.append(weakened(drawn) if getattr(x, "weak_type", False) else drawn)
     return [list(leaves), again]
 
 
