@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,11 @@ class Reached(NamedTuple):
     policy: np.ndarray  # the best of one by the most probable candidates and N - 1 drawn
     greedy: np.ndarray  # the largest predicted gain at each step
     chance: np.ndarray  # the best of N
+
+    def of_each(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """By program and by way."""
+        ways = self._asdict().items()
+        return {name: {way: float(v[k]) for way, v in ways} for k, name in enumerate(names)}
 
 
 def evaluator(

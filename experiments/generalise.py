@@ -114,17 +114,19 @@ def main(argv: Sequence[str]) -> int:
     network, weights = policy.fitted(rules)
     print(f"{FLAGS.policy}: {policy.trained}")
     rows: dict[str, dict[str, Any]] = {}
+    keys, blank = jax.random.split(jax.random.key(0), FLAGS.seeds), []
     for text, program in programs.items():
         try:
             params = params_of([program], rules, envs=1, horizon=FLAGS.horizon, slots=FLAGS.slots)
         except GraphError as error:
             print(f"{text}: {error}", file=sys.stderr)
             continue
+        if not blank:  # they fit graphs of any size
+            init = engine_jit(training_of(TrainConfig(network=network)).init)
+            blank = [init(key, params).weights for key in keys]
         evaluate = evaluator(network, params, n_steps=FLAGS.horizon)
-        init = engine_jit(training_of(TrainConfig(network=network)).init)
-        keys = jax.random.split(jax.random.key(0), FLAGS.seeds)
         trained = [evaluate(weights, key) for key in keys]
-        untrained = [evaluate(init(key, params).weights, key) for key in keys]
+        untrained = [evaluate(w, key) for w, key in zip(blank, keys, strict=True)]
         rows[text] = row_of(trained, untrained)
         show(rows)
     out = Path(FLAGS.out)

@@ -122,7 +122,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "finetune",
         False,
-        "For --search=xrlflow: train the policy on this network first, for half of the search.",
+        "For --search=xrlflow: train the policy on this network first, for half of the search. "
+        "That compiles for half a minute and more: give it some minutes.",
         flag_values=values,
     )
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")

@@ -30,9 +30,8 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rl.decode import Choice, by_chance, by_network
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
-from xrl_jax.rl.features import observe
-from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, step
+from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
@@ -75,13 +74,10 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     rules = compile_rules(offered(standard_rules()))
     program = program_of(network, fold=fold, seed=0)
     params = params_of([program], rules, envs=batch, slots=FLAGS.slots)
-    axes, keys = batch_axes(params), jax.random.split(jax.random.key(0), batch)
-    states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, params)
-    n = batch * FLAGS.steps
+    axes, n = batch_axes(params), batch * FLAGS.steps
     sizes = NetworkConfig(n_rules=len(rules.rules))
-    network_of = PolicyNetwork(sizes)
-    first = jax.tree.map(lambda v: v[0], jax.vmap(observe, in_axes=(0, axes))(states, params))
-    weights = network_of.init(jax.random.key(0), first)
+    training = training_of(TrainConfig(network=sizes, steps=FLAGS.steps))
+    first = engine_jit(training.init)(jax.random.key(0), params)
 
     def rate_of(choose: Choice) -> tuple[float, float]:
         steps = engine_jit(
@@ -91,11 +87,10 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         def go_on(states: EnvState, run: int) -> EnvState:
             return steps(params, states, jax.random.split(jax.random.key(run), batch))
 
-        return rate(go_on, states, n=n)
+        return rate(go_on, first.envs, n=n)
 
-    training = training_of(TrainConfig(network=sizes, steps=FLAGS.steps))
     chance, chance_compile = rate_of(by_chance)
-    policy, policy_compile = rate_of(by_network(sizes, weights))
+    policy, policy_compile = rate_of(by_network(sizes, first.weights))
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,
@@ -106,9 +101,8 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         "compile_seconds": {"random": chance_compile, "policy": policy_compile},
     }
     if n % TrainConfig().minibatches == 0:
-        state = engine_jit(training.init)(jax.random.key(0), params)
         update = engine_jit(training.update)
-        row["training"], compiling = rate(lambda s, _: update(s, params)[0], state, n=n)
+        row["training"], compiling = rate(lambda s, _: update(s, params)[0], first, n=n)
         row["compile_seconds"]["training"] = compiling
     return row
 

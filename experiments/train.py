@@ -159,15 +159,6 @@ class Checkpoints:
         return update, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def by_network_of(config: Config, found: Reached) -> dict[str, dict[str, float]]:
-    """What was reached on each network, by way."""
-    named = found._asdict()
-    return {
-        name: {way: float(values[k]) for way, values in named.items()}
-        for k, name in enumerate(config.networks)
-    }
-
-
 Update = Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
 
 
@@ -206,14 +197,15 @@ def train(
                 if measured is not None and done >= config.model_updates:
                     update = measured
                 after, metrics = jax.block_until_ready(update(state, params))
-                state, done = after, done + 1
-                seconds = before + time.monotonic() - began
-                env_steps = done * config.envs * config.steps
-                row = row_of(config.networks, done, env_steps, seconds, metrics)
-                last = done == config.updates
-                if evaluate is not None and (last or done % config.evaluate_every == 0):
-                    found = evaluate(state.weights, jax.random.key(done))
-                    row["evaluated"] = by_network_of(config, found)
+                n, seconds = done + 1, before + time.monotonic() - began
+                env_steps = n * config.envs * config.steps
+                row = row_of(config.networks, n, env_steps, seconds, metrics)
+                last = n == config.updates
+                if evaluate is not None and (last or n % config.evaluate_every == 0):
+                    found = evaluate(after.weights, jax.random.key(n))
+                    row["evaluated"] = found.of_each(config.networks)
+                # Only now, so that Ctrl-C leaves a line for every update that counts.
+                state, done = after, n
                 log.add(row)
                 best = " ".join(f"{n} {b:.3f}" for n, b in row["best"].items())
                 progress.update(task, advance=1, description=f"best: {best}")

@@ -63,8 +63,10 @@ class Fast:
     Args:
       program: the optimised program.
       fn: the original function; None for a loaded program, whose derivative is then the program's
-      own. options: XLA compile options by name, where the call is compiled here and not inside
-      another jit. report: whatever tells of the optimisation.
+        own.
+      options: XLA compile options by name, where the call is compiled here and not inside another
+        jit.
+      report: whatever tells of the optimisation.
       close_over: make the prepared weights compile-time constants; other weights then compile anew.
       max_bytes: bound for the memory that prepared weights may add; None for no bound.
       traced_program: what runs where weights are traced (arguments of a surrounding jit, a

@@ -22,7 +22,8 @@ def by_network(config: NetworkConfig, weights: Any) -> Choice:
     network = PolicyNetwork(config)
 
     def choose(state: EnvState, params: EnvParams) -> jax.Array:
-        return network.apply(weights, observe(state, params)).logits  # type: ignore[union-attr]
+        said: Any = network.apply(weights, observe(state, params))
+        return said.logits
 
     return choose
 

@@ -20,6 +20,7 @@ from xrl_jax.search.states import Space, in_one_bucket
 
 _SHARE = 0.5  # of the search's time
 _TIMING = 0.2  # of that, at most, for the regions of the program
+_WORTH = 30.0  # seconds, at least: compiling takes most of them
 _ENVS = 16
 _CONFIG = TrainConfig(updates=400, learning_rate=1e-3)  # the rate falls as if there were so many
 
@@ -28,13 +29,16 @@ def finetuned(
     config: NetworkConfig, weights: Any, problem: Problem, budget: Budget, key: jax.Array
 ) -> tuple[Any, int]:
     """Weights after training on the program under what its regions take, and how many updates that
-    were. Ctrl-C ends it, and goes on to the search.
+    were: none where there is too little time to compile it. Ctrl-C ends it, and goes on to the
+    search.
 
     Raises:
       GraphError: the program is too large for one environment.
     """
     oracle, clock = problem.oracle, Stopwatch(_SHARE * budget.seconds)
     done = 0
+    if clock.left < _WORTH:
+        return weights, done
     try:
         with plain_ctrl_c():
             space = Space(problem.rules, jnp.asarray(problem.program.digests()))

@@ -23,7 +23,6 @@ import numpy as np
 
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import program_job
-from xrl_jax.cost.worker import Job
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
@@ -92,29 +91,28 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
     Args:
       programs: the original of each environment.
     """
-    known: dict[tuple[str, ...], float] = {}
-    references: dict[int, Job] = {}
 
     def key(program: Program) -> tuple[str, ...]:
         return tuple(timing_key(*nodes_of(g)[:2]) for g in program.graphs)
 
+    originals = {id(p): p for p in programs}
+    references = {i: program_job(p, constants=oracle.constants) for i, p in originals.items()}
+    # By original and key.
+    known = {(i, key(p)): 1.0 for i, p in originals.items()}
+
     def relative_time(index: int, state: EnvState) -> float:
-        original = programs[index]
-        now = divided(original, state.graph, state.owner)
-        pair = *key(original), "", *key(now)
-        if key(original) == key(now):
-            return 1.0
-        if pair not in known:
-            if id(original) not in references:
-                references[id(original)] = program_job(original, constants=oracle.constants)
+        original = id(programs[index])
+        now = divided(programs[index], state.graph, state.owner)
+        place = original, key(now)
+        if place not in known:
             try:
                 job = program_job(now, constants=oracle.constants)
             except Exception:  # a form that cannot be traced costs itself only
-                known[pair] = float("nan")
+                known[place] = float("nan")
             else:
-                timing = oracle.time_against(job, references[id(original)])
-                known[pair] = float("nan") if timing.relative is None else timing.relative
-        return known[pair]
+                timing = oracle.time_against(job, references[original])
+                known[place] = float("nan") if timing.relative is None else timing.relative
+        return known[place]
 
     return relative_time
 

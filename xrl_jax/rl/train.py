@@ -283,9 +283,9 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
     mesh = jax.sharding.Mesh(np.asarray(devices), (axis,))
     training = training_of(config, axis=axis)
     each, same = PartitionSpec(axis), PartitionSpec()
-    states = TrainState(same, same, each, same, each, each)  # type: ignore[arg-type]
+    states = TrainState._make((same, same, each, same, each, each))
     moves = PartitionSpec(None, axis)
-    metrics = Metrics(same, each, same, same, same, same, same)  # type: ignore[arg-type]
+    metrics = Metrics._make((same, each, same, same, same, same, same))
 
     def over_devices(fn: Any, first: Any, out: Any, *rest: Any) -> Any:
         def call(given: Any, params: EnvParams, *others: Any) -> Any:
