@@ -24,10 +24,9 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from experiments import models, targets
+from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
-from experiments.train import params_of, program_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.rewrite.library import offered, standard_rules
@@ -38,23 +37,6 @@ from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
 WAYS = ("policy", "untrained", "chance", "greedy")
-
-
-def parsed(text: str) -> tuple[str, dict[str, int]]:
-    """A network and its options, of NAME:OPTION=NUMBER:...
-
-    Raises:
-      ConfigError: there is no such network, or an option is not written so.
-    """
-    name, *options = text.split(":")
-    targets.require_known("networks", (name,), models.MODELS)
-    found = {}
-    for option in options:
-        key, _, value = option.partition("=")
-        if not value.isdigit():
-            raise ConfigError(f"--networks: {option!r} of {text!r} must be OPTION=NUMBER")
-        found[key] = int(value)
-    return name, found
 
 
 def row_of(trained: Sequence[Reached], untrained: Sequence[Reached]) -> dict[str, Any]:
@@ -104,10 +86,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
-        wanted = {text: parsed(text) for text in FLAGS.networks}
         policy = load_policy(FLAGS.policy)
         rules = compile_rules(offered(standard_rules()))
-        programs = {t: program_of(n, fold=True, seed=0, **more) for t, (n, more) in wanted.items()}
+        programs = {text: program_of(text, fold=True, seed=0) for text in FLAGS.networks}
     except (ConfigError, PolicyError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import children, models, targets
-from experiments.train import params_of, program_of
+from experiments.environments import params_of, program_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules

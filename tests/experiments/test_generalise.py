@@ -8,27 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.evaluation import Reached, evaluator
-from experiments.generalise import parsed, row_of
-from experiments.targets import ConfigError
+from experiments.generalise import row_of
 from tests.rl.test_train import CONFIG, params
 from xrl_jax.rl.train import training_of
-
-
-def test_networks_have_options_after_colons() -> None:
-    assert parsed("bert:tokens=64:layers=2") == ("bert", {"tokens": 64, "layers": 2})
-    assert parsed("squeezenet") == ("squeezenet", {})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("bart:tokens=4", "--networks: there is no bart"),
-        ("bert:tokens", "--networks: 'tokens' of 'bert:tokens' must be OPTION=NUMBER"),
-    ],
-)
-def test_what_is_not_written_so_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parsed(text)
 
 
 def reached(policy: float, greedy: float, chance: float) -> Reached:

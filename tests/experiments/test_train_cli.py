@@ -12,14 +12,17 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from absl import flags
 
 from experiments.targets import ConfigError
-from experiments.train import Config
+from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
+from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rl.train import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Config(
+    preset="ours",
     networks=("squeezenet", "bert"),
     envs=4,
     updates=10,
@@ -64,6 +67,16 @@ METRICS = Metrics(
 def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_the_papers_preset_sets_the_flags_that_were_not_given() -> None:
+    values = flags.FlagValues()
+    define_flags(values)
+    left = values(["train", "--preset=paper", "--steps=50", "--networks=bert:tokens=64"])
+    config = chosen(left, values)
+    assert (config.envs, config.steps, config.learning_rate, config.interval) == (8, 50, 5e-4, 5)
+    settings = settings_of(config, compile_rules(()))
+    assert (settings.gamma, settings.bonus, settings.network.encoder) == (0.99, 0.1, "candidates")
 
 
 def test_a_line_has_the_best_of_each_network() -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from tests.rl.test_train import CONFIG, params
 from xrl_jax.rl.env import EnvState
-from xrl_jax.rl.measured import advanced, measured_update, potentials, shaped_rewards
+from xrl_jax.rl.measured import (
+    advanced,
+    bonus_rewards,
+    measured_update,
+    potentials,
+    shaped_rewards,
+)
 from xrl_jax.rl.train import training_of
 
 BOTH = jnp.array([True, True])
@@ -36,6 +42,13 @@ def test_where_the_measurement_failed_the_model_is_believed() -> None:
 def test_an_episode_that_has_ended_waits_without_reward() -> None:
     phi, counts = jnp.array([0.0, 2.0, 2.0]), jnp.array([True, False])
     np.testing.assert_allclose(shaped_rewards(phi, counts, jnp.float32(8.0), 0.5), [8.0, 0.0])
+
+
+def test_without_shaping_steps_that_were_not_timed_get_the_bonus() -> None:
+    found = bonus_rewards(jnp.array([True, True, False]), jnp.float32(8.0), 0.125)
+    np.testing.assert_allclose(found, [0.125, 8.0, 0.0])
+    failed = bonus_rewards(jnp.array([True, True, False]), jnp.float32(np.nan), 0.125)
+    np.testing.assert_allclose(failed, [0.125, 0.0, 0.0])
 
 
 def test_potentials_begin_where_the_episode_does() -> None:
@@ -79,7 +92,7 @@ def test_every_environment_is_timed_after_each_segment(one_update) -> None:
 def test_the_next_segment_starts_from_what_was_measured(one_update) -> None:
     before, after, metrics, _ = one_update
     relative = after.envs.seconds / params(2).start.seconds
-    np.testing.assert_allclose(after.measured, jnp.where(after.envs.done, 1.0, relative))
+    np.testing.assert_allclose(after.timed, jnp.where(after.envs.done, 1.0, relative))
     assert np.isfinite(float(metrics.reward))
     leaves = zip(jax.tree.leaves(before.weights), jax.tree.leaves(after.weights), strict=True)
     assert any(not np.array_equal(a, b) for a, b in leaves)

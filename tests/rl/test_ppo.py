@@ -5,10 +5,29 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.rl.ppo import advantages, clipped_surrogate, entropy, mean_where, normalised
+from xrl_jax.rl.ppo import (
+    advantages,
+    clipped_surrogate,
+    entropy,
+    mean_where,
+    normalised,
+    timed_reward,
+)
 
 REWARDS = jnp.array([1.0, 0.0, 2.0])
 VALUES = jnp.array([1.0, 2.0, 4.0, 8.0])
+
+
+def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
+    saved, timed = timed_reward(
+        timed=jnp.array([1.0, 1.0, 0.75]),
+        relative=jnp.array([0.75, 0.75, 1.0]),
+        due=jnp.array([True, False, False]),
+        counts=jnp.array([True, True, False]),  # the last begins an episode
+        bonus=0.125,
+    )
+    np.testing.assert_allclose(saved, [25.0, 0.125, 0.0])
+    np.testing.assert_allclose(timed, [0.75, 1.0, 1.0])
 
 
 def test_advantages_of_an_episode_that_terminates() -> None:

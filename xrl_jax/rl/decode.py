@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.env import EnvParams, EnvState, reset, step
-from xrl_jax.rl.features import observe
-from xrl_jax.rl.networks import NetworkConfig, PolicyNetwork
+from xrl_jax.rl.networks import NetworkConfig
 
 # Logits [M + 1] of a state's candidates and of No-Op, the last.
 Choice = Callable[[EnvState, EnvParams], jax.Array]
@@ -19,13 +19,8 @@ _LEAST_GAIN = 1e-6  # share of the first state's seconds that greedy search take
 
 def by_network(config: NetworkConfig, weights: Any) -> Choice:
     """Logits of a policy."""
-    network = PolicyNetwork(config)
-
-    def choose(state: EnvState, params: EnvParams) -> jax.Array:
-        said: Any = network.apply(weights, observe(state, params))
-        return said.logits
-
-    return choose
+    agent = agent_of(config)
+    return lambda state, params: agent.say(weights, agent.see(state, params), params).logits
 
 
 def by_gain(state: EnvState, params: EnvParams) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import args_of
+from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.rl.env import EnvParams, EnvState
 
 # Every operator in every form it can be computed in has a code of its own.
@@ -25,13 +25,24 @@ N_MOVE = 4  # numbers of a candidate
 N_GLOBAL = 4  # numbers of the whole
 
 
-class Observation(NamedTuple):
-    """A state as a policy sees it; logarithms and shares, all of the order of 1."""
+class GraphFeatures(NamedTuple):
+    """A graph as a policy sees it; logarithms and shares, all of the order of 1."""
 
     form: jax.Array  # [N] int32, operator and lowering; 0 for holes
     numbers: jax.Array  # [N, N_NODE] float32
     senders: jax.Array  # [E] int32; 0 for no edge
     receivers: jax.Array  # [E] int32
+
+    @property
+    def live(self) -> jax.Array:
+        """[N] bool, which nodes there are."""
+        return self.form > 0
+
+
+class Observation(NamedTuple):
+    """A state as a policy sees it."""
+
+    graph: GraphFeatures
     rule: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
@@ -40,40 +51,17 @@ class Observation(NamedTuple):
     whole: jax.Array  # [N_GLOBAL] float32
 
     @property
-    def live(self) -> jax.Array:
-        """[N] bool, which nodes there are."""
-        return self.form > 0
-
-    @property
     def valid(self) -> jax.Array:
         """[M] bool, which slots hold a candidate."""
         return self.rule >= 0
 
 
 def observe(state: EnvState, params: EnvParams) -> Observation:
-    """What there is to see: of nodes the form, attributes, result's shape, time, and how often they
-    run; of candidates their rule, what they make, and what that is predicted to save.
+    """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
+    touch, make, and are predicted to save.
     """
-    f, start = state.graph.nodes, params.start
-    first = start.seconds
-    live = f.op != ops.HOLE
-    counts = start.counts[state.owner]
-    share = f.cost * counts / first
-    size = jnp.sum(jnp.log2(jnp.maximum(f.shape, 1).astype(jnp.float32)), axis=1)
-    is_output = jnp.zeros(live.shape, bool).at[state.graph.globals.outputs].set(True, mode="drop")
-    columns = [
-        _log(f.shape) / 8,
-        _log(f.attrs) / 8,
-        f.rank[:, None] / ops.MAX_RANK,
-        size[:, None] / 24,
-        _share(share)[:, None],
-        (jnp.log2(jnp.maximum(counts, 1.0)) / 4)[:, None],
-        f.weight_only[:, None],
-        is_output[:, None],
-    ]
-    numbers = jnp.concatenate([jnp.asarray(c, jnp.float32) for c in columns], axis=1)
-    moves = state.moves
-    valid = moves.valid
+    first, moves, valid = params.start.seconds, state.moves, state.moves.valid
+    seen = graph_features(state.graph, params.start.counts[state.owner], first)
     of_move = [
         _share(moves.seconds / first),
         _share(moves.gone / first),
@@ -84,19 +72,10 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         state.seconds / first,
         state.t / params.horizon,
         jnp.log1p(moves.n) / 8,
-        jnp.log1p(jnp.sum(live)) / 8,
+        jnp.log1p(jnp.sum(seen.live)) / 8,
     ]
-    args = args_of(state.graph)
-    # What the arguments look like is part of the node: the paper's edge features, by slot.
-    of_args = jnp.where((args > 0)[..., None], (_log(f.shape) / 8)[args], 0.0)
-    numbers = jnp.concatenate([numbers, of_args.reshape(len(args), -1)], axis=1)
-    edge = jnp.nonzero(args.reshape(-1) > 0, size=EDGES * len(args), fill_value=0)[0]
-    edge = edge.astype(jnp.int32)
     return Observation(
-        form=jnp.where(live, jnp.asarray(_FIRST_FORM)[f.op] + f.lowering, 0).astype(jnp.int32),
-        numbers=jnp.where(live[:, None], numbers, 0.0),
-        senders=args.reshape(-1)[edge],
-        receivers=edge // ops.MAX_ARGS,
+        graph=seen,
         rule=jnp.where(valid, params.table.entry_rule[jnp.maximum(moves.entry, 0)], -1),
         root=moves.root,
         partner=moves.partner,
@@ -105,6 +84,44 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
             valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
         ),
         whole=jnp.stack([jnp.asarray(c, jnp.float32) for c in whole]),
+    )
+
+
+def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> GraphFeatures:
+    """Of nodes the form, attributes, shapes of the result and of the arguments, time, and how often
+    they run; and the edges.
+
+    Args:
+      graph: priced.
+      counts: [N] runs of each node in one of the program.
+      first: seconds of the program where the episode began.
+    """
+    f = graph.nodes
+    live = f.op != ops.HOLE
+    size = jnp.sum(jnp.log2(jnp.maximum(f.shape, 1).astype(jnp.float32)), axis=1)
+    is_output = jnp.zeros(live.shape, bool).at[graph.globals.outputs].set(True, mode="drop")
+    args = args_of(graph)
+    # What the arguments look like is part of the node: the paper's edge features, by slot.
+    of_args = jnp.where((args > 0)[..., None], (_log(f.shape) / 8)[args], 0.0)
+    columns = [
+        _log(f.shape) / 8,
+        _log(f.attrs) / 8,
+        f.rank[:, None] / ops.MAX_RANK,
+        size[:, None] / 24,
+        _share(f.cost * counts / first)[:, None],
+        (jnp.log2(jnp.maximum(counts, 1.0)) / 4)[:, None],
+        f.weight_only[:, None],
+        is_output[:, None],
+        of_args.reshape(len(args), -1),
+    ]
+    numbers = jnp.concatenate([jnp.asarray(c, jnp.float32) for c in columns], axis=1)
+    edge = jnp.nonzero(args.reshape(-1) > 0, size=EDGES * len(args), fill_value=0)[0]
+    edge = edge.astype(jnp.int32)
+    return GraphFeatures(
+        form=jnp.where(live, jnp.asarray(_FIRST_FORM)[f.op] + f.lowering, 0).astype(jnp.int32),
+        numbers=jnp.where(live[:, None], numbers, 0.0),
+        senders=args.reshape(-1)[edge],
+        receivers=edge // ops.MAX_ARGS,
     )
 
 

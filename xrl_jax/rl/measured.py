@@ -53,6 +53,17 @@ def shaped_rewards(
     return jnp.where(counts, later - potential[:-1], 0.0)
 
 
+def bonus_rewards(counts: jax.Array, saved: jax.Array, bonus: float) -> jax.Array:
+    """Rewards [T] of a segment as in X-RLflow: what was measured in the last step that counts, and
+    a bonus for the others.
+
+    Args:
+      counts, saved: as for `shaped_rewards`, but nothing is saved where measuring failed.
+    """
+    last = counts & (jnp.cumsum(counts) == jnp.sum(counts))
+    return jnp.where(counts, jnp.where(last, jnp.nan_to_num(saved), bonus), 0.0)
+
+
 def potentials(before: jax.Array, after: jax.Array, counts: jax.Array) -> jax.Array:
     """Seconds [T + 1] that were predicted to be saved since the segment, or its episode, began.
 
@@ -135,6 +146,8 @@ def measured_update(
         moves: Transition, before: jax.Array, start: jax.Array, saved: jax.Array
     ) -> Transition:
         def one(after: Any, counts: Any, before: Any, start: Any, saved: Any) -> jax.Array:
+            if config.reward_every > 1:
+                return config.reward_scale * bonus_rewards(counts, saved, config.bonus)
             phi = 100.0 * potentials(before, after, counts) / start
             return config.reward_scale * shaped_rewards(phi, counts, saved, config.gamma)
 
@@ -144,17 +157,17 @@ def measured_update(
     def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
         parts = []
         for _ in range(config.steps // interval):
-            predicted = state.envs.seconds
+            predicted, last = state.envs.seconds, np.asarray(state.timed)
             state, moves = collect(state, params)
             host = jax.device_get(state.envs)
             now = [
                 relative_time(b, jax.tree.map(lambda v, b=b: v[b], host))
                 for b in range(len(predicted))
             ]
-            saved, measured = advanced(np.asarray(state.measured), now, noise)
-            measured = np.where(host.done, 1.0, measured)
+            saved, timed = advanced(last, now, noise)
+            timed = np.where(host.done, 1.0, timed)
             parts.append(rewarded(moves, predicted, params.start.seconds, jnp.asarray(saved)))
-            state = state._replace(measured=jnp.asarray(measured, jnp.float32))
+            state = state._replace(timed=jnp.asarray(timed, jnp.float32))
         moves = jax.tree.map(lambda *v: jnp.concatenate(v), *parts)
         return learn(state, params, moves)
 

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, Observation
+from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, GraphFeatures, Observation
 
-_NEVER = -1e9  # logit of an empty slot
+NEVER = -1e9  # logit of an empty slot
 _MOST_LOGIT = 8.0  # of attention
 
 
@@ -35,6 +35,9 @@ class NetworkConfig:
       width: of a node's embedding; a multiple of `heads`.
       layers: graph attention layers; 5 in X-RLflow.
       heads: of each; 1 in X-RLflow.
+      encoder: "touched" scores a candidate by the nodes it touches; "candidates", X-RLflow's way,
+        encodes the graph that each one would make (`rl.candidates`).
+      slots: of candidates that "candidates" is bound to; 500 in X-RLflow.
       n_rules: how many rules can be told apart.
       greed: weight of a candidate's predicted gain before training; with 2, one that saves a
         percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
@@ -43,6 +46,8 @@ class NetworkConfig:
     width: int = 32
     layers: int = 2
     heads: int = 4
+    encoder: str = "touched"
+    slots: int = 64
     n_rules: int = 512
     greed: float = 2.0
 
@@ -81,15 +86,17 @@ class Attention(nn.Module):
 Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over neighbours
 
 
-def neighbours_of(
-    senders: jax.Array, receivers: jax.Array, exists: jax.Array, n: int
-) -> tuple[Neighbours, Neighbours]:
-    """Sums along the edges [E], and against them."""
+def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
+    """Sums along the edges, and against them."""
+    exists, n = graph.senders > 0, graph.form.shape[0]
 
     def along(x: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
         return jraph.segment_sum(jnp.where(exists[:, None], x[start], 0.0), end, n)
 
-    return (lambda x: along(x, senders, receivers)), (lambda x: along(x, receivers, senders))
+    return (
+        lambda x: along(x, graph.senders, graph.receivers),
+        lambda x: along(x, graph.receivers, graph.senders),
+    )
 
 
 class Embedding(nn.Module):
@@ -118,12 +125,10 @@ class PolicyNetwork(nn.Module):
     @nn.compact
     def __call__(self, seen: Observation) -> Output:
         c = self.config
-        live = seen.live[:, None]
-        args, users = neighbours_of(
-            seen.senders, seen.receivers, seen.senders > 0, seen.form.shape[0]
-        )
-        x = Embedding(N_FORMS, c.width, name="forms")(seen.form)
-        x += nn.Dense(c.width)(seen.numbers)
+        graph, live = seen.graph, seen.graph.live[:, None]
+        args, users = neighbours_of(graph)
+        x = Embedding(N_FORMS, c.width, name="forms")(graph.form)
+        x += nn.Dense(c.width)(graph.numbers)
         x = jnp.where(live, nn.relu(nn.LayerNorm()(x)), 0.0)
         for _ in range(c.layers):
             down, up = (Attention(c.width, c.heads)(x, each) for each in (args, users))
@@ -145,5 +150,5 @@ class PolicyNetwork(nn.Module):
         scores += nn.Dense(1, use_bias=False, kernel_init=gains)(seen.moves)[:, 0]
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
-        logits = jnp.concatenate([jnp.where(seen.valid, scores, _NEVER), stop])
+        logits = jnp.concatenate([jnp.where(seen.valid, scores, NEVER), stop])
         return Output(logits, value[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,16 @@ class Policy:
             "makes": (self.operators, ops.OP_NAMES),
             "rules": (self.rules, names),
         }
-        own = dict(self.weights["params"])
-        for name, (old, new) in tables.items():
-            own[name] = {"kernel": _rows(np.asarray(own[name]["kernel"]), old, new)}
-        return config, {"params": own}
+
+        def fit(weights: Mapping[str, Any], table: tuple[Any, Any] | None = None) -> dict[str, Any]:
+            return {
+                name: fit(value, tables.get(name, table))
+                if isinstance(value, Mapping)
+                else (_rows(np.asarray(value), *table) if table else value)
+                for name, value in weights.items()
+            }
+
+        return config, fit(self.weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy, replacing a file that is there; raises OSError."""

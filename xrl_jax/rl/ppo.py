@@ -12,6 +12,22 @@ import jax
 import jax.numpy as jnp
 
 
+def timed_reward(
+    timed: jax.Array, relative: jax.Array, due: jax.Array, counts: jax.Array, bonus: float
+) -> tuple[jax.Array, jax.Array]:
+    """The reward of a step, in percent, and the time that the next saving is counted from:
+    100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow in the steps that are rewarded by time.
+
+    Args:
+      timed: time last rewarded, relative to the start of the episode.
+      relative: the same after the step.
+      due: bool, this step is rewarded by time; any other gets the bonus.
+      counts: bool; false for a step that begins an episode, which gets nothing.
+    """
+    reward = jnp.where(due, 100.0 * (timed - relative), bonus)
+    return jnp.where(counts, reward, 0.0), jnp.where(due | ~counts, relative, timed)
+
+
 def advantages(
     rewards: jax.Array,
     discounts: jax.Array,

@@ -19,6 +19,7 @@ import numpy as np
 
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Trail, by_network, follow
 from xrl_jax.rl.env import EnvParams, EnvState, Start, reset
 from xrl_jax.rl.finetune import finetuned
@@ -146,7 +147,9 @@ def _search(
     oracle, limit = run.problem.oracle, run.budget.measurements
     first = reached[0][0]
     n = len(space.moves(first, oracle.table()).entry)
-    slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
+    slots = agent_of(decode.config).slots
+    if slots is None:
+        slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
     decode = dataclasses.replace(decode, slots=slots)
     kept: dict[tuple[int, int], Reached] = {space.identity(first): (first, [])}
     since = 0

@@ -20,11 +20,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 from xrl_jax.rl import ppo
+from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
-from xrl_jax.rl.features import Observation, observe
-from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
-
-_AT_ONCE = 64  # states that a gradient is computed for at once, for the caches (BUILD_NOTES)
+from xrl_jax.rl.networks import NetworkConfig, Output
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,8 @@ class TrainConfig:
       steps: of each environment in a rollout.
       epochs: passes over a rollout; 4 in X-RLflow.
       minibatches: of one pass.
-      learning_rate: of Adam, at first; it falls to 0 in a line. 5e-4, constant, in X-RLflow.
+      learning_rate: of Adam; 5e-4 in X-RLflow.
+      falls: the rate does, to 0 in a line; it is constant in X-RLflow.
       gamma: discount; 0.99 in X-RLflow.
       lambda_: of advantage estimation, as in X-RLflow.
       clip: of the ratio of probabilities, as in X-RLflow.
@@ -44,7 +43,10 @@ class TrainConfig:
       entropy_weight: c2; 0.01 in X-RLflow.
       max_gradient: norm at which gradients are clipped, as in X-RLflow.
       target_kl: an update ends where the policy has moved so far, as in X-RLflow.
-      reward_scale: rewards are percent; values are learned in this unit.
+      reward_scale: rewards are percent; values are learned in this unit. 1 in X-RLflow.
+      reward_every: steps, after which what they saved is rewarded, as it is where an episode ends;
+        5 in X-RLflow.
+      bonus: percent, the reward of the other steps; 0.1 in X-RLflow, so that stalling pays.
     """
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -53,6 +55,7 @@ class TrainConfig:
     epochs: int = 2
     minibatches: int = 4
     learning_rate: float = 3e-3
+    falls: bool = True
     gamma: float = 0.9
     lambda_: float = 0.95
     clip: float = 0.2
@@ -61,6 +64,24 @@ class TrainConfig:
     max_gradient: float = 0.5
     target_kl: float = 0.05
     reward_scale: float = 0.1
+    reward_every: int = 1
+    bonus: float = 0.0
+
+
+PAPER = TrainConfig(
+    network=NetworkConfig(encoder="candidates", width=64, layers=5, heads=1, greed=0.0),
+    steps=100,
+    epochs=4,
+    minibatches=50,  # of 16, where there are eight environments
+    learning_rate=5e-4,
+    falls=False,
+    gamma=0.99,
+    entropy_weight=0.01,
+    reward_scale=1.0,
+    reward_every=5,
+    bonus=0.1,
+)
+"""X-RLflow's own settings (its run_gn_ppo.py), without its code's defects."""
 
 
 class TrainState(NamedTuple):
@@ -71,7 +92,7 @@ class TrainState(NamedTuple):
     envs: EnvState  # [B, ...]
     key: jax.Array
     best: jax.Array  # [B] least seconds an environment has met, relative to its start
-    measured: jax.Array  # [B] of its episode, last measured, relative to its start; see `measured`
+    timed: jax.Array  # [B] of its episode, last rewarded, relative to its start
 
 
 class Metrics(NamedTuple):
@@ -89,7 +110,7 @@ class Metrics(NamedTuple):
 class Transition(NamedTuple):
     """One step of one environment."""
 
-    seen: Observation
+    seen: Any  # see `rl.agent`
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -139,7 +160,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
       axis: of a mesh along which environments are spread, see `spread`; None for one device.
       waits: where an episode ends, the next begins with the next `collect` only.
     """
-    network = PolicyNetwork(config.network)
+    agent = agent_of(config.network)
     optimiser = _optimiser(config)
 
     def mean(values: Any) -> Any:
@@ -150,39 +171,44 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         """A key of this device."""
         return key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis))
 
-    def see(envs: EnvState, params: EnvParams) -> Observation:
-        return jax.vmap(observe, in_axes=(0, batch_axes(params)))(envs, params)
+    def see(envs: EnvState, params: EnvParams) -> Any:
+        return jax.vmap(agent.see, in_axes=(0, batch_axes(params)))(envs, params)
 
     def init(key: jax.Array, params: EnvParams) -> TrainState:
         key, of_envs, of_weights = jax.random.split(key, 3)
         keys = jax.random.split(own(of_envs), _n_envs(params))
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
-        weights = network.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)))
+        weights = agent.init(of_weights, jax.tree.map(lambda v: v[0], see(envs, params)), params)
         best = jnp.ones_like(envs.seconds)
         return TrainState(weights, optimiser.init(weights), envs, key, best, best)
 
-    def evaluate(weights: Any, seen: Observation) -> Output:
-        return jax.vmap(functools.partial(network.apply, weights))(seen)  # type: ignore[arg-type]
+    def evaluate(weights: Any, seen: Any, params: EnvParams) -> Output:
+        return jax.vmap(lambda one: agent.say(weights, one, params))(seen)
 
     def collect(state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
 
-        def one(carry: tuple[EnvState, jax.Array], key: jax.Array) -> tuple[Any, Transition]:
-            envs, first = carry
+        def one(
+            carry: tuple[EnvState, jax.Array, jax.Array], key: jax.Array
+        ) -> tuple[Any, Transition]:
+            envs, timed, first = carry
             to_act, to_step = jax.random.split(key)
             seen = see(envs, params)
-            logits, value = evaluate(state.weights, seen)
+            logits, value = evaluate(state.weights, seen, params)
             action = jax.random.categorical(to_act, logits)
             log_prob = jax.vmap(ppo.log_prob)(logits, action)
             after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
             if waits:
                 after = jax.vmap(_either)(envs.done & ~first, envs, after)
-            return (after, jnp.bool_(False)), Transition(
+            relative = after.seconds / params.start.seconds
+            due = after.done | (after.t % config.reward_every == 0)
+            reward, timed = ppo.timed_reward(timed, relative, due, outcome.counts, config.bonus)
+            return (after, timed, jnp.bool_(False)), Transition(
                 seen,
                 action,
                 log_prob,
                 value,
-                config.reward_scale * outcome.reward,
+                config.reward_scale * reward,
                 jnp.where(outcome.terminated, 0.0, config.gamma),
                 after.done | ~outcome.counts,
                 outcome.counts,
@@ -193,14 +219,19 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
 
         key, now = jax.random.split(state.key)
         keys = jax.random.split(own(now), config.steps)
-        (envs, _), moves = jax.lax.scan(one, (state.envs, jnp.bool_(True)), keys)
-        return state._replace(envs=envs, key=key), moves
+        start = state.envs, state.timed, jnp.bool_(True)
+        (envs, timed, _), moves = jax.lax.scan(one, start, keys)
+        return state._replace(envs=envs, timed=timed, key=key), moves
 
     def loss(
-        weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
+        weights: Any,
+        params: EnvParams,
+        batch: Transition,
+        advantage: jax.Array,
+        target: jax.Array,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Sums over what counts: what is minimised; and value loss, entropy, divergence."""
-        logits, value = evaluate(weights, batch.seen)
+        logits, value = evaluate(weights, batch.seen, params)
         ratio = jnp.exp(jax.vmap(ppo.log_prob)(logits, batch.action) - batch.log_prob)
         gain = ppo.clipped_surrogate(ratio, advantage, config.clip)
         value_loss = 0.5 * (value - target) ** 2
@@ -211,21 +242,25 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         return first, tuple(rest)
 
     def of_minibatch(
-        weights: Any, batch: Transition, advantage: jax.Array, target: jax.Array
+        weights: Any,
+        params: EnvParams,
+        batch: Transition,
+        advantage: jax.Array,
+        target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
         """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
         advantage = ppo.normalised(advantage, batch.counts)
-        n = math.gcd(len(target), _AT_ONCE)
+        n = math.gcd(len(target), agent.at_once)
         parts = jax.tree.map(lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target))
         gradient = jax.value_and_grad(loss, has_aux=True)
-        (_, told), found = jax.lax.map(lambda part: gradient(weights, *part), parts)
+        (_, told), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
         count = jnp.maximum(jnp.sum(batch.counts), 1)
         return jax.tree.map(lambda v: jnp.sum(v, axis=0) / count, (told, found))
 
     def learn(
         state: TrainState, params: EnvParams, moves: Transition
     ) -> tuple[TrainState, Metrics]:
-        last = evaluate(state.weights, see(state.envs, params)).value
+        last = evaluate(state.weights, see(state.envs, params), params).value
         values = jnp.concatenate([moves.value, last[None]])
         advantage = jax.vmap(
             functools.partial(ppo.advantages, lambda_=config.lambda_), in_axes=1, out_axes=1
@@ -238,7 +273,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
             weights, optimiser_state, goes_on = carry
             part = jax.tree.map(lambda v: v[at], rows)
-            told, gradient = mean(of_minibatch(weights, *part))
+            told, gradient = mean(of_minibatch(weights, params, *part))
             goes_on &= told[2] < config.target_kl
             change, new_state = optimiser.update(gradient, optimiser_state, weights)
             new = optax.apply_updates(weights, change), new_state
@@ -313,7 +348,9 @@ def _either(first: jax.Array, one: Any, other: Any) -> Any:
 
 def _optimiser(config: TrainConfig) -> optax.GradientTransformation:
     n = config.updates * config.epochs * config.minibatches
-    rate = optax.linear_schedule(config.learning_rate, 0.0, n)
+    rate = config.learning_rate
+    if config.falls:
+        rate = optax.linear_schedule(rate, 0.0, n)
     return optax.chain(optax.clip_by_global_norm(config.max_gradient), optax.adam(rate, eps=1e-5))
 
 

@@ -1,0 +1,194 @@
+"""X-RLflow's settings against ours, one improvement after the other.
+
+  python -m experiments.ablation --networks=bert:layers=1,squeezenet --env_steps=8000
+
+The ladder begins with the preset `paper` of experiments.train and ends with ours. Each rung trains
+a policy from nothing, for each of --seeds, under predicted times, until --env_steps or --seconds.
+Printed are, as means over networks and seeds, the least predicted time met in training and the
+least that four rollouts reach then, relative to the networks' own, and environment steps a second,
+updates included and compiling apart. --out gets ablation.json with a row for each training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from experiments.environments import params_of, program_of
+from experiments.evaluation import Reached, evaluator
+from experiments.targets import ConfigError
+from experiments.train_flags import PRESETS
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rewrite.library import offered, standard_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.rl.env import EnvParams
+from xrl_jax.rl.train import TrainConfig, training_of
+
+FLAGS = flags.FLAGS
+
+
+class Rung(NamedTuple):
+    """One training of the ladder."""
+
+    name: str
+    settings: TrainConfig
+    envs: int
+
+
+def ladder() -> list[Rung]:
+    """From X-RLflow's settings to ours: each rung takes over what its name says, and keeps what the
+    ones before it took.
+    """
+    paper, ours = PRESETS["paper"], PRESETS["ours"]
+    end = ours.settings
+    takes: dict[str, dict[str, Any]] = {
+        "reward": {n: getattr(end, n) for n in ("reward_every", "bonus", "reward_scale")},
+        "network": {"network": dataclasses.replace(end.network, greed=0.0)},
+        "optimisation": {
+            n: getattr(end, n)
+            for n in ("gamma", "learning_rate", "falls", "entropy_weight", "epochs")
+        },
+        "environments": {n: getattr(end, n) for n in ("steps", "minibatches")},
+        "greed": {"network": end.network},
+    }
+    rungs = [Rung("paper", paper.settings, paper.envs)]
+    for name, changes in takes.items():
+        envs = ours.envs if name == "environments" else rungs[-1].envs
+        settings = dataclasses.replace(rungs[-1].settings, **changes)
+        rungs.append(Rung(f"+ {name}", settings, envs))
+    return rungs
+
+
+def trained(
+    rung: Rung, params: EnvParams, names: Sequence[str], seed: int, one_each: EnvParams
+) -> dict[str, Any]:
+    """One training and what comes of it."""
+    per_update = rung.envs * rung.settings.steps
+    config = dataclasses.replace(rung.settings, updates=max(FLAGS.env_steps // per_update, 1))
+    training = training_of(config)
+    began = time.monotonic()
+    state = engine_jit(training.init)(jax.random.key(seed), params)
+    update = engine_jit(training.update).lower(state, params).compile()
+    compiling, began, done = time.monotonic() - began, time.monotonic(), 0
+    while done < config.updates and (done == 0 or time.monotonic() - began < FLAGS.seconds):
+        state, metrics = jax.block_until_ready(update(state, params))
+        done += 1
+        best = np.asarray(metrics.best).reshape(len(names), -1).min(axis=1)
+        print(f"{rung.name}, seed {seed}: update {done} of {config.updates}", file=sys.stderr)
+    seconds = time.monotonic() - began
+    evaluate = evaluator(config.network, one_each, n_steps=FLAGS.horizon)
+    found = evaluate(state.weights, jax.random.key(seed))
+    return {
+        "rung": rung.name,
+        "seed": seed,
+        "env_steps": done * per_update,
+        "seconds": seconds,
+        "compile_seconds": compiling,
+        "best": dict(zip(names, map(float, best), strict=True)),
+        "reached": found.of_each(names),
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The table."""
+    table = Table("settings", "env steps", "a second", "compiling, s", "met", *Reached._fields)
+    for name in dict.fromkeys(row["rung"] for row in rows):
+        mine = [row for row in rows if row["rung"] == name]
+        reached = [each for row in mine for each in row["reached"].values()]
+        steps, seconds = (sum(row[n] for row in mine) for n in ("env_steps", "seconds"))
+        means = [np.mean([v for row in mine for v in row["best"].values()])]
+        means += [np.mean([each[way] for each in reached]) for way in Reached._fields]
+        table.add_row(
+            name,
+            str(steps // len(mine)),
+            f"{steps / seconds:.3g}",
+            f"{mine[0]['compile_seconds']:.0f}",
+            *(f"{m:.3f}" for m in means),
+        )
+    Console(width=120).print(table)
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("networks", ["squeezenet"], "NAME or NAME:OPTION=NUMBER:..., with commas.")
+    flags.DEFINE_list("rungs", [], f"Names among {[r.name for r in ladder()]}; none: all.")
+    flags.DEFINE_integer("env_steps", 8000, "Of each training, at most.", lower_bound=1)
+    flags.DEFINE_float("seconds", 600.0, "Of each training, compiling apart, at most.")
+    flags.DEFINE_integer("seeds", 1, "Trainings of each rung.", lower_bound=1)
+    flags.DEFINE_integer("horizon", 100, "Steps of an episode.", lower_bound=1)
+    flags.DEFINE_integer("slots", 64, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_string("out", "out/ablation", "Folder of the results.")
+
+
+def chosen(rules: CompiledRules) -> list[Rung]:
+    """The rungs that the flags name, for these rules and slots.
+
+    Raises:
+      ConfigError: there is no such rung.
+    """
+    known = {rung.name: rung for rung in ladder()}
+    for name in FLAGS.rungs:
+        if name not in known:
+            raise ConfigError(f"--rungs: there is no {name!r} (known: {', '.join(known)})")
+    found = []
+    for rung in (known[n] for n in FLAGS.rungs or known):
+        if rung.envs % len(FLAGS.networks):
+            raise ConfigError(
+                f"--networks: {len(FLAGS.networks)} of them do not divide the {rung.envs} "
+                f"environments of {rung.name!r}"
+            )
+        sizes = dataclasses.replace(
+            rung.settings.network, n_rules=len(rules.rules), slots=FLAGS.slots
+        )
+        found.append(rung._replace(settings=dataclasses.replace(rung.settings, network=sizes)))
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags. Ctrl-C keeps the rows that there are."""
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    names, rules = FLAGS.networks, compile_rules(offered(standard_rules()))
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        if not names:
+            raise ConfigError("--networks names none")
+        rungs = chosen(rules)
+        programs = [program_of(text, fold=True, seed=0) for text in names]
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    sizes = {"horizon": FLAGS.horizon, "slots": FLAGS.slots}
+    one_each = params_of(programs, rules, envs=len(programs), **sizes)
+    rows: list[dict[str, Any]] = []
+    out = Path(FLAGS.out)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        for rung in rungs:
+            params = params_of(programs, rules, envs=rung.envs, **sizes)
+            for seed in range(FLAGS.seeds):
+                rows.append(trained(rung, params, names, seed, one_each))
+                text = json.dumps(rows, indent=1)
+                (out / "ablation.json").write_text(text, encoding="utf-8")
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(rows)} trainings", file=sys.stderr)
+    if rows:
+        show(rows)
+        print(f"results are in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

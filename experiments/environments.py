@@ -1,0 +1,66 @@
+"""Networks as environments for the experiments with policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from experiments import models, targets
+from experiments.targets import ConfigError
+from xrl_jax.cost import calibration, roofline
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import bucket_for, n_live
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+
+
+def parsed(text: str) -> tuple[str, dict[str, int]]:
+    """A network and its options, of NAME:OPTION=NUMBER:...
+
+    Raises:
+      ConfigError: there is no such network, or an option is not written so.
+    """
+    name, *options = text.split(":")
+    targets.require_known("networks", (name,), models.MODELS)
+    found = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if not value.isdigit():
+            raise ConfigError(f"--networks: {option!r} of {text!r} must be OPTION=NUMBER")
+        found[key] = int(value)
+    return name, found
+
+
+def program_of(text: str, *, fold: bool, seed: int) -> Program:
+    """A network, at its full size but for the options in the text (see `parsed`).
+
+    Raises:
+      ConfigError: there is no such network or option, or its value does not fit.
+    """
+    name, options = parsed(text)
+    target = targets.from_model(name, seed=seed, **options)
+    return from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
+
+
+def params_of(
+    programs: Sequence[Program],
+    rules: CompiledRules,
+    *,
+    envs: int,
+    horizon: int = HORIZON,
+    slots: int = SLOTS,
+) -> EnvParams:
+    """So many environments of all programs in one bucket, under a table that knows no timings yet:
+    what forms take is what they usually take on this kind of machine.
+    """
+    usual = calibration.usual_forms(jax.default_backend())
+    rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
+    costs = roofline.cost_table({}, rates)
+    bucket = max(bucket_for(sum(int(n_live(g)) for g in p.graphs)) for p in programs)
+    starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
+    each = envs // len(starts)
+    batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
+    return EnvParams(rules.table, costs, batch, horizon=horizon, slots=slots)

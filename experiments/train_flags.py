@@ -1,0 +1,151 @@
+"""What a training of a policy is to be: flags, presets, and what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import environments, models
+from experiments.targets import ConfigError
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.env import HORIZON, SLOTS
+from xrl_jax.rl.train import PAPER, TrainConfig
+
+
+class Preset(NamedTuple):
+    """Settings, and what the flags are that were not given."""
+
+    settings: TrainConfig
+    envs: int
+    interval: int
+
+    def flag(self, name: str) -> Any:
+        """What a flag is that was not given."""
+        return getattr(self if name in self._fields else self.settings, name)
+
+
+PRESETS = {"ours": Preset(TrainConfig(), 32, 4), "paper": Preset(PAPER, 8, 5)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training; a field for each flag that decides what comes of it."""
+
+    preset: str
+    networks: tuple[str, ...]
+    envs: int
+    updates: int
+    steps: int
+    horizon: int
+    slots: int
+    learning_rate: float
+    seed: int
+    fold: bool
+    devices: int
+    reward: str
+    model_updates: int
+    interval: int
+    noise: float
+    evaluate_every: int
+
+    def __post_init__(self) -> None:
+        if self.reward == "measured" and self.devices > 1:
+            raise ConfigError("--reward=measured is for one device: timings disturb each other")
+        if self.reward == "measured" and self.steps % self.interval:
+            raise ConfigError(
+                f"--steps={self.steps} must be a multiple of --interval={self.interval}"
+            )
+        if not self.networks:
+            raise ConfigError("--networks names none")
+        for text in self.networks:
+            environments.parsed(text)
+        if self.envs % len(self.networks):
+            raise ConfigError(
+                f"--envs={self.envs} must be a multiple of the {len(self.networks)} networks"
+            )
+        if self.envs % self.devices:
+            raise ConfigError(f"--envs={self.envs} must be a multiple of --devices={self.devices}")
+        parts = PRESETS[self.preset].settings.minibatches
+        if self.envs // self.devices * self.steps % parts:
+            raise ConfigError(
+                f"--steps={self.steps} times the environments of a device must be a multiple of "
+                f"{parts}, the minibatches"
+            )
+
+
+def chosen(argv: Sequence[str], values: flags.FlagValues) -> Config:
+    """What the flags say.
+
+    Args:
+      argv: what is left of the command line.
+
+    Raises:
+      ConfigError: they do not fit.
+    """
+    if len(argv) > 1:
+        raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+    preset = PRESETS[values.preset]
+    given = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
+    given = {n: preset.flag(n) if v is None else v for n, v in given.items()}
+    return Config(**{**given, "networks": tuple(given["networks"])})
+
+
+def settings_of(config: Config, rules: CompiledRules) -> TrainConfig:
+    """The preset with what the flags say."""
+    usual = PRESETS[config.preset].settings
+    return dataclasses.replace(
+        usual,
+        network=dataclasses.replace(usual.network, n_rules=len(rules.rules), slots=config.slots),
+        updates=config.updates,
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        reward_every=config.interval if usual.reward_every > 1 else 1,
+    )
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Those of `Config`, and where the results go."""
+    text, names = functools.partial(flags.DEFINE_string, flag_values=values), list(models.MODELS)
+    number = functools.partial(flags.DEFINE_integer, flag_values=values)
+    real = functools.partial(flags.DEFINE_float, flag_values=values)
+    choice = functools.partial(flags.DEFINE_enum, flag_values=values)
+    choice("preset", "ours", list(PRESETS), "Settings; flags that are given come first.")
+    flags.DEFINE_list(
+        "networks",
+        ["squeezenet"],
+        f"NAME or NAME:OPTION=NUMBER:..., with commas; {', '.join(names)}.",
+        flag_values=values,
+    )
+    number("envs", None, "Environments, of all networks together; 32, paper: 8.", lower_bound=1)
+    number("updates", 200, "Rollouts, each with its updates.", lower_bound=1)
+    number("steps", None, "Steps of each environment in a rollout; 32, paper: 100.", lower_bound=1)
+    number("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
+    number("slots", SLOTS, "Candidates seen at once in training.", lower_bound=1)
+    real("learning_rate", None, "Of Adam, at first; 3e-3, paper: 5e-4.")
+    number("seed", 0, "Seed of everything.")
+    number("devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1)
+    choice(
+        "reward", "model", ["model", "measured"], "Predicted times, or times of compiled programs."
+    )
+    number("model_updates", 0, "First updates of --reward=measured on predictions.", lower_bound=0)
+    number(
+        "interval",
+        None,
+        "Steps between two measurements; 4, paper: 5, as between two of its rewards by time.",
+        lower_bound=1,
+    )
+    real("noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0)
+    flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
+    number(
+        "evaluate_every",
+        50,
+        "Updates between evaluations beside greedy search and chance; 0: none.",
+        lower_bound=0,
+    )
+    number("save_every", 20, "Updates between checkpoints.", lower_bound=1)
+    text("out", "out/train", "Folder of the results.")

@@ -1,0 +1,30 @@
+"""The ladder from X-RLflow's settings to ours."""
+
+from __future__ import annotations
+
+from experiments.ablation import ladder
+from experiments.train_flags import PRESETS
+
+
+def test_it_leads_from_the_papers_settings_to_ours() -> None:
+    rungs, paper, ours = ladder(), PRESETS["paper"], PRESETS["ours"]
+    assert (rungs[0].settings, rungs[0].envs) == (paper.settings, paper.envs)
+    assert (rungs[-1].settings, rungs[-1].envs) == (ours.settings, ours.envs)
+
+
+def test_every_rung_keeps_what_those_before_it_took() -> None:
+    rungs = {rung.name: rung for rung in ladder()}
+    assert list(rungs) == [
+        "paper",
+        "+ reward",
+        "+ network",
+        "+ optimisation",
+        "+ environments",
+        "+ greed",
+    ]
+    assert [r.settings.bonus for r in rungs.values()] == [0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
+    encoders = [r.settings.network.encoder for r in rungs.values()]
+    assert encoders == ["candidates"] * 2 + ["touched"] * 4
+    assert [r.settings.gamma for r in rungs.values()] == [0.99] * 3 + [0.9] * 3
+    assert [r.envs for r in rungs.values()] == [8] * 4 + [32] * 2
+    assert [r.settings.network.greed for r in rungs.values()] == [0.0] * 5 + [2.0]

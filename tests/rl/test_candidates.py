@@ -1,0 +1,87 @@
+"""X-RLflow's own form of the policy: the graphs that candidates would make are what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rl.test_env import RESET, negated, own, params_of, slots_of, taken
+from tests.rl.test_train import params
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.agent import Agent, agent_of
+from xrl_jax.rl.candidates import candidate_graphs, moment
+from xrl_jax.rl.features import graph_features
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.train import PAPER, make_train
+
+SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=4, n_rules=2)
+
+
+def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
+    given = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), given)
+    slot = slots_of(state, own())["neg-neg"]
+    seen = candidate_graphs(moment(state, given), given)
+    after, _ = taken(0, state, slot, given)
+    for each, s in ((slot, after), (4, state)):  # the last is the current one
+        counts = given.start.counts[s.owner]
+        expected = graph_features(s.graph, counts, given.start.seconds)
+        found = jax.tree.map(lambda v, i=each: v[i], seen.graphs)
+        np.testing.assert_array_equal(found.form, expected.form)
+        np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-5, atol=1e-5)
+        edges, wanted = (np.sort(g.receivers[g.senders > 0]) for g in (found, expected))
+        np.testing.assert_array_equal(edges, wanted)
+    np.testing.assert_array_equal(seen.valid, state.moves.valid)
+
+
+def test_empty_slots_are_never_chosen() -> None:
+    given, agent = params_of(negated(), own(), slots=4), agent_of(SIZES)
+    state = RESET(jax.random.key(0), given)
+    kept = agent.see(state, given)
+    said = agent.say(agent.init(jax.random.key(0), kept, given), kept, given)
+    probabilities = np.asarray(jax.nn.softmax(said.logits))
+    np.testing.assert_array_equal(probabilities > 0, [*np.asarray(state.moves.valid), True])
+
+
+def first_said(agent: Agent, slots: int) -> None:
+    given = params_of(negated(), own(), slots=slots)
+    kept = agent.see(RESET(jax.random.key(0), given), given)
+    agent.init(jax.random.key(0), kept, given)
+
+
+def test_it_is_bound_to_its_slots() -> None:
+    with pytest.raises(ValueError, match="bound to its 4 slots, and the environment has 5"):
+        first_said(agent_of(SIZES), 5)
+
+
+def test_an_encoder_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="'gcn' is neither 'touched' nor 'candidates'"):
+        agent_of(dataclasses.replace(SIZES, encoder="gcn"))
+
+
+def test_its_table_of_forms_follows_their_names() -> None:
+    given, agent = params_of(negated(), own(), slots=4), agent_of(SIZES)
+    kept = agent.see(RESET(jax.random.key(0), given), given)
+    weights = agent.init(jax.random.key(0), kept, given)
+    policy = Policy(SIZES, weights, ("neg-neg", "tanh-odd"))
+    turned = dataclasses.replace(policy, forms=tuple(reversed(policy.forms)))
+    _, fitted = turned.fitted(own())
+    table = weights["params"]["graphs"]["forms"]["kernel"]
+    np.testing.assert_array_equal(fitted["params"]["graphs"]["forms"]["kernel"], table[::-1])
+
+
+@pytest.mark.slow
+def test_the_papers_settings_learn_what_a_child_would_see() -> None:
+    network = dataclasses.replace(PAPER.network, width=16, layers=2, slots=8, n_rules=2)
+    config = dataclasses.replace(
+        PAPER, network=network, updates=30, steps=20, minibatches=8, learning_rate=5e-3
+    )
+    _, metrics = engine_jit(make_train(config))(jax.random.key(0), params(4))
+    reward = np.asarray(metrics.reward)
+    assert reward[-5:].mean() > reward[:5].mean() + 1.0
+    assert float(jnp.min(metrics.best)) < 1.0
