@@ -16,10 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.cost import roofline
 from xrl_jax.graph.graph import TensorGraph
-from xrl_jax.rewrite.apply import apply
-from xrl_jax.rl.env import EnvParams, EnvState
+from xrl_jax.rl.env import EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
 from xrl_jax.rl.networks import (
     NEVER,
@@ -78,10 +76,8 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
         return graph_features(graph, kept.counts[owner], kept.first)
 
     def made(entry: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
-        after = apply(params.table, kept.graph, entry, root, partner)
-        graph = roofline.repriced(params.costs, after.graph, kept.graph)
-        new = after.changed & (kept.graph.nodes.op == 0)
-        return seen(graph, jnp.where(new, kept.owner[root], kept.owner))
+        after, owner = rewritten(params, kept.graph, kept.owner, entry, root, partner)
+        return seen(after.graph, owner)
 
     candidates = jax.vmap(made)(kept.entry, kept.root, kept.partner)
     now = seen(kept.graph, kept.owner)

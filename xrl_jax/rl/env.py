@@ -33,7 +33,7 @@ from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united
 from xrl_jax.rewrite import match
-from xrl_jax.rewrite.apply import apply
+from xrl_jax.rewrite.apply import Applied, apply
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
 
@@ -160,11 +160,10 @@ def step(
     slot = jnp.clip(action, 0, params.slots - 1)
     entry = jnp.where(begin | no_op, -1, moves.entry[slot])
     root = moves.root[slot]
-    made = apply(params.table, state.graph, entry, root, moves.partner[slot])
-    masks = match.rematch(params.table, made.graph, state.masks, made.changed)
-    new = made.changed & (state.graph.nodes.op == graph_lib.ops.HOLE)
-    graph = roofline.repriced(params.costs, made.graph, state.graph)
-    owner = jnp.where(new, state.owner[root], state.owner)
+    place = entry, root, moves.partner[slot]
+    made, owner = rewritten(params, state.graph, state.owner, *place)
+    graph = made.graph
+    masks = match.rematch(params.table, graph, state.masks, made.changed)
     graph, masks, owner = jax.tree.map(
         lambda first, after: jnp.where(begin, first, after),
         tuple(params.start[:3]),
@@ -184,6 +183,23 @@ def step(
     )
     reward = jnp.where(begin, 0.0, 100.0 * (state.seconds - seconds) / params.start.seconds)
     return after, Outcome(reward, terminated, truncated, ~begin, made.ok)
+
+
+def rewritten(
+    params: EnvParams,
+    graph: TensorGraph,
+    owner: jax.Array,
+    entry: jax.Array,
+    root: jax.Array,
+    partner: jax.Array,
+) -> tuple[Applied, jax.Array]:
+    """What a candidate makes of a priced graph, priced, and which graph of the program each of its
+    nodes belongs to.
+    """
+    made = apply(params.table, graph, entry, root, partner)
+    new = made.changed & (graph.nodes.op == graph_lib.ops.HOLE)
+    priced = roofline.repriced(params.costs, made.graph, graph)
+    return made._replace(graph=priced), jnp.where(new, owner[root], owner)
 
 
 def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.Array:
