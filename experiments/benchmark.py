@@ -6,8 +6,9 @@ Each search runs in a process of its own, from an empty timing store. Then every
 is timed in turn in this process: jax.jit with weights as arguments and closed over (and under the
 compile options a result uses), every search's result, ONNX Runtime with the same weights and as
 many threads, and an A/A control; every result is checked against float64 first. A speed-up is over
-the strongest jit. The folder --out gets a folder for each network and search, benchmark.json and
-benchmark.png. A run that was killed goes on where it was; Ctrl-C prints what is there.
+the strongest jit. xrlflow is the policy's rollouts alone: what they find is not refined. The folder
+--out gets a folder for each network and search, benchmark.json and benchmark.png. A run that was
+killed goes on where it was; Ctrl-C prints what is there.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class Config:
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
     """The command of one search."""
     seconds, seed = config.budget_seconds, config.seed
-    return search_command(
+    command = search_command(
         network, search, seconds=seconds, seed=seed, cache=folder / "cache", out=folder
     )
+    return [*command, "--alone"] if search == "xrlflow" else command
 
 
 def run_search(config: Config, network: str, search: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Config:
       rules: names, families and rule files; empty for every rule.
       policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
       finetune: train that policy on this network first.
+      alone: do not refine what its rollouts have found.
       out: folder for results; empty for none.
     """
 
@@ -70,6 +71,7 @@ class Config:
     rules: tuple[str, ...] = ()
     policy: str = ""
     finetune: bool = False
+    alone: bool = False
     fold: bool = True
     out: str = ""
     cache_dir: str = ""
@@ -86,8 +88,9 @@ class Config:
             raise ConfigError("--input_shape is for --onnx only")
         if self.policy and self.search != "xrlflow":
             raise ConfigError("--policy is for --search=xrlflow only")
-        if self.finetune and self.search != "xrlflow":
-            raise ConfigError("--finetune is for --search=xrlflow only")
+        for name in ("finetune", "alone"):
+            if getattr(self, name) and self.search != "xrlflow":
+                raise ConfigError(f"--{name} is for --search=xrlflow only")
 
     def command(self) -> str:
         """The command that repeats this run; where results and timings are kept is left out."""
@@ -124,6 +127,12 @@ def define_flags(values: flags.FlagValues) -> None:
         False,
         "For --search=xrlflow: train the policy on this network first, for half of the search. "
         "That compiles for half a minute and more: give it some minutes.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "alone",
+        False,
+        "For --search=xrlflow: the policy's rollouts alone, what they find is not refined.",
         flag_values=values,
     )
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
@@ -197,11 +206,12 @@ def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
 
 def search_of(config: Config) -> str | Strategy:
     """The search that was asked for; raises ValueError, and OSError for a policy's file."""
-    if config.policy or config.finetune:
+    if config.policy or config.finetune or config.alone:
         from xrl_jax.rl.policy import SHIPPED, load_policy
         from xrl_jax.rl.strategy import by_policy
 
-        return by_policy(load_policy(config.policy or SHIPPED), finetune=config.finetune)
+        policy = load_policy(config.policy or SHIPPED)
+        return by_policy(policy, finetune=config.finetune, alone=config.alone)
     find_strategy(config.search)  # an unknown name is found out now
     return config.search
 

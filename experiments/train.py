@@ -95,7 +95,7 @@ def train(
     save_every: int,
     measured: Update | None = None,
     evaluate: Callable[[Any, jax.Array], Reached] | None = None,
-) -> tuple[TrainState, int]:
+) -> tuple[TrainState, int, float]:
     """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`.
 
     Args:
@@ -103,7 +103,7 @@ def train(
       evaluate: asked every `config.evaluate_every` updates, and after the last.
 
     Returns:
-      The last state, and how many updates led to it.
+      The last state, how many updates led to it, and how many seconds these took.
     """
     init, predicted = engine_jit(training.init), engine_jit(training.update)
     print("compiling", file=sys.stderr)
@@ -141,7 +141,7 @@ def train(
     log.close()
     if log.rows:
         plot(log.rows, out / "curve.png")
-    return state, done
+    return state, done, log.rows[-1]["seconds"] if log.rows else 0.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -193,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
                 programs, rules, envs=len(programs), horizon=config.horizon, slots=config.slots
             )
             evaluate = evaluator(network, one_each, n_steps=config.horizon)
-        state, done = train(
+        state, done, seconds = train(
             config,
             training,
             params,
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
             evaluate=evaluate,
         )
     trained = f"{', '.join(config.networks)}: {done} updates of "
-    trained += f"{config.envs * config.steps} steps, seed {config.seed}"
+    trained += f"{config.envs * config.steps} steps in {seconds / 60:.0f} min, seed {config.seed}"
     names = tuple(r.name for r in rules.rules)
     Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")
     print(f"results are in {out}")

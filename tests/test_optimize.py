@@ -233,6 +233,15 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
     assert str(second.program) == str(first.program)
 
 
+def test_a_search_may_want_no_refinement(optimize, made_up, monkeypatch):
+    monkeypatch.setattr(rounds, "refine", lambda *_, **__: pytest.fail("it was refined"))
+
+    def alone(problem, budget, key):
+        return dataclasses.replace(greedy(problem, budget, key), refine=False)
+
+    assert optimize(network, PARAMS, X, weights=0, search=alone).report.used == "optimized"
+
+
 # What may go in ---------------------------------------------------------------------------------
 
 

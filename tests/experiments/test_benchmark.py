@@ -119,6 +119,11 @@ def test_unknown_names_are_refused_with_those_there_are(tmp_path: Path) -> None:
         config(tmp_path, searches=("tasso",))
 
 
+def test_a_policy_is_compared_by_its_rollouts_alone(tmp_path: Path) -> None:
+    assert "--alone" in command_of(config(tmp_path), "bert", "xrlflow", tmp_path)
+    assert "--alone" not in command_of(config(tmp_path), "bert", "taso", tmp_path)
+
+
 def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "bert" / "taso"
     folder.mkdir(parents=True)

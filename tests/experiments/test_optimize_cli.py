@@ -100,6 +100,7 @@ def test_input_shapes() -> None:
         (["--model=bert", "--onnx=n"], "not --model and --onnx"),
         (["--fn=a:b", "--layers=2"], "--layers is for --model only"),
         (["--model=bert", "--input_shape=x:1"], "--input_shape is for --onnx only"),
+        (["--model=bert", "--alone"], "--alone is for --search=xrlflow only"),
         (["--onnx=n", "--input_shape=x:1,b"], "--input_shape=x:1,b must be a name and its sizes"),
         (["--onnx=n", "--input_shape=1,3"], "--input_shape=1,3 must be a name and its sizes"),
     ],

@@ -35,7 +35,8 @@ def trained() -> Policy:
         network=SIZES, updates=40, steps=16, learning_rate=1e-2, gamma=0.97, entropy_weight=0.02
     )
     state, _ = engine_jit(make_train(config))(jax.random.key(0), params)
-    return Policy(SIZES, state.weights, tuple(r.name for r in rules().rules))
+    names = tuple(r.name for r in rules().rules)
+    return Policy(SIZES, state.weights, names, trained="the trap")
 
 
 def found(budget: Budget = ENOUGH, oracle: FakeOracle | None = None):
@@ -71,7 +72,9 @@ def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
 @pytest.mark.slow
 def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatch) -> None:
     monkeypatch.setattr("xrl_jax.rl.strategy._SLOTS", (2,))
-    assert found().note == "the policy saw 2 of up to 3 candidates at a step, drawn evenly"
+    assert found().note == (
+        "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, drawn evenly"
+    )
 
 
 @pytest.mark.slow
@@ -79,9 +82,15 @@ def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
     weights = jax.tree.map(jnp.zeros_like, trained().weights)
     search = by_policy(dataclasses.replace(trained(), weights=weights), finetune=True)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
-    assert result.note.startswith("the policy was trained on this program for ")
+    assert "the policy was trained on the trap; then on this program, " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
     assert search.__name__ == "xrlflow"
+
+
+def test_rollouts_alone_are_not_refined() -> None:
+    problem = Problem(program(), rules(), FakeOracle())
+    assert found().refine
+    assert not by_policy(trained(), alone=True)(problem, ENOUGH, KEY).refine
 
 
 def test_it_stops_where_nothing_more_is_learned() -> None:

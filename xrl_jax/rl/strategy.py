@@ -40,25 +40,28 @@ _KEPT = 4  # states of a graph that are kept for timing whole programs
 
 
 def by_policy(
-    policy: Policy, *, finetune: bool = False
+    policy: Policy, *, finetune: bool = False, alone: bool = False
 ) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
     """A strategy that follows this policy.
 
     Args:
       finetune: train it further on the program first, for half of the time (`rl.finetune`).
+      alone: the rollouts are all there is: what they have found is timed, and not refined.
     """
 
     def strategy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         config, weights = policy.fitted(problem.rules)
-        note, to_tune, key = "", *jax.random.split(key)
+        notes = [f"the policy was trained on {policy.trained or 'what its file does not say'}"]
+        to_tune, key = jax.random.split(key)
         if finetune:
             clock = Stopwatch(budget.seconds)
             weights, updates = finetuned(config, weights, problem, budget, to_tune)
-            note = f"the policy was trained on this program for {updates} updates"
+            notes.append(f"then on this program, {updates} updates")
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
         decode = _Decoder(config, weights, problem)
         found = search_graphs(problem, budget, key, Phase(functools.partial(_search, decode)))
-        return dataclasses.replace(found, note="; ".join(filter(None, (note, found.note))))
+        note = "; ".join(filter(None, (*notes, found.note)))
+        return dataclasses.replace(found, note=note, refine=not alone)
 
     strategy.__name__ = "xrlflow"  # as reports call it
     return strategy
@@ -159,7 +162,7 @@ def _search(
         trail = decode.trails(run, start, clock, now)
         most = int(trail.candidates.max(initial=0))
         if most > slots:
-            run.note = f"the policy saw {slots} of up to {most} candidates at a step, drawn evenly"
+            run.note = f"it saw {slots} of up to {most} candidates at a step, drawn evenly"
         state, steps = _rebuilt(space, start, oracle.table(), trail, index)
         learned = measure_state(oracle, state, clock, limit)
         now_kept = {**kept, space.identity(state): (state, steps)}

@@ -128,6 +128,7 @@ class SearchResult:
       stop: why it ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
       note: what else is to be known of the search, in a sentence; "" for nothing.
+      refine: whether the fastest may be refined further (`search.refine`).
     """
 
     best: tuple[Found, ...]
@@ -136,6 +137,7 @@ class SearchResult:
     stop: StopReason
     history: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    refine: bool = True
 
 
 Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]

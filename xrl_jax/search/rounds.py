@@ -44,8 +44,8 @@ def search_in_rounds(
     short. What has to be compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
-    The second refines the fastest. `Timed.index` counts through the programs of the result. A round
-    that was interrupted is the last.
+    The second refines the fastest, if the strategy lets it. `Timed.index` counts through the
+    programs of the result. A round that was interrupted is the last.
     """
     oracle = problem.oracle
     try:
@@ -73,6 +73,8 @@ def search_in_rounds(
     plain = [t for t in timed if t.timing.ok and not t.options]
     costs = oracle.table()
     oracle.correct([shares(t.program, costs) for t in plain], [t.timing.seconds for t in plain])
+    if not found.refine:
+        return found, timed
     # Options are the last resort: what they gain is judged after refining without them.
     start = next((t for t in timed if not t.options), timed[0])
     compiling = start.timing.compile_seconds
