@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -76,12 +75,11 @@ def test_its_table_of_forms_follows_their_names() -> None:
 
 
 @pytest.mark.slow
-def test_the_papers_settings_learn_what_a_child_would_see() -> None:
+def test_the_papers_reward_teaches_not_to_stop() -> None:
     network = dataclasses.replace(PAPER.network, width=16, layers=2, slots=8, n_rules=2)
     config = dataclasses.replace(
-        PAPER, network=network, updates=30, steps=20, minibatches=8, learning_rate=5e-3
+        PAPER, network=network, updates=25, steps=20, minibatches=8, learning_rate=1e-3
     )
     _, metrics = engine_jit(make_train(config))(jax.random.key(0), params(4))
-    reward = np.asarray(metrics.reward)
-    assert reward[-5:].mean() > reward[:5].mean() + 1.0
-    assert float(jnp.min(metrics.best)) < 1.0
+    stopped = np.asarray(metrics.terminated)  # share of steps; every other one pays, if only 0.1
+    assert stopped[-5:].mean() < 0.3 * stopped[:5].mean()
