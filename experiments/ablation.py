@@ -16,7 +16,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from experiments.train_flags import PRESETS
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
-from xrl_jax.rl.env import EnvParams
+from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams
 from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
@@ -72,31 +72,32 @@ def ladder() -> list[Rung]:
 
 
 def trained(
-    rung: Rung, params: EnvParams, names: Sequence[str], seed: int, one_each: EnvParams
-) -> dict[str, Any]:
-    """One training and what comes of it."""
+    rung: Rung, params: EnvParams, names: Sequence[str], one_each: EnvParams
+) -> Iterator[dict[str, Any]]:
+    """A training for each seed, and what comes of it; compiled with the first."""
     per_update = rung.envs * rung.settings.steps
     config = dataclasses.replace(rung.settings, updates=max(FLAGS.env_steps // per_update, 1))
     training = training_of(config)
-    state = engine_jit(training.init)(jax.random.key(seed), params)
-    update = engine_jit(training.update)
-    began, ends = time.monotonic(), []
-    while len(ends) < config.updates and (not ends or ends[-1] - began < FLAGS.seconds):
-        state, metrics = jax.block_until_ready(update(state, params))
-        ends.append(time.monotonic())
-        best = np.asarray(metrics.best).reshape(len(names), -1).min(axis=1)
-        print(f"{rung.name}, seed {seed}: update {len(ends)}", file=sys.stderr)
+    init, update = engine_jit(training.init), engine_jit(training.update)
     evaluate = evaluator(config.network, one_each, n_steps=FLAGS.horizon)
-    found = evaluate(state.weights, jax.random.key(seed))
-    return {
-        "rung": rung.name,
-        "seed": seed,
-        "env_steps": len(ends) * per_update,
-        "first_seconds": ends[0] - began,  # compiling is part of it
-        "steps_per_second": (len(ends) - 1) * per_update / max(ends[-1] - ends[0], 1e-9),
-        "best": dict(zip(names, map(float, best), strict=True)),
-        "reached": found.of_each(names),
-    }
+    for seed in range(FLAGS.seeds):
+        began, ends = time.monotonic(), []
+        state = init(jax.random.key(seed), params)
+        while len(ends) < config.updates and (not ends or ends[-1] - began < FLAGS.seconds):
+            state, metrics = jax.block_until_ready(update(state, params))
+            ends.append(time.monotonic())
+            best = np.asarray(metrics.best).reshape(len(names), -1).min(axis=1)
+            print(f"{rung.name}, seed {seed}: update {len(ends)}", file=sys.stderr)
+        after_first = ends[-1] - ends[0]
+        yield {
+            "rung": rung.name,
+            "seed": seed,
+            "env_steps": len(ends) * per_update,
+            "first_seconds": ends[0] - began,
+            "steps_per_second": (len(ends) - 1) * per_update / after_first if after_first else None,
+            "best": dict(zip(names, map(float, best), strict=True)),
+            "reached": evaluate(state.weights, jax.random.key(seed)).of_each(names),
+        }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -105,13 +106,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for name in dict.fromkeys(row["rung"] for row in rows):
         mine = [row for row in rows if row["rung"] == name]
         reached = [each for row in mine for each in row["reached"].values()]
-        steps, rate = (np.mean([r[n] for r in mine]) for n in ("env_steps", "steps_per_second"))
+        steps = np.mean([row["env_steps"] for row in mine])
+        rates = [r["steps_per_second"] for r in mine if r["steps_per_second"] is not None]
         means = [np.mean([v for row in mine for v in row["best"].values()])]
         means += [np.mean([each[way] for each in reached]) for way in Reached._fields]
         table.add_row(
             name,
             f"{steps:.0f}",
-            f"{rate:.3g}" if rate else "-",
+            f"{np.mean(rates):.3g}" if rates else "-",
             f"{mine[0]['first_seconds']:.0f}",
             *(f"{m:.3f}" for m in means),
         )
@@ -124,8 +126,8 @@ def define_flags() -> None:
     flags.DEFINE_integer("env_steps", 8000, "Of each training, at most.", lower_bound=1)
     flags.DEFINE_float("seconds", 600.0, "Of each training, at most.")
     flags.DEFINE_integer("seeds", 1, "Trainings of each rung.", lower_bound=1)
-    flags.DEFINE_integer("horizon", 100, "Steps of an episode.", lower_bound=1)
-    flags.DEFINE_integer("slots", 64, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_integer("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
+    flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once.", lower_bound=1)
     flags.DEFINE_string("out", "out/ablation", "Folder of the results.")
 
 
@@ -176,8 +178,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         for rung in rungs:
             params = params_of(programs, rules, envs=rung.envs, **sizes)
-            for seed in range(FLAGS.seeds):
-                rows.append(trained(rung, params, names, seed, one_each))
+            for row in trained(rung, params, names, one_each):
+                rows.append(row)
                 text = json.dumps(rows, indent=1)
                 (out / "ablation.json").write_text(text, encoding="utf-8")
     except KeyboardInterrupt:

@@ -110,23 +110,29 @@ def settings_of(config: Config, rules: CompiledRules) -> TrainConfig:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Those of `Config`, and where the results go."""
-    text, names = functools.partial(flags.DEFINE_string, flag_values=values), list(models.MODELS)
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
     number = functools.partial(flags.DEFINE_integer, flag_values=values)
     real = functools.partial(flags.DEFINE_float, flag_values=values)
     choice = functools.partial(flags.DEFINE_enum, flag_values=values)
+
+    def usual(name: str) -> str:
+        return ", ".join(f"{preset}: {given.flag(name)}" for preset, given in PRESETS.items())
+
     choice("preset", "ours", list(PRESETS), "Settings; flags that are given come first.")
     flags.DEFINE_list(
         "networks",
         ["squeezenet"],
-        f"NAME or NAME:OPTION=NUMBER:..., with commas; {', '.join(names)}.",
+        f"NAME or NAME:OPTION=NUMBER:..., with commas; {', '.join(models.MODELS)}.",
         flag_values=values,
     )
-    number("envs", None, "Environments, of all networks together; 32, paper: 8.", lower_bound=1)
+    number("envs", None, f"Environments, of all networks together; {usual('envs')}.", lower_bound=1)
     number("updates", 200, "Rollouts, each with its updates.", lower_bound=1)
-    number("steps", None, "Steps of each environment in a rollout; 32, paper: 100.", lower_bound=1)
+    number(
+        "steps", None, f"Steps of each environment in a rollout; {usual('steps')}.", lower_bound=1
+    )
     number("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
     number("slots", SLOTS, "Candidates seen at once in training.", lower_bound=1)
-    real("learning_rate", None, "Of Adam, at first; 3e-3, paper: 5e-4.")
+    real("learning_rate", None, f"Of Adam, at first; {usual('learning_rate')}.")
     number("seed", 0, "Seed of everything.")
     number("devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1)
     choice(
@@ -136,7 +142,7 @@ def define_flags(values: flags.FlagValues) -> None:
     number(
         "interval",
         None,
-        "Steps between two measurements; 4, paper: 5, as between two of its rewards by time.",
+        f"Steps between two measurements; {usual('interval')}.; also of the paper's reward.",
         lower_bound=1,
     )
     real("noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0)

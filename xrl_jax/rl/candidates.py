@@ -114,10 +114,11 @@ class CandidatesNetwork(nn.Module):
             GraphSummary, variable_axes={"params": None}, split_rngs={"params": False}
         )
         of_each = summary(self.config, name="graphs")(seen.graphs)
-        flat = jnp.where(jnp.append(seen.valid, True)[:, None], of_each, 0.0).reshape(-1)
+        valid = jnp.append(seen.valid, True)  # No-Op always is
+        flat = jnp.where(valid[:, None], of_each, 0.0).reshape(-1)
         logits = _Head(len(of_each))(flat)
         value = _Head(1)(flat)
-        return Output(jnp.where(jnp.append(seen.valid, True), logits, NEVER), value[0])
+        return Output(jnp.where(valid, logits, NEVER), value[0])
 
 
 class _Head(nn.Module):

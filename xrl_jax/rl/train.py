@@ -200,6 +200,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
             if waits:
                 after = jax.vmap(_either)(envs.done & ~first, envs, after)
+            # The environment rewards each step by time; when it is due here is a setting.
             relative = after.seconds / params.start.seconds
             due = after.done | (after.t % config.reward_every == 0)
             reward, timed = ppo.timed_reward(timed, relative, due, outcome.counts, config.bonus)
