@@ -99,3 +99,18 @@ def test_a_number_for_each_feature_is_a_bias() -> None:
         found = fused(Partition((SQUARE, SQUARE, shape), (False, True, False), code, (4,)))
         assert [i.op for i in found.code] == ops
         assert found.code[-1].args == ((0, 1, 2) if len(ops) == 1 else (3, 2))
+
+
+def test_a_bias_may_follow_another_sum_but_no_second_bias() -> None:
+    """The kernel adds its bias first."""
+    inputs = SQUARE, SQUARE, (1, 4)
+    add = Binary("add")
+    code = (
+        Instruction(PLAIN, (0, 1), SQUARE),
+        Instruction(add, (3, 0), SQUARE),
+        Instruction(add, (4, 2), SQUARE),
+        Instruction(add, (5, 2), SQUARE),
+    )
+    found = fused(Partition(inputs, (False, True, False), code, (6,)))
+    both = Dot(False, False, Epilogue(bias=True, addend=True))
+    assert [(i.op, i.args) for i in found.code] == [(both, (0, 1, 2, 0)), (add, (3, 2))]

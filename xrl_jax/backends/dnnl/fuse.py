@@ -14,7 +14,6 @@ from xrl_jax.backends.dnnl.spec import (
     Clip,
     Conv,
     Dot,
-    Epilogue,
     Instruction,
     Op,
     Partition,
@@ -73,20 +72,22 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         clip = op.after.clip
         if isinstance(v.made_by, Clip):
             clip = v.made_by if clip is None else clip.then(v.made_by)
-            after, more = replace(op.after, clip=clip), []
+            after, args = replace(op.after, clip=clip), kernel.args
         elif addend is None or clip is not None or _depends(addend, kernel):
             continue
         elif addend.shape == v.shape and not op.after.addend:
             after = replace(op.after, addend=True)
-            more = [_reshaped(addend, kernel.shape)]
-        elif _is_bias(addend.shape, v.shape, kernel.shape) and op.after == Epilogue():
+            args = [*kernel.args, _reshaped(addend, kernel.shape)]
+        elif _is_bias(addend.shape, v.shape, kernel.shape) and not op.after.bias:
             after = replace(op.after, bias=True)
             flat = kernel.shape[-1:]
             one = (1,) * (len(kernel.shape) - 1) + flat
-            more = [_reshaped(addend, flat if isinstance(op, Conv) else one)]
+            number = _reshaped(addend, flat if isinstance(op, Conv) else one)
+            x, w, *more = kernel.args
+            args = [x, w, number, *more]
         else:
             continue
-        made = _Value(replace(op, after=after), [*kernel.args, *more], kernel.shape)
+        made = _Value(replace(op, after=after), args, kernel.shape)
         uses[made] = 1
         return _reshaped(made, v.shape)
     return None
