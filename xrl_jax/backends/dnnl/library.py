@@ -123,6 +123,17 @@ class Library:
         """Of a function."""
         return int(ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0)
 
+    def threads(self) -> tuple[int, int, int] | None:
+        """Addresses of `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num` of the
+        OpenMP that it runs on; None if it is none of GNU's interface.
+        """
+        names = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+        try:
+            start, n, number = (self.address(name) for name in names)
+        except AttributeError:
+            return None
+        return start, n, number
+
     # --- memory descriptors ---
 
     def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None) -> Desc:

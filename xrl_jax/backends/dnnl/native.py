@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
 import threading
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from xrl_jax.backends.dnnl import rows
 from xrl_jax.backends.dnnl.library import Desc, Library
+from xrl_jax.backends.dnnl.spec import Loop
 
-_MOST_ARGUMENTS = 64  # of one primitive
+MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA = 0, 1, 2
 
@@ -52,16 +55,19 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A primitive and its arguments: (which one, its layout, where it lies)."""
+    """A primitive and its arguments: (which one, its layout, where it lies); or a loop, whose last
+    argument is its result.
+    """
 
-    primitive: int
+    primitive: int | Loop
     args: tuple[tuple[int, Desc, Place], ...]
 
 
-# The list is an array of i64: its length, then for each step the primitive, the number of arguments
-# and for each of these four numbers as in `Step`. Offsets into XLA's structures: call frame:
-# extension 8, api 16, arguments 40 + 32, results 80 + 32; buffer: data 24; metadata extension:
-# metadata 24, whose version is at 24 and 28 and whose traits are at 32; api: Error_Create 48.
+# The list is an array of i64: its length, then for each step the primitive or the address of a
+# loop, whether it is a loop, the number of arguments and for each of these four numbers as in
+# `Step`. Offsets into XLA's structures: call frame: extension 8, api 16, arguments 40 + 32, results
+# 80 + 32; buffer: data 24; metadata extension: metadata 24, whose version is at 24 and 28 and whose
+# traits are at 32; api: Error_Create 48.
 _RUN = """
 @message = private constant [33 x i8] c"a primitive of oneDNN has failed\\00"
 
@@ -69,6 +75,7 @@ define ptr @run(ptr %frame, ptr %plan) {{
 entry:
   %args = alloca [{most} x {{i32, ptr}}]
   %slot = alloca ptr
+  %table = alloca [{most} x ptr]
   %arguments_at = getelementptr i8, ptr %frame, i64 72
   %arguments = load ptr, ptr %arguments_at
   %results_at = getelementptr i8, ptr %frame, i64 112
@@ -84,22 +91,25 @@ entry:
 step:
   %i = phi i64 [0, %entry], [%i_next, %freed]
   %at = phi ptr [%first, %entry], [%at_next, %freed]
-  %worst = phi i32 [%made, %entry], [%status, %freed]
+  %worst = phi i32 [%made, %entry], [%worst_next, %freed]
   %more = icmp slt i64 %i, %n_steps
   br i1 %more, label %open, label %end
 
 open:
   %primitive_number = load i64, ptr %at
   %primitive = inttoptr i64 %primitive_number to ptr
-  %n_at = getelementptr i64, ptr %at, i64 1
+  %is_loop_at = getelementptr i64, ptr %at, i64 1
+  %is_loop_number = load i64, ptr %is_loop_at
+  %is_loop = icmp eq i64 %is_loop_number, 1
+  %n_at = getelementptr i64, ptr %at, i64 2
   %n = load i64, ptr %n_at
-  %rows = getelementptr i64, ptr %at, i64 2
+  %rows = getelementptr i64, ptr %at, i64 3
   br label %argument
 
 argument:
-  %j = phi i64 [0, %open], [%j_next, %placed]
+  %j = phi i64 [0, %open], [%j_next, %address], [%j_next, %memory]
   %in = icmp slt i64 %j, %n
-  br i1 %in, label %place, label %execute
+  br i1 %in, label %place, label %ready
 
 place:
   %row_offset = mul i64 %j, 4
@@ -122,8 +132,8 @@ from_arena:
 
 from_buffer:
   %is_argument = icmp eq i64 %kind, 0
-  %table = select i1 %is_argument, ptr %arguments, ptr %results
-  %buffer_at = getelementptr ptr, ptr %table, i64 %where
+  %buffers = select i1 %is_argument, ptr %arguments, ptr %results
+  %buffer_at = getelementptr ptr, ptr %buffers, i64 %where
   %buffer = load ptr, ptr %buffer_at
   %data_at = getelementptr i8, ptr %buffer, i64 24
   %outer = load ptr, ptr %data_at
@@ -131,12 +141,27 @@ from_buffer:
 
 placed:
   %data = phi ptr [%inner, %from_arena], [%outer, %from_buffer]
+  %j_next = add i64 %j, 1
+  br i1 %is_loop, label %address, label %memory
+
+address:
+  %address_slot = getelementptr [{most} x ptr], ptr %table, i64 0, i64 %j
+  store ptr %data, ptr %address_slot
+  br label %argument
+
+memory:
   %id_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 0
   store i32 %id, ptr %id_slot
   %memory_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 1
   call i32 {memory_create}(ptr %memory_slot, ptr %desc, ptr {engine}, ptr %data)
-  %j_next = add i64 %j, 1
   br label %argument
+
+ready:
+  br i1 %is_loop, label %loop, label %execute
+
+loop:
+  call void %primitive(ptr %table)
+  br label %freed
 
 execute:
   %n32 = trunc i64 %n to i32
@@ -157,6 +182,7 @@ one:
   br label %free
 
 freed:
+  %worst_next = phi i32 [%worst, %loop], [%status, %free]
   %i_next = add i64 %i, 1
   %length = mul i64 %n, 4
   %at_next = getelementptr i64, ptr %rows, i64 %length
@@ -269,6 +295,7 @@ define ptr @{name}(ptr %frame) {{
 }}
 """
 _LOCK = threading.Lock()
+_NUMBERS = itertools.count()  # of loops
 _KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
 
 
@@ -279,9 +306,12 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
             return
         numbers: list[int] = [len(steps)]
         for step in steps:
-            if len(step.args) > _MOST_ARGUMENTS:
+            if len(step.args) > MOST_ARGUMENTS:
                 raise ValueError(f"{len(step.args)} arguments for one primitive")
-            numbers += [step.primitive, len(step.args)]
+            if isinstance(step.primitive, Loop):
+                numbers += [_loop(lib, step.primitive), 1, len(step.args)]
+            else:
+                numbers += [step.primitive, 0, len(step.args)]
             for which, desc, place in step.args:
                 numbers += [which, desc, place.kind, place.at]
         plan = _KEPT[name] = np.asarray(numbers, np.int64)
@@ -291,6 +321,16 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
         (address,) = _addresses(_PASS_ON.format(name=function, call=call, plan=at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
+
+
+@functools.cache
+def _loop(lib: Library, loop: Loop) -> int:
+    """The address of a loop's code."""
+    threads = lib.threads()
+    parallel = None if threads is None else tuple(map(_pointer, threads))
+    name = f"loop{next(_NUMBERS)}"
+    (address,) = _addresses(rows.code_of(loop, name, parallel), name)
+    return address
 
 
 def _make_room(n_bytes: int) -> None:
@@ -327,7 +367,7 @@ def _served(lib: Library) -> int:
     names: dict[str, Any] = {f: _pointer(lib.address(f"dnnl_{f}")) for f in functions}
     for name in ("sem_wait", "sem_post"):
         names[name] = _pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
-    names |= {"engine": _pointer(lib.engine), "desk": _pointer(start), "most": _MOST_ARGUMENTS}
+    names |= {"engine": _pointer(lib.engine), "desk": _pointer(start), "most": MOST_ARGUMENTS}
     serve, call = _addresses(_RUN.format(**names, **_DESK), "serve", "call")
     thread = ctypes.c_ulong()
     status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
@@ -359,7 +399,9 @@ def _engine() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 

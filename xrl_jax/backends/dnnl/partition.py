@@ -19,24 +19,32 @@ import numpy as np
 from jax.extend.core import Literal
 
 from xrl_jax.backends import equations
-from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl import kernels, loops
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.loops import looped
 from xrl_jax.backends.dnnl.spec import (
     BINARY,
+    MAPS,
     Binary,
     Clip,
     Concat,
     Every,
     Instruction,
+    Map,
     Op,
     Partition,
     Pool,
+    Reduce,
     Reshape,
     Scale,
     Transpose,
 )
 from xrl_jax.backends.equations import read, variables
+
+# What XLA does as well where nothing of the library follows.
+_LIGHT = (Reshape, Transpose, Every, Scale, Binary, Map, Reduce)
+_LARGEST_POWER = 8
 
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:
@@ -117,11 +125,13 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 
     _peel(inside)
     users: dict[Any, list[Any]] = {}
-    for e in jaxpr.eqns:
+    returned = set(variables(jaxpr.outvars))
+    for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
+        if v not in inside and _is_broadcast(e) and v not in users and v not in returned:
+            continue  # members take what it repeats
         for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
-    returned = set(variables(jaxpr.outvars))
     stages = [_Stage([], [], []) for _ in range(max(level.values(), default=0) + 2)]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
@@ -145,7 +155,7 @@ def _peel(inside: dict[Any, _Member]) -> None:
     """
     needed: set[Any] = set()  # by the members that follow
     for v, (_, op, operands) in reversed(list(inside.items())):
-        ends = isinstance(op, Reshape | Transpose | Every | Scale | Binary) and op != Binary("add")
+        ends = isinstance(op, _LIGHT) and op != Binary("add")
         if ends and v not in needed:
             del inside[v]
         else:
@@ -163,7 +173,8 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         equations.run([m.equation for m in stage.members], env)
         return
     operands = [
-        kernels.pack(part, i, env[v]) if part.packed[i] else env[v] for i, v in enumerate(inputs)
+        kernels.pack(part, i, env[v]) if part.packed[i] else env[v].astype(jax.numpy.float32)
+        for i, v in enumerate(inputs)
     ]
     env.update(zip(stage.outputs, kernels.run(part, *operands), strict=True))
 
@@ -202,7 +213,7 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
     numbered = tuple(replace(i, args=tuple(number(a) for a in i.args)) for i in code)
     shapes = tuple(v.aval.shape for v in inputs)
     outputs = tuple(number(place[v]) for v in stage.outputs)
-    return fused(Partition(shapes, tuple(packed), numbered, outputs)), inputs
+    return looped(fused(Partition(shapes, tuple(packed), numbered, outputs))), inputs
 
 
 def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[_Operand]:
@@ -211,8 +222,10 @@ def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[_Operand]:
         sources = [_source(v, maker) for v in e.invars]
         return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
     atoms = e.invars
-    if isinstance(op, Clip | Scale):
+    if isinstance(op, Clip | Scale | Map):
         atoms = [v for v in atoms if _number(v, maker) is None]
+    if isinstance(op, Map):
+        return [_source(v, maker) for v in atoms]
     return [_Operand(v, v.aval.shape) for v in atoms]
 
 
@@ -242,6 +255,9 @@ def _as_member(e: Any, maker: dict[Any, Any]) -> _Member | None:
     if op is None:
         return None
     operands = _operands(e, op, maker)
+    if loops.is_element(op):
+        possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
+        return _Member(e, op, operands) if possible else None
     alone = kernels.alone(op, [o.shape for o in operands], e.outvars[0].aval.shape)
     return _Member(e, op, operands) if kernels.is_possible(alone) else None
 
@@ -250,10 +266,12 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
     """What the equation would be to the library; None if the library has nothing of its kind."""
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
-    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*e.invars, *e.outvars)):
+    kind, p = e.primitive.name, e.params
+    # A choice by booleans is by numbers in the library's hands (`_run`).
+    floats = e.invars[1:] if kind == "select_n" and len(e.invars) == 3 else e.invars
+    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*floats, *e.outvars)):
         return None
-    p = e.params
-    match e.primitive.name:
+    match kind:
         case "reduce_window_max":
             return _pool("max", p)
         case "concatenate":
@@ -261,8 +279,15 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
         case "reduce_window_sum":
             return _pool("sum", p)
         case kind if kind in BINARY:
-            return _with_number(e, maker) or _binary(e, maker)
-        case "reshape" | "squeeze" | "expand_dims":
+            return _with_number(e, maker) or _binary(e, maker) or _map(e, maker)
+        case kind if kind in MAPS:
+            return _map(e, maker)
+        case "reduce_sum" | "reduce_max" | "reduce_min":
+            last = len(e.invars[0].aval.shape) - 1
+            return Reduce(kind.removeprefix("reduce_")) if tuple(p["axes"]) == (last,) else None
+        case "reshape" | "squeeze" | "expand_dims" | "copy" | "stop_gradient":
+            return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
+        case "broadcast_in_dim" if e.outvars[0].aval.size == e.invars[0].aval.size:
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
         case "slice":
             step = tuple(p["strides"] or (1,) * len(e.outvars[0].aval.shape))
@@ -298,6 +323,8 @@ def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
     number = numbers[1 - at]
     if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
         return None
+    if not math.isfinite(number):
+        return None
     match e.primitive.name:
         case "max":
             return Clip(low=number)
@@ -308,6 +335,20 @@ def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
         case "div":
             return Scale(1 / number) if at == 0 and number else None
     return None
+
+
+def _map(e: Any, maker: dict[Any, Any]) -> Map | None:
+    """An elementwise function with at least one array."""
+    kind, numbers = e.primitive.name, tuple(_number(v, maker) for v in e.invars)
+    if kind == "integer_pow":
+        if abs(e.params["y"]) > _LARGEST_POWER:
+            return None
+        return Map(kind, (None, float(e.params["y"]))) if numbers == (None,) else None
+    arrays = [v for v, n in zip(e.invars, numbers, strict=True) if n is None]
+    # A literal that is no finite number, and a choice by one boolean.
+    if any(isinstance(v, Literal) or not _source(v, maker).shape for v in arrays):
+        return None
+    return Map(kind, numbers) if arrays else None
 
 
 def _binary(e: Any, maker: dict[Any, Any]) -> Binary | None:
@@ -326,7 +367,7 @@ def _number(v: Any, maker: dict[Any, Any]) -> float | None:
     """The number that an operand is, or is an array of; None if it is neither."""
     if isinstance(v, Literal):
         number = float(v.val) if np.shape(v.val) == () else math.nan
-        return number if math.isfinite(number) else None
+        return None if math.isnan(number) else number
     e = maker.get(v)
     if e is not None and _is_broadcast(e):
         return _number(e.invars[0], maker)

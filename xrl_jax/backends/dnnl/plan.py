@@ -24,7 +24,7 @@ from xrl_jax.backends.dnnl.library import (
     UnimplementedError,
     row_major,
 )
-from xrl_jax.backends.dnnl.native import Place, Step
+from xrl_jax.backends.dnnl.native import MOST_ARGUMENTS, Place, Step
 from xrl_jax.backends.dnnl.spec import (
     Binary,
     Clip,
@@ -34,8 +34,11 @@ from xrl_jax.backends.dnnl.spec import (
     Epilogue,
     Every,
     Instruction,
+    Loop,
+    Map,
     Partition,
     Pool,
+    Reduce,
     Reshape,
     Scale,
     Transpose,
@@ -80,7 +83,9 @@ class _Builder:
     lib: Library
     partition: Partition
     values: list[_Value] = field(default_factory=list)
-    steps: list[tuple[int, list[tuple[int, Desc, Place | _Block]]]] = field(default_factory=list)
+    steps: list[tuple[int | Loop, list[tuple[int, Desc, Place | _Block]]]] = field(
+        default_factory=list
+    )
     weights: dict[int, Desc] = field(default_factory=dict)
 
     # --- memory ---
@@ -181,6 +186,10 @@ class _Builder:
                 x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
                 y = _Value(self.lib.desc(shape), x.place)
                 return y if output is None else self.copied(y, output, shape)
+            case Loop():
+                return self.loop(op, shape, args, output)
+            case Map() | Reduce():
+                raise UnimplementedError(f"{op} outside of a loop")
             case Every():
                 x_shape = self.shape_of(instruction.args[0])
                 x = self.as_laid_out(args[0], self.lib.desc(x_shape))
@@ -222,6 +231,22 @@ class _Builder:
         x = self.as_laid_out(x, dst)
         y = self.result(dst, output)
         self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
+        return y
+
+    def loop(
+        self, op: Loop, shape: Sequence[int], args: Sequence[_Value], output: Place | None
+    ) -> _Value:
+        if len(args) >= MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(args)} arguments of one loop")
+        laid_out = [
+            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
+        ]
+        y = self.result(self.lib.desc(shape), output)
+        listed = [(0, v.desc, v.place) for v in (*laid_out, y)]
+        for _, _, place in listed:
+            if isinstance(place, _Block):
+                place.last = len(self.steps)
+        self.steps.append((op, listed))
         return y
 
     def copied(self, value: _Value, output: Place, shape: Sequence[int]) -> _Value:

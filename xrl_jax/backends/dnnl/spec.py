@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -149,6 +150,55 @@ BINARY = ("add", "sub", "mul", "div", "max", "min")
 
 
 @dataclass(frozen=True)
+class Map:
+    """An elementwise function of arrays of one rank, of which axes may have size 1, and numbers."""
+
+    kind: str  # one of MAPS, as in lax
+    numbers: tuple[float | None, ...]  # of each operand; None for the next array
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        shape = jax.numpy.broadcast_shapes(*(a.shape for a in arrays))
+        rest = iter(arrays)
+        xs = [
+            lax.full(shape, n, jax.numpy.float32)
+            if n is not None
+            else lax.broadcast_in_dim(next(rest), shape, tuple(range(len(shape))))
+            for n in self.numbers
+        ]
+        if self.kind == "integer_pow":
+            assert self.numbers[1] is not None
+            return lax.integer_pow(xs[0], int(self.numbers[1]))
+        if self.kind == "select_n":
+            return lax.select_n(xs[0] != 0, *xs[1:])
+        return getattr(lax, self.kind)(*xs)
+
+
+# `integer_pow` has the exponent as a number, the first operand of `select_n` is true where not 0.
+MAPS = (
+    *("exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs", "square"),
+    *("floor", "ceil", "integer_pow", "select_n", *BINARY),
+)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Over the last axis, which goes."""
+
+    kind: str  # one of REDUCTIONS
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        start, combine = REDUCTIONS[self.kind]
+        return lax.reduce(x, jax.numpy.float32(start), combine, (x.ndim - 1,))
+
+
+REDUCTIONS = {
+    "sum": (0.0, lax.add),
+    "max": (-math.inf, lax.max),
+    "min": (math.inf, lax.min),
+}
+
+
+@dataclass(frozen=True)
 class Scale:
     """Times a number."""
 
@@ -184,11 +234,28 @@ class Every:
         return lax.slice(x, (0,) * x.ndim, x.shape, self.step)
 
 
-Op = Conv | Dot | Pool | Concat | Binary | Clip | Scale | Reshape | Transpose | Every
-_OPS: dict[str, Callable[..., Any]] = {
-    c.__name__: c
-    for c in (Conv, Dot, Pool, Concat, Binary, Clip, Scale, Reshape, Transpose, Every, Epilogue)
-}
+@dataclass(frozen=True)
+class Loop:
+    """Elementwise functions and reductions, computed row by row by code of ours.
+
+    Attributes:
+      rows, columns: of the arrays; others have one number for each row.
+      inputs: shapes of the arguments.
+      code: on values numbered from the arguments on; the last is the result. All but `Reduce` are
+        elementwise or, as `Reshape` here, change nothing in memory.
+    """
+
+    rows: int
+    columns: int
+    inputs: tuple[Shape, ...]
+    code: tuple[Instruction, ...]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        return _as_lax(self.code, arrays)[-1]
+
+
+Op = Conv | Dot | Pool | Concat | Binary | Clip | Map | Reduce | Scale | Reshape | Transpose
+Op |= Every | Loop
 
 
 @dataclass(frozen=True)
@@ -198,6 +265,19 @@ class Instruction:
     op: Op
     args: tuple[int, ...]
     shape: Shape
+
+
+_OPS: dict[str, Callable[..., Any]] = {
+    c.__name__: c for c in (*typing.get_args(Op), Epilogue, Instruction)
+}
+
+
+def _as_lax(code: Sequence[Instruction], inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """All values."""
+    values = list(inputs)
+    for i in code:
+        values.append(i.op(*(values[a] for a in i.args)))
+    return values
 
 
 @dataclass(frozen=True)
@@ -217,9 +297,7 @@ class Partition:
 
     def __call__(self, *inputs: jax.Array) -> list[jax.Array]:
         """As lax code; no input is packed here."""
-        values = list(inputs)
-        for i in self.code:
-            values.append(i.op(*(values[a] for a in i.args)))
+        values = _as_lax(self.code, inputs)
         return [values[o] for o in self.outputs]
 
     def shape(self, value: int) -> Shape:
@@ -250,7 +328,7 @@ def partition(text: str) -> Partition:
         return Partition(
             _tuples(inputs),
             tuple(bool(p) for p in packed),
-            tuple(Instruction(_op(o), _tuples(a), _tuples(s)) for o, a, s in code),
+            _tuples(code),
             _tuples(outputs),
         )
     except (TypeError, KeyError, ValueError) as error:
@@ -258,7 +336,7 @@ def partition(text: str) -> Partition:
 
 
 def _plain(x: Any) -> Any:
-    if isinstance(x, Op | Epilogue):
+    if isinstance(x, Op | Epilogue | Instruction):
         return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
     if dataclasses.is_dataclass(x):
         return [_plain(getattr(x, f.name)) for f in dataclasses.fields(x)]
@@ -270,7 +348,7 @@ _T = TypeVar("_T")
 
 def _op(fields: list[Any]) -> Any:
     name, *values = fields
-    return _OPS[name](*(_op(v) if _is_op(v) else _tuples(v) for v in values))
+    return _OPS[name](*map(_tuples, values))
 
 
 def _is_op(x: Any) -> bool:
@@ -278,4 +356,6 @@ def _is_op(x: Any) -> bool:
 
 
 def _tuples(x: Any) -> Any:
+    if _is_op(x):
+        return _op(x)
     return tuple(_tuples(v) for v in x) if isinstance(x, list) else x
