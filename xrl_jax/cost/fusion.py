@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,13 @@ _JOINING = (
     "mul",
     "div",
     *_FOLLOWERS,
-)  # what a partition takes in
+)  # what a partition takes in, one operator of the library's each
+_ELEMENTS = (
+    *("broadcast", "exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs"),
+    *("square", "floor", "ceil", "integer_pow", "select", "softmax"),
+    *("reduce_sum", "reduce_max", "reduce_min"),
+)  # what it takes into a loop with what is around
+_OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other
 _SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
 
 
@@ -66,7 +72,8 @@ def _mask(names: tuple[str, ...]) -> np.ndarray:
 _IS_ELEMENTWISE = np.array([work.FAMILY[n] == "elementwise" for n in ops.OP_NAMES])
 _IS_ELEMENTWISE &= ~_mask(work.SCANS)
 _IS_LOOP = _IS_ELEMENTWISE | _mask(_MOVES)
-_IS_VIEW, _IS_FOLLOWER, _JOINS = _mask(_VIEWS), _mask(_FOLLOWERS), _mask(_JOINING)
+_IS_VIEW, _IS_FOLLOWER = _mask(_VIEWS), _mask(_FOLLOWERS)
+_IS_ELEMENT, _JOINS = _mask(_ELEMENTS), _mask((*_JOINING, *_ELEMENTS))
 _IS_CALL = np.array([work.FAMILY[n] in ("conv", "dot", "window") for n in ops.OP_NAMES])
 
 
@@ -96,7 +103,7 @@ def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
     by_call = jnp.asarray(_absorbs())[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
     # Work on weights is done and written before; only what repeats them is left for each call.
     loop = jnp.asarray(_IS_LOOP)[f.op] & (~f.weight_only | (f.op == ops.OPS["broadcast"].code))
-    joined, member = is_joined(f.op, f.lowering, arg_origins), is_member(f.op, f.lowering)
+    joined, member = is_joined(f, arg_origins), is_member(f.op, f.lowering)
     goes_on = by_call & (f.op != ops.OPS["max"].code)
     outside = jnp.where(goes_on, CALL, jnp.where(loop & ~by_call, LOOP, MEMORY))
     inside = jnp.where(member | goes_on, KERNEL, LIBRARY)
@@ -136,21 +143,46 @@ def is_member(op: jax.Array, lowering: jax.Array) -> jax.Array:
     return jnp.asarray(_members())[op, lowering]
 
 
-def is_joined(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
+class Node(Protocol):
+    """What of nodes [...] decides whether a partition takes them in."""
+
+    @property
+    def op(self) -> jax.Array: ...
+    @property
+    def lowering(self) -> jax.Array: ...
+    @property
+    def attrs(self) -> jax.Array: ...
+    @property
+    def rank(self) -> jax.Array: ...
+
+
+def can_join(f: Node) -> jax.Array:
+    """Whether a partition takes nodes [...] in that are no kernels."""
+    # The axes are a mask, the first attribute; a reduction's result has one axis less.
+    last = f.rank - (f.op == ops.OPS["softmax"].code)
+    reduces = ~jnp.asarray(_mask(_OF_LAST_AXIS))[f.op] | (f.attrs[..., 0] == 1 << last)
+    return jnp.asarray(_JOINS)[f.op] & (f.lowering == 0) & reduces
+
+
+def is_joined(f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] that are no kernels are computed in a partition."""
-    plain = jnp.asarray(_JOINS)[op] & (lowering == 0)
-    return plain & jnp.any(arg_origins >= LIBRARY, axis=-1)
+    return can_join(f) & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def enters(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
+def is_element(op: jax.Array) -> jax.Array:
+    """Whether nodes [...], where they are joined, are in one loop with what is around."""
+    return jnp.asarray(_IS_ELEMENT)[op]
+
+
+def enters(f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are kernels that nothing in a partition leads to."""
-    return is_member(op, lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
+    return is_member(f.op, f.lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def leaves(op: jax.Array, lowering: jax.Array, arg_origins: jax.Array) -> jax.Array:
+def leaves(f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are XLA's calls on what comes out of a partition."""
-    ours = is_member(op, lowering) | is_joined(op, lowering, arg_origins)
-    return jnp.asarray(_IS_CALL)[op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
+    ours = is_member(f.op, f.lowering) | is_joined(f, arg_origins)
+    return jnp.asarray(_IS_CALL)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
@@ -210,7 +242,7 @@ def readers(graph: TensorGraph) -> Readers:
 
     plain, followers = _IS_ELEMENTWISE & ~_IS_FOLLOWER, _IS_ELEMENTWISE & _IS_FOLLOWER
     member = is_member(f.op, f.lowering)
-    never = jnp.asarray(_IS_CALL)[f.op] & ~member & ~(jnp.asarray(_JOINS)[f.op] & (f.lowering == 0))
+    never = jnp.asarray(_IS_CALL)[f.op] & ~member & ~can_join(f)
     zeros = jnp.zeros(len(args), jnp.int32)
     members, leavers = (
         zeros.at[args].add(jnp.where(which, counts, 0)[:, None]) for which in (member, never)

@@ -52,7 +52,9 @@ MEASURED = ("conv", "dot", "window", "reduce", "movement")
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
-_JOINED = 0.4  # passes over its arguments that a node inside of a partition takes
+# Passes over its arguments that a node inside of a partition takes: one of the library's, one in a
+# loop.
+_JOINED, _IN_LOOP = 0.4, 0.1
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 # Forms are compared among operators of one kind: convolutions 1x1, grouped and others, products
 # with a batch and without.
@@ -223,15 +225,14 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
     writes = fusion.pays_write(view.op, view.arg_origins)
     cost += pass_seconds(table, jnp.sum(jnp.where(writes, _arg_bytes(view), 0.0), axis=-1))
+    passes = jnp.where(fusion.is_element(view.op), _IN_LOOP, _JOINED)
     cost = jnp.where(
-        fusion.is_joined(view.op, view.lowering, view.arg_origins)
-        & ~fusion.is_absorbed(view.op, view.arg_origins),
-        _JOINED * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
+        fusion.is_joined(view, view.arg_origins) & ~fusion.is_absorbed(view.op, view.arg_origins),
+        passes * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
         cost,
     )
-    here = view.op, view.lowering, view.arg_origins
-    cost += jnp.where(fusion.enters(*here), fusion.ENTER, 0.0)
-    cost += jnp.where(fusion.leaves(*here), fusion.LEAVE, 0.0)
+    cost += jnp.where(fusion.enters(view, view.arg_origins), fusion.ENTER, 0.0)
+    cost += jnp.where(fusion.leaves(view, view.arg_origins), fusion.LEAVE, 0.0)
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
     return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
 

@@ -97,7 +97,10 @@ def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
     """y = exp(x) is returned, and so is exp(y): the second loop takes y."""
     code = [(EXP, (0,), (4, 8)), (EXP, (1,), (4, 8))]
     made = looped(program((4, 8), code=code, outputs=(1, 2)))
-    assert [(i.op.inputs, i.args) for i in made.code] == [(((4, 8),), (0,)), (((4, 8),), (1,))]
+    assert [(names(made)[k], i.args) for k, i in enumerate(made.code)] == [
+        (["Map"], (0,)),
+        (["Map"], (1,)),
+    ]
 
 
 def test_the_librarys_own_operators_stay_where_no_element_is() -> None:
@@ -270,7 +273,7 @@ def test_a_transformers_layer_is_one_call() -> None:
     weights = [array(width, width) / 4 for _ in range(4)]
     weights += [array(width, 64) / 4, array(64, width) / 4]
     mask = jnp.tril(jnp.ones((tokens, tokens), bool))
-    args = (*weights, mask, array(tokens, width))
+    args = [*weights, mask, array(tokens, width)]
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
     parts = split(layer, avals, [True] * 7 + [False])
     found = jax.make_jaxpr(parts.call)(parts.avals, [args[-1]]).eqns

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
 VECTOR = f"<{WIDTH} x float>"
 _INTEGERS, _BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
-_UNARY = ("sqrt", "fabs", "floor", "ceil", "rint")
+_UNARY = ("sqrt", "fabs", "floor", "ceil")
 _V = f"v{WIDTH}f32"
 
 INTRINSICS = "\n".join(
@@ -27,7 +27,6 @@ INTRINSICS = "\n".join(
             f"declare float @llvm.vector.reduce.{n}.{_V}({VECTOR})"
             for n in ("fmaximum", "fminimum")
         ),
-        f"declare {_INTEGERS} @llvm.fptosi.sat.v{WIDTH}i32.{_V}({VECTOR})",
         f"declare {VECTOR} @llvm.masked.load.{_V}.p0(ptr, i32, {_BOOLS}, {VECTOR})",
         f"declare void @llvm.masked.store.{_V}.p0({VECTOR}, ptr, i32, {_BOOLS})",
         "",
@@ -102,7 +101,7 @@ def combined(out: Code, kind: str, a: str, b: str) -> str:
     if kind == "sum":
         return out.add(f"fadd contract {VECTOR} {a}, {b}")
     name = {"max": "maximum", "min": "minimum"}[kind]
-    return out.add(f"call {VECTOR} @llvm.{name}.{_V}({VECTOR} {a}, {VECTOR} {b})")
+    return out.add(f"call nsz {VECTOR} @llvm.{name}.{_V}({VECTOR} {a}, {VECTOR} {b})")
 
 
 def folded(out: Code, kind: str, x: str) -> str:
@@ -111,7 +110,7 @@ def folded(out: Code, kind: str, x: str) -> str:
         call = f"call reassoc float @llvm.vector.reduce.fadd.{_V}(float -0.0, {VECTOR} {x})"
     else:
         name = {"max": "fmaximum", "min": "fminimum"}[kind]
-        call = f"call float @llvm.vector.reduce.{name}.{_V}({VECTOR} {x})"
+        call = f"call nsz float @llvm.vector.reduce.{name}.{_V}({VECTOR} {x})"
     return out.spread(out.add(call))
 
 
@@ -196,18 +195,22 @@ def _integers(x: int) -> str:
 def _exp(out: Code, x: str) -> str:
     """2^n e^r with |r| <= ln 2 / 2."""
     x = combined(out, "min", combined(out, "max", x, constant(-104.0)), constant(89.0))
-    n = _call(out, "rint", _mul(out, x, constant(1.44269504088896341)))
+    # Added to this number, another is rounded: the last bits are the whole number.
+    shifted = _fma(out, x, constant(1.44269504088896341), constant(_SHIFT))
+    n = out.add(f"fsub {VECTOR} {shifted}, {constant(_SHIFT)}")
+    bits = out.add(f"bitcast {VECTOR} {shifted} to {_INTEGERS}")
+    whole = out.add(f"sub {_INTEGERS} {bits}, {_integers(_SHIFT_BITS)}")
     r = _fma(out, n, constant(-0.693359375), x)
     r = _fma(out, n, constant(2.12194440e-4), r)
     p = _polynomial(out, r, _EXP)
     y = out.add(f"fadd {VECTOR} {_fma(out, _mul(out, r, r), p, r)}, {constant(1.0)}")
     # Half of the power at a time: the whole may be beyond the largest or below the smallest number.
-    whole = out.add(f"call {_INTEGERS} @llvm.fptosi.sat.v{WIDTH}i32.{_V}({VECTOR} {n})")
     half = out.add(f"ashr {_INTEGERS} {whole}, {_integers(1)}")
     rest = out.add(f"sub {_INTEGERS} {whole}, {half}")
     return _mul(out, _mul(out, y, _two_to(out, half)), _two_to(out, rest))
 
 
+_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23, and how float32 writes it
 _EXP = (
     1.9875691500e-4,
     1.3981999507e-3,

@@ -155,6 +155,14 @@ class Library:
             "dnnl_memory_desc_permute_axes", _at(desc), (ctypes.c_int * len(order))(*places)
         )
 
+    def reshaped(self, desc: Desc, dims: Sequence[int]) -> Desc:
+        """The same memory in another shape, in the order of a row-major array.
+
+        Raises:
+          UnimplementedError: the layout has no strides for that.
+        """
+        return self._new("dnnl_memory_desc_reshape", _at(desc), len(dims), _dims(dims))
+
     def equal(self, a: Desc, b: Desc) -> bool:
         return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))
 

@@ -327,7 +327,10 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
 def _loop(lib: Library, loop: Loop) -> int:
     """The address of a loop's code."""
     threads = lib.threads()
-    parallel = None if threads is None else tuple(map(_pointer, threads))
+    parallel = None
+    if threads is not None:
+        start, n_threads, number = map(_pointer, threads)
+        parallel = start, n_threads, number
     name = f"loop{next(_NUMBERS)}"
     (address,) = _addresses(rows.code_of(loop, name, parallel), name)
     return address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ from xrl_jax.backends.dnnl.spec import (
     Reduce,
     Reshape,
     Scale,
+    Shape,
     Transpose,
 )
 
@@ -126,6 +128,12 @@ class _Builder:
             return self.lib.any_desc([shape[a] for a in order])
         return self.lib.permuted(self.lib.desc(shape), order)
 
+    def reshaped(self, x: _Value, shape: Shape, new: Shape) -> _Value:
+        """The same numbers in another shape: where they lie, if the layout allows it."""
+        with contextlib.suppress(UnimplementedError):
+            return _Value(self.lib.reshaped(x.desc, new), x.place)
+        return _Value(self.lib.desc(new), self.as_laid_out(x, self.lib.desc(shape)).place)
+
     def turned(self, value: _Value, order: Sequence[int]) -> _Value:
         return _Value(self.lib.permuted(value.desc, order), value.place)
 
@@ -183,8 +191,7 @@ class _Builder:
             case Clip() | Scale():
                 return self.elementwise(op, shape, args[0], output)
             case Reshape():
-                x = self.as_laid_out(args[0], self.lib.desc(self.shape_of(instruction.args[0])))
-                y = _Value(self.lib.desc(shape), x.place)
+                y = self.reshaped(args[0], self.shape_of(instruction.args[0]), shape)
                 return y if output is None else self.copied(y, output, shape)
             case Loop():
                 return self.loop(op, shape, args, output)

@@ -29,6 +29,8 @@ from xrl_jax.backends.dnnl.spec import (
 )
 
 _SMALL = 1 << 14  # numbers for which threads are not worth their waking
+# LLVM prefers half of the registers' width on some processors.
+_WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 _DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
 
 
@@ -106,7 +108,7 @@ class _Rows:
         self._look()
         n_inputs, last = len(self.loop.inputs), self.last
         out = self.out
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {{\nentry:")
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {_WIDE} {{\nentry:")
         for i in range(n_inputs + 1):
             out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
             out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")

@@ -254,8 +254,21 @@ class Loop:
         return _as_lax(self.code, arrays)[-1]
 
 
-Op = Conv | Dot | Pool | Concat | Binary | Clip | Map | Reduce | Scale | Reshape | Transpose
-Op |= Every | Loop
+Op = (
+    Conv
+    | Dot
+    | Pool
+    | Concat
+    | Binary
+    | Clip
+    | Map
+    | Reduce
+    | Scale
+    | Reshape
+    | Transpose
+    | Every
+    | Loop
+)
 
 
 @dataclass(frozen=True)
