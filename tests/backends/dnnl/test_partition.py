@@ -446,3 +446,12 @@ def test_squeeze_and_excitation_is_one_call() -> None:
     parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
     assert len(equations(parts, IMAGE)) == 1
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
+    """Its array is repeated from a number that only the call knows."""
+    fn = lambda w, s, x: conv(jnp.exp(conv(x, w) * s) - s, w)  # noqa: E731
+    args = (POINTWISE, jnp.float32(-0.5), IMAGE)
+    (found,) = equations(hoisted(fn, *args, weights=1), *args[1:])[-1:]
+    assert found == "Conv+Reshape+Reshape+Loop+Conv"
+    assert_computes(fn, *args, weights=1)

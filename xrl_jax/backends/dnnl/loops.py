@@ -55,7 +55,7 @@ def is_element(op: Op) -> bool:
 def is_possible(op: Op, shapes: Sequence[Shape], shape: Shape) -> bool:
     """Whether a function or reduction of arrays of these shapes can be part of a loop."""
     whole = shapes[0] if isinstance(op, Reduce) else shape
-    return bool(whole) and all(shapes) and 0 < whole[-1] <= _MOST_COLUMNS and math.prod(whole) > 0
+    return bool(shape) and all(shapes) and 0 < whole[-1] <= _MOST_COLUMNS and math.prod(whole) > 0
 
 
 def looped(part: Partition) -> Partition:

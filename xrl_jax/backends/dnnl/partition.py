@@ -173,7 +173,9 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         equations.run([m.equation for m in stage.members], env)
         return
     operands = [
-        kernels.pack(part, i, env[v]) if part.packed[i] else env[v].astype(jax.numpy.float32)
+        kernels.pack(part, i, env[v])
+        if part.packed[i]
+        else env[v].astype(jax.numpy.float32).reshape(part.inputs[i])
         for i, v in enumerate(inputs)
     ]
     env.update(zip(stage.outputs, kernels.run(part, *operands), strict=True))
@@ -204,33 +206,40 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
         args = []
         for n, (v, shape) in enumerate(m.operands):
             at = take(v, is_weight=n == 1 and kernels.packs(m.op, v.aval.shape))
-            args.append(at if shape == v.aval.shape else append(Reshape(shape), [at], shape))
+            args.append(at if shape == _shape(v) else append(Reshape(shape), [at], shape))
         place[m.result] = append(m.op, args, m.result.aval.shape)
 
     def number(at: int) -> int:
         return at if at >= 0 else len(inputs) - 1 - at
 
     numbered = tuple(replace(i, args=tuple(number(a) for a in i.args)) for i in code)
-    shapes = tuple(v.aval.shape for v in inputs)
+    shapes = tuple(_shape(v) for v in inputs)
     outputs = tuple(number(place[v]) for v in stage.outputs)
     return looped(fused(Partition(shapes, tuple(packed), numbered, outputs))), inputs
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    """Of an input; for the library every array has an axis."""
+    return v.aval.shape or (1,)
 
 
 def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[_Operand]:
     """What the operator takes; a number is none."""
     if isinstance(op, Binary):
-        sources = [_source(v, maker) for v in e.invars]
+        sources = [_source(v, e, maker) for v in e.invars]
         return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
     atoms = e.invars
     if isinstance(op, Clip | Scale | Map):
         atoms = [v for v in atoms if _number(v, maker) is None]
     if isinstance(op, Map):
-        return [_source(v, maker) for v in atoms]
+        return [_source(v, e, maker) for v in atoms]
     return [_Operand(v, v.aval.shape) for v in atoms]
 
 
-def _source(v: Any, maker: dict[Any, Any]) -> _Operand:
-    """The variable, or the one that it repeats along axes of size 1."""
+def _source(v: Any, of: Any, maker: dict[Any, Any]) -> _Operand:
+    """The variable that an equation takes, or the one that it repeats along axes of size 1."""
+    if not v.aval.shape:
+        return _Operand(v, (1,) * len(of.outvars[0].aval.shape))
     e = maker.get(v)
     if e is None or not _is_broadcast(e) or isinstance(e.invars[0], Literal):
         return _Operand(v, v.aval.shape)
@@ -345,8 +354,7 @@ def _map(e: Any, maker: dict[Any, Any]) -> Map | None:
             return None
         return Map(kind, (None, float(e.params["y"]))) if numbers == (None,) else None
     arrays = [v for v, n in zip(e.invars, numbers, strict=True) if n is None]
-    # A literal that is no finite number, and a choice by one boolean.
-    if any(isinstance(v, Literal) or not _source(v, maker).shape for v in arrays):
+    if any(isinstance(v, Literal) for v in arrays):
         return None
     return Map(kind, numbers) if arrays else None
 
@@ -356,9 +364,9 @@ def _binary(e: Any, maker: dict[Any, Any]) -> Binary | None:
     be exchanged.
     """
     kind, shape = e.primitive.name, e.outvars[0].aval.shape
-    if any(isinstance(v, Literal) or len(v.aval.shape) != len(shape) for v in e.invars):
+    if any(isinstance(v, Literal) for v in e.invars):
         return None
-    first, second = (_source(v, maker).shape == shape for v in e.invars)
+    first, second = (_source(v, e, maker).shape == shape for v in e.invars)
     exchanged = kind not in ("sub", "div")
     return Binary(kind) if first or (second and exchanged) else None
 
