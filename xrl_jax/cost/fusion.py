@@ -61,7 +61,8 @@ _ELEMENTS = (
     *("square", "floor", "ceil", "integer_pow", "select", "softmax"),
     *("reduce_sum", "reduce_max", "reduce_min"),
 )  # what it takes into a loop with what is around
-_OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other
+_OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other,
+_IMAGE_AXES = tuple((1 << a) + (1 << b) for a in range(4) for b in range(a))  # or a sum of these
 _SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
 
 
@@ -160,8 +161,11 @@ def can_join(f: Node) -> jax.Array:
     """Whether a partition takes nodes [...] in that are no kernels."""
     # The axes are a mask, the first attribute; a reduction's result has one axis less.
     last = f.rank - (f.op == ops.OPS["softmax"].code)
-    reduces = ~jnp.asarray(_mask(_OF_LAST_AXIS))[f.op] | (f.attrs[..., 0] == 1 << last)
-    return jnp.asarray(_JOINS)[f.op] & (f.lowering == 0) & reduces
+    axes = f.attrs[..., 0]
+    of_image = (f.op == ops.OPS["reduce_sum"].code) & (f.rank == 2)
+    of_image &= jnp.isin(axes, jnp.asarray(_IMAGE_AXES))
+    fits = ~jnp.asarray(_mask(_OF_LAST_AXIS))[f.op] | (axes == 1 << last) | of_image
+    return jnp.asarray(_JOINS)[f.op] & (f.lowering == 0) & fits
 
 
 def is_joined(f: Node, arg_origins: jax.Array) -> jax.Array:

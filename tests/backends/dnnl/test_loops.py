@@ -280,3 +280,15 @@ def test_a_transformers_layer_is_one_call() -> None:
     assert [e.primitive.name for e in found].count("onednn_partition") == 1
     got = jax.jit(parts.call)(parts.prepare(args[:-1]), [args[-1]])[0]
     np.testing.assert_allclose(got, layer(*args)[0], rtol=0, atol=1e-4)
+
+
+@needs_library
+def test_a_loop_has_the_derivative_of_its_lax_code() -> None:
+    x, direction = array(6, 20), array(6, 20)
+    ours = jax.jvp(lambda x: kernels.run(looped(SOFTMAX), x)[0], (x,), (direction,))
+    lax_code = jax.jvp(lambda x: jax.nn.softmax(x, axis=-1), (x,), (direction,))
+    for got, want in zip(ours, lax_code, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+    back = jax.grad(lambda x: jnp.vdot(kernels.run(looped(SOFTMAX), x)[0], direction))(x)
+    want = jax.grad(lambda x: jnp.vdot(jax.nn.softmax(x, axis=-1), direction))(x)
+    np.testing.assert_allclose(back, want, rtol=0, atol=1e-6)

@@ -455,3 +455,32 @@ def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
     (found,) = equations(hoisted(fn, *args, weights=1), *args[1:])[-1:]
     assert found == "Conv+Reshape+Reshape+Loop+Conv"
     assert_computes(fn, *args, weights=1)
+
+
+def test_the_mean_of_an_image_is_a_window() -> None:
+    """What squeezes and excites: features scaled by what their means say."""
+
+    def fn(w, dense, x):
+        y = conv(x, w)
+        shares = jax.nn.sigmoid(kernel_p.bind(y.mean((1, 2)), dense, op=Dot(False, False)))
+        return conv(y * shares[:, None, None, :], w)
+
+    dense = jnp.asarray(RNG.standard_normal((16, 16)) / 4, jnp.float32)
+    args = (POINTWISE, dense, IMAGE)
+    (found,) = equations(hoisted(fn, *args, weights=2), IMAGE)
+    assert found.split("+")[:4] == ["Conv", "Pool", "Reshape", "Scale"]
+    assert_computes(fn, *args, weights=2)
+
+
+def test_a_number_for_each_row_is_added_by_a_loop() -> None:
+    """The library repeats arrays along their last axes only."""
+    x = jnp.asarray(RNG.standard_normal((16, 16)), jnp.float32)
+
+    def fn(w, b, x):
+        y = kernel_p.bind(w, x, op=Dot(False, False)).reshape(16, 1, 16) + b[:, None, None]
+        return kernel_p.bind(w, y.reshape(16, 16), op=Dot(False, False))
+
+    args = (POINTWISE[0, 0], jnp.arange(16.0, dtype=jnp.float32), x)
+    (*_, found) = equations(hoisted(fn, *args, weights=2), x)
+    assert found == "Dot+Reshape+Reshape+Loop+Dot"
+    assert_computes(fn, *args, weights=2)

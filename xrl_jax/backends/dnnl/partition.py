@@ -207,7 +207,10 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
         for n, (v, shape) in enumerate(m.operands):
             at = take(v, is_weight=n == 1 and kernels.packs(m.op, v.aval.shape))
             args.append(at if shape == _shape(v) else append(Reshape(shape), [at], shape))
-        place[m.result] = append(m.op, args, m.result.aval.shape)
+        shape = m.result.aval.shape
+        place[m.result] = append(m.op, args, _made(m.op, m.operands, shape))
+        if _made(m.op, m.operands, shape) != shape:
+            place[m.result] = append(Reshape(shape), [place[m.result]], shape)
 
     def number(at: int) -> int:
         return at if at >= 0 else len(inputs) - 1 - at
@@ -263,11 +266,20 @@ def _as_member(e: Any, maker: dict[Any, Any]) -> _Member | None:
     op = _as_op(e, maker)
     if op is None:
         return None
+    member = _member(e, op, maker)
+    if member is None and isinstance(op, Binary):
+        member = _member(e, Map(op.kind, (None, None)), maker)
+    return member
+
+
+def _member(e: Any, op: Op, maker: dict[Any, Any]) -> _Member | None:
+    """The equation as this operator; None if the library has no kernel for the shapes."""
     operands = _operands(e, op, maker)
     if loops.is_element(op):
         possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
         return _Member(e, op, operands) if possible else None
-    alone = kernels.alone(op, [o.shape for o in operands], e.outvars[0].aval.shape)
+    shape = _made(op, operands, e.outvars[0].aval.shape)
+    alone = kernels.alone(op, [o.shape for o in operands], shape)
     return _Member(e, op, operands) if kernels.is_possible(alone) else None
 
 
@@ -292,8 +304,7 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
         case kind if kind in MAPS:
             return _map(e, maker)
         case "reduce_sum" | "reduce_max" | "reduce_min":
-            last = len(e.invars[0].aval.shape) - 1
-            return Reduce(kind.removeprefix("reduce_")) if tuple(p["axes"]) == (last,) else None
+            return _reduction(kind.removeprefix("reduce_"), e.invars[0].aval.shape, p["axes"])
         case "reshape" | "squeeze" | "expand_dims" | "copy" | "stop_gradient":
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
         case "broadcast_in_dim" if e.outvars[0].aval.size == e.invars[0].aval.size:
@@ -306,6 +317,25 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
         case "transpose":
             return Transpose(tuple(p["permutation"]))
     return None
+
+
+def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce | Pool | None:
+    """Of the last axis; or the sum of an image, as one window."""
+    if tuple(axes) == (len(shape) - 1,):
+        return Reduce(kind)
+    if kind == "sum" and len(shape) == 4 and len(axes) == 2 and all(shape[a] > 1 for a in axes):
+        window = tuple(n if a in axes else 1 for a, n in enumerate(shape))
+        return Pool("sum", window, (1, 1, 1, 1), ((0, 0),) * 4)
+    return None
+
+
+def _made(op: Op, operands: Sequence[_Operand], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the library's operator gives where the equation gives `shape`: a window keeps
+    its axes.
+    """
+    if isinstance(op, Pool) and len(shape) < len(op.window):
+        return tuple(n - w + 1 for n, w in zip(operands[0].shape, op.window, strict=True))
+    return shape
 
 
 def _pool(kind: str, p: dict[str, Any]) -> Pool | None:
