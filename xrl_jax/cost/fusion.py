@@ -58,7 +58,7 @@ _JOINING = (
 )  # what a partition takes in, one operator of the library's each
 _ELEMENTS = (
     *("broadcast", "exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs"),
-    *("square", "floor", "ceil", "integer_pow", "select", "softmax"),
+    *("square", "floor", "ceil", "integer_pow", "select", "softmax", "slice"),
     *("reduce_sum", "reduce_max", "reduce_min"),
 )  # what it takes into a loop with what is around
 _OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other,

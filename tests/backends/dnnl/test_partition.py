@@ -137,7 +137,7 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
         return conv(jnp.transpose(first, (0, 2, 3, 1)), w)
 
     found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
-    assert found == ["Conv+Transpose+Every+Transpose+Conv"]
+    assert found == ["Conv+Transpose+Slice+Transpose+Conv"]
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
@@ -223,7 +223,7 @@ def test_concatenation_of_values_in_different_layouts() -> None:
         return conv(jnp.concatenate([x, conv(x, w), pool(large)], -1)[..., ::3], w)
 
     parts = hoisted(fn, KERNEL, IMAGE, weights=1)
-    assert "Conv+Concat+Every+Conv" in equations(parts, IMAGE)
+    assert "Conv+Concat+Slice+Conv" in equations(parts, IMAGE)
     assert_computes(fn, KERNEL, IMAGE, weights=1)
 
 
@@ -484,3 +484,20 @@ def test_a_number_for_each_row_is_added_by_a_loop() -> None:
     (*_, found) = equations(hoisted(fn, *args, weights=2), x)
     assert found == "Dot+Reshape+Reshape+Loop+Dot"
     assert_computes(fn, *args, weights=2)
+
+
+def test_slices_of_a_product_lie_where_it_does() -> None:
+    """Queries, keys and values from one product; the first two rows of what they give go."""
+
+    def fn(w, x):
+        y = kernel_p.bind(x, w, op=Dot(False, False))
+        q, k, v = (lax.slice_in_dim(y, i, i + 8, axis=1) for i in (0, 8, 16))
+        scores = kernel_p.bind(q, k, op=Dot(False, True))
+        mixed = kernel_p.bind(jax.nn.softmax(scores, axis=-1), v, op=Dot(False, False))
+        return kernel_p.bind(lax.slice_in_dim(mixed, 2, 18), w, op=Dot(False, False))
+
+    w = jnp.asarray(RNG.standard_normal((8, 24)) / 3, jnp.float32)
+    x = jnp.asarray(RNG.standard_normal((18, 8)), jnp.float32)
+    (found,) = equations(hoisted(fn, w, x, weights=1), x)
+    assert found == "Dot+Slice+Slice+Dot+Loop+Slice+Dot+Slice+Dot"
+    assert_computes(fn, w, x, weights=1)

@@ -21,10 +21,10 @@ from xrl_jax.backends.dnnl.spec import (
     Conv,
     Dot,
     Epilogue,
-    Every,
     Instruction,
     Partition,
     Pool,
+    Slice,
     partition,
 )
 
@@ -37,7 +37,7 @@ PART = Partition(
             Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, Epilogue(bias=True)), (0, 1, 2), (1, 4, 4, 8)
         ),
         Instruction(Pool("max", (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4), (3,), (1, 2, 2, 8)),
-        Instruction(Every((1, 2, 1, 1)), (4,), (1, 1, 2, 8)),
+        Instruction(Slice((0, 0, 0, 0), (1, 2, 2, 8), (1, 2, 1, 1)), (4,), (1, 1, 2, 8)),
         Instruction(Concat(3), (5, 5), (1, 1, 2, 16)),
         Instruction(RELU, (6,), (1, 1, 2, 16)),
     ),

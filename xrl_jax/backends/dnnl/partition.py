@@ -29,7 +29,6 @@ from xrl_jax.backends.dnnl.spec import (
     Binary,
     Clip,
     Concat,
-    Every,
     Instruction,
     Map,
     Op,
@@ -38,12 +37,13 @@ from xrl_jax.backends.dnnl.spec import (
     Reduce,
     Reshape,
     Scale,
+    Slice,
     Transpose,
 )
 from xrl_jax.backends.equations import read, variables
 
 # What XLA does as well where nothing of the library follows.
-_LIGHT = (Reshape, Transpose, Every, Scale, Binary, Map, Reduce)
+_LIGHT = (Reshape, Transpose, Slice, Scale, Binary, Map, Reduce)
 _LARGEST_POWER = 8
 
 
@@ -311,9 +311,7 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
         case "slice":
             step = tuple(p["strides"] or (1,) * len(e.outvars[0].aval.shape))
-            every = tuple(-(-n // s) for n, s in zip(e.invars[0].aval.shape, step, strict=True))
-            is_every = not any(p["start_indices"]) and e.outvars[0].aval.shape == every
-            return Every(step) if is_every else None
+            return Slice(tuple(p["start_indices"]), tuple(p["limit_indices"]), step)
         case "transpose":
             return Transpose(tuple(p["permutation"]))
     return None

@@ -33,7 +33,6 @@ from xrl_jax.backends.dnnl.spec import (
     Conv,
     Dot,
     Epilogue,
-    Every,
     Instruction,
     Loop,
     Map,
@@ -43,10 +42,12 @@ from xrl_jax.backends.dnnl.spec import (
     Reshape,
     Scale,
     Shape,
+    Slice,
     Transpose,
 )
 
 _ALIGNED = 64  # bytes
+_BYTES = 4  # of a number
 
 
 class Plan(NamedTuple):
@@ -72,12 +73,27 @@ class _Block:
     last: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What begins so many bytes after a block."""
+
+    block: _Block
+    offset: int
+
+
+_Where = Place | _Block | _Part
+
+
+def _whole(place: _Block | _Part) -> _Block:
+    return place.block if isinstance(place, _Part) else place
+
+
 @dataclass
 class _Value:
     """An array: its layout, in the order of its axes, and where it lies."""
 
     desc: Desc
-    place: Place | _Block
+    place: _Where
 
 
 @dataclass
@@ -85,9 +101,7 @@ class _Builder:
     lib: Library
     partition: Partition
     values: list[_Value] = field(default_factory=list)
-    steps: list[tuple[int | Loop, list[tuple[int, Desc, Place | _Block]]]] = field(
-        default_factory=list
-    )
+    steps: list[tuple[int | Loop, list[tuple[int, Desc, _Where]]]] = field(default_factory=list)
     weights: dict[int, Desc] = field(default_factory=dict)
 
     # --- memory ---
@@ -98,14 +112,17 @@ class _Builder:
 
     def run(self, prim: Prim, args: Sequence[tuple[int, _Value]]) -> None:
         """Append a step; it lengthens the life of what it reads and writes."""
-        listed = [(which, v.desc, v.place) for which, v in args]
+        listed: list[tuple[int, Desc, _Where]] = [(which, v.desc, v.place) for which, v in args]
         scratch = self.lib.of(prim, "scratchpad")
         if nbytes := self.lib.nbytes(scratch):
             listed.append((SCRATCHPAD, scratch, _Block(nbytes, len(self.steps), len(self.steps))))
+        self.append(self.lib.primitive(prim), listed)
+
+    def append(self, what: int | Loop, listed: list[tuple[int, Desc, _Where]]) -> None:
         for _, _, place in listed:
-            if isinstance(place, _Block):
-                place.last = len(self.steps)
-        self.steps.append((self.lib.primitive(prim), listed))
+            if not isinstance(place, Place):
+                _whole(place).last = len(self.steps)
+        self.steps.append((what, listed))
 
     def result(self, desc: Desc, output: Place | None) -> _Value:
         return _Value(desc, output or self.block(desc))
@@ -197,15 +214,29 @@ class _Builder:
                 return self.loop(op, shape, args, output)
             case Map() | Reduce():
                 raise UnimplementedError(f"{op} outside of a loop")
-            case Every():
-                x_shape = self.shape_of(instruction.args[0])
-                x = self.as_laid_out(args[0], self.lib.desc(x_shape))
-                strides = [a * b for a, b in zip(row_major(x_shape), op.step, strict=True)]
-                y = _Value(self.lib.desc(shape, strides), x.place)
+            case Slice():
+                y = self.slice(op, args[0], self.shape_of(instruction.args[0]), shape)
                 return y if output is None else self.copied(y, output, shape)
             case Transpose():
                 y = self.turned(args[0], op.order)
                 return y if output is None else self.copied(y, output, shape)
+
+    def slice(self, op: Slice, x: _Value, whole: Shape, shape: Shape) -> _Value:
+        """Where the array lies; a copy of it, if it is an argument that does not begin there."""
+        plain, strides = self.lib.desc(whole), row_major(whole)
+        x = self.as_laid_out(x, plain)
+        offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
+        place = x.place
+        if offset and isinstance(place, Place):
+            moved = _Value(plain, self.block(plain))
+            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, moved)])
+            place = moved.place
+        if offset:
+            assert not isinstance(place, Place)
+            inner = place.offset if isinstance(place, _Part) else 0
+            place = _Part(_whole(place), inner + offset)
+        steps = [a * b for a, b in zip(strides, op.step, strict=True)]
+        return _Value(self.lib.desc(shape, steps), place)
 
     def binary(
         self, op: Binary, i: Instruction, args: list[_Value], output: Place | None
@@ -249,11 +280,7 @@ class _Builder:
             self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
         ]
         y = self.result(self.lib.desc(shape), output)
-        listed = [(0, v.desc, v.place) for v in (*laid_out, y)]
-        for _, _, place in listed:
-            if isinstance(place, _Block):
-                place.last = len(self.steps)
-        self.steps.append((op, listed))
+        self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
 
     def copied(self, value: _Value, output: Place, shape: Sequence[int]) -> _Value:
@@ -398,13 +425,18 @@ def plan(lib: Library, partition: Partition) -> Plan:
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))
     places = [place for _, args in b.steps for _, _, place in args]
-    blocks = list({id(x): x for x in places if isinstance(x, _Block)}.values())
+    parts = [_whole(x) for x in places if not isinstance(x, Place)]
+    blocks = list({id(x): x for x in parts}.values())
     offsets, arena = _laid_out(blocks)
-    where = {id(x): Place.arena(at) for x, at in zip(blocks, offsets, strict=True)}
-    steps = tuple(
-        Step(p, tuple((a, d, where[id(x)] if isinstance(x, _Block) else x) for a, d, x in args))
-        for p, args in b.steps
-    )
+    starts = {id(x): at for x, at in zip(blocks, offsets, strict=True)}
+
+    def final(place: _Where) -> Place:
+        if isinstance(place, Place):
+            return place
+        inner = place.offset if isinstance(place, _Part) else 0
+        return Place.arena(starts[id(_whole(place))] + inner)
+
+    steps = tuple(Step(p, tuple((a, d, final(x)) for a, d, x in args)) for p, args in b.steps)
     return Plan(steps, arena, b.weights)
 
 

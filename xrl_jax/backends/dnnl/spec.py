@@ -225,13 +225,15 @@ class Transpose:
 
 
 @dataclass(frozen=True)
-class Every:
-    """Every n-th element along each axis, from the first."""
+class Slice:
+    """Every n-th element along each axis, from `start` to before `stop`."""
 
+    start: Shape
+    stop: Shape
     step: Shape
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.slice(x, (0,) * x.ndim, x.shape, self.step)
+        return lax.slice(x, self.start, self.stop, self.step)
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ Op = (
     | Scale
     | Reshape
     | Transpose
-    | Every
+    | Slice
     | Loop
 )
 
