@@ -17,11 +17,14 @@ from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import _Block, _laid_out, kernel_layout, plan
 from xrl_jax.backends.dnnl.spec import (
     RELU,
+    Binary,
     Concat,
     Conv,
     Dot,
     Epilogue,
     Instruction,
+    Loop,
+    Map,
     Partition,
     Pool,
     Slice,
@@ -144,3 +147,26 @@ def test_products_as_lax_code() -> None:
     y = Dot(False, False, after)(a, b, jnp.array([[-20.0]]), jnp.array([[8.0]]))
     np.testing.assert_array_equal(y, [[0.0]])
     np.testing.assert_array_equal(Dot(True, True)(a.T, b.T), [[11.0]])
+
+
+@needs_library
+def test_a_loop_without_sums_takes_any_layout() -> None:
+    """x sigmoid(x) between grouped convolutions, whose layouts are the library's own: one step."""
+    lib = library()
+    assert lib is not None
+    image, kernel = (1, 8, 8, 32), (3, 3, 4, 32)
+    grouped = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 8)
+    swish = (
+        Instruction(Map("logistic", (None,)), (0,), image),
+        Instruction(Binary("mul"), (0, 1), image),
+    )
+    loop = Loop(64, 32, (image,), swish)
+
+    def n_steps(*between: Instruction) -> int:
+        first = Instruction(grouped, (0, 1), image)
+        last = Instruction(grouped, (3 + len(between), 2), image)
+        code = (first, *between, last)
+        part = Partition((image, kernel, kernel), (False, True, True), code, (4 + len(between),))
+        return len(plan(lib, part).steps)
+
+    assert n_steps(Instruction(loop, (3,), image)) == n_steps() + 1

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from xrl_jax.backends.dnnl import rows
 from xrl_jax.backends.dnnl.library import (
     ADDEND,
     BIAS,
@@ -276,10 +277,18 @@ class _Builder:
     ) -> _Value:
         if len(args) >= MOST_ARGUMENTS:
             raise UnimplementedError(f"{len(args)} arguments of one loop")
-        laid_out = [
-            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
-        ]
-        y = self.result(self.lib.desc(shape), output)
+        plain = self.lib.desc(shape)
+        desc, flat = args[0].desc, rows.flattened(op)
+        alike = all(self.lib.equal(x.desc, desc) for x in args)
+        alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # nothing between the numbers
+        if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
+            op, laid_out = flat, list(args)
+        else:
+            desc = plain
+            laid_out = [
+                self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
+            ]
+        y = self.result(desc, output)
         self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xrl_jax.backends.dnnl import curves
 from xrl_jax.backends.dnnl.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
@@ -28,6 +28,7 @@ from xrl_jax.backends.dnnl.spec import (
     Shape,
 )
 
+_FLAT = 2048  # columns of a loop that may have any
 _SMALL = 1 << 14  # numbers for which threads are not worth their waking
 # LLVM prefers half of the registers' width on some processors.
 _WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
@@ -71,6 +72,24 @@ define void @{name}(ptr %table) {{
   ret void
 }}
 """
+
+
+def flattened(loop: Loop) -> Loop | None:
+    """The same on arrays without axes, which may then be laid out in any way if all are in the
+    same; None where it is not elementwise, an argument is repeated, or numbers are left over.
+    """
+    shape = loop.code[-1].shape
+    if any(isinstance(i.op, Reduce) or i.shape != shape for i in loop.code):
+        return None
+    if any(s != shape for s in loop.inputs):
+        return None
+    size = math.prod(shape)
+    columns = next((c for c in range(_FLAT, 0, -WIDTH) if size % c == 0), None)
+    if columns is None:
+        return None
+    flat = size // columns, columns
+    code = tuple(replace(i, shape=flat) for i in loop.code)
+    return Loop(*flat, (flat,) * len(loop.inputs), code)
 
 
 @dataclass
