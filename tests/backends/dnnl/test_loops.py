@@ -223,7 +223,7 @@ def loops(draw) -> tuple[Partition, int]:
         else:
             code.append((Reduce(draw(st.sampled_from(["sum", "max", "min"]))), (x,), lead))
             code.append((Reshape(one), (number,), one))
-            code.append((Map("tanh", (None,)), (number + 1,), one))
+            code.append((draw(st.sampled_from([ADD, SUB])), (number + 1, 1), one))
             rows.append(number + 2)
             continue
         whole.append(number)

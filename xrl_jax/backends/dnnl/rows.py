@@ -138,9 +138,9 @@ class _Rows:
         out.raw("  %more = icmp slt i64 %r, %to\n  br i1 %more, label %work, label %end\nwork:")
         out.block = "work"
         self.row_values, self.offsets = {}, {}
-        for phase in range(self._value(last).phase + 1):
+        for phase in range(self.values[last].phase + 1):
             self._pass(phase)
-        if self._value(last).is_row:
+        if self.values[last].is_row:
             self._store_row(last)
         out.raw("  br label %row_done\nrow_done:\n  %r_next = add i64 %r, 1\n  br label %row")
         out.raw("end:\n  ret void\n}")
@@ -151,9 +151,6 @@ class _Rows:
     @property
     def last(self) -> int:
         return len(self.loop.inputs) + len(self.loop.code) - 1
-
-    def _value(self, number: int) -> _Value:
-        return self.values[number]
 
     def _look(self) -> None:
         n = len(self.loop.inputs)
@@ -170,7 +167,7 @@ class _Rows:
                 dear = kind in _DEAR or any(v.dear and not v.is_row for v in own)
                 made = _Value(i, phase, is_row, dear)
             self.values[n + at] = made
-        for phase in range(self._value(self.last).phase + 1):
+        for phase in range(self.values[self.last].phase + 1):
             for number in self._needed(phase):
                 v = self.values[number]
                 if v.first < 0:
@@ -189,7 +186,7 @@ class _Rows:
     def _roots(self, phase: int) -> list[int]:
         """Rows that a pass reduces or returns."""
         roots = [self.values[r].instruction.args[0] for r in self._reductions(phase)]
-        last = self._value(self.last)
+        last = self.values[self.last]
         if last.phase == phase and not last.is_row:
             roots.append(self.last)
         return roots
@@ -269,7 +266,7 @@ class _Rows:
             found.append(curves.combined(self.out, kind, total, x))
         if self.last in self._roots(phase):
             x = self._operand(self.last, (), phase, j, some, memo)
-            n = self._start(self._value(self.last).instruction.shape, None)
+            n = self._start(self.values[self.last].instruction.shape, None)
             self.out.store(x, self._address(f"%p{len(self.loop.inputs)}", n, j), some)
         return found
 
@@ -336,7 +333,7 @@ class _Rows:
                 if a not in self.values:
                     self._start(self._read_as(i, a), a)
         if self.last in self._roots(phase):
-            self._start(self._value(self.last).instruction.shape, None)
+            self._start(self.values[self.last].instruction.shape, None)
         for r in self._reductions(phase):
             i = self.values[r].instruction
             if i.args[0] not in self.values:
