@@ -76,6 +76,9 @@ _IS_LOOP = _IS_ELEMENTWISE | _mask(_MOVES)
 _IS_VIEW, _IS_FOLLOWER = _mask(_VIEWS), _mask(_FOLLOWERS)
 _IS_ELEMENT, _JOINS = _mask(_ELEMENTS), _mask((*_JOINING, *_ELEMENTS))
 _IS_CALL = np.array([work.FAMILY[n] in ("conv", "dot", "window") for n in ops.OP_NAMES])
+# What XLA runs as a step of its own, so that a partition ends before it.
+_IS_STEP = _IS_CALL | np.array([work.FAMILY[n] == "reduce" for n in ops.OP_NAMES])
+_IS_STEP |= _mask(("softmax",))
 
 
 @functools.cache
@@ -184,9 +187,9 @@ def enters(f: Node, arg_origins: jax.Array) -> jax.Array:
 
 
 def leaves(f: Node, arg_origins: jax.Array) -> jax.Array:
-    """Whether nodes [...] are XLA's calls on what comes out of a partition."""
+    """Whether nodes [...] are XLA's calls and reductions of what comes out of a partition."""
     ours = is_member(f.op, f.lowering) | is_joined(f, arg_origins)
-    return jnp.asarray(_IS_CALL)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
+    return jnp.asarray(_IS_STEP)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
@@ -217,7 +220,7 @@ class Readers(NamedTuple):
     followers: jax.Array  # [N] elementwise nodes that one can hold
     calls: jax.Array  # [N]
     members: jax.Array  # [N] kernels of a partition
-    leavers: jax.Array  # [N] calls that are never part of one
+    leavers: jax.Array  # [N] calls and reductions that are never part of one
 
     def passes(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
         """How often the value at `slot` is read or written between its readers and itself, if it
@@ -246,7 +249,7 @@ def readers(graph: TensorGraph) -> Readers:
 
     plain, followers = _IS_ELEMENTWISE & ~_IS_FOLLOWER, _IS_ELEMENTWISE & _IS_FOLLOWER
     member = is_member(f.op, f.lowering)
-    never = jnp.asarray(_IS_CALL)[f.op] & ~member & ~can_join(f)
+    never = jnp.asarray(_IS_STEP)[f.op] & ~member & ~can_join(f)
     zeros = jnp.zeros(len(args), jnp.int32)
     members, leavers = (
         zeros.at[args].add(jnp.where(which, counts, 0)[:, None]) for which in (member, never)
