@@ -501,3 +501,18 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
     (found,) = equations(hoisted(fn, w, x, weights=1), x)
     assert found == "Dot+Slice+Slice+Dot+Loop+Slice+Dot+Slice+Dot"
     assert_computes(fn, w, x, weights=1)
+
+
+def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
+    """What rewriting makes of variances: the mean, repeated, is summed."""
+
+    def fn(w, x):
+        y = kernel_p.bind(x, w, op=Dot(False, False))
+        mean = lax.broadcast_in_dim(jnp.max(y, axis=-1), y.shape, (0,))
+        again = jnp.sum(mean, axis=-1)
+        return kernel_p.bind(y - again[:, None], w, op=Dot(False, False))
+
+    args = (POINTWISE[0, 0], jnp.asarray(RNG.standard_normal((16, 16)), jnp.float32))
+    (found,) = equations(hoisted(fn, *args, weights=1), args[1])
+    assert found == "Dot+Loop+Dot"
+    assert_computes(fn, *args, weights=1)

@@ -21,6 +21,7 @@ from xrl_jax.backends.dnnl.spec import (
     Op,
     Partition,
     Reduce,
+    Repeat,
     Reshape,
     Scale,
     Shape,
@@ -49,7 +50,7 @@ class _Place:
 
 def is_element(op: Op) -> bool:
     """Whether loops are for it: the library has nothing of the kind."""
-    return isinstance(op, Map | Reduce)
+    return isinstance(op, Map | Reduce | Repeat)
 
 
 def is_possible(op: Op, shapes: Sequence[Shape], shape: Shape) -> bool:
@@ -85,11 +86,11 @@ def looped(part: Partition) -> Partition:
 
 def _placed(part: Partition, i: Instruction, places: list[_Place]) -> _Place:
     args = [places[a] for a in i.args]
-    if not isinstance(i.op, Map | Reduce | Binary | Clip | Scale | Reshape):
-        return _Place(max((p.level + (p.group is not None) for p in args), default=0))
+    outside = _Place(max((p.level + (p.group is not None) for p in args), default=0))
     whole = part.shape(i.args[0]) if isinstance(i.op, Reduce) else i.shape
-    if not whole:
-        return _Place(max((p.level + (p.group is not None) for p in args), default=0))
+    in_loops = isinstance(i.op, Map | Reduce | Repeat | Binary | Clip | Scale | Reshape)
+    if not in_loops or not whole or not math.prod(whole):
+        return outside
     # From the latest argument on, others with it as far as they have the same rows.
     level = max((p.level + (p.group is None) for p in args), default=0)
     joined = [
@@ -100,7 +101,7 @@ def _placed(part: Partition, i: Instruction, places: list[_Place]) -> _Place:
         level, joined = level + 1, []
     if group is None:
         if isinstance(i.op, Reshape):
-            return _Place(max((p.level + (p.group is not None) for p in args), default=0))
+            return outside
         group = _Group(math.prod(whole) // whole[-1], whole[-1])
     for a in joined:
         _merge(places, places[a].group, group)

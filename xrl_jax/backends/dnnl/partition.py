@@ -35,6 +35,7 @@ from xrl_jax.backends.dnnl.spec import (
     Partition,
     Pool,
     Reduce,
+    Repeat,
     Reshape,
     Scale,
     Slice,
@@ -43,7 +44,7 @@ from xrl_jax.backends.dnnl.spec import (
 from xrl_jax.backends.equations import read, variables
 
 # What XLA does as well where nothing of the library follows.
-_LIGHT = (Reshape, Transpose, Slice, Scale, Binary, Map, Reduce)
+_LIGHT = (Reshape, Repeat, Transpose, Slice, Scale, Binary, Map, Reduce)
 _LARGEST_POWER = 8
 
 
@@ -231,6 +232,8 @@ def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[_Operand]:
     if isinstance(op, Binary):
         sources = [_source(v, e, maker) for v in e.invars]
         return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
+    if isinstance(op, Repeat):
+        return [_source(e.outvars[0], e, maker)]
     atoms = e.invars
     if isinstance(op, Clip | Scale | Map):
         atoms = [v for v in atoms if _number(v, maker) is None]
@@ -307,8 +310,9 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
             return _reduction(kind.removeprefix("reduce_"), e.invars[0].aval.shape, p["axes"])
         case "reshape" | "squeeze" | "expand_dims" | "copy" | "stop_gradient":
             return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
-        case "broadcast_in_dim" if e.outvars[0].aval.size == e.invars[0].aval.size:
-            return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
+        case "broadcast_in_dim" if not _has_literal(e):
+            shape, grows = e.outvars[0].aval.shape, e.outvars[0].aval.size > e.invars[0].aval.size
+            return Repeat(shape) if grows else Reshape(shape)
         case "slice":
             step = tuple(p["strides"] or (1,) * len(e.outvars[0].aval.shape))
             return Slice(tuple(p["start_indices"]), tuple(p["limit_indices"]), step)

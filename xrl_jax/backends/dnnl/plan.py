@@ -40,6 +40,7 @@ from xrl_jax.backends.dnnl.spec import (
     Partition,
     Pool,
     Reduce,
+    Repeat,
     Reshape,
     Scale,
     Shape,
@@ -213,7 +214,7 @@ class _Builder:
                 return y if output is None else self.copied(y, output, shape)
             case Loop():
                 return self.loop(op, shape, args, output)
-            case Map() | Reduce():
+            case Map() | Reduce() | Repeat():
                 raise UnimplementedError(f"{op} outside of a loop")
             case Slice():
                 y = self.slice(op, args[0], self.shape_of(instruction.args[0]), shape)

@@ -23,6 +23,7 @@ from xrl_jax.backends.dnnl.spec import (
     Loop,
     Map,
     Reduce,
+    Repeat,
     Reshape,
     Scale,
     Shape,
@@ -383,7 +384,7 @@ class _Rows:
 def _computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
     """The vector that an elementwise operator gives."""
     match i.op:
-        case Reshape():
+        case Reshape() | Repeat():
             return xs[0]
         case Clip(low, high):
             x = xs[0]

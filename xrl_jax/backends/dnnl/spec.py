@@ -217,6 +217,16 @@ class Reshape:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Along axes of size 1."""
+
+    shape: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.broadcast_in_dim(x, self.shape, tuple(range(x.ndim)))
+
+
+@dataclass(frozen=True)
 class Transpose:
     order: Shape
 
@@ -267,6 +277,7 @@ Op = (
     | Reduce
     | Scale
     | Reshape
+    | Repeat
     | Transpose
     | Slice
     | Loop
