@@ -59,6 +59,7 @@ _JOINING = (
 _ELEMENTS = (
     *("broadcast", "exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs"),
     *("square", "floor", "ceil", "integer_pow", "select", "softmax", "slice"),
+    *("eq", "ne", "ge", "gt", "le", "lt"),
     *("reduce_sum", "reduce_max", "reduce_min"),
 )  # what it takes into a loop with what is around
 _OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other,

@@ -188,6 +188,8 @@ ELEMENTWISE: list[Op] = [
     *(Map(k, (None,)) for k in ("exp", "tanh", "logistic", "erf", "erfc", "neg", "abs", "square")),
     *(Map(k, (None,)) for k in ("floor", "ceil")),
     Map("integer_pow", (None, 3.0)),
+    Map("gt", (None, 0.25)),
+    Map("ne", (0.0, None)),
     Map("sub", (1.0, None)),
     Map("max", (None, -np.inf)),
     Scale(0.5),

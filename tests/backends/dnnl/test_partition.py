@@ -516,3 +516,15 @@ def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
     (found,) = equations(hoisted(fn, *args, weights=1), args[1])
     assert found == "Dot+Loop+Dot"
     assert_computes(fn, *args, weights=1)
+
+
+def test_choices_by_comparison_stay_in_the_loop() -> None:
+    """A leaky rectifier; where it leaks is returned, too, as booleans."""
+
+    def fn(w, x):
+        y = conv(x, w)
+        leaks = y < 0
+        return [conv(jnp.where(leaks, 0.1 * y, y), w), leaks]
+
+    assert equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)[0] == "Conv+Loop+Loop+Conv"
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from xrl_jax.backends.dnnl.spec import COMPARISONS
+
 WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
 VECTOR = f"<{WIDTH} x float>"
 _INTEGERS, _BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
@@ -120,6 +122,9 @@ def curve(out: Code, kind: str, xs: Sequence[str]) -> str:
         return combined(out, kind, *xs)
     if kind in _ARITHMETIC:
         return out.add(f"{_ARITHMETIC[kind]} contract {VECTOR} {xs[0]}, {xs[1]}")
+    if kind in COMPARISONS:
+        test = out.add(f"fcmp {_PREDICATES[kind]} {VECTOR} {xs[0]}, {xs[1]}")
+        return out.add(f"uitofp {_BOOLS} {test} to {VECTOR}")
     if kind in _CALLS:
         return _call(out, _CALLS[kind], xs[0])
     return _CURVES[kind](out, *xs)
@@ -137,6 +142,7 @@ def power(out: Code, x: str, exponent: int) -> str:
 
 
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_PREDICATES = {k: "une" if k == "ne" else f"o{k}" for k in COMPARISONS}
 _CALLS = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil"}
 
 

@@ -25,6 +25,7 @@ from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.loops import looped
 from xrl_jax.backends.dnnl.spec import (
     BINARY,
+    COMPARISONS,
     MAPS,
     Binary,
     Clip,
@@ -179,7 +180,8 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         else env[v].astype(jax.numpy.float32).reshape(part.inputs[i])
         for i, v in enumerate(inputs)
     ]
-    env.update(zip(stage.outputs, kernels.run(part, *operands), strict=True))
+    for v, y in zip(stage.outputs, kernels.run(part, *operands), strict=True):
+        env[v] = y.astype(v.aval.dtype)
 
 
 def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
@@ -291,9 +293,10 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
     kind, p = e.primitive.name, e.params
-    # A choice by booleans is by numbers in the library's hands (`_run`).
+    # Booleans are numbers in the library's hands (`_run`).
     floats = e.invars[1:] if kind == "select_n" and len(e.invars) == 3 else e.invars
-    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*floats, *e.outvars)):
+    results = () if kind in COMPARISONS else e.outvars
+    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*floats, *results)):
         return None
     match kind:
         case "reduce_window_max":

@@ -170,13 +170,15 @@ class Map:
             return lax.integer_pow(xs[0], int(self.numbers[1]))
         if self.kind == "select_n":
             return lax.select_n(xs[0] != 0, *xs[1:])
-        return getattr(lax, self.kind)(*xs)
+        return getattr(lax, self.kind)(*xs).astype(jax.numpy.float32)
 
 
+COMPARISONS = ("eq", "ne", "ge", "gt", "le", "lt")  # 1 where they hold, else 0
 # `integer_pow` has the exponent as a number, the first operand of `select_n` is true where not 0.
 MAPS = (
     *("exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs", "square"),
     *("floor", "ceil", "integer_pow", "select_n", *BINARY),
+    *COMPARISONS,
 )
 
 
