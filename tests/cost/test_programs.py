@@ -45,9 +45,11 @@ class FakeOracle:
     Attributes:
       asked: what was timed, in order.
       timeouts: seconds granted to each.
+      in_turn: what two programs take in turn, where it is not as when timed one by one.
     """
 
-    def __init__(self, given: list[Program], seconds: dict) -> None:
+    def __init__(self, given: list[Program], seconds: dict, in_turn: float | None = None) -> None:
+        self.in_turn = in_turn
         self.spending = Spending()
         self.options, self.constants = (), False
         self.n = len(given)
@@ -69,9 +71,13 @@ class FakeOracle:
             return Timing.without(answer, "no")
         return Timing(answer, answer, answer, relative=answer)
 
+    def time_against(self, job, reference, **_):
+        mine, other = (self.seconds[self.keys[j.key], j.options] for j in (job, reference))
+        return Timing(mine, mine, mine, relative=self.in_turn or mine / other)
 
-def ranked(given, seconds, clock=LONG):
-    oracle = FakeOracle(given, seconds)
+
+def ranked(given, seconds, clock=LONG, in_turn=None):
+    oracle = FakeOracle(given, seconds, in_turn)
     found = time_programs(oracle, given, clock)  # type: ignore[arg-type]
     return [(t.index, t.options) for t in found], oracle
 
@@ -100,6 +106,14 @@ def test_options_must_gain_fifteen_per_cent():
     assert found[0] == (0, ())
     found, _ = ranked(programs(2), {(0, ()): 0.58} | rest)
     assert found[0] == (0, A)
+
+
+def test_options_must_gain_as_much_in_turn_with_the_fastest_program_without():
+    seconds = {(0, ()): 0.7, (0, A): 0.5, (0, B): 0.55, (1, A): 0.9}
+    found, _ = ranked(programs(2), seconds, in_turn=0.95)
+    assert found == [(0, ())]
+    found, _ = ranked(programs(2), seconds, in_turn=0.8)
+    assert found == [(0, A), (0, B), (0, ()), (1, A)]
 
 
 def test_the_original_alone_is_timed_under_all_options():

@@ -39,6 +39,7 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
 # Options must gain this share over none: they are lost where the result is called inside another
 # jit, and one more thing that can change under the user's feet.
 _OPTIONS_MUST_GAIN = 0.15
+_CONFIRM_SECONDS = 3.0  # for that, timed in turn
 # And so must constants: they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
 _LEAST_TIMEOUT = (
@@ -106,7 +107,8 @@ def time_programs(
     """Time programs (the most promising first), fastest first in the result.
 
     All but the last, the original, are timed as they are, then the fastest under every set of
-    compile options; where these win, so is the original. It is the reference of all. Programs for
+    compile options; where these win, so is the original, and the fastest in turn with the fastest
+    without options, which decides. The original is the reference of all. Programs for
     which there is no time left are dropped, but for the first; Ctrl-C drops those that were not
     timed yet. What failed in the worker is dropped as well, since it must not be run here; what
     cannot be sent to the worker (host callbacks) is kept with a timing that says so. Where nothing
@@ -151,12 +153,33 @@ def time_programs(
             # Options may be all that pays: the original under them is a candidate like any other.
             tell("timing the original under compile options")
             one(last, best_options)
+        if best_options and not clock.done:
+            tell("timing compile options against none")
+            timed = _confirmed(oracle, timed, clock)
     except KeyboardInterrupt:
         tell("interrupted")
     if not timed:
         lost = Timing.without("failed", "no program could be timed")
         return [Timed(programs[last], (), lost, last)]
     return ranked(timed)
+
+
+def _confirmed(oracle: Oracle, timed: Sequence[Timed], clock: Stopwatch) -> list[Timed]:
+    """The same, less all under compile options where the fastest of these does not gain enough in
+    turn with the fastest without: each was timed against the original, at another time, and the
+    quotient of two such ratios is not a comparison.
+    """
+    first = ranked(timed)[0]
+    plain = next((t for t in ranked(timed) if not t.options and t.timing.relative), None)
+    if not first.options or plain is None:
+        return list(timed)
+    jobs = [program_job(t.program, t.options, constants=oracle.constants) for t in (first, plain)]
+    timing = oracle.time_against(
+        *jobs, seconds_per_job=_CONFIRM_SECONDS, timeout=max(clock.left, _LEAST_TIMEOUT)
+    )
+    if timing.relative is None or timing.relative * (1 + _OPTIONS_MUST_GAIN) >= 1:
+        return [t for t in timed if not t.options]
+    return list(timed)
 
 
 def ranked(timed: Sequence[Timed]) -> list[Timed]:
