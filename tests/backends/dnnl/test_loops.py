@@ -172,6 +172,16 @@ def test_a_number_for_each_row_is_returned() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("op", [PRODUCT, MUL, Map("mul", (None, None))])
+def test_subnormal_numbers_are_zeros_on_every_thread(op: Op) -> None:
+    """As XLA has it; with them a product of a softmax took many times as long."""
+    tiny, large = (jnp.asarray(np.full((256, 256), n, np.float32)) for n in (1e-40, 1e30))
+    part = program((256, 256), (256, 256), code=[(op, (0, 1), (256, 256))], outputs=(2,))
+    (got,) = computed(part, tiny, large)
+    np.testing.assert_array_equal(got, 0)
+
+
+@needs_library
 def test_nan_and_infinity_go_where_they_do_in_lax() -> None:
     x = jnp.asarray([[np.nan, 1.0, -np.inf], [np.inf, 2.0, -1.0], [-np.inf, 3.0, 0.0]], jnp.float32)
     for kind in ("max", "min"):
