@@ -136,6 +136,24 @@ def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) 
     assert behind == pytest.approx(compute + write)
 
 
+@pytest.mark.parametrize(("again", "is_ours"), [(0, False), (1, True)])
+def test_what_a_body_returned_one_call_before_comes_from_its_partition(
+    again: int, is_ours: bool, partitions: None
+) -> None:
+    """A product with the negative of the input: in the partition where the layer before is."""
+    x = Node("input", attrs=pack_attrs("input", {"again": again}), ref=0, shape=(8, 8))
+    weight = Node("weight", ref=0, shape=(8, 8))
+    ours = Node("dot", (2, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
+    _, _, negative, product = costs([x, weight, Node("neg", (0,), shape=(8, 8)), ours])
+    read = 256 / 1.5e10
+    compute = max(1024 / 1e11, 3 * read) + 1e-6
+    if is_ours:
+        assert (negative, product) == pytest.approx((0.1 * read, compute))
+    else:
+        assert negative == pytest.approx(read + 64 / 5e10 + STEP)
+        assert product == pytest.approx(compute + fusion.ENTER + read)  # which is written
+
+
 def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
     """Exponentials and sums of the last axis of a product; for those of the first it is left."""
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))

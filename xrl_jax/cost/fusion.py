@@ -118,16 +118,20 @@ def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
 
 def origins(graph: TensorGraph) -> jax.Array:
     """Origin [N] of every node's value."""
-    f, args = graph.nodes, args_of(graph)
+    f, args, outputs = graph.nodes, args_of(graph), graph.globals.outputs
     start = jnp.zeros(len(args), jnp.int32)
+    again = jnp.where(f.op == ops.OPS["input"].code, f.attrs[:, 0], 0)
+    result = outputs[jnp.clip(again - 1, 0, len(outputs) - 1)]  # that an input is
+
+    def step(found: jax.Array) -> jax.Array:
+        own = _origin(f, found[args])
+        return jnp.where((again > 0) & (found[result] >= LIBRARY), LIBRARY, own)
 
     def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.any(carry[0] != carry[1])
 
     # As often as there are nodes between one kernel and the next, which is a few times.
-    return jax.lax.while_loop(
-        unsettled, lambda c: (c[1], _origin(f, c[1][args])), (start, _origin(f, start[args]))
-    )[1]
+    return jax.lax.while_loop(unsettled, lambda c: (c[1], step(c[1])), (start, step(start)))[1]
 
 
 def origins_with(new: NewNodes, bound: jax.Array) -> jax.Array:

@@ -217,6 +217,12 @@ def _position(node: Node, bindings: Sequence[Binding]) -> int:
     return binding.position
 
 
+def _argument(node: Node, *, is_weight: bool) -> Node:
+    if is_weight:
+        return replace(node, op="weight", attrs=Node("weight").attrs)
+    return replace(node, op="input")
+
+
 def _settle(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, list[float]]:
     """Which inputs are weights, in every graph, and how often each body runs."""
     graphs = [host.main, *host.bodies]
@@ -238,7 +244,7 @@ def _settle(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, li
                     a and b for a, b in zip(inputs[body + 1], are_weights, strict=True)
                 ]
         nodes = tuple(
-            replace(n, op="weight" if inputs[g][_position(n, host.bindings)] else "input")
+            _argument(n, is_weight=inputs[g][_position(n, host.bindings)])
             if n.op in ("input", "weight")
             else n
             for n in graphs[g].nodes

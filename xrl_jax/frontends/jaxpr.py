@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
+from xrl_jax.frontends.chains import chained
 from xrl_jax.frontends.fold import fold_host
 from xrl_jax.frontends.host import (
     Bindings,
@@ -97,7 +98,7 @@ def from_jax(
     flags += [False] * (len(leaves) - len(flags))  # keyword arguments
     host = _Tracing(closed, share=fold).program()
     if fold:
-        host = fold_host(host)
+        host = chained(fold_host(host))
     weak = [i for i, a in enumerate(closed.out_avals) if getattr(a, "weak_type", False)]
     return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn, weak_outputs=weak)
 

@@ -136,8 +136,9 @@ _CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
 _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
     ("hole", (0, 0), dict(shape="given", dtype="given")),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
-    # ref is its `value`.
-    ("input", (0, 0), dict(shape="given", dtype="given")),
+    # ref is its `value`. An input of a body that is the body's own result `again` - 1, one call
+    # before, says so.
+    ("input", (0, 0), dict(fields=_fields("again"), shape="given", dtype="given")),
     ("weight", (0, 0), dict(shape="given", dtype="given")),
     ("array", (0, 0), dict(shape="given", dtype="given")),
     ("const", (0, 0), dict(shape="given", dtype="given")),
