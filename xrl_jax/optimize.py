@@ -18,6 +18,7 @@ from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.frontends.unroll import unrolled
 from xrl_jax.graph.program import Program, flatten_args
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
@@ -78,7 +79,9 @@ def optimize(
     strategy = find_strategy(search)
     library = standard_rules()
     chosen = select_rules(library, rules)
-    program = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    program = unrolled(
+        fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    )
     require_verified(chosen, library)
     rule_table = compile_rules(offered(chosen))
     arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)

@@ -25,9 +25,10 @@ def chained(host: HostProgram) -> HostProgram:
             if body in again or body in shared:
                 shared.add(body)
             again[body] = found
-    for row in host.bindings:
-        if isinstance(row, Call) and row.kind != "inline":
-            shared.update(row.bodies)
+        for node in graph.nodes:
+            row = host.bindings[node.ref] if node.op == "call" else None
+            if isinstance(row, Call) and row.kind != "inline":
+                shared.update(row.bodies)
     bodies = tuple(
         body if b in shared else _marked(body, again.get(b, {}), host.bindings)
         for b, body in enumerate(host.bodies)

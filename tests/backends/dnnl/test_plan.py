@@ -1,4 +1,4 @@
-"""Specs as text, memory between steps, and the machine code that runs them."""
+"""Specs as text, and the machine code that runs them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xrl_jax.backends.dnnl.library import DST, SRC, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
-from xrl_jax.backends.dnnl.plan import _Block, _laid_out, kernel_layout, plan
+from xrl_jax.backends.dnnl.plan import kernel_layout, plan
 from xrl_jax.backends.dnnl.spec import (
     RELU,
     Binary,
@@ -68,31 +66,6 @@ def test_the_name_says_what_is_computed_and_where() -> None:
 def test_a_kernel_in_the_librarys_order() -> None:
     assert kernel_layout((3, 3, 4, 8), 1) == ([8, 4, 3, 3], [1, 8, 96, 32])
     assert kernel_layout((3, 3, 4, 8), 2) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
-
-
-blocks = st.lists(
-    st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)).map(
-        lambda t: _Block(t[0], t[1], t[1] + t[2])
-    ),
-    max_size=12,
-)
-
-
-@given(blocks)
-def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[_Block]) -> None:
-    offsets, total = _laid_out(given_blocks)
-    placed = list(zip(given_blocks, offsets, strict=True))
-    for i, (a, at) in enumerate(placed):
-        assert at % 64 == 0 and at + a.nbytes <= total
-        for b, bt in placed[:i]:
-            together = a.first <= b.last and b.first <= a.last
-            assert not together or at + a.nbytes <= bt or bt + b.nbytes <= at
-
-
-def test_memory_is_used_again() -> None:
-    """A chain of three values needs room for two."""
-    chain = [_Block(64, 0, 1), _Block(64, 1, 2), _Block(64, 2, 3)]
-    assert _laid_out(chain) == ([0, 64, 0], 128)
 
 
 @needs_library

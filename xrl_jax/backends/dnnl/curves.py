@@ -11,7 +11,16 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from xrl_jax.backends.dnnl.spec import COMPARISONS
+from xrl_jax.backends.dnnl.spec import (
+    COMPARISONS,
+    Binary,
+    Clip,
+    Instruction,
+    Map,
+    Repeat,
+    Reshape,
+    Scale,
+)
 
 WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
 VECTOR = f"<{WIDTH} x float>"
@@ -114,6 +123,29 @@ def folded(out: Code, kind: str, x: str) -> str:
         name = {"max": "fmaximum", "min": "fminimum"}[kind]
         call = f"call nsz float @llvm.vector.reduce.{name}.{_V}({VECTOR} {x})"
     return out.spread(out.add(call))
+
+
+def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
+    """The vector that an elementwise operator gives."""
+    match i.op:
+        case Reshape() | Repeat():
+            return xs[0]
+        case Clip(low, high):
+            x = xs[0]
+            x = x if low is None else combined(out, "max", x, constant(low))
+            return x if high is None else combined(out, "min", x, constant(high))
+        case Scale(by):
+            return curve(out, "mul", [xs[0], constant(by)])
+        case Map(kind, numbers):
+            if kind == "integer_pow":
+                assert numbers[1] is not None
+                return power(out, xs[0], int(numbers[1]))
+            rest = iter(xs)
+            operands = [next(rest) if n is None else constant(n) for n in numbers]
+            return curve(out, kind, operands)
+        case Binary(kind):
+            return curve(out, kind, xs)
+    raise AssertionError(f"{i.op} is not elementwise")
 
 
 def curve(out: Code, kind: str, xs: Sequence[str]) -> str:

@@ -8,8 +8,6 @@ XLA calls from whichever of its threads comes by. OpenMP gives each such thread 
 and the system often puts two of a team on one processor, where they stay for the time of a call:
 networks of few milliseconds then take twice as long. So one thread of ours, `serve`, makes all
 calls, one after the other; it and its team are each bound to a processor, XLA's threads are not.
-
-Source: XLA, xla/ffi/api/c_api.h (the offsets below); `jax.ffi.include_dir()` has it.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import numpy as np
 
 from xrl_jax.backends.dnnl import rows
 from xrl_jax.backends.dnnl.library import Desc, Library
+from xrl_jax.backends.dnnl.machine_code import PASS_ON, RUN, addresses, pointer
 from xrl_jax.backends.dnnl.spec import Loop
 
 MOST_ARGUMENTS = 64  # of one primitive
@@ -63,223 +62,6 @@ class Step(NamedTuple):
     args: tuple[tuple[int, Desc, Place], ...]
 
 
-# The list is an array of i64: its length, then for each step the primitive or the address of a
-# loop, whether it is a loop, the number of arguments and for each of these four numbers as in
-# `Step`. Offsets into XLA's structures: call frame: extension 8, api 16, arguments 40 + 32, results
-# 80 + 32; buffer: data 24; metadata extension: metadata 24, whose version is at 24 and 28 and whose
-# traits are at 32; api: Error_Create 48.
-_RUN = """
-@message = private constant [33 x i8] c"a primitive of oneDNN has failed\\00"
-
-define ptr @run(ptr %frame, ptr %plan) {{
-entry:
-  %args = alloca [{most} x {{i32, ptr}}]
-  %slot = alloca ptr
-  %table = alloca [{most} x ptr]
-  %arguments_at = getelementptr i8, ptr %frame, i64 72
-  %arguments = load ptr, ptr %arguments_at
-  %results_at = getelementptr i8, ptr %frame, i64 112
-  %results = load ptr, ptr %results_at
-  %arena_at = getelementptr i8, ptr {desk}, i64 {arena}
-  %arena = load ptr, ptr %arena_at
-  %made = call i32 {stream_create}(ptr %slot, ptr {engine}, i32 1)
-  %stream = load ptr, ptr %slot
-  %n_steps = load i64, ptr %plan
-  %first = getelementptr i64, ptr %plan, i64 1
-  br label %step
-
-step:
-  %i = phi i64 [0, %entry], [%i_next, %freed]
-  %at = phi ptr [%first, %entry], [%at_next, %freed]
-  %worst = phi i32 [%made, %entry], [%worst_next, %freed]
-  %more = icmp slt i64 %i, %n_steps
-  br i1 %more, label %open, label %end
-
-open:
-  %primitive_number = load i64, ptr %at
-  %primitive = inttoptr i64 %primitive_number to ptr
-  %is_loop_at = getelementptr i64, ptr %at, i64 1
-  %is_loop_number = load i64, ptr %is_loop_at
-  %is_loop = icmp eq i64 %is_loop_number, 1
-  %n_at = getelementptr i64, ptr %at, i64 2
-  %n = load i64, ptr %n_at
-  %rows = getelementptr i64, ptr %at, i64 3
-  br label %argument
-
-argument:
-  %j = phi i64 [0, %open], [%j_next, %address], [%j_next, %memory]
-  %in = icmp slt i64 %j, %n
-  br i1 %in, label %place, label %ready
-
-place:
-  %row_offset = mul i64 %j, 4
-  %row = getelementptr i64, ptr %rows, i64 %row_offset
-  %id64 = load i64, ptr %row
-  %id = trunc i64 %id64 to i32
-  %desc_at = getelementptr i64, ptr %row, i64 1
-  %desc_number = load i64, ptr %desc_at
-  %desc = inttoptr i64 %desc_number to ptr
-  %kind_at = getelementptr i64, ptr %row, i64 2
-  %kind = load i64, ptr %kind_at
-  %where_at = getelementptr i64, ptr %row, i64 3
-  %where = load i64, ptr %where_at
-  %in_arena = icmp eq i64 %kind, 2
-  br i1 %in_arena, label %from_arena, label %from_buffer
-
-from_arena:
-  %inner = getelementptr i8, ptr %arena, i64 %where
-  br label %placed
-
-from_buffer:
-  %is_argument = icmp eq i64 %kind, 0
-  %buffers = select i1 %is_argument, ptr %arguments, ptr %results
-  %buffer_at = getelementptr ptr, ptr %buffers, i64 %where
-  %buffer = load ptr, ptr %buffer_at
-  %data_at = getelementptr i8, ptr %buffer, i64 24
-  %outer = load ptr, ptr %data_at
-  br label %placed
-
-placed:
-  %data = phi ptr [%inner, %from_arena], [%outer, %from_buffer]
-  %j_next = add i64 %j, 1
-  br i1 %is_loop, label %address, label %memory
-
-address:
-  %address_slot = getelementptr [{most} x ptr], ptr %table, i64 0, i64 %j
-  store ptr %data, ptr %address_slot
-  br label %argument
-
-memory:
-  %id_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 0
-  store i32 %id, ptr %id_slot
-  %memory_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %j, i32 1
-  call i32 {memory_create}(ptr %memory_slot, ptr %desc, ptr {engine}, ptr %data)
-  br label %argument
-
-ready:
-  br i1 %is_loop, label %loop, label %execute
-
-loop:
-  call void %primitive(ptr %table)
-  br label %freed
-
-execute:
-  %n32 = trunc i64 %n to i32
-  %now = call i32 {primitive_execute}(ptr %primitive, ptr %stream, i32 %n32, ptr %args)
-  %status = or i32 %worst, %now
-  br label %free
-
-free:
-  %k = phi i64 [0, %execute], [%k_next, %one]
-  %left = icmp slt i64 %k, %n
-  br i1 %left, label %one, label %freed
-
-one:
-  %old_slot = getelementptr [{most} x {{i32, ptr}}], ptr %args, i64 0, i64 %k, i32 1
-  %old = load ptr, ptr %old_slot
-  call i32 {memory_destroy}(ptr %old)
-  %k_next = add i64 %k, 1
-  br label %free
-
-freed:
-  %worst_next = phi i32 [%worst, %loop], [%status, %free]
-  %i_next = add i64 %i, 1
-  %length = mul i64 %n, 4
-  %at_next = getelementptr i64, ptr %rows, i64 %length
-  br label %step
-
-end:
-  call i32 {stream_destroy}(ptr %stream)
-  %good = icmp eq i32 %worst, 0
-  br i1 %good, label %fine, label %failed
-
-fine:
-  ret ptr null
-
-failed:
-  %error = alloca {{i64, ptr, ptr, i32}}
-  store {{i64, ptr, ptr, i32}} {{i64 32, ptr null, ptr @message, i32 13}}, ptr %error
-  %api_at = getelementptr i8, ptr %frame, i64 16
-  %api = load ptr, ptr %api_at
-  %create_at = getelementptr i8, ptr %api, i64 48
-  %create = load ptr, ptr %create_at
-  %result = call ptr %create(ptr %error)
-  ret ptr %result
-}}
-
-define void @wait(i64 %at) {{
-entry:
-  %semaphore = getelementptr i8, ptr {desk}, i64 %at
-  br label %again
-
-again:  ; a signal ends the waiting early
-  %status = call i32 {sem_wait}(ptr %semaphore)
-  %done = icmp eq i32 %status, 0
-  br i1 %done, label %end, label %again
-
-end:
-  ret void
-}}
-
-define void @post(i64 %at) {{
-  %semaphore = getelementptr i8, ptr {desk}, i64 %at
-  call i32 {sem_post}(ptr %semaphore)
-  ret void
-}}
-
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-
-define ptr @serve(ptr %nothing) {{
-entry:
-  %mode = alloca i32
-  store i32 {flush}, ptr %mode
-  call void @llvm.x86.sse.ldmxcsr(ptr %mode)
-  br label %next
-
-next:
-  call void @wait(i64 {asked})
-  %frame_at = getelementptr i8, ptr {desk}, i64 {frame}
-  %frame = load ptr, ptr %frame_at
-  %plan_at = getelementptr i8, ptr {desk}, i64 {plan}
-  %plan = load ptr, ptr %plan_at
-  %result = call ptr @run(ptr %frame, ptr %plan)
-  %result_at = getelementptr i8, ptr {desk}, i64 {result}
-  store ptr %result, ptr %result_at
-  call void @post(i64 {answered})
-  br label %next
-}}
-
-define ptr @call(ptr %frame, ptr %plan) {{
-  %extension_at = getelementptr i8, ptr %frame, i64 8
-  %extension = load ptr, ptr %extension_at
-  %is_call = icmp eq ptr %extension, null
-  br i1 %is_call, label %ask, label %metadata
-
-metadata:
-  %metadata_at = getelementptr i8, ptr %extension, i64 24
-  %about = load ptr, ptr %metadata_at
-  %major = getelementptr i8, ptr %about, i64 24
-  store i32 0, ptr %major
-  %minor = getelementptr i8, ptr %about, i64 28
-  store i32 1, ptr %minor
-  %traits = getelementptr i8, ptr %about, i64 32
-  store i32 0, ptr %traits
-  ret ptr null
-
-ask:
-  call void @wait(i64 {free})
-  %frame_at = getelementptr i8, ptr {desk}, i64 {frame}
-  store ptr %frame, ptr %frame_at
-  %plan_at = getelementptr i8, ptr {desk}, i64 {plan}
-  store ptr %plan, ptr %plan_at
-  call void @post(i64 {asked})
-  call void @wait(i64 {answered})
-  %result_at = getelementptr i8, ptr {desk}, i64 {result}
-  %result = load ptr, ptr %result_at
-  call void @post(i64 {free})
-  ret ptr %result
-}}
-"""
 # What the thread and those who ask share: three semaphores, what is asked and answered, and where
 # the arena is.
 _DESK = {
@@ -297,12 +79,6 @@ _DESK_BYTES = 256
 # times as long, and a softmax makes many.
 _FLUSH = 0x1F80 | 0x8040
 
-_PASS_ON = """
-define ptr @{name}(ptr %frame) {{
-  %result = call ptr {call}(ptr %frame, ptr {plan})
-  ret ptr %result
-}}
-"""
 _LOCK = threading.Lock()
 _NUMBERS = itertools.count()  # of loops
 _KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
@@ -325,9 +101,9 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
                 numbers += [which, desc, place.kind, place.at]
         plan = _KEPT[name] = np.asarray(numbers, np.int64)
         function = name.replace(".", "_")
-        call, at = _pointer(_served(lib)), _pointer(plan.ctypes.data)
+        call, at = pointer(_served(lib)), pointer(plan.ctypes.data)
         _make_room(arena)
-        (address,) = _addresses(_PASS_ON.format(name=function, call=call, plan=at), function)
+        (address,) = addresses(PASS_ON.format(name=function, call=call, plan=at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
 
@@ -338,10 +114,10 @@ def _loop(lib: Library, loop: Loop) -> int:
     threads = lib.threads()
     parallel = None
     if threads is not None:
-        start, n_threads, number = map(_pointer, threads)
+        start, n_threads, number = map(pointer, threads)
         parallel = start, n_threads, number
     name = f"loop{next(_NUMBERS)}"
-    (address,) = _addresses(rows.code_of(loop, name, parallel), name)
+    (address,) = addresses(rows.code_of(loop, name, parallel), name)
     return address
 
 
@@ -376,46 +152,18 @@ def _served(lib: Library) -> int:
     functions = (
         "stream_create stream_destroy memory_create memory_destroy primitive_execute".split()
     )
-    names: dict[str, Any] = {f: _pointer(lib.address(f"dnnl_{f}")) for f in functions}
+    names: dict[str, Any] = {f: pointer(lib.address(f"dnnl_{f}")) for f in functions}
     for name in ("sem_wait", "sem_post"):
-        names[name] = _pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
-    names |= {"engine": _pointer(lib.engine), "desk": _pointer(start), "most": MOST_ARGUMENTS}
+        names[name] = pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
+    names |= {"engine": pointer(lib.engine), "desk": pointer(start), "most": MOST_ARGUMENTS}
     names["flush"] = _FLUSH
-    serve, call = _addresses(_RUN.format(**names, **_DESK), "serve", "call")
+    serve, call = addresses(RUN.format(**names, **_DESK), "serve", "call")
     thread = ctypes.c_ulong()
     status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
     if status:
         raise OSError(status, "no thread could be started for oneDNN")
     libc.pthread_detach(thread)
     return call
-
-
-def _pointer(address: int) -> str:
-    return f"inttoptr (i64 {address} to ptr)"
-
-
-def _addresses(code: str, *names: str) -> list[int]:
-    """Of functions in the code, compiled."""
-    import llvmlite.binding as llvm
-
-    engine = _engine()
-    module = llvm.parse_assembly(code)
-    module.verify()
-    engine.add_module(module)
-    engine.finalize_object()
-    return [int(engine.get_function_address(name)) for name in names]
-
-
-@functools.cache
-def _engine() -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
 def _capsule(address: int) -> Any:

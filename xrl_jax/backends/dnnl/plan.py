@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -10,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xrl_jax.backends.dnnl import rows
+from xrl_jax.backends.dnnl.builder import Builder, Part, Value, Where, block_of, laid_out
 from xrl_jax.backends.dnnl.library import (
     ADDEND,
     BIAS,
     DST,
     MULTIPLE_SRC,
-    SCRATCHPAD,
     SRC,
     SRC_1,
     WEIGHTS,
@@ -48,7 +47,6 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
 )
 
-_ALIGNED = 64  # bytes
 _BYTES = 4  # of a number
 
 
@@ -67,98 +65,13 @@ class Plan(NamedTuple):
 
 
 @dataclass
-class _Block:
-    """Memory between steps: bytes, and the steps that it has to last from and to."""
+class _Planner(Builder):
+    """Steps for each operator."""
 
-    nbytes: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What begins so many bytes after a block."""
-
-    block: _Block
-    offset: int
-
-
-_Where = Place | _Block | _Part
-
-
-def _whole(place: _Block | _Part) -> _Block:
-    return place.block if isinstance(place, _Part) else place
-
-
-@dataclass
-class _Value:
-    """An array: its layout, in the order of its axes, and where it lies."""
-
-    desc: Desc
-    place: _Where
-
-
-@dataclass
-class _Builder:
-    lib: Library
-    partition: Partition
-    values: list[_Value] = field(default_factory=list)
-    steps: list[tuple[int | Loop, list[tuple[int, Desc, _Where]]]] = field(default_factory=list)
+    partition: Partition = field(kw_only=True)
     weights: dict[int, Desc] = field(default_factory=dict)
 
-    # --- memory ---
-
-    def block(self, desc: Desc) -> _Block:
-        now = len(self.steps)
-        return _Block(self.lib.nbytes(desc), now, now)
-
-    def run(self, prim: Prim, args: Sequence[tuple[int, _Value]]) -> None:
-        """Append a step; it lengthens the life of what it reads and writes."""
-        listed: list[tuple[int, Desc, _Where]] = [(which, v.desc, v.place) for which, v in args]
-        scratch = self.lib.of(prim, "scratchpad")
-        if nbytes := self.lib.nbytes(scratch):
-            listed.append((SCRATCHPAD, scratch, _Block(nbytes, len(self.steps), len(self.steps))))
-        self.append(self.lib.primitive(prim), listed)
-
-    def append(self, what: int | Loop, listed: list[tuple[int, Desc, _Where]]) -> None:
-        for _, _, place in listed:
-            if not isinstance(place, Place):
-                _whole(place).last = len(self.steps)
-        self.steps.append((what, listed))
-
-    def result(self, desc: Desc, output: Place | None) -> _Value:
-        return _Value(desc, output or self.block(desc))
-
-    # --- layouts ---
-
-    def as_laid_out(self, value: _Value, desc: Desc) -> _Value:
-        """The same array in another layout, or itself."""
-        if self.lib.equal(value.desc, desc):
-            return value
-        moved = _Value(desc, self.block(desc))
-        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
-        return moved
-
-    def wanted(self, shape: Sequence[int], order: Sequence[int], output: Place | None) -> Desc:
-        """The layout of a result with axes in this order: what the library likes, or the one that
-        is row-major in the order of `shape` where it is returned.
-        """
-        if output is None:
-            return self.lib.any_desc([shape[a] for a in order])
-        return self.lib.permuted(self.lib.desc(shape), order)
-
-    def reshaped(self, x: _Value, shape: Shape, new: Shape) -> _Value:
-        """The same numbers in another shape: where they lie, if the layout allows it."""
-        with contextlib.suppress(UnimplementedError):
-            return _Value(self.lib.reshaped(x.desc, new), x.place)
-        return _Value(self.lib.desc(new), self.as_laid_out(x, self.lib.desc(shape)).place)
-
-    def turned(self, value: _Value, order: Sequence[int]) -> _Value:
-        return _Value(self.lib.permuted(value.desc, order), value.place)
-
-    # --- operators ---
-
-    def add(self, instruction: Instruction, output: Place | None) -> _Value:
+    def add(self, instruction: Instruction, output: Place | None) -> Value:
         """Append the steps of an instruction; its value, in `output` if that is given.
 
         Where the library has no kernel for the layouts at hand, the result is copied to `output`,
@@ -183,13 +96,13 @@ class _Builder:
             return self.copied(y, output, instruction.shape)
         raise reason
 
-    def plain(self, value: _Value, number: int) -> _Value:
+    def plain(self, value: Value, number: int) -> Value:
         """The value of this number row-major, if it is not packed."""
         if self.partition.is_packed(number):
             return value
         return self.as_laid_out(value, self.lib.desc(self.shape_of(number)))
 
-    def made(self, instruction: Instruction, args: list[_Value], output: Place | None) -> _Value:
+    def made(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
         """The value of an instruction on these arguments."""
         op, shape = instruction.op, instruction.shape
         match op:
@@ -223,26 +136,24 @@ class _Builder:
                 y = self.turned(args[0], op.order)
                 return y if output is None else self.copied(y, output, shape)
 
-    def slice(self, op: Slice, x: _Value, whole: Shape, shape: Shape) -> _Value:
+    def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
         """Where the array lies; a copy of it, if it is an argument that does not begin there."""
         plain, strides = self.lib.desc(whole), row_major(whole)
         x = self.as_laid_out(x, plain)
         offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
         place = x.place
         if offset and isinstance(place, Place):
-            moved = _Value(plain, self.block(plain))
+            moved = Value(plain, self.block(plain))
             self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, moved)])
             place = moved.place
         if offset:
             assert not isinstance(place, Place)
-            inner = place.offset if isinstance(place, _Part) else 0
-            place = _Part(_whole(place), inner + offset)
+            inner = place.offset if isinstance(place, Part) else 0
+            place = Part(block_of(place), inner + offset)
         steps = [a * b for a, b in zip(strides, op.step, strict=True)]
-        return _Value(self.lib.desc(shape, steps), place)
+        return Value(self.lib.desc(shape, steps), place)
 
-    def binary(
-        self, op: Binary, i: Instruction, args: list[_Value], output: Place | None
-    ) -> _Value:
+    def binary(self, op: Binary, i: Instruction, args: list[Value], output: Place | None) -> Value:
         n = len(i.shape)
         a, b = args
         if self.shape_of(i.args[1]) == i.shape:
@@ -257,13 +168,13 @@ class _Builder:
             except UnimplementedError:
                 continue
             made = self.result(y, output)
-            self.run(prim, [(SRC, _Value(x, a.place)), (SRC_1, _Value(z, b.place)), (DST, made)])
-            return _Value(dst, made.place)
+            self.run(prim, [(SRC, Value(x, a.place)), (SRC_1, Value(z, b.place)), (DST, made)])
+            return Value(dst, made.place)
         raise UnimplementedError(f"{op.kind} of {i.shape} and {self.shape_of(i.args[1])}")
 
     def elementwise(
-        self, op: Clip | Scale, shape: Sequence[int], x: _Value, output: Place | None
-    ) -> _Value:
+        self, op: Clip | Scale, shape: Sequence[int], x: Value, output: Place | None
+    ) -> Value:
         what = PostOps(clip=op) if isinstance(op, Clip) else PostOps(scale=op.by)
         if not what.elementwise:  # times one
             return x if output is None else self.copied(x, output, shape)
@@ -274,8 +185,8 @@ class _Builder:
         return y
 
     def loop(
-        self, op: Loop, shape: Sequence[int], args: Sequence[_Value], output: Place | None
-    ) -> _Value:
+        self, op: Loop, shape: Sequence[int], args: Sequence[Value], output: Place | None
+    ) -> Value:
         if len(args) >= MOST_ARGUMENTS:
             raise UnimplementedError(f"{len(args)} arguments of one loop")
         plain = self.lib.desc(shape)
@@ -293,9 +204,9 @@ class _Builder:
         self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
 
-    def copied(self, value: _Value, output: Place, shape: Sequence[int]) -> _Value:
+    def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
         """The array as a result of the call, row-major."""
-        y = _Value(self.lib.desc(shape), output)
+        y = Value(self.lib.desc(shape), output)
         self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
         return y
 
@@ -303,8 +214,8 @@ class _Builder:
         return self.partition.shape(value)
 
     def convolution(
-        self, op: Conv, i: Instruction, args: list[_Value], output: Place | None
-    ) -> _Value:
+        self, op: Conv, i: Instruction, args: list[Value], output: Place | None
+    ) -> Value:
         n = len(i.shape)
         first = (0, n - 1, *range(1, n - 1))  # features before the spatial axes
         last = (0, *range(2, n), 1)
@@ -320,14 +231,14 @@ class _Builder:
             )
 
         x = self.turned(args[0], first)
-        w = _Value(self.lib.desc(dims, strides), args[1].place)
+        w = Value(self.lib.desc(dims, strides), args[1].place)
         more = args[2:]
         bias = more.pop(0) if op.after.bias else None
         addend = self.turned(more.pop(0), first) if op.after.addend else None
         y = self.product(make, op.after, i.args[1], x, w, bias, addend, output)
         return self.turned(y, last)
 
-    def dot(self, op: Dot, i: Instruction, args: list[_Value], output: Place | None) -> _Value:
+    def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
         n = len(i.shape)
         swapped = (*range(n - 2), n - 1, n - 2)
         x = self.turned(args[0], swapped) if op.left_turned else args[0]
@@ -351,12 +262,12 @@ class _Builder:
         make: Callable[[Desc | None, PostOps], Prim],
         after: Epilogue,
         weight: int,
-        x: _Value,
-        w: _Value,
-        bias: _Value | None,
-        addend: _Value | None,
+        x: Value,
+        w: Value,
+        bias: Value | None,
+        addend: Value | None,
         output: Place | None,
-    ) -> _Value:
+    ) -> Value:
         """A convolution or product with what follows; a sum apart where its layouts differ."""
         bias_desc = None if bias is None else bias.desc
         plain = PostOps(clip=after.clip if addend is None else None)
@@ -373,7 +284,7 @@ class _Builder:
         x = self.as_laid_out(x, self.lib.of(prim, "src"))
         if self.partition.is_packed(weight):
             self.weights[weight] = self.lib.of(prim, "weights")
-            w = _Value(self.weights[weight], w.place)
+            w = Value(self.weights[weight], w.place)
         else:
             w = self.as_laid_out(w, self.lib.of(prim, "weights"))
         dst = self.lib.of(prim, "dst")
@@ -391,7 +302,7 @@ class _Builder:
         self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
         return total
 
-    def pool(self, op: Pool, shape: Sequence[int], x: _Value, output: Place | None) -> _Value:
+    def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
@@ -428,42 +339,23 @@ def plan(lib: Library, partition: Partition) -> Plan:
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
     """
-    b = _Builder(lib, partition)
+    b = _Planner(lib, partition=partition)
     for i, shape in enumerate(partition.inputs):
-        b.values.append(_Value(lib.desc(shape), Place.argument(i)))
+        b.values.append(Value(lib.desc(shape), Place.argument(i)))
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))
     places = [place for _, args in b.steps for _, _, place in args]
-    parts = [_whole(x) for x in places if not isinstance(x, Place)]
+    parts = [block_of(x) for x in places if not isinstance(x, Place)]
     blocks = list({id(x): x for x in parts}.values())
-    offsets, arena = _laid_out(blocks)
+    offsets, arena = laid_out(blocks)
     starts = {id(x): at for x, at in zip(blocks, offsets, strict=True)}
 
-    def final(place: _Where) -> Place:
+    def final(place: Where) -> Place:
         if isinstance(place, Place):
             return place
-        inner = place.offset if isinstance(place, _Part) else 0
-        return Place.arena(starts[id(_whole(place))] + inner)
+        inner = place.offset if isinstance(place, Part) else 0
+        return Place.arena(starts[id(block_of(place))] + inner)
 
     steps = tuple(Step(p, tuple((a, d, final(x)) for a, d, x in args)) for p, args in b.steps)
     return Plan(steps, arena, b.weights)
-
-
-def _laid_out(blocks: Sequence[_Block]) -> tuple[list[int], int]:
-    """Offsets of the blocks, none over another that lives at the same time; and bytes in all.
-
-    First fit, largest first.
-    """
-    offsets = [0] * len(blocks)
-    placed: list[int] = []
-    for i in sorted(range(len(blocks)), key=lambda i: -blocks[i].nbytes):
-        b = blocks[i]
-        at = 0
-        for j in sorted(placed, key=lambda j: offsets[j]):
-            other = blocks[j]
-            if other.first <= b.last and b.first <= other.last and offsets[j] < at + b.nbytes:
-                at = max(at, -(-(offsets[j] + other.nbytes) // _ALIGNED) * _ALIGNED)
-        offsets[i] = at
-        placed.append(i)
-    return offsets, max((o + b.nbytes for o, b in zip(offsets, blocks, strict=True)), default=0)

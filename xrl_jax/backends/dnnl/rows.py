@@ -17,15 +17,11 @@ from xrl_jax.backends.dnnl import curves
 from xrl_jax.backends.dnnl.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
 from xrl_jax.backends.dnnl.spec import (
     REDUCTIONS,
-    Binary,
-    Clip,
     Instruction,
     Loop,
     Map,
     Reduce,
-    Repeat,
     Reshape,
-    Scale,
     Shape,
 )
 
@@ -286,7 +282,7 @@ class _Rows:
             else:
                 i = v.instruction
                 xs = [self._operand(a, self._read_as(i, a), phase, j, some, memo) for a in i.args]
-                memo[number] = _computed(self.out, i, xs)
+                memo[number] = curves.computed(self.out, i, xs)
                 if number in self.kept:
                     self.out.store(memo[number], self._address(self.kept[number], "0", j), some)
         return memo[number]
@@ -304,7 +300,7 @@ class _Rows:
                 start = self._start(self._read_as(v.instruction, a), a)
                 at = self._address(f"%p{a}", start, "0")
                 xs.append(self.out.load_one(at))
-        self.row_values[number] = _computed(self.out, v.instruction, xs)
+        self.row_values[number] = curves.computed(self.out, v.instruction, xs)
 
     def _store_row(self, number: int) -> None:
         x = self.out.add(f"extractelement {VECTOR} {self.row_values[number]}, i64 0")
@@ -379,26 +375,3 @@ class _Rows:
     def _address(self, base: str, start: str, j: str) -> str:
         at = start if j == "0" else self.out.add(f"add i64 {start}, {j}")
         return self.out.add(f"getelementptr float, ptr {base}, i64 {at}")
-
-
-def _computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
-    """The vector that an elementwise operator gives."""
-    match i.op:
-        case Reshape() | Repeat():
-            return xs[0]
-        case Clip(low, high):
-            x = xs[0]
-            x = x if low is None else curves.combined(out, "max", x, constant(low))
-            return x if high is None else curves.combined(out, "min", x, constant(high))
-        case Scale(by):
-            return curves.curve(out, "mul", [xs[0], constant(by)])
-        case Map(kind, numbers):
-            if kind == "integer_pow":
-                assert numbers[1] is not None
-                return curves.power(out, xs[0], int(numbers[1]))
-            rest = iter(xs)
-            operands = [next(rest) if n is None else constant(n) for n in numbers]
-            return curves.curve(out, kind, operands)
-        case Binary(kind):
-            return curves.curve(out, kind, xs)
-    raise AssertionError(f"{i.op} is not elementwise")

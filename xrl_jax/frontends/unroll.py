@@ -1,0 +1,152 @@
+"""Unrolling: short scans as calls of their bodies, one after the other.
+
+A scan copies the weights of each step out of the stacked ones, every time it runs, and what one
+step leaves to the next lies in memory between. Calls of a body are rewritten together as well, and
+neither happens: the weights' rows are taken out once, and layers flow into one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xrl_jax.frontends.chains import chained
+from xrl_jax.frontends.host import (
+    Bindings,
+    HostGraph,
+    HostProgram,
+    attach,
+    disassemble,
+    is_pinned,
+    live,
+    reassemble,
+)
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.program import Call, Program, scan_sizes
+
+MOST_STEPS = 64
+MOST_NODES = 8192  # of the steps together: that many are compiled
+
+
+def unrolled(program: Program) -> Program:
+    """The program with scans of at most `MOST_STEPS` steps as inlined calls of their bodies.
+
+    Scans with effects, of arrays that the op table cannot say, and those that would be too large
+    stay.
+    """
+    host = disassemble(program)
+    if not any(isinstance(b, Call) and b.kind == "scan" for b in host.bindings):
+        return program
+    bindings = Bindings(host.bindings)
+    bodies: list[HostGraph] = []
+    for body in host.bodies:
+        bodies.append(_unrolled(body, bodies, bindings))
+    main = _unrolled(host.main, bodies, bindings)
+    return reassemble(program, chained(HostProgram(main, tuple(bodies), tuple(bindings.rows))))
+
+
+def _unrolled(graph: HostGraph, bodies: Sequence[HostGraph], bindings: Bindings) -> HostGraph:
+    """The graph without its short scans; `bodies` are those it may call."""
+    nodes: list[Node] = []
+    new: list[int] = []
+    results: dict[int, list[int]] = {}  # of scans
+    for i, node in enumerate(graph.nodes):
+        call = bindings.rows[node.ref] if node.op == "call" else None
+        operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
+        if isinstance(call, Call) and _is_short(graph, node, call, operands, bodies):
+            given = [new[o] for o in operands]
+            results[i] = _steps(nodes, call, given, bodies[call.bodies[0]], bindings)
+            # A tuple has no node of its own any more: only its projections refer to it.
+            new.append(results[i][0] if results[i] else -1)
+        elif node.op == "proj" and node.args[0] in results:
+            new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
+        else:
+            nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
+            new.append(len(nodes) - 1)
+    outputs = tuple(new[o] for o in graph.outputs)
+    return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
+
+
+def _is_short(
+    graph: HostGraph,
+    node: Node,
+    call: Call,
+    operands: Sequence[int],
+    bodies: Sequence[HostGraph],
+) -> bool:
+    if call.kind != "scan" or call.equation is None or is_pinned(node):
+        return False
+    body, steps = bodies[call.bodies[0]], call.equation.params["length"]
+    crossing = [*(graph.nodes[o] for o in operands), *(body.nodes[o] for o in body.outputs)]
+    if any(n.dtype == "extended" or len(n.shape) >= ops.MAX_RANK for n in crossing):
+        return False
+    return 0 < steps <= MOST_STEPS and steps * len(body.nodes) <= MOST_NODES
+
+
+def _steps(
+    nodes: list[Node], call: Call, operands: Sequence[int], body: HostGraph, bindings: Bindings
+) -> list[int]:
+    """Append the calls of a scan's body; returns its results: what is carried, then what is
+    stacked.
+    """
+    assert call.equation is not None
+    params = call.equation.params
+    n_consts, n_carry = scan_sizes(params)
+    constants, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
+    scanned = operands[n_consts + n_carry :]
+    ref = bindings.add(Call("inline", call.bodies))
+    order = range(params["length"])
+    rows: list[dict[int, int]] = [{} for _ in body.outputs[n_carry:]]
+    for t in reversed(order) if params["reverse"] else order:
+        given = [*constants, *carry, *(_row(nodes, x, t) for x in scanned)]
+        made = _call(nodes, ref, given, body)
+        carry = made[:n_carry]
+        for row, y in zip(rows, made[n_carry:], strict=True):
+            row[t] = y
+    return [*carry, *(_stacked(nodes, [row[t] for t in order]) for row in rows)]
+
+
+def _call(nodes: list[Node], ref: int, operands: Sequence[int], body: HostGraph) -> list[int]:
+    """Append a call of a body; returns its results."""
+    made = [body.nodes[o] for o in body.outputs]
+    shape, dtype = (made[0].shape, made[0].dtype) if len(made) == 1 else ((), "tuple")
+    index = attach(nodes, Node("call", shape=shape, dtype=dtype, ref=ref), operands)
+    if len(made) == 1:
+        return [index]
+    for k, one in enumerate(made):
+        attrs = pack_attrs("proj", {"index": k})
+        nodes.append(Node("proj", (index,), attrs, shape=one.shape, dtype=one.dtype))
+    return list(range(len(nodes) - len(made), len(nodes)))
+
+
+def _row(nodes: list[Node], x: int, t: int) -> int:
+    """Append x[t]."""
+    shape, dtype = nodes[x].shape, nodes[x].dtype
+    start = (t, *(0 for _ in shape[1:]))
+    attrs = pack_attrs(
+        "slice", {"start": start, "limit": (t + 1, *shape[1:]), "stride": (1,) * len(shape)}
+    )
+    nodes.append(Node("slice", (x,), attrs, shape=(1, *shape[1:]), dtype=dtype))
+    return _reshaped(nodes, len(nodes) - 1, shape[1:])
+
+
+def _stacked(nodes: list[Node], rows: Sequence[int]) -> int:
+    """Append the rows as one array."""
+    parts = [_reshaped(nodes, r, (1, *nodes[r].shape)) for r in rows]
+    attrs = pack_attrs("concat", {"axis": 0})
+    while len(parts) > 1:
+        groups = [parts[i : i + ops.MAX_ARGS] for i in range(0, len(parts), ops.MAX_ARGS)]
+        parts = []
+        for group in groups:
+            first = nodes[group[0]]
+            shape = (sum(nodes[g].shape[0] for g in group), *first.shape[1:])
+            nodes.append(Node("concat", tuple(group), attrs, shape=shape, dtype=first.dtype))
+            parts.append(len(nodes) - 1)
+    return parts[0]
+
+
+def _reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
+    attrs = pack_attrs("reshape", {"shape": shape, "rank": len(shape)})
+    nodes.append(Node("reshape", (x,), attrs, shape=shape, dtype=nodes[x].dtype))
+    return len(nodes) - 1
