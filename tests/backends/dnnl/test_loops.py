@@ -207,13 +207,17 @@ ELEMENTWISE: list[Op] = [
 ]
 
 
+OPERATIONS = st.sampled_from([ADD, SUB, MUL, Binary("max"), Binary("min")])
+
+
 @st.composite
 def loops(draw) -> tuple[Partition, int]:
     """A few operators on rows, each on values that there are, and the seed of the arguments."""
     lead = draw(st.sampled_from([(1,), (3,), (2, 3)]))
     shape = (*lead, draw(st.sampled_from([1, 2, 15, 16, 17, 33])))
     one, once = (*lead, 1), (*(1,) * len(lead), shape[-1])
-    inputs = (shape, one, once)
+    other = tuple(draw(st.sampled_from([n, 1])) for n in shape)
+    inputs = (shape, one, once, other)
     code: list[tuple] = []
     whole, rows = [0], []  # numbers of arrays of this shape, and with one number for each row
     for _ in range(draw(st.integers(1, 8))):
@@ -223,19 +227,18 @@ def loops(draw) -> tuple[Partition, int]:
         if kind == "map":
             code.append((draw(st.sampled_from(ELEMENTWISE)), (x,), shape))
         elif kind == "binary":
-            op = draw(st.sampled_from([ADD, SUB, MUL, Binary("max"), Binary("min")]))
-            code.append((op, (x, draw(st.sampled_from(whole))), shape))
+            code.append((draw(OPERATIONS), (x, draw(st.sampled_from(whole))), shape))
         elif kind == "column":
-            code.append((ADD, (x, draw(st.sampled_from([1, 2]))), shape))
+            code.append((draw(OPERATIONS), (x, draw(st.sampled_from([1, 2, 3]))), shape))
         elif kind == "select":
             test = Map("select_n", (None, None, 0.25))
             code.append((test, (draw(st.sampled_from(whole)), x), shape))
         elif kind == "row" and rows:
-            code.append((SUB, (x, draw(st.sampled_from(rows))), shape))
+            code.append((draw(OPERATIONS), (x, draw(st.sampled_from(rows))), shape))
         else:
             code.append((Reduce(draw(st.sampled_from(["sum", "max", "min"]))), (x,), lead))
             code.append((Reshape(one), (number,), one))
-            code.append((draw(st.sampled_from([ADD, SUB])), (number + 1, 1), one))
+            code.append((draw(OPERATIONS), (number + 1, 1), one))
             rows.append(number + 2)
             continue
         whole.append(number)
