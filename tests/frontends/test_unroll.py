@@ -86,8 +86,18 @@ def test_long_scans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         return lax.scan(lambda y, _: (y * 2, None), x, None, length=65)[0]
 
     assert kinds(unrolled(from_jax(fn, X))) == ["scan"]
-    monkeypatch.setattr(unroll, "MOST_NODES", 8)
+    monkeypatch.setattr(unroll, "MOST_NODES", 32)
     assert kinds(unrolled(from_jax(layers, X, WEIGHTS, weights=(1,)))) == ["scan"]
+
+
+def test_scans_share_the_nodes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x, weights):
+        return layers(layers(x, weights), weights)
+
+    program = from_jax(fn, X, WEIGHTS, weights=(1,), fold=False)
+    size = 4 * (len(nodes_of(program.bodies[0].graph)[0]) + 2 * 3)
+    monkeypatch.setattr(unroll, "MOST_NODES", len(nodes_of(program.graph)[0]) + size)
+    assert kinds(unrolled(program)) == ["inline"] * 4 + ["scan"]
 
 
 def test_scans_with_effects_and_of_keys_stay() -> None:

@@ -8,7 +8,7 @@ neither happens: the weights' rows are taken out once, and layers flow into one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from xrl_jax.frontends.chains import chained
 from xrl_jax.frontends.host import (
@@ -26,62 +26,66 @@ from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
 from xrl_jax.graph.program import Call, Program, scan_sizes
 
 MOST_STEPS = 64
-MOST_NODES = 8192  # of the steps together: that many are compiled
+MOST_NODES = 8192  # of the main graph, the steps and the rows they take, together
 
 
 def unrolled(program: Program) -> Program:
     """The program with scans of at most `MOST_STEPS` steps as inlined calls of their bodies.
 
-    Scans with effects, of arrays that the op table cannot say, and those that would be too large
-    stay.
+    Scans with effects, of arrays that the op table cannot say, and those for which there are no
+    nodes left stay.
     """
     host = disassemble(program)
     if not any(isinstance(b, Call) and b.kind == "scan" for b in host.bindings):
         return program
-    bindings = Bindings(host.bindings)
-    bodies: list[HostGraph] = []
+    unrolling = _Unrolling(Bindings(host.bindings), MOST_NODES - len(host.main.nodes))
     for body in host.bodies:
-        bodies.append(_unrolled(body, bodies, bindings))
-    main = _unrolled(host.main, bodies, bindings)
-    return reassemble(program, chained(HostProgram(main, tuple(bodies), tuple(bindings.rows))))
+        unrolling.bodies.append(unrolling.graph(body))
+    main = unrolling.graph(host.main)
+    rows = tuple(unrolling.bindings.rows)
+    return reassemble(program, chained(HostProgram(main, tuple(unrolling.bodies), rows)))
 
 
-def _unrolled(graph: HostGraph, bodies: Sequence[HostGraph], bindings: Bindings) -> HostGraph:
-    """The graph without its short scans; `bodies` are those it may call."""
-    nodes: list[Node] = []
-    new: list[int] = []
-    results: dict[int, list[int]] = {}  # of scans
-    for i, node in enumerate(graph.nodes):
-        call = bindings.rows[node.ref] if node.op == "call" else None
-        operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
-        if isinstance(call, Call) and _is_short(graph, node, call, operands, bodies):
-            given = [new[o] for o in operands]
-            results[i] = _steps(nodes, call, given, bodies[call.bodies[0]], bindings)
-            # A tuple has no node of its own any more: only its projections refer to it.
-            new.append(results[i][0] if results[i] else -1)
-        elif node.op == "proj" and node.args[0] in results:
-            new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
-        else:
-            nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
-            new.append(len(nodes) - 1)
-    outputs = tuple(new[o] for o in graph.outputs)
-    return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
+@dataclass
+class _Unrolling:
+    bindings: Bindings
+    left: int  # nodes that steps may still take
+    bodies: list[HostGraph] = field(default_factory=list)  # without short scans
 
+    def graph(self, graph: HostGraph) -> HostGraph:
+        """The graph without its short scans."""
+        nodes: list[Node] = []
+        new: list[int] = []
+        results: dict[int, list[int]] = {}  # of scans
+        for i, node in enumerate(graph.nodes):
+            call = self.bindings.rows[node.ref] if node.op == "call" else None
+            operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
+            if isinstance(call, Call) and self.is_short(graph, node, call, operands):
+                body = self.bodies[call.bodies[0]]
+                results[i] = _steps(nodes, call, [new[o] for o in operands], body, self.bindings)
+                # A tuple has no node of its own any more: only its projections refer to it.
+                new.append(results[i][0] if results[i] else -1)
+            elif node.op == "proj" and node.args[0] in results:
+                new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
+            else:
+                nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
+                new.append(len(nodes) - 1)
+        outputs = tuple(new[o] for o in graph.outputs)
+        return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
 
-def _is_short(
-    graph: HostGraph,
-    node: Node,
-    call: Call,
-    operands: Sequence[int],
-    bodies: Sequence[HostGraph],
-) -> bool:
-    if call.kind != "scan" or call.equation is None or is_pinned(node):
-        return False
-    body, steps = bodies[call.bodies[0]], call.equation.params["length"]
-    crossing = [*(graph.nodes[o] for o in operands), *(body.nodes[o] for o in body.outputs)]
-    if any(n.dtype == "extended" or len(n.shape) >= ops.MAX_RANK for n in crossing):
-        return False
-    return 0 < steps <= MOST_STEPS and steps * len(body.nodes) <= MOST_NODES
+    def is_short(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
+        """Whether the scan is to be unrolled; its nodes are taken then."""
+        if call.kind != "scan" or call.equation is None or is_pinned(node):
+            return False
+        body, steps = self.bodies[call.bodies[0]], call.equation.params["length"]
+        crossing = [*(graph.nodes[o] for o in operands), *(body.nodes[o] for o in body.outputs)]
+        if any(n.dtype == "extended" or len(n.shape) >= ops.MAX_RANK for n in crossing):
+            return False
+        size = steps * (len(body.nodes) + 2 * len(crossing))
+        if not 0 < steps <= MOST_STEPS or size > self.left:
+            return False
+        self.left -= size
+        return True
 
 
 def _steps(
