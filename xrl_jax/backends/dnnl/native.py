@@ -75,8 +75,8 @@ _DESK = {
 }
 _DESK_BYTES = 256
 # What the processor does with subnormal numbers is of a thread, and new threads have it from those
-# that start them: zeros, as XLA's threads take and make them. Otherwise each costs a hundred
-# times as long, and a softmax makes many.
+# that start them: zeros, as XLA's threads take and make them. Otherwise each costs many
+# times as long, and a softmax is full of them.
 _FLUSH = 0x1F80 | 0x8040
 
 _LOCK = threading.Lock()
