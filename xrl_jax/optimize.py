@@ -79,12 +79,11 @@ def optimize(
     strategy = find_strategy(search)
     library = standard_rules()
     chosen = select_rules(library, rules)
-    program = unrolled(
-        fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
-    )
+    original = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    program = unrolled(original)
     require_verified(chosen, library)
     rule_table = compile_rules(offered(chosen))
-    arguments = flatten_args(example_args, {})[0] if example_args else list(program.in_avals)
+    arguments = flatten_args(example_args, {})[0] if example_args else list(original.in_avals)
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir
     with (
@@ -112,7 +111,7 @@ def optimize(
         if found.stop is StopReason.INTERRUPTED:
             clock = Stopwatch(0.0)
         settled = settle(
-            program,
+            original,
             finalists,
             arguments,
             tolerance=tolerance,
@@ -142,8 +141,8 @@ def optimize(
             options=settled.options,
             report=report,
             close_over=settled.close_over,
-            traced_program=program if settled.traced_speedup == 1.0 else None,
+            traced_program=original if settled.traced_speedup == 1.0 else None,
         )
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = settled.baseline.startswith(CLOSED_OVER)
-    return Fast(program, program.fn, report=report, close_over=as_constants)
+    return Fast(original, original.fn, report=report, close_over=as_constants)

@@ -62,8 +62,10 @@ def nothing_carried(x, weights):
 
 
 def nested(x, weights):
-    inner = lambda y: lax.scan(lambda z, w: (z @ w, z), y, weights)  # noqa: E731
-    return lax.scan(lambda y, _: inner(y), x, None, length=2)
+    def outer(y, _):
+        return lax.scan(lambda z, w: (z @ w, z), y, weights)
+
+    return lax.scan(outer, x, None, length=2)
 
 
 def many(x, weights):

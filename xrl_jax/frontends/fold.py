@@ -16,7 +16,7 @@ from xrl_jax.frontends.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    attach,
+    called,
     disassemble,
     live,
     reassemble,
@@ -25,7 +25,7 @@ from xrl_jax.frontends.host import (
 )
 from xrl_jax.frontends.repeats import Run, find_runs, results_of
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.graph import Node, flat_operands
 from xrl_jax.graph.program import Array, Call, Input, Program
 
 _SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same
@@ -64,7 +64,7 @@ def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
     """The runs as calls of new bodies."""
     bindings = Bindings(host.bindings)
     bodies = list(host.bodies)
-    calls: dict[int, tuple[list[int], list[int], Node]] = {}  # by the last member of a copy
+    calls: dict[int, tuple[list[int], list[int], int]] = {}  # by the last member of a copy
     inside: set[int] = set()
     for run in runs:
         body, operands, results = _body(host, run, bindings)
@@ -74,23 +74,14 @@ def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
             members = run.members(c)
             inside.update(members)
             outs = [members[r] for r in results]
-            single = host.main.nodes[outs[0]] if len(outs) == 1 else Node("call", dtype="tuple")
-            call = Node("call", shape=single.shape, dtype=single.dtype, ref=ref)
-            calls[members[-1]] = ([o[c] for o in operands], outs, call)
+            calls[members[-1]] = ([o[c] for o in operands], outs, ref)
     nodes: list[Node] = []
     new: dict[int, int] = {}
     for i, node in enumerate(host.main.nodes):
         if i in calls:
-            operands, outs, call = calls[i]
-            index = attach(nodes, call, [new[o] for o in operands])
-            if len(outs) == 1:
-                new[outs[0]] = index
-                continue
-            for k, o in enumerate(outs):
-                old = host.main.nodes[o]
-                attrs = pack_attrs("proj", {"index": k})
-                nodes.append(Node("proj", (index,), attrs, shape=old.shape, dtype=old.dtype))
-                new[o] = len(nodes) - 1
+            operands, outs, ref = calls[i]
+            made = [host.main.nodes[o] for o in outs]
+            new.update(zip(outs, called(nodes, ref, [new[o] for o in operands], made), strict=True))
         elif i not in inside:
             new[i] = len(nodes)
             nodes.append(replace(node, args=tuple(new[a] for a in node.args)))

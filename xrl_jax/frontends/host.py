@@ -155,6 +155,18 @@ def attach(nodes: list[Node], node: Node, operands: Sequence[int], after: int | 
     return len(nodes) - 1
 
 
+def called(nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]) -> list[int]:
+    """Append a call of a body that gives results like `made`; returns where they are."""
+    if len(made) == 1:
+        call = Node("call", shape=made[0].shape, dtype=made[0].dtype, ref=ref)
+        return [attach(nodes, call, operands)]
+    index = attach(nodes, Node("call", dtype="tuple", ref=ref), operands)
+    for k, one in enumerate(made):
+        attrs = pack_attrs("proj", {"index": k})
+        nodes.append(Node("proj", (index,), attrs, shape=one.shape, dtype=one.dtype))
+    return list(range(index + 1, len(nodes)))
+
+
 def live(graph: HostGraph) -> HostGraph:
     """The graph without what no output and no pinned node depends on, in the same order."""
     needed = [False] * len(graph.nodes)

@@ -15,7 +15,7 @@ from xrl_jax.frontends.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    attach,
+    called,
     disassemble,
     is_pinned,
     live,
@@ -60,21 +60,21 @@ class _Unrolling:
         for i, node in enumerate(graph.nodes):
             call = self.bindings.rows[node.ref] if node.op == "call" else None
             operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
-            if isinstance(call, Call) and self.is_short(graph, node, call, operands):
+            if isinstance(call, Call) and self.takes(graph, node, call, operands):
                 body = self.bodies[call.bodies[0]]
                 results[i] = _steps(nodes, call, [new[o] for o in operands], body, self.bindings)
                 # A tuple has no node of its own any more: only its projections refer to it.
                 new.append(results[i][0] if results[i] else -1)
             elif node.op == "proj" and node.args[0] in results:
-                new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
+                new.append(results[node.args[0]][node.attrs[0]])
             else:
                 nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
                 new.append(len(nodes) - 1)
         outputs = tuple(new[o] for o in graph.outputs)
         return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
 
-    def is_short(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
-        """Whether the scan is to be unrolled; its nodes are taken then."""
+    def takes(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
+        """Whether the scan is to be unrolled; takes the nodes that it needs then."""
         if call.kind != "scan" or call.equation is None or is_pinned(node):
             return False
         body, steps = self.bodies[call.bodies[0]], call.equation.params["length"]
@@ -100,28 +100,16 @@ def _steps(
     constants, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
     scanned = operands[n_consts + n_carry :]
     ref = bindings.add(Call("inline", call.bodies))
+    results = [body.nodes[o] for o in body.outputs]
     order = range(params["length"])
     rows: list[dict[int, int]] = [{} for _ in body.outputs[n_carry:]]
     for t in reversed(order) if params["reverse"] else order:
         given = [*constants, *carry, *(_row(nodes, x, t) for x in scanned)]
-        made = _call(nodes, ref, given, body)
+        made = called(nodes, ref, given, results)
         carry = made[:n_carry]
         for row, y in zip(rows, made[n_carry:], strict=True):
             row[t] = y
     return [*carry, *(_stacked(nodes, [row[t] for t in order]) for row in rows)]
-
-
-def _call(nodes: list[Node], ref: int, operands: Sequence[int], body: HostGraph) -> list[int]:
-    """Append a call of a body; returns its results."""
-    made = [body.nodes[o] for o in body.outputs]
-    shape, dtype = (made[0].shape, made[0].dtype) if len(made) == 1 else ((), "tuple")
-    index = attach(nodes, Node("call", shape=shape, dtype=dtype, ref=ref), operands)
-    if len(made) == 1:
-        return [index]
-    for k, one in enumerate(made):
-        attrs = pack_attrs("proj", {"index": k})
-        nodes.append(Node("proj", (index,), attrs, shape=one.shape, dtype=one.dtype))
-    return list(range(len(nodes) - len(made), len(nodes)))
 
 
 def _row(nodes: list[Node], x: int, t: int) -> int:
