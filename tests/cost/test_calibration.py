@@ -23,9 +23,23 @@ def test_calibration_takes_the_rate_that_the_faster_quarter_reaches():
     assert rates.bandwidth["dot"] == DEFAULT_RATES.bandwidth["dot"]
 
 
-def test_classes_without_arithmetic_are_calibrated_by_bytes():
-    rates = calibrate(samples("reduce", 1, 2, 3, 4, 5))
+def line(op_class: str, overhead: float, bandwidth: float) -> list[Sample]:
+    """Samples of 1 to 1000 bytes that take an overhead and their bytes' time."""
+    return [Sample(op_class, 1.0, b, overhead + b / bandwidth) for b in (1.0, 10.0, 100.0, 1000.0)]
+
+
+def test_classes_without_arithmetic_have_an_overhead_and_a_bandwidth():
+    rates = calibrate(line("reduce", 0.5, 4000.0))
     assert rates.bandwidth["reduce"] == pytest.approx(4000.0)
+    assert rates.overhead["reduce"] == pytest.approx(0.5)
+    assert rates.pass_overhead == 0.0
+
+
+def test_tiny_regions_alone_say_nothing_about_bandwidth():
+    tiny = [Sample("reduce", 1.0, 1.0, t) for t in (0.5, 0.5, 0.5, 0.5)]
+    assert calibrate(tiny).overhead["reduce"] + 1 / calibrate(tiny).bandwidth[
+        "reduce"
+    ] == pytest.approx(0.5)
 
 
 def test_three_samples_teach_no_rate():
@@ -62,16 +76,16 @@ def test_every_usual_form_is_one_that_there_is(monkeypatch, library, expected):
     assert usual_forms("gpu") == {}
 
 
-def test_elementwise_loops_take_the_median_bandwidth_of_the_classes_that_were_fitted():
-    given = (
-        samples("reduce", *[1] * 4) + samples("window", *[2] * 4) + samples("movement", *[9] * 4)
-    )
-    assert calibrate(given).bandwidth["elementwise"] == pytest.approx(2000.0)
+def test_elementwise_loops_have_an_overhead_for_each_pass_of_a_sum():
+    rates = calibrate(line("elementwise", 0.6, 2000.0))
+    assert rates.bandwidth["elementwise"] == pytest.approx(2000.0)
+    assert rates.pass_overhead == pytest.approx(0.2)
+    assert rates.pass_seconds(1000.0) == pytest.approx(0.7)
 
 
 def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
-    first = samples("reduce", *[1] * 4) + samples("window", *[2] * 4)
-    more = samples("movement", *[9] * 4)
+    first = line("reduce", 0.5, 4000.0) + line("window", 1.0, 100.0)
+    more = line("movement", 0.1, 5.0)
     steps = calibrate(first + more, calibrate(first))
     assert steps == calibrate(first + more)
 

@@ -15,12 +15,13 @@ from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost import roofline
 from xrl_jax.cost.regions import (
     Region,
+    loops,
     region_fn,
     region_job,
     region_key,
     region_of,
     region_sample,
-    wrapping_bytes,
+    wrapping_passes,
 )
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
@@ -68,10 +69,10 @@ def test_a_float_anchor_runs_between_elementwise_operations():
     assert (out == -6.0).all()
 
 
-def test_movement_and_integers_run_bare():
+def test_movement_has_an_operation_before_it_and_integers_run_bare():
     move = Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))
-    (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(0.0))
-    assert (out == -1.0).all() and out.shape == (6, 4)
+    (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(-0.5))
+    assert (out == -0.5).all() and out.shape == (6, 4)
     left, right = (
         Node("input", shape=(4, 6), dtype="int32"),
         Node("input", shape=(6, 8), dtype="int32"),
@@ -108,8 +109,38 @@ def test_a_sample_has_the_regions_flops_and_bytes():
 
 
 def test_wrapping_reads_and_writes_inputs_and_result_once_more():
-    assert wrapping_bytes(REGION) == 2 * 4 * (24 + 32)  # the weight is not wrapped
-    assert wrapping_bytes(Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))) == 0.0
+    assert wrapping_passes(REGION) == 2 * (4 * 32, 4 * 24)  # the weight is not wrapped
+    assert wrapping_passes(Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))) == ()
+
+
+def test_small_regions_are_timed_as_copies_that_need_each_other():
+    """Each copy reads what the one before has made: -1, then -6 as its floor."""
+    assert REGION.copies == 16
+    job = region_job(REGION, ())
+    exported = jax.export.deserialize(bytearray(job.artifact))
+    assert exported.mlir_module().count("stablehlo.while") == 1
+    w, x, floor = jnp.ones((6, 8)), -jnp.ones((4, 6)), jnp.float32(-100.0)
+    (out,) = exported.call((w,), [x, floor])
+    assert (out == -6.0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2048, 2048), "float32"), ((4, 6), "int32")], ids=["large", "integers"]
+)
+def test_large_regions_and_integers_are_timed_as_they_are(shape, dtype):
+    sides = tuple(Node("input", shape=shape, dtype=dtype, ref=i) for i in (0, 1))
+    assert Region(Node("add", (0, 1), shape=shape, dtype=dtype), sides).copies == 1
+
+
+def test_convolutions_of_xla_are_timed_as_they_are():
+    """XLA:CPU computes them otherwise inside of a loop."""
+    image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
+    assert Region(Node("conv", (0, 1), shape=(1, 3, 4, 4)), (image, kernel)).copies == 1
+
+
+def test_loops_of_several_sizes_are_sums():
+    assert [r.node.shape for r in loops()] == [(4096,), (32768,), (262144,), (2097152,)]
+    assert [r.copies for r in loops()] == [16, 16, 12, 1]
 
 
 def test_a_lowering_that_does_not_exist_names_itself():
@@ -129,12 +160,12 @@ def test_what_a_form_absorbs_is_timed_inside_of_it(monkeypatch):
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_small_kernels_of_a_call_of_many_are_timed_as_several():
+def test_kernels_of_a_call_of_many_are_timed_as_several():
     region = replace(REGION, node=replace(DOT, lowering=DOT.spec.lowerings.index("onednn")))
-    assert (region.in_partition, region.copies, wrapping_bytes(region)) == (True, 4, 0.0)
+    assert (region.in_partition, region.copies, wrapping_passes(region)) == (True, 16, ())
     job = region_job(region, ())
     assert [kind for kind, *_ in job.targets] == ["run"]
-    assert job.targets[0][1].count("Dot") == 4
+    assert job.targets[0][1].count("Dot") == 16
     large = Node("dot", (0, 1), CONTRACT, region.node.lowering, (4096, 8192))
     sides = (Node("input", shape=(4096, 8192)), Node("weight", shape=(8192, 8192)))
-    assert Region(large, sides).copies == 1
+    assert Region(large, sides).copies == 2

@@ -5,19 +5,24 @@ left at its borders only.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
-from xrl_jax.cost.roofline import cost_table
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.lowerings import LOWERINGS
+from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
+from xrl_jax.graph.ops import OPS
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.rewrite.library import offered, select_rules, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.search.openings import Opening, openings
 
@@ -116,6 +121,33 @@ def test_a_network_that_is_features_last_stays() -> None:
     assert len(opened(program, rules())) == 1
 
 
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
+    def fn(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(conv(w, x)).reshape(3, 16).T @ v
+
+    program = from_jax(fn, W, V, X, weights=(0, 1))
+    families = ("layout", "movement", "identity", "fold", "lowering_conv", "lowering_dot")
+    table = compile_rules(offered(select_rules(standard_rules(), families)))
+    dear = cost_table({}, replace(DEFAULT_RATES, form=dict.fromkeys(_library_forms(), 1e3)))
+    first, *_ = openings(program, table, dear, Stopwatch(600.0))
+    assert _kernels(first.program) == {("conv", "onednn"): 1, ("dot", "onednn"): 1}
+    assert Counter(s.rule for s in first.steps) == {"conv-as-onednn": 1, "dot-as-onednn": 1}
+    np.testing.assert_allclose(first.program(W, V, X), fn(W, V, X), rtol=1e-5, atol=1e-5)
+
+
+def _library_forms() -> list[tuple[int, int, int]]:
+    """What a library makes of convolutions and products, by `roofline.form_of`."""
+    specs = [OPS[op] for op in ("conv", "dot")]
+    return [(s.code, kind, s.lowerings.index("onednn")) for s in specs for kind in range(3)]
+
+
+def _kernels(program: Program) -> Counter[tuple[str, str]]:
+    """Convolutions and products by their forms."""
+    nodes = [n for n in nodes_of(program.graph)[0] if n.op in ("conv", "dot")]
+    return Counter((n.op, LOWERINGS[n.op][n.lowering].name) for n in nodes)
+
+
 def test_without_time_the_program_is_as_it_was() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     (only,) = opened(program, rules(), 0.0)
@@ -155,7 +187,7 @@ def test_weights_on_the_left_are_stored_by_output() -> None:
     table = compile_rules(
         select_rules(standard_rules(), ("layout", "movement", "identity", "fold", "lowering_dot"))
     )
-    first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
+    *_, first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
     forms = [n.spec.lowerings[n.lowering] for n in nodes if n.op == "dot"]
     assert forms == ["flat", "flat"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from scipy.optimize import nnls
 
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost.roofline import CLASSES, DEFAULT_RATES, Rates
@@ -51,6 +52,8 @@ _BY_LIBRARY: Mapping[tuple[str, int], str] = {
 
 # A quarter of a form's timings are below this share of their median: so much better may it be here.
 _DOUBT = 0.75
+_PASSES = 3  # of a sum of two arrays
+_LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
 
 def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
@@ -71,35 +74,49 @@ def calibrate(
     rates: Rates = DEFAULT_RATES,
     usual: Mapping[tuple[int, int, int], float] = MappingProxyType({}),
 ) -> Rates:
-    """Rates fitted to timings, class by class: the rate the faster quarter of its samples reaches.
+    """Rates fitted to timings, class by class.
 
-    A class with fewer than four samples keeps its rates. Flops decide where a class computes (conv,
-    dot), bytes elsewhere; elementwise loops, which are never timed alone, take the median bandwidth
-    of the classes fitted by bytes. A form that was timed has the median of its multiples of that,
-    any other the `usual` multiple of what XLA's own form has; both less the benefit of the doubt.
+    A class with fewer than four samples keeps its rates. Where a class computes (conv, dot) flops
+    decide: the rate the faster quarter of its samples reaches. Elsewhere an overhead and a
+    bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
+    a sum. A form that was timed has the median of its multiples of that, any other the `usual`
+    multiple of what XLA's own form has; both less the benefit of the doubt.
     """
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
-    moved: list[float] = []
+    overhead, pass_overhead = dict(rates.overhead), rates.pass_overhead
     for c in CLASSES:
         mine = [s for s in samples if s.op_class == c and s.seconds > 0]
         if len(mine) < 4:
             continue
         if c in ("conv", "dot"):
             flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
+            continue
+        start, bandwidth[c] = _line(mine)
+        if c == "elementwise":
+            pass_overhead = start / _PASSES
         else:
-            bandwidth[c] = float(np.quantile([s.bytes / s.seconds for s in mine], 0.75))
-            moved.append(bandwidth[c])
-    if moved:
-        bandwidth["elementwise"] = float(np.median(moved))
+            overhead[c] = start
     multiples: dict[tuple[int, int, int], list[float]] = {}
     for s in samples:
         c = s.op_class
-        expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + rates.overhead[c]
+        expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + overhead[c]
         multiples.setdefault(s.form, []).append(s.seconds / expected)
     timed = {at: float(np.median(m)) for at, m in multiples.items()}
     form = {(op, k, i): m * timed.get((op, k, 0), 1.0) for (op, k, i), m in usual.items()} | timed
     form = {at: m * _DOUBT if at[2] else m for at, m in form.items()}
-    return Rates(flop_rate, bandwidth, rates.overhead, rates.scale, form)
+    return Rates(flop_rate, bandwidth, overhead, rates.scale, form, pass_overhead)
+
+
+def _line(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Seconds of overhead and bytes per second: the line through the samples whose relative errors
+    have the least squares, neither of the two negative.
+    """
+    seconds = np.array([s.seconds for s in samples])
+    moved = np.array([s.bytes for s in samples])
+    (start, per_byte), _ = nnls(
+        np.stack([1 / seconds, moved / seconds], axis=1), np.ones(len(samples))
+    )
+    return float(start), float(1 / max(per_byte, _LEAST_PER_BYTE))
 
 
 def correct(

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from xrl_jax.cost import calibration, regions, roofline
+from xrl_jax.cost.calibration import Sample
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
@@ -67,6 +68,7 @@ class Oracle:
     timeout: float = 30.0
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
+    _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
     _table: CostTable | None = None
@@ -74,9 +76,9 @@ class Oracle:
     def table(self) -> CostTable:
         """The cost table as it stands."""
         if self._table is None:
-            samples = [
-                regions.region_sample(r, s) for r, s in self._known.values() if np.isfinite(s)
-            ]
+            known = self._known.values()
+            samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
+            samples += self._loops
             usual = calibration.usual_forms(jax.default_backend())
             self.rates = calibration.calibrate(samples, self.rates, usual)
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
@@ -87,7 +89,7 @@ class Oracle:
         """A region's time without its wrapping; a thousand seconds if it could not be timed."""
         if not np.isfinite(seconds):
             return 1e3
-        wrapping = regions.wrapping_bytes(region) / self.rates.bandwidth["elementwise"]
+        wrapping = sum(map(self.rates.pass_seconds, regions.wrapping_passes(region)))
         return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
 
     def unknown(self, view: NodeView) -> dict[tuple[int, int], Region]:
@@ -143,6 +145,22 @@ class Oracle:
             done += 1
         return done
 
+    def measure_loops(self) -> None:
+        """Time elementwise loops (or find them in the store): in a network they are priced by what
+        a pass over an array takes here, and regions are timed between two of them.
+        """
+        timed = [(r, self._timing(r)) for r in regions.loops()]
+        self._loops = tuple(regions.region_sample(r, t.seconds) for r, t in timed if t.ok)
+        self._table = None
+
+    def _timing(self, region: Region) -> Timing:
+        """The region's timing, from the store if it is there."""
+        timing = self.store.get([self._key(region)]).get(self._key(region))
+        if timing is None:
+            return self._time(region, self.timeout)
+        self.spending.from_store += 1
+        return timing
+
     def _key(self, region: Region) -> str:
         return regions.region_key(region, self.options, constants=self.constants)
 
@@ -164,8 +182,8 @@ class Oracle:
             timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
                 timing = self._at_one_pace(timing)
-                # Without a call of the library, XLA has made one of several copies.
-                copies = region.copies if job.targets else 1
+                # Copies for the library that it did not take, XLA has made one of.
+                copies = 1 if region.in_partition and not job.targets else region.copies
                 timing = without_overhead(timing, self.worker.overhead_seconds, copies)
         cut_short = timing.status == "timeout" and timeout < self.timeout
         if (

@@ -30,8 +30,14 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
 
 Options = Sequence[tuple[str, str]]
-_COPIES, _SMALL = 4, 1e8  # of a kernel with less than so many flops
+# A region is timed as a row of copies that take about as long together at these rates: a call on
+# its own pays for waking threads, which in a network are awake. Not so XLA's convolutions and
+# pooling, which run otherwise inside of a loop, by ten times and more.
+_ROW, _FLOP_RATE, _BANDWIDTH = 2e-3, 1e11, 2e10
+_LEAST_SECONDS, _MOST_COPIES = 1e-5, 16
+_LOOP_SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)  # elements, 16 KiB to 8 MiB
 _WRAPPED = ("conv", "dot", "window", "reduce")
+_IN_A_ROW = ("dot", "reduce", "movement", "elementwise")
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,15 @@ class Region:
 
     @property
     def copies(self) -> int:
-        """How often it is computed in one call: small kernels several times, so that the call does
-        not count.
+        """How often it is computed in one call: kernels of a partition at least twice, so that
+        bringing arrays into the library's layout and back, which is done once, counts less.
         """
-        flops, _ = work.node_work(self.node, self.args)
-        return _COPIES if self.in_partition and flops < _SMALL else 1
+        floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
+        if not self.in_partition and (self.op_class not in _IN_A_ROW or not floating):
+            return 1
+        flops, n_bytes = work.node_work(self.node, self.args)
+        each = max(flops / _FLOP_RATE, n_bytes / _BANDWIDTH, _LEAST_SECONDS)
+        return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 
 def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
@@ -97,22 +107,25 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 6", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 7", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
     """The region as a function of its arguments and, where it is wrapped, a scalar the wrapping
     compares with.
     """
-    wrapped = region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
+    wrapped = _is_wrapped(region)
 
     def run(*args: Any) -> Any:
         values, floor = list(args[:-1]), args[-1]
         if region.in_partition:
-            after = Epilogue(relu=True)
-            more = {"epilogue": after} if absorbs(region.node, region.args) else {}
-            return [lower(region.node, *values, **more) for _ in range(region.copies)]
-        if wrapped:
+            if not absorbs(region.node, region.args):
+                return [lower(region.node, *values) for _ in range(region.copies)]
+            out = None
+            for _ in range(region.copies):
+                out = lower(region.node, *values, epilogue=Epilogue(addend=out, relu=True))
+            return [out]
+        if wrapped or region.copies > 1:
             values = [
                 jnp.maximum(v, floor.astype(v.dtype))
                 if a.op == "input" and jnp.issubdtype(v.dtype, jnp.floating)
@@ -141,7 +154,10 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     prepared = jax.eval_shape(
         hoisted.prepare, [a for a, w in zip(avals, weights, strict=True) if w]
     )
-    exported = onednn.exported(hoisted.call, prepared, inputs)
+    call = hoisted.call
+    if region.copies > 1 and not region.in_partition:
+        call = _in_a_row(call, region)
+    exported = onednn.exported(call, prepared, inputs)
     key = region_key(region, options, constants=constants)
     return Job(
         key,
@@ -152,20 +168,55 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     )
 
 
+def _in_a_row(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
+    """A call of all copies of a region, each of which needs the one before: a number of its result
+    goes into what the next one's inputs are compared with.
+    """
+
+    def run(prepared: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> Any:
+        def one(_: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            floor, _ = carry
+            out = call(prepared, [*inputs[:-1], floor])
+            told = out[0][(0,) * out[0].ndim]
+            return jnp.minimum(floor, told.astype(floor.dtype)), out
+
+        shapes = jax.eval_shape(call, prepared, inputs)
+        empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return jax.lax.fori_loop(0, region.copies, one, (inputs[-1], empty))[1]
+
+    return run
+
+
+def _is_wrapped(region: Region) -> bool:
+    """Whether elementwise operations are before and after it."""
+    return region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
+
+
 def region_sample(region: Region, seconds: float) -> Sample:
     """What calibration learns from the region's time."""
     flops, n_bytes = work.node_work(region.node, region.args)
     return Sample(region.op_class, flops, n_bytes, seconds, region.form)
 
 
-def wrapping_bytes(region: Region) -> float:
-    """Bytes the wrapping operations move beyond the anchor, if nothing of them is fused."""
-    if region.in_partition or region.op_class not in _WRAPPED:
-        return 0.0
-    if region.node.dtype not in ops.FLOAT_DTYPES:
-        return 0.0
+def wrapping_passes(region: Region) -> tuple[float, ...]:
+    """Bytes of each pass that the wrapping operations make beyond the anchor, if nothing of them is
+    fused: each reads an array and writes it.
+    """
+    if region.in_partition or not _is_wrapped(region):
+        return ()
     inputs = [a for a in region.args if a.op == "input" and a.dtype in ops.FLOAT_DTYPES]
-    return 2.0 * sum(_size(n) for n in (region.node, *inputs))
+    return 2 * tuple(_size(n) for n in (region.node, *inputs))
+
+
+def loops() -> tuple[Region, ...]:
+    """Elementwise loops of several sizes, which tell what a pass over an array takes here."""
+    return tuple(
+        Region(
+            Node("add", (0, 1), shape=(n,)),
+            (Node("input", shape=(n,), ref=0), Node("input", shape=(n,), ref=1)),
+        )
+        for n in _LOOP_SIZES
+    )
 
 
 def _size(node: Node) -> float:

@@ -49,6 +49,7 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
+_LOOPS = CLASSES.index("elementwise")
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
@@ -155,6 +156,7 @@ class CostTable:
     flop_rate: jax.Array  # [C] flops per second of each class
     bandwidth: jax.Array  # [C] bytes per second
     overhead: jax.Array  # [C] seconds per node
+    pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, beside its bytes
     scale: jax.Array  # [C] correction of each class by whole-program timings
     form: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
 
@@ -178,10 +180,10 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
         view.dtype,
     )
     c = class_of[view.op]
-    is_elementwise = c == CLASSES.index("elementwise")
-    n_bytes = jnp.where(is_elementwise, _read_bytes(view), n_bytes)
+    is_elementwise = c == _LOOPS
     flops = jnp.where(is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops)
     compute, traffic = flops / table.flop_rate[c], n_bytes / table.bandwidth[c]
+    traffic = jnp.where(is_elementwise, _read_seconds(table, view), traffic)
     # Elementwise nodes share loops: which of the two decides there cannot be told from one node.
     busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
     return jnp.where(c == 0, 0.0, (busy + table.overhead[c]) * table.form[tuple(form_of(view))])
@@ -193,16 +195,21 @@ def _arg_bytes(view: NodeView) -> jax.Array:
     return sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[view.arg_dtypes]
 
 
-def _read_bytes(view: NodeView) -> jax.Array:
-    """Bytes [...] that nodes read from memory, if they are elementwise."""
-    reads = fusion.pays_read(view.op, view.arg_origins)
-    return jnp.sum(jnp.where(reads, _arg_bytes(view), 0.0), axis=-1)
+def _read_seconds(table: CostTable, view: NodeView) -> jax.Array:
+    """Seconds [...] that nodes take to read from memory, if they are elementwise; uncorrected."""
+    reads = fusion.pays_read(view.op, view.arg_origins) & (view.arg_dtypes > 0)
+    each = table.pass_overhead + _arg_bytes(view) / table.bandwidth[_LOOPS]
+    return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
+
+
+def _moved_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
+    """Seconds to read or to write so many bytes within a loop that runs anyway."""
+    return n_bytes / table.bandwidth[_LOOPS] * table.scale[_LOOPS]
 
 
 def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
-    """Seconds to read or to write so many bytes."""
-    c = CLASSES.index("elementwise")
-    return n_bytes / table.bandwidth[c] * table.scale[c]
+    """Seconds of a pass that reads or writes an array of so many bytes."""
+    return _moved_seconds(table, n_bytes) + table.pass_overhead * table.scale[_LOOPS]
 
 
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
@@ -221,14 +228,14 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     # A timing covers the reads of the arguments, of which those computed in the same loop are paid
     # where that begins; and it does not cover writing what nobody has written.
     in_loop = (view.arg_origins == fusion.LOOP) & jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
-    read = pass_seconds(table, jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
+    read = _moved_seconds(table, jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
     cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
     writes = fusion.pays_write(view.op, view.arg_origins)
-    cost += pass_seconds(table, jnp.sum(jnp.where(writes, _arg_bytes(view), 0.0), axis=-1))
+    cost += jnp.sum(jnp.where(writes, pass_seconds(table, _arg_bytes(view)), 0.0), axis=-1)
     passes = jnp.where(fusion.is_element(view.op), _IN_LOOP, _JOINED)
     cost = jnp.where(
         fusion.is_joined(view, view.arg_origins) & ~fusion.is_absorbed(view.op, view.arg_origins),
-        passes * pass_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
+        passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
         cost,
     )
     cost += jnp.where(fusion.enters(view, view.arg_origins), fusion.ENTER, 0.0)
@@ -310,7 +317,8 @@ def total(graph: TensorGraph) -> jax.Array:
 @dataclass(frozen=True)
 class Rates:
     """Roofline parameters by class: flops per second, bytes per second, seconds per node,
-    correction; and by form (see `form_of`), what multiple of it was measured.
+    correction; by form (see `form_of`), what multiple of it was measured; and the seconds that an
+    elementwise loop takes for each array it reads or writes, beside its bytes.
     """
 
     flop_rate: Mapping[str, float]
@@ -318,6 +326,11 @@ class Rates:
     overhead: Mapping[str, float]
     scale: Mapping[str, float]
     form: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    pass_overhead: float = 0.0
+
+    def pass_seconds(self, n_bytes: float) -> float:
+        """Seconds of a pass of a loop that reads or writes an array of so many bytes."""
+        return self.pass_overhead + n_bytes / self.bandwidth["elementwise"]
 
 
 # Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a
@@ -352,6 +365,7 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
         vector(rates.flop_rate),
         vector(rates.bandwidth),
         vector(rates.overhead),
+        jnp.float32(rates.pass_overhead),
         vector(rates.scale),
         jnp.asarray(form),
     )

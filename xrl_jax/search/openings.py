@@ -7,8 +7,9 @@ get there and a queue gets there late, so the conversion is made at once, by the
 search has: scales and shifts are folded into weights, operators are converted, then transposes are
 moved down until they meet and cancel.
 
-Where a library takes many kernels in one call, it gets all that are predicted to gain, at once,
-too: one alone may lose what it costs to enter the library.
+Where a library takes many kernels in one call, an opening hands it all there are, whatever is
+predicted: one alone may lose what it costs to enter the library, and what is saved between kernels
+that share a call no kernel's own time can tell. The other openings hand it those predicted to gain.
 """
 
 from __future__ import annotations
@@ -146,10 +147,10 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
 def openings(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[Opening]:
-    """Where a search may begin, the most promising first: with convolutions features last, with
-    products with weights features first (each with transposes only where nothing cancels them, and
-    left out where it changes or gains nothing, or its rules are switched off), and as the program
-    is; all with scales and shifts folded, and in the forms of the library.
+    """Where a search may begin, the most promising first: with all kernels in the library, with
+    convolutions features last, with products with weights features first (each with transposes only
+    where nothing cancels them), each left out where it changes or gains nothing, or its rules are
+    switched off; and as the program is, all with scales and shifts folded.
     """
     joins = entries_of(rules, lambda r: r.name in _JOINS_ONLY or r.name.endswith(_JOINS))
     folds = entries_of(rules, lambda r: r.family == _FOLD)
@@ -178,6 +179,9 @@ def openings(
     fold = Sweep(joins), Sweep(folds, gain=True)
     kernels_last = Sweep(kernels, gain=True)
     found = []
+    if kernels.any():
+        opening, taken = through(program, *fold, Sweep(kernels))
+        found += [opening] if taken[-1] else []
     if converts.any():
         start = laid_out(program, FEATURES_LAST)
         opening, taken = through(

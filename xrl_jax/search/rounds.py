@@ -54,6 +54,7 @@ def search_in_rounds(
             if problem.known is not None and clock.left < _SEARCH_WORTH:
                 strategy = _nothing_new
             elif not clock.done:
+                oracle.measure_loops()
                 tell("compiling the engine")
                 compile_engine(problem.program, problem.rules, oracle.table())
     except KeyboardInterrupt:
