@@ -97,7 +97,7 @@ def test_what_has_no_plain_dtype_is_not_timed():
 def test_a_measured_region_costs_its_timing_without_the_launch():
     o, _ = oracle(timing(2e-3))
     assert o.measure(unknown(o, 3), clock=LONG) == 1
-    # 2 ms less 10 us of launch for 16 copies; wrapping 15 elements moves 120 bytes: 8 ns at 15 GB/s.
+    # 2 ms less 10 us of launch for 16 copies; wrapping moves 120 bytes: 8 ns at 15 GB/s.
     assert costs(o, 3) == pytest.approx([1.99e-3 / 16 - 8e-9], rel=1e-5)
 
 
