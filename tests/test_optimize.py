@@ -27,6 +27,7 @@ import xrl_jax
 from tests.cost.test_settle import fake_compare
 from tests.search.fakes import RULES
 from xrl_jax.backends import lowerings, onednn
+from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost import roofline, settle
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed
@@ -35,7 +36,7 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.search.base import Budget, StopReason
+from xrl_jax.search.base import Budget, Found, SearchResult, StopReason
 from xrl_jax.search.greedy import greedy
 from xrl_jax.search.refine import refine
 
@@ -490,6 +491,27 @@ def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch
     assert fast.report.used == "original" and "was interrupted" in fast.report.reason
     same(fast(PARAMS, X), network(PARAMS, X))
     assert fast.report.from_dict(fast.report.as_dict()).reason == fast.report.reason
+
+
+# Without a search -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+@pytest.mark.parametrize(("refine", "kernels"), [(True, 2), (False, 0)])
+def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
+    refine, kernels, made_up, tmp_path
+):
+    """But not beside what is judged alone."""
+
+    def nothing(problem, budget, key):
+        found = (Found(problem.program, 1.0),)
+        return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED, refine=refine)
+
+    fast = xrl_jax.optimize(
+        network, PARAMS, X, weights=0, search=nothing, rules="lowering_dot", cache_dir=tmp_path
+    )
+    assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * kernels
+    same(fast(PARAMS, X), network(PARAMS, X))
 
 
 # The cache folder -------------------------------------------------------------------------------

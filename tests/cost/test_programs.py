@@ -8,6 +8,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from xrl_jax.cost import programs as lib
 from xrl_jax.cost.machine import Machine
@@ -182,21 +183,35 @@ class Pair(Oracle):
         return Timing(1.0, 1.0, 1.0, relative=self.relative)
 
 
+def convolution(w, x):
+    names = ("NCHW", "OIHW", "NCHW")
+    return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=names)
+
+
+CONVOLUTION = from_jax(convolution, jnp.ones((2, 3, 1, 1)), jnp.ones((1, 3, 4, 4)), weights=(0,))
+
+
 @pytest.mark.parametrize(("relative", "pays"), [(0.9, True), (0.96, False), (None, False)])
 def test_constants_must_gain_five_per_cent(relative, pays):
-    assert constants_pay(Pair(relative), programs(1)[0]) is pays
+    assert constants_pay(Pair(relative), CONVOLUTION) is pays
 
 
 def test_whether_constants_pay_is_remembered():
     pair = Pair(0.9)
-    first = constants_pay(pair, programs(1)[0])
+    first = constants_pay(pair, CONVOLUTION)
     pair.relative = 1.0
-    assert constants_pay(pair, programs(1)[0]) is first
+    assert constants_pay(pair, CONVOLUTION) is first
     assert pair.asked == 1 and pair.spending.from_store == 1
 
 
 def test_without_weights_constants_are_not_tried():
-    assert not constants_pay(Pair(0.1), from_jax(jnp.tanh, X))
+    without = from_jax(convolution, jnp.ones((2, 3, 1, 1)), jnp.ones((1, 3, 4, 4)))
+    assert not constants_pay(Pair(0.1), without)
+
+
+def test_products_do_not_gain_by_constants_and_are_not_asked():
+    pair = Pair(0.1)
+    assert not constants_pay(pair, programs(1)[0]) and pair.asked == 0
 
 
 def test_a_job_has_the_weights_prepared_and_only_inputs_left():

@@ -130,6 +130,21 @@ def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
     assert settled([finalist()]).used
 
 
+@pytest.mark.parametrize(("noise", "used"), [(1.0, True), (1.2, False)])
+def test_where_the_timing_leaves_it_open_a_longer_one_decides(monkeypatch, noise, used):
+    """The first of three looks for the strongest form only."""
+    asked: list[float] = []
+
+    def compare(fns, *, seconds, **options):
+        asked.append(seconds)
+        control = 1.2 if len(asked) < 3 else noise
+        return fake_compare({OPTIMISED: 0.9, CONTROL: control})(fns, **options)
+
+    monkeypatch.setattr(lib, "compare", compare)
+    assert settled([finalist()], seconds=1.0).used == used
+    assert asked == [0.1, 1.0, 10.0]
+
+
 def test_a_wrong_result_is_not_used_however_fast(times):
     times(seconds={OPTIMISED: 0.1})
     found = settled([finalist(with_op("sin"))])

@@ -22,6 +22,7 @@ from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
+from xrl_jax.graph.work import node_work
 
 Options = tuple[tuple[str, str], ...]
 
@@ -42,6 +43,7 @@ _OPTIONS_MUST_GAIN = 0.15
 _CONFIRM_SECONDS = 3.0  # for that, timed in turn
 # And so must constants: they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
+_CONVOLVED = 0.2  # of the flops, at least, for them to be tried
 _LEAST_TIMEOUT = (
     120.0  # seconds a program is given to compile and run, even when the budget runs out before
 )
@@ -73,9 +75,12 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
     """Whether the original runs faster with its weights as constants of the compiled code.
 
     XLA:CPU hands a convolution with a constant kernel to another library than one whose kernel is
-    an argument, and folds what rearranges a constant; a program without weights gains nothing. The
+    an argument; products it computes alike, and hundreds of megabytes of constants take a quarter
+    of a minute to compile, so this is asked of programs only whose work is in convolutions. The
     timing is kept in the store: what follows from it must be the same the next time.
     """
+    if _convolved(program) < _CONVOLVED:
+        return False
     try:
         as_constants = program_job(program, oracle.options, constants=True)
         if not as_constants.constants:
@@ -85,6 +90,18 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
         return False
     timing = oracle.time_against(as_constants, as_arguments)
     return timing.relative is not None and timing.relative < 1 - _CONSTANTS_MUST_GAIN
+
+
+def _convolved(program: Program) -> float:
+    """The share of convolutions in a program's flops."""
+    there, total = 0.0, 1.0
+    for graph, count in zip(program.graphs, program.counts, strict=True):
+        nodes, _, _ = nodes_of(graph)
+        for node in nodes:
+            flops, _ = node_work(node, [nodes[a] for a in node.args])
+            total += count * flops
+            there += count * flops * (node.op == "conv")
+    return there / total
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,15 @@ from xrl_jax.backends.xla import evaluate, weakened
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.programs import Options, Timed
-from xrl_jax.cost.timing import Ratio, Timing, compare, error_text
+from xrl_jax.cost.timing import Comparison, Ratio, Timing, compare, error_text
 from xrl_jax.graph.program import Program, unflatten_args
 
 OPTIMISED = "optimised"
 CONTROL = "A/A control"
 ORIGINAL = "the original in the timing worker"
 UNPREPARED = "optimised, weights not prepared"
+# A candidate that seems to gain more than this, and may not, is timed for so many times as long.
+_SEEMS, _LONGER, _LEAST_LONGER = 1.02, 4.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -146,20 +148,16 @@ def settle(
             timed = _time_in_turn(program, fast, leaves, seconds, seed)
     except KeyboardInterrupt:
         cut_short = True
-    speedup, noise = timed.speedup, timed.noise
-    threshold = max(1.0, noise.value, 1.0 / noise.value)
-    # Faster than what the user would run, and no slower than that with our compile options.
-    gains = timed.gain.low > 1.0 and timed.gain.value > threshold
-    faster = timed.optimised.ok and gains and speedup.value * threshold >= 1.0
+    speedup = timed.speedup
     if not accuracy.ok:
         reason = f"the original is returned: {accuracy.reason}"
     elif not timed.optimised.ok:
         reason = (
             f"the original is returned: the result could not be timed ({timed.optimised.error})"
         )
-    elif not faster:
+    elif not timed.faster:
         reason = "the original is returned: nothing found is faster beyond noise"
-    elif speedup.low > 1.0 and speedup.value > threshold:
+    elif speedup.low > 1.0 and speedup.value > timed.threshold:
         reason = "the optimised function is returned: it is right and faster beyond noise"
     else:
         reason = (
@@ -172,14 +170,14 @@ def settle(
         chosen.program,
         chosen.options,
         chosen.index,
-        accuracy.ok and faster,
+        accuracy.ok and timed.faster,
         reason,
         accuracy,
         timed.rivals,
         timed.baseline,
         timed.optimised,
         speedup,
-        noise,
+        timed.noise,
         timed.unprepared,
         added,
         close_over,
@@ -196,6 +194,24 @@ class _InTurn(NamedTuple):
     noise: Ratio
     gain: Ratio  # the strongest form without our compile options / the candidate
     unprepared: Ratio | None = None  # weights as arguments: the original / the candidate
+
+    @property
+    def threshold(self) -> float:
+        """What a ratio must exceed to be beyond noise."""
+        return max(1.0, self.noise.value, 1.0 / self.noise.value)
+
+    @property
+    def faster(self) -> bool:
+        """Whether the candidate is faster than what the user would run, and no slower than that
+        with our compile options.
+        """
+        gains = self.gain.low > 1.0 and self.gain.value > self.threshold
+        return self.optimised.ok and gains and self.speedup.value * self.threshold >= 1.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it seems to be faster, and more timing may show it."""
+        return self.optimised.ok and not self.faster and self.gain.value > _SEEMS
 
 
 def _unknown(reason: str) -> Accuracy:
@@ -235,6 +251,8 @@ def _time_in_turn(
 ) -> _InTurn:
     """The candidate against the original's forms, under its compile options too, and an A/A
     control.
+
+    Where that leaves open whether it is faster, all are timed again for longer, and that decides.
     """
     forms = baselines(program, leaves)
     first = compare(
@@ -253,14 +271,24 @@ def _time_in_turn(
     if any(program.weights):
         # Inside another jit our compile options are lost.
         entrants[UNPREPARED] = compiled(lambda *flat: evaluate(fast.program, 0, flat), leaves)
-    comparison = compare(
-        entrants,
-        seconds=seconds,
-        min_rounds=7,
-        baseline=strongest,
-        seed=seed,
-        progress=lambda *_: raise_lost_ctrl_c(),
-    )
+
+    def once(seconds: float) -> _InTurn:
+        comparison = compare(
+            entrants,
+            seconds=seconds,
+            min_rounds=7,
+            baseline=strongest,
+            seed=seed,
+            progress=lambda *_: raise_lost_ctrl_c(),
+        )
+        return _told(comparison, strongest, tuple(forms))
+
+    timed = once(seconds)
+    return once(max(_LONGER * seconds, _LEAST_LONGER)) if timed.is_open else timed
+
+
+def _told(comparison: Comparison, strongest: str, forms: Sequence[str]) -> _InTurn:
+    """What a comparison tells; `strongest` of the original's `forms` is its baseline."""
     ours = (CONTROL, OPTIMISED, UNPREPARED)
     rivals = {n: t for n, t in comparison.timings.items() if n not in ours}
     baseline = min(rivals, key=lambda n: rivals[n].seconds)

@@ -20,8 +20,8 @@ import jax
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step, Strategy
+from xrl_jax.search.changes import is_lowering
 from xrl_jax.search.descend import descend, known_moves
-from xrl_jax.search.greedy import is_lowering
 from xrl_jax.search.states import Space, State
 from xrl_jax.search.walk import Phase, search_graphs
 

@@ -105,7 +105,8 @@ class Problem:
       rules: compiled rules it may use.
       oracle: costs; it measures what it does not know.
       listener: told of progress.
-      known: what an earlier search of the same program has ended with.
+      known: what is known to be worth timing before any search: what an earlier one of the same
+        program has ended with.
     """
 
     program: Program
@@ -120,7 +121,7 @@ class SearchResult:
     """The best programs found and why the search stopped.
 
     Attributes:
-      best: never empty; what an earlier search has ended with comes first, then the best
+      best: never empty; what was known before the search comes first, then the best
         prediction, then what else is worth timing, in this order; the original is the last, and
         only what began from an opening may be predicted to be slower.
       start_seconds: predicted for the original.

@@ -17,7 +17,6 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule, Term
-from xrl_jax.search.greedy import is_lowering
 
 _PLAIN = "xla"  # the name of lowering 0
 _HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
@@ -33,6 +32,11 @@ class Change(NamedTuple):
     text: str
     gain: float  # expected seconds of one run of the program
     ratio: float  # of these operators' time that the model expects to be left
+
+
+def is_lowering(family: str) -> bool:
+    """Whether a rule family only chooses among ways to become lax code."""
+    return family.startswith("lowering")
 
 
 def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:

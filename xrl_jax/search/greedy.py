@@ -10,14 +10,10 @@ import jax
 
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult
+from xrl_jax.search.changes import is_lowering
 from xrl_jax.search.descend import descend
 from xrl_jax.search.states import Space
 from xrl_jax.search.walk import Phase, search_graphs
-
-
-def is_lowering(family: str) -> bool:
-    """Whether a rule family only chooses among ways to become lax code."""
-    return family.startswith("lowering")
 
 
 def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:

@@ -7,9 +7,8 @@ get there and a queue gets there late, so the conversion is made at once, by the
 search has: scales and shifts are folded into weights, operators are converted, then transposes are
 moved down until they meet and cancel.
 
-Where a library takes many kernels in one call, an opening hands it all there are, whatever is
-predicted: one alone may lose what it costs to enter the library, and what is saved between kernels
-that share a call no kernel's own time can tell. The other openings hand it those predicted to gain.
+Where a library takes many kernels in one call, an opening hands it all there are
+(`search.in_library`), and the others those that are predicted to gain.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, laid_out
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.search.base import Reached, Step, assemble
+from xrl_jax.search.in_library import in_library
 from xrl_jax.search.states import Space, in_one_bucket
 
 _FOLD = "fold"  # the family that moves scales and shifts into weights
@@ -179,9 +179,9 @@ def openings(
     fold = Sweep(joins), Sweep(folds, gain=True)
     kernels_last = Sweep(kernels, gain=True)
     found = []
-    if kernels.any():
-        opening, taken = through(program, *fold, Sweep(kernels))
-        found += [opening] if taken[-1] else []
+    folded, _ = through(program, *fold)
+    handed, steps = in_library(folded.program, rules.rules)
+    found += [Opening(handed, (*folded.steps, *steps))] if steps else []
     if converts.any():
         start = laid_out(program, FEATURES_LAST)
         opening, taken = through(
@@ -202,5 +202,5 @@ def openings(
             kernels_last,
         )
         found += [opening] if taken[2] else []
-    folded, _ = through(program, *fold, kernels_last)
-    return [*found, folded]
+    as_it_is, _ = through(folded.program, kernels_last)
+    return [*found, as_it_is._replace(steps=(*folded.steps, *as_it_is.steps))]

@@ -20,6 +20,7 @@ from xrl_jax.search.base import (
     Strategy,
     predicted,
 )
+from xrl_jax.search.in_library import in_library
 from xrl_jax.search.refine import refine
 from xrl_jax.search.states import compile_engine
 
@@ -41,17 +42,22 @@ def search_in_rounds(
     """All programs found and their whole-program timings, fastest first.
 
     What is known from an earlier search is the first to be timed, and all there is where time is
-    short. What has to be compiled before any search is no part of the strategy's time.
+    short; where nothing is known, the first has all kernels in the library. What has to be compiled
+    before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
     The second refines the fastest, if the strategy lets it. `Timed.index` counts through the
     programs of the result. A round that was interrupted is the last.
     """
     oracle = problem.oracle
+    recalled = problem.known is not None
+    if not recalled:
+        handed, steps = in_library(problem.program, problem.rules.rules)
+        problem = replace(problem, known=Found(handed, float("inf"), steps) if steps else None)
     try:
         with plain_ctrl_c():
             oracle.constants = constants_pay(oracle, problem.program)
-            if problem.known is not None and clock.left < _SEARCH_WORTH:
+            if recalled and clock.left < _SEARCH_WORTH:
                 strategy = _nothing_new
             elif not clock.done:
                 oracle.measure_loops()
@@ -62,7 +68,7 @@ def search_in_rounds(
         strategy = _interrupted
     share = replace(budget, seconds=max(_SEARCH_SHARE * clock.left, 1e-3))
     found = _guarded(strategy, problem, share, key)
-    if problem.known is not None:
+    if problem.known is not None and found.refine:  # else the strategy's own are to be judged
         known = problem.known
         known = replace(known, seconds=predicted(known.program, oracle.table()))
         found = replace(found, best=(known, *found.best))

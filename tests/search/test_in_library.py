@@ -1,0 +1,69 @@
+"""All kernels handed to the library at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.lowerings import LOWERINGS
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.search import in_library as module
+from xrl_jax.search.in_library import in_library
+
+RULES = standard_rules()
+K = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
+V, U = (jax.random.normal(jax.random.key(i), (3, 3)) for i in (1, 2))
+X = jax.random.normal(jax.random.key(3), (1, 3, 4, 4))
+
+
+def network(k: jax.Array, v: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """A convolution, a product with a product of weights, and one of activations with itself."""
+    names = ("NCHW", "OIHW", "NCHW")
+    y = lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=names)
+    y = jnp.tanh(y).reshape(3, 16).T @ (v @ u)
+    return y @ y.T
+
+
+PROGRAM = from_jax(network, K, V, U, X, weights=(0, 1, 2))
+
+
+def kernels(program: Program) -> Counter[tuple[str, str]]:
+    """Convolutions and products by their forms."""
+    nodes = [n for n in nodes_of(program.graph)[0] if n.op in ("conv", "dot")]
+    return Counter((n.op, LOWERINGS[n.op][n.lowering].name) for n in nodes)
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None:
+    made, steps = in_library(PROGRAM, RULES)
+    forms = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "xla"): 1}
+    assert kernels(made) == forms
+    assert Counter(s.rule for s in steps) == {"conv-as-onednn": 1, "dot-as-onednn": 2}
+    expected = network(K, V, U, X)
+    np.testing.assert_allclose(made(K, V, U, X), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_a_form_without_a_rule_is_not_taken() -> None:
+    made, steps = in_library(PROGRAM, select_rules(RULES, ("-dot-as-onednn", "-lowering_conv")))
+    assert kernels(made) == {("conv", "xla"): 1, ("dot", "xla"): 3} and steps == ()
+
+
+def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "library", lambda: None)
+    assert in_library(PROGRAM, RULES) == (PROGRAM, ())
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_what_is_in_the_library_already_stays() -> None:
+    made, _ = in_library(PROGRAM, RULES)
+    assert in_library(made, RULES)[1] == ()
