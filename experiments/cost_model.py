@@ -113,6 +113,7 @@ def points_of(
 ) -> Iterator[Point]:
     """Rewritings, predicted and timed; those that cannot be timed are left out."""
     oracle.constants = constants_pay(oracle, program)
+    oracle.measure_loops()
     space = Space(rules, jnp.asarray(program.digests()))
     measure_all(oracle, [space.start(g, oracle.table()) for g in in_one_bucket(program)])
     reference = program_job(program, constants=oracle.constants)

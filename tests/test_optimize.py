@@ -514,6 +514,25 @@ def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_where_time_is_short_they_are_timed_and_nothing_is_searched(made_up, tmp_path):
+    def never(problem, budget, key):
+        raise AssertionError("there is no time for this")
+
+    short = Budget(seconds=10.0)
+    fast = xrl_jax.optimize(
+        network,
+        PARAMS,
+        X,
+        weights=0,
+        search=never,
+        rules="lowering_dot",
+        budget=short,
+        cache_dir=tmp_path,
+    )
+    assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * 2
+
+
 # The cache folder -------------------------------------------------------------------------------
 
 

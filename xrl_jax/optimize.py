@@ -17,6 +17,7 @@ from xrl_jax.cost.settle import settle
 from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
+from xrl_jax.frontends.batch import batched
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.unroll import unrolled
 from xrl_jax.graph.program import Program, flatten_args
@@ -80,7 +81,7 @@ def optimize(
     library = standard_rules()
     chosen = select_rules(library, rules)
     original = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
-    program = unrolled(original)
+    program = batched(unrolled(original))
     require_verified(chosen, library)
     rule_table = compile_rules(offered(chosen))
     arguments = flatten_args(example_args, {})[0] if example_args else list(original.in_avals)

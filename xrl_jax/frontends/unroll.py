@@ -21,8 +21,9 @@ from xrl_jax.frontends.host import (
     live,
     reassemble,
 )
+from xrl_jax.frontends.rows import joined, reshaped, sliced
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.graph import Node, flat_operands
 from xrl_jax.graph.program import Call, Program, scan_sizes
 
 MOST_STEPS = 64
@@ -104,41 +105,15 @@ def _steps(
     order = range(params["length"])
     rows: list[dict[int, int]] = [{} for _ in body.outputs[n_carry:]]
     for t in reversed(order) if params["reverse"] else order:
-        given = [*constants, *carry, *(_row(nodes, x, t) for x in scanned)]
+        given = [*constants, *carry]
+        for x in scanned:
+            given.append(reshaped(nodes, sliced(nodes, x, t, t + 1), nodes[x].shape[1:]))
         made = called(nodes, ref, given, results)
         carry = made[:n_carry]
         for row, y in zip(rows, made[n_carry:], strict=True):
             row[t] = y
-    return [*carry, *(_stacked(nodes, [row[t] for t in order]) for row in rows)]
-
-
-def _row(nodes: list[Node], x: int, t: int) -> int:
-    """Append x[t]."""
-    shape, dtype = nodes[x].shape, nodes[x].dtype
-    start = (t, *(0 for _ in shape[1:]))
-    attrs = pack_attrs(
-        "slice", {"start": start, "limit": (t + 1, *shape[1:]), "stride": (1,) * len(shape)}
-    )
-    nodes.append(Node("slice", (x,), attrs, shape=(1, *shape[1:]), dtype=dtype))
-    return _reshaped(nodes, len(nodes) - 1, shape[1:])
-
-
-def _stacked(nodes: list[Node], rows: Sequence[int]) -> int:
-    """Append the rows as one array."""
-    parts = [_reshaped(nodes, r, (1, *nodes[r].shape)) for r in rows]
-    attrs = pack_attrs("concat", {"axis": 0})
-    while len(parts) > 1:
-        groups = [parts[i : i + ops.MAX_ARGS] for i in range(0, len(parts), ops.MAX_ARGS)]
-        parts = []
-        for group in groups:
-            first = nodes[group[0]]
-            shape = (sum(nodes[g].shape[0] for g in group), *first.shape[1:])
-            nodes.append(Node("concat", tuple(group), attrs, shape=shape, dtype=first.dtype))
-            parts.append(len(nodes) - 1)
-    return parts[0]
-
-
-def _reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
-    attrs = pack_attrs("reshape", {"shape": shape, "rank": len(shape)})
-    nodes.append(Node("reshape", (x,), attrs, shape=shape, dtype=nodes[x].dtype))
-    return len(nodes) - 1
+    stacked = []
+    for row in rows:
+        parts = [reshaped(nodes, row[t], (1, *nodes[row[t]].shape)) for t in order]
+        stacked.append(joined(nodes, parts))
+    return [*carry, *stacked]

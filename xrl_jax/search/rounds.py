@@ -27,7 +27,7 @@ from xrl_jax.search.states import compile_engine
 _SEARCH_SHARE = 0.5  # of the time goes to the search
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
-_SEARCH_WORTH = 20.0  # seconds, at least, for a search of what was searched before
+_SEARCH_WORTH = 20.0  # seconds, at least, for a search where something is known without
 _CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
 
@@ -41,23 +41,22 @@ def search_in_rounds(
 ) -> tuple[SearchResult, list[Timed]]:
     """All programs found and their whole-program timings, fastest first.
 
-    What is known from an earlier search is the first to be timed, and all there is where time is
-    short; where nothing is known, the first has all kernels in the library. What has to be compiled
-    before any search is no part of the strategy's time.
+    What is known from an earlier search, or where nothing is, the program with all its kernels in
+    the library, is the first to be timed, and all there is where time is short. What has to be
+    compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
     The second refines the fastest, if the strategy lets it. `Timed.index` counts through the
     programs of the result. A round that was interrupted is the last.
     """
     oracle = problem.oracle
-    recalled = problem.known is not None
-    if not recalled:
+    if problem.known is None:
         handed, steps = in_library(problem.program, problem.rules.rules)
         problem = replace(problem, known=Found(handed, float("inf"), steps) if steps else None)
     try:
         with plain_ctrl_c():
             oracle.constants = constants_pay(oracle, problem.program)
-            if recalled and clock.left < _SEARCH_WORTH:
+            if problem.known is not None and clock.left < _SEARCH_WORTH:
                 strategy = _nothing_new
             elif not clock.done:
                 oracle.measure_loops()
