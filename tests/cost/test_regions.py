@@ -125,9 +125,11 @@ def test_small_regions_are_timed_as_copies_that_need_each_other():
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((2048, 2048), "float32"), ((4, 6), "int32")], ids=["large", "integers"]
+    ("shape", "dtype"),
+    [((2048, 2048), "float32"), ((4, 6), "int32"), ((4, 0), "float32")],
+    ids=["large", "integers", "empty"],
 )
-def test_large_regions_and_integers_are_timed_as_they_are(shape, dtype):
+def test_large_and_empty_regions_and_integers_are_timed_as_they_are(shape, dtype):
     sides = tuple(Node("input", shape=shape, dtype=dtype, ref=i) for i in (0, 1))
     assert Region(Node("add", (0, 1), shape=shape, dtype=dtype), sides).copies == 1
 

@@ -64,7 +64,8 @@ class Region:
         bringing arrays into the library's layout and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        if not self.in_partition and (self.op_class not in _IN_A_ROW or not floating):
+        can_repeat = self.op_class in _IN_A_ROW and floating and 0 not in self.node.shape
+        if not self.in_partition and not can_repeat:
             return 1
         flops, n_bytes = work.node_work(self.node, self.args)
         each = max(flops / _FLOP_RATE, n_bytes / _BANDWIDTH, _LEAST_SECONDS)

@@ -28,8 +28,6 @@ from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
 from xrl_jax.graph.program import Binding, Call, Input, Program
 
 MOST_ROWS = 16  # of one step; where there are more, reading the weights is not what takes the time
-
-
 # What may be between an input of a step and its product.
 _VIEWS = ("reshape", "slice", "transpose", "broadcast", "cast", "copy")
 
@@ -70,8 +68,8 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
     made: list[list[int]] = []  # by product, then by call
     for n, i in enumerate(order):
         if n == first_later:
-            given = [[new.get(o, -1) for o in of] for of in operands]
-            made = _made(nodes, host.bodies[body], found, given, host.bindings)
+            early_ones = [[new.get(o, -1) for o in of] for of in operands]
+            made = _made(nodes, host.bodies[body], found, early_ones, host.bindings)
         node = main.nodes[i]
         if i in calls:
             call = calls.index(i)
