@@ -109,6 +109,7 @@ def optimize(
                 tell,
             )
         search_seconds = clock.elapsed
+        worker.close()  # it holds the programs it timed, weights and all
         if found.stop is StopReason.INTERRUPTED:
             clock = Stopwatch(0.0)
         settled = settle(

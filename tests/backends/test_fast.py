@@ -77,6 +77,15 @@ def test_weights_are_prepared_once_while_they_are_the_same_arrays() -> None:
     assert fast._kept is not kept
 
 
+def test_weights_that_were_forgotten_are_prepared_again() -> None:
+    fast = make(dense, W, X, weights=(0,))
+    fast(W, X)
+    fast.forget()
+    assert fast._kept is None
+    same(fast(W, X), dense(W, X))
+    assert fast._kept is not None
+
+
 def test_numpy_weights_may_change_in_place(fast: Fast) -> None:
     w = np.array(W)
     same(fast(w, X), dense(w, X))

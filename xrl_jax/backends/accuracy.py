@@ -73,7 +73,8 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
         if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         host = np.asarray(x)
-        return host.astype(widen.get(jnp.dtype(host.dtype), host.dtype))
+        # To the device at once: two copies of all weights are none of one array.
+        return jax.device_put(host.astype(widen.get(jnp.dtype(host.dtype), host.dtype)))
 
     try:
         with jax.enable_x64(True), warnings.catch_warnings():

@@ -183,6 +183,11 @@ class Fast:
                 flat = self._compiled(prepared.values, inputs)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
+    def forget(self) -> None:
+        """Give up the prepared weights of the last call; the next one prepares them again."""
+        with self._lock:
+            self._kept = None
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this function to a file for `xrl_jax.load`; see `export.save` for the limits.
 

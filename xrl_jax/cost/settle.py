@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.xla import evaluate, weakened
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
+from xrl_jax.cost.memory import give_back
 from xrl_jax.cost.programs import Options, Timed
 from xrl_jax.cost.timing import Comparison, Ratio, Timing, compare, error_text
 from xrl_jax.graph.program import Program, unflatten_args
@@ -231,6 +233,9 @@ def _check(
             return assess(before, flat_call(fast), original, checks, tolerance=tolerance)
     except Exception as error:
         return _unknown(f"the result cannot be run ({error_text(error, limit=300)})")
+    finally:
+        fast.forget()  # that memory is for compiling the original with its weights closed over
+        give_back()  # and so are the weights in float64
 
 
 def _timed_before(chosen: Timed) -> _InTurn:
@@ -255,6 +260,7 @@ def _time_in_turn(
     Where that leaves open whether it is faster, all are timed again for longer, and that decides.
     """
     forms = baselines(program, leaves)
+    _compile_each(forms)
     first = compare(
         forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
     )
@@ -266,6 +272,7 @@ def _time_in_turn(
             n: f for n, f in baselines(program, leaves, options).items() if n.startswith(strongest)
         }
     entrants[CONTROL] = baselines(program, leaves)[strongest]
+    _compile_each(entrants)
     args, kwargs = unflatten_args(program.in_tree, leaves)
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
     if any(program.weights):
@@ -285,6 +292,16 @@ def _time_in_turn(
 
     timed = once(seconds)
     return once(max(_LONGER * seconds, _LEAST_LONGER)) if timed.is_open else timed
+
+
+def _compile_each(forms: Mapping[str, Callable[[], Any]]) -> None:
+    """Run each form once, giving back what compiling it took: with weights closed over, that is
+    several times what they take. Where one cannot be run, the comparison says so.
+    """
+    for form in forms.values():
+        with suppress(Exception):
+            jax.block_until_ready(form())
+        give_back()
 
 
 def _told(comparison: Comparison, strongest: str, forms: Sequence[str]) -> _InTurn:

@@ -124,7 +124,7 @@ def test_a_concatenation_is_outside() -> None:
 
 def test_a_partition_with_loops_is_read_back_from_its_text() -> None:
     part = looped(SOFTMAX)
-    assert partition(part.text()) == part
+    assert partition(part.text) == part
 
 
 # --- what is computed ---

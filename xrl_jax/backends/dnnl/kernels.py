@@ -114,7 +114,7 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
         steps, arena = (Step(move, places),), 0
     register(lib, name, steps, arena)
     with _LOCK:
-        _TARGETS[name] = (what, part.text(), index)
+        _TARGETS[name] = (what, part.text, index)
     return name
 
 

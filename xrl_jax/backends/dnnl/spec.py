@@ -7,6 +7,7 @@ values numbered from the inputs on. All values are float32.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -335,16 +336,25 @@ class Partition:
     def is_packed(self, value: int) -> bool:
         return value < len(self.inputs) and self.packed[value]
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.packed, self.code, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash  # asked of a whole network for each of its weights
+
+    @functools.cached_property
     def text(self) -> str:
         """Plain text, read by `partition`."""
         return json.dumps(_plain(self))
 
     def name(self, surroundings: str) -> str:
         """Under which XLA knows it; the same wherever library and processor are."""
-        digest = hashlib.sha256(f"{surroundings}\n{self.text()}".encode())
+        digest = hashlib.sha256(f"{surroundings}\n{self.text}".encode())
         return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
 
 
+@functools.lru_cache(maxsize=16)  # each weight that is packed for a partition comes with its text
 def partition(text: str) -> Partition:
     """What `Partition.text` wrote.
 
