@@ -126,6 +126,7 @@ def test_local_chooses_each_nodes_best_form_and_nothing_else():
     assert forms(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(2.0e-3, **NEAR)
     assert [s.rule for s in found.best[0].steps] == ["lower-swapped"] * 2
+    assert not found.refine
 
 
 def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():

@@ -129,7 +129,8 @@ class SearchResult:
       stop: why it ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
       note: what else is to be known of the search, in a sentence; "" for nothing.
-      refine: whether the fastest may be refined further (`search.refine`).
+      refine: whether what is known without this search is timed beside what it found, and the
+        fastest refined further (`search.refine`); else it is judged by what it found.
     """
 
     best: tuple[Found, ...]

@@ -2,9 +2,12 @@
 
 `greedy` takes improving candidates until none improves. `local` does so with lowerings alone: each
 node's best form on its own, which is what a lookup table would reach and every search has to beat.
+So it is judged by that alone: nothing else is timed beside it, and it is not refined.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax
 
@@ -35,4 +38,4 @@ def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     ) -> list[Reached]:
         return [descend(run, space, reached[0], index, clock, only=is_lowering, phase="local")]
 
-    return search_graphs(problem, budget, key, Phase(search))
+    return replace(search_graphs(problem, budget, key, Phase(search)), refine=False)
