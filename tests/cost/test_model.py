@@ -166,6 +166,14 @@ def test_a_timeout_cut_short_by_the_budget_is_not_remembered():
     assert o.store.get([region_key(region, ())]) == {}
 
 
+def test_a_region_that_was_cut_short_is_priced_as_if_it_had_not_been_tried():
+    o, _ = oracle(Timing.without("timeout", "no"))
+    before = costs(o, 3)
+    assert o.measure(unknown(o, 3), clock=Stopwatch(6.0)) == 0
+    assert costs(o, 3) == before
+    assert unknown(o, 3) == {}
+
+
 def test_a_region_that_cannot_be_traced_costs_itself_only():
     o, worker = oracle()
     attrs = pack_attrs("reduce_sum", {"axes": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -23,6 +24,7 @@ from xrl_jax.cost.regions import (
     region_sample,
     wrapping_passes,
 )
+from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
@@ -122,6 +124,21 @@ def test_small_regions_are_timed_as_copies_that_need_each_other():
     w, x, floor = jnp.ones((6, 8)), -jnp.ones((4, 6)), jnp.float32(-100.0)
     (out,) = exported.call((w,), [x, floor])
     assert (out == -6.0).all()
+
+
+def convolution() -> Region:
+    x, w = jnp.ones((1, 2, 4, 4)), jnp.ones((3, 2, 1, 1))
+    fn = functools.partial(jax.lax.conv, window_strides=(1, 1), padding="SAME")
+    graph = from_jax(fn, x, w, weights=(1,)).graph
+    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))  # type: ignore[arg-type]
+    return region_of(host, (int(np.flatnonzero(host.op == ops.OPS["conv"].code)[0]),))
+
+
+def test_weights_of_convolutions_alone_are_constants():
+    for region, constants in ((convolution(), 1), (REGION, 0)):
+        asked, plain = (region_job(region, (), constants=c) for c in (True, False))
+        assert (asked.constants, plain.constants) == (constants, 0)
+        assert (asked.key != plain.key) is bool(constants)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
+from xrl_jax.cost import worker_process
 from xrl_jax.cost.machine import machine_key
 from xrl_jax.cost.timing import Timing
-from xrl_jax.cost.worker import Job, Worker, WorkerError
+from xrl_jax.cost.worker import Job, Worker, WorkerError, _described
 from xrl_jax.cost.worker_process import MAX_ROUNDS, MIN_ROUNDS, read_frame, write_frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -283,6 +284,23 @@ time.sleep(100.0)
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(pid)
+
+
+def test_references_are_kept_as_far_as_their_memory_goes(monkeypatch):
+    """Each takes 4,000 bytes; as a constant, three times as many."""
+    monkeypatch.setattr(worker_process, "KEPT_BYTES", 12_000)
+    server = worker_process._Server()
+
+    def hold(name: str, *, constants: int = 0) -> list[str]:
+        job = Job(name, artifact(lambda x: x + 1.0, f32(1000)), constants=constants)
+        header = {"do": "hold", **_described(job, 0.1), "identity": name}
+        assert server.answer(header, job.artifact) == {"held": True}
+        return list(server._references)
+
+    assert [hold(n)[0] for n in "abcd"] == ["a", "a", "a", "b"]
+    assert hold("e", constants=1) == ["e"]
+    monkeypatch.setattr(worker_process, "KEPT_BYTES", 1)
+    assert hold("f") == ["f"]
 
 
 def test_prints_do_not_get_between_the_frames():

@@ -32,9 +32,8 @@ from xrl_jax.search.base import (
     StopReason,
     ignore,
 )
-from xrl_jax.search.descend import measure_state
+from xrl_jax.search.exhaust import exhaust
 from xrl_jax.search.openings import Opening
-from xrl_jax.search.states import Space
 from xrl_jax.strategies import STRATEGIES, find_strategy
 
 KEY = jax.random.key(0)
@@ -95,23 +94,7 @@ def forms(found: SearchResult) -> list[tuple[str, int]]:
 
 def exhausted_optimum() -> float:
     """The least cost of all states that can be reached, every one of them visited."""
-    oracle = FakeOracle()
-    problem = Problem(program(), rules(), oracle)
-    space = Space(rules(), jnp.asarray(program().digests()))
-    start = space.start(program().graph, oracle.table())
-    todo, seen, least = [start], {space.identity(start)}, float("inf")
-    clock = Run(problem, ENOUGH).clock
-    while todo:
-        state = todo.pop()
-        measure_state(oracle, state, clock, None)
-        least = min(least, space.reprice(state, oracle.table()).seconds)
-        moves = space.moves(state, oracle.table())
-        for m in zip(moves.entry, moves.root, moves.partner, strict=True):
-            after = space.step(state, oracle.table(), *(int(i) for i in m))
-            if after is not None and space.identity(after) not in seen:
-                seen.add(space.identity(after))
-                todo.append(after)
-    return least
+    return exhaust(Problem(program(), rules(), FakeOracle())).optimum
 
 
 # What each of them finds ------------------------------------------------------------------------

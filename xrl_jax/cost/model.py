@@ -71,6 +71,7 @@ class Oracle:
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
+    _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # priced as never timed
     _table: CostTable | None = None
 
     def table(self) -> CostTable:
@@ -105,7 +106,7 @@ class Oracle:
         rows = NodeView._make(np.asarray(f)[wanted] for f in view)
         found: dict[tuple[int, int], Region] = {}
         for i, key in enumerate(signatures(rows)):
-            if key not in self._known and key not in found:
+            if key not in self._known and key not in self._no_time_for and key not in found:
                 found[key] = regions.region_of(rows, (i,))
         return found
 
@@ -137,7 +138,11 @@ class Oracle:
                 )
                 if over or clock.done:
                     continue
-                timing = self._time(region, min(self.timeout, max(clock.left, _LEAST_TIMEOUT)))
+                timeout = min(self.timeout, max(clock.left, _LEAST_TIMEOUT))
+                timing = self._time(region, timeout)
+                if self._cut_short(timing, timeout):
+                    self._no_time_for.add(sig)
+                    continue
             else:
                 self.spending.from_store += 1
             self._known[sig] = (region, timing.seconds)  # infinite where it failed
@@ -185,12 +190,14 @@ class Oracle:
                 # Copies for the library that it did not take, XLA has made one of.
                 copies = 1 if region.in_partition and not job.targets else region.copies
                 timing = without_overhead(timing, self.worker.overhead_seconds, copies)
-        cut_short = timing.status == "timeout" and timeout < self.timeout
-        if (
-            timing.status != "killed" and not cut_short
-        ):  # else it may not have been the region's fault
+        # Else it may not have been the region's fault.
+        if timing.status != "killed" and not self._cut_short(timing, timeout):
             self.store.put({self._key(region): timing})
         return timing
+
+    def _cut_short(self, timing: Timing, timeout: float) -> bool:
+        """Whether the budget did not leave a region the time it may take."""
+        return timing.status == "timeout" and timeout < self.timeout
 
     def _at_one_pace(self, timing: Timing) -> Timing:
         """The timing as it would have been when the first of the store was taken: the machine may

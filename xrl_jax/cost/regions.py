@@ -107,7 +107,7 @@ def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
 def region_key(region: Region, options: Options, *, constants: bool = False) -> str:
     """The timing key of a region under compile options (the machine is a column of the store)."""
     nodes = [*region.args, region.node]
-    how = [f"constants={constants}", *(f"{k}={v}" for k, v in sorted(options))]
+    how = [f"constants={_constants(region, constants)}", *(f"{k}={v}" for k, v in sorted(options))]
     return timing_key(nodes, (len(nodes) - 1,), extra=["region 7", *how])
 
 
@@ -141,11 +141,19 @@ def region_fn(region: Region) -> Callable[..., Any]:
     return run
 
 
+def _constants(region: Region, constants: bool) -> bool:
+    """Whether its weights are constants: XLA makes something else of convolutions alone with them,
+    and hundreds of megabytes of constants take long to compile.
+    """
+    return constants and region.node.op == "conv"
+
+
 def region_job(region: Region, options: Options, *, constants: bool = False) -> Job:
     """The job that times the region: weight-only work prepared, the rest called.
 
     Args:
-      constants: prepared weights are constants of the compiled code instead of arguments.
+      constants: prepared weights of convolutions are constants of the compiled code instead of
+        arguments.
     """
     avals = [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in region.args]
     avals.append(jax.ShapeDtypeStruct((), jnp.float32))
@@ -164,7 +172,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
         key,
         bytes(exported.serialize()),
         tuple(options),
-        constants=len(prepared) if constants else 0,
+        constants=len(prepared) if _constants(region, constants) else 0,
         targets=onednn.targets(exported),
     )
 

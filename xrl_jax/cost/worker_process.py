@@ -28,6 +28,7 @@ import numpy as np
 from xrl_jax.backends.dnnl.kernels import make_known
 from xrl_jax.cost.inputs import hlo_hash, random_input
 from xrl_jax.cost.machine import machine_key
+from xrl_jax.cost.memory import give_back
 from xrl_jax.cost.timing import (
     Timing,
     call_seconds,
@@ -43,6 +44,7 @@ MIN_ROUNDS = 5
 MAX_ROUNDS = 200
 TURN_SECONDS = 2e-4  # short functions are called in a row for about as long
 KEPT_REFERENCES = 4
+KEPT_BYTES = 1 << 30  # of them all; the last is kept whatever it takes
 YARDSTICK_CALLS = 4
 YARDSTICK_SECONDS = 1e-4  # of one call, at least
 YARDSTICK_SIZES = (256, 512, 1024, 2048, 4096)
@@ -85,6 +87,7 @@ class _Ready(_Timed):
     compile_seconds: float
     hlo_hash: str
     same: tuple[str, ...]  # equal for functions that need be timed only once
+    n_bytes: int  # of inputs, and of constants: theirs, the compiled code's and those of its HLO
 
 
 @dataclasses.dataclass
@@ -128,8 +131,12 @@ class _Server:
 
     def _hold(self, header: dict[str, Any], artifact: bytes) -> None:
         self._references[header["identity"]] = self._ready(header, artifact)
-        while len(self._references) > KEPT_REFERENCES:
-            self._references.popitem(last=False)
+        kept = self._references
+        while len(kept) > 1 and (
+            len(kept) > KEPT_REFERENCES or sum(r.n_bytes for r in kept.values()) > KEPT_BYTES
+        ):
+            kept.popitem(last=False)
+            give_back()
 
     def _time(self, header: dict[str, Any], artifact: bytes) -> Timing:
         ready = self._ready(header, artifact)
@@ -216,7 +223,12 @@ class _Server:
             str([(aval.shape, str(aval.dtype)) for aval in avals]),
             json.dumps([sorted(options.items()), header["constants"]]),
         )
-        return _Ready(run, calls, compile_seconds, text_hash, same)
+        n_bytes = sum(map(_bytes, rest)) + 3 * sum(map(_bytes, fixed))
+        return _Ready(run, calls, compile_seconds, text_hash, same, n_bytes)
+
+
+def _bytes(x: Any) -> int:
+    return x.size * x.dtype.itemsize
 
 
 def _option_value(text: str) -> str | bool:

@@ -1,0 +1,279 @@
+"""Graphs in which greedy search is caught: does a trained policy get out?
+
+  python -m experiments.trap_benchmark --families=layout,merge,adapter,split --seed=0
+
+For each family (experiments/traps.py) every state of every block is visited and its operators are
+timed on this machine, so the optimum is known, and so is what steps that each gain can reach at
+best (downhill). A policy is trained on small members; then greedy search, backtracking with an
+alpha of 1 and the policy's rollouts alone search unseen members of up to twice the size, of sizes
+not trained on, too. Printed are the blocks, and how far each search ends above the optimum.
+Timings are kept in --out, which gets traps.json and a policy for each family, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from experiments.targets import ConfigError, require_known
+from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
+from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.store import STORE_FILE, TimingStore
+from xrl_jax.cost.worker import Worker
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.env import EnvParams, start_of
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.strategy import by_policy
+from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.search.backtracking import make_taso
+from xrl_jax.search.base import Budget, Problem
+from xrl_jax.search.exhaust import Exhausted, exhaust
+from xrl_jax.search.greedy import greedy
+
+AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
+_TRAP = 1e-2  # a block is one where downhill ends further above
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is tried; a field for each flag of that name."""
+
+    families: tuple[str, ...]
+    members: int
+    unseen: int
+    blocks: int
+    envs: int
+    updates: int
+    seconds: float
+    seed: int
+    out: Path
+
+    def __post_init__(self) -> None:
+        require_known("families", self.families, FAMILIES)
+
+
+class Ends(NamedTuple):
+    """Predicted seconds of one unseen member."""
+
+    sizes: tuple[Size, ...]
+    start: float
+    optimum: float
+    downhill: float
+    found: dict[str, float]  # by search
+
+
+class Costs:
+    """What blocks and members cost, from one oracle."""
+
+    def __init__(self, family: Family, rules: CompiledRules, oracle: Oracle) -> None:
+        self.family, self.rules, self.oracle = family, rules, oracle
+
+    def problem(self, program: Program) -> Problem:
+        return Problem(program, self.rules, self.oracle)
+
+    def blocks(self) -> dict[Size, Exhausted]:
+        """Every block, visited whole; twice, so that all are under one table."""
+        sizes = [*self.family.sizes, *self.family.unseen]
+        for _ in range(2):
+            found = {s: exhaust(self.problem(member(self.family, [s]))) for s in sizes}
+        return found
+
+    def of_member(self, sizes: Sequence[Size], blocks: Mapping[Size, Exhausted]) -> Exhausted:
+        """The sums of its blocks', a sine between two of them counted once."""
+        between = self.between(blocks)
+        parts = [blocks[s] for s in sizes]
+
+        def total(field: str) -> float:
+            return sum(getattr(p, field) for p in parts) - (len(parts) - 1) * between
+
+        states = int(np.prod([float(p.states) for p in parts]))
+        return Exhausted(total("start"), total("downhill"), total("optimum"), (), states)
+
+    def between(self, blocks: Mapping[Size, Exhausted]) -> float:
+        """Seconds that two blocks have in common."""
+        first = next(iter(blocks))
+        both = self.problem(member(self.family, [first, first]))
+        return 2 * blocks[first].start - start_seconds(both)
+
+
+def start_seconds(problem: Problem) -> float:
+    """Predicted for a program as it is."""
+    costs = problem.oracle.table()
+    return float(start_of(problem.program, problem.rules, costs).seconds)
+
+
+def trained(config: Config, costs: Costs, members: Drawn) -> Policy:
+    """A policy for a family, trained on its small members."""
+    programs = [member(costs.family, sizes) for sizes in members.training]
+    bucket = max(p.graph.nodes.op.shape[0] for p in programs)
+    table = costs.oracle.table()
+    starts = [start_of(p, costs.rules, table, bucket=bucket) for p in programs]
+    each = config.envs // len(starts)
+    batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
+    params = EnvParams(costs.rules.table, table, batch)
+    settings = TrainConfig(
+        network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
+    )
+    training = training_of(settings)
+    state = engine_jit(training.init)(jax.random.key(config.seed), params)
+    update = engine_jit(training.update)
+    began = time.monotonic()
+    for _ in track(range(config.updates), "training", disable=not sys.stderr.isatty()):
+        state, _ = update(state, params)
+    jax.block_until_ready(state.weights)
+    names = tuple(r.name for r in costs.rules.rules)
+    text = f"{len(programs)} members in {(time.monotonic() - began) / 60:.1f} min"
+    return Policy(settings.network, state.weights, names, trained=text)
+
+
+def ends(
+    config: Config, costs: Costs, blocks: Mapping[Size, Exhausted], members: Drawn, policy: Policy
+) -> list[Ends]:
+    """Where each search ends on each unseen member."""
+    searches = {
+        "greedy": greedy,
+        "backtracking, alpha 1": make_taso(alpha=1.0),
+        "policy": by_policy(policy, alone=True),
+    }
+    found = []
+    for sizes in members.unseen:
+        known = costs.of_member(sizes, blocks)
+        problem = costs.problem(member(costs.family, sizes))
+        each = {}
+        for n, (name, search) in enumerate(searches.items()):
+            key = jax.random.key(config.seed + n)
+            result = search(problem, Budget(seconds=config.seconds), key)
+            each[name] = min(f.seconds for f in result.best)
+        found.append(Ends(sizes, known.start, known.optimum, known.downhill, each))
+    return found
+
+
+def block_table(name: str, family: Family, blocks: Mapping[Size, Exhausted]) -> Table:
+    """The blocks of a family as they are printed; microseconds."""
+    shown = Table(title=f"{name}: {family.why}", title_justify="left")
+    for column in ("block", "states", "start, us", "downhill", "optimum", "trap", "steps"):
+        shown.add_column(column, justify="right")
+    for size, b in blocks.items():
+        shown.add_row(
+            ",".join(map(str, size)) + ("" if size in family.sizes else " unseen"),
+            str(b.states),
+            *(f"{1e6 * seconds:.1f}" for seconds in (b.start, b.downhill, b.optimum)),
+            "yes" if is_trap(b) else "no",
+            str(len(b.steps)),
+        )
+    return shown
+
+
+def is_trap(block: Exhausted) -> bool:
+    """Whether steps that each gain end above the optimum."""
+    return block.downhill > block.optimum * (1 + _TRAP)
+
+
+def summary(found: Sequence[Ends]) -> dict[str, dict[str, float]]:
+    """By search, and for the least that downhill could reach: how many unseen members ended at the
+    optimum, and how far above it they ended in the mean.
+    """
+    ways = {"downhill, at best": [e.downhill for e in found]}
+    ways |= {name: [e.found[name] for e in found] for name in found[0].found}
+    optimum = np.array([e.optimum for e in found])
+    above = {name: np.array(v) / optimum - 1 for name, v in ways.items()}
+    return {
+        name: {"reached": int((a <= AT_OPTIMUM).sum()), "of": len(a), "above": float(a.mean())}
+        for name, a in above.items()
+    }
+
+
+def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> dict[str, Any]:
+    """Everything for one family, printed and as plain data."""
+    family = FAMILIES[name]
+    costs = Costs(family, family.compiled(), oracle)
+    blocks = costs.blocks()
+    console.print(block_table(name, family, blocks))
+    members = drawn(
+        family,
+        training=config.members,
+        unseen=config.unseen,
+        blocks=config.blocks,
+        seed=config.seed,
+    )
+    policy = trained(config, costs, members)
+    policy.save(config.out / f"{name}.msgpack")
+    found = ends(config, costs, blocks, members, policy)
+    figures = summary(found)
+    for way, row in figures.items():
+        console.print(
+            f"  {way}: {row['reached']} of {row['of']} at the optimum, "
+            f"{row['above']:.1%} above it in the mean"
+        )
+    return {
+        "blocks": {",".join(map(str, s)): b._asdict() for s, b in blocks.items()},
+        "trained": policy.trained,
+        "ends": [e._asdict() for e in found],
+        "summary": figures,
+    }
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("families", list(FAMILIES), "Kinds of traps.")
+    flags.DEFINE_integer("members", 8, "Members to train on.", lower_bound=1)
+    flags.DEFINE_integer("unseen", 10, "Members to search afterwards.", lower_bound=1)
+    flags.DEFINE_integer("blocks", 5, "Blocks of a member, at most, in training.", lower_bound=1)
+    flags.DEFINE_integer("envs", 32, "Environments.", lower_bound=1)
+    flags.DEFINE_integer("updates", 100, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_float("seconds", 60.0, "Budget of each search.", lower_bound=1e-3)
+    flags.DEFINE_integer("seed", 0, "Seed of everything.")
+    flags.DEFINE_string("out", "out/traps", "Folder of the results.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags."""
+    values = flags.FLAGS
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        given: dict[str, Any] = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
+        config = Config(
+            **{**given, "families": tuple(given["families"]), "out": Path(given["out"])}
+        )
+        if config.envs % config.members:
+            raise ConfigError(f"--envs={config.envs} must be a multiple of --members")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    config.out.mkdir(parents=True, exist_ok=True)
+    console, figures = Console(width=120), {}
+    with (
+        persistent_cache(str(config.out / "compiled")),
+        TimingStore(str(config.out / STORE_FILE)) as store,
+        Worker() as worker,
+    ):
+        oracle = Oracle(store, worker)
+        oracle.measure_loops()
+        for name in config.families:
+            figures[name] = run_family(config, name, oracle, console)
+            values = json.dumps(figures, indent=1, default=dataclasses.asdict)
+            (config.out / "traps.json").write_text(values, encoding="utf-8")
+    print(f"results are in {config.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

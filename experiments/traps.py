@@ -1,0 +1,201 @@
+"""Families of graphs in which greedy search is caught, with optima known by exhaustion.
+
+A member of a family is a chain of blocks with a sine between them that no rule of the family
+touches, so that what is done in one block is nothing to the next: the states of a member are those
+of its blocks, taken together in every way, and its least cost is the sum of theirs (`deviation`
+measures by how much a sum of predictions fails to be that). A block is small enough for all of its
+states to be visited. What each of them takes is measured, and whether a block is a trap depends on
+the machine: of the sizes below some are, and others gain at once or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+
+Size = tuple[int, ...]
+Weights = Sequence[jax.Array]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of trap.
+
+    Attributes:
+      why: what a search has to accept, and what for.
+      rules: names of all that may be used.
+      shape: of what goes from block to block.
+      weights: shapes of a block's weights, by its size.
+      block: a block of a value and weights, giving a value of the same shape.
+      sizes: those that members are made of in training.
+      unseen: those that only members for evaluation are made of.
+    """
+
+    why: str
+    rules: tuple[str, ...]
+    shape: Size
+    weights: Callable[[Size], Sequence[Size]]
+    block: Callable[[Size, jax.Array, Weights], jax.Array]
+    sizes: tuple[Size, ...]
+    unseen: tuple[Size, ...]
+
+    def compiled(self) -> CompiledRules:
+        """The rules as a table."""
+        by_name = {rule.name: rule for rule in standard_rules()}
+        return compile_rules([by_name[name] for name in self.rules])
+
+
+def _conv(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")
+
+
+_IMAGE = (1, 32, 28, 28)
+
+
+def _convolutions(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+    *first, last = weights
+    for w in first:
+        x = jax.nn.relu(_conv(x, w))
+    return _conv(x, last)
+
+
+def _kernels(size: Size) -> Sequence[Size]:
+    width, kernel, n = size
+    channels = [_IMAGE[1], *[width] * (n - 1), _IMAGE[1]]
+    return [(o, i, kernel, kernel) for i, o in itertools.pairwise(channels)]
+
+
+def _fire(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+    small, large = (jax.nn.relu(_conv(x, w)) for w in weights)
+    return jnp.concatenate([small, large], axis=1)
+
+
+def _fire_kernels(size: Size) -> Sequence[Size]:
+    (narrow,) = size
+    features = _IMAGE[1]
+    return [(narrow, features, 1, 1), (features - narrow, features, 3, 3)]
+
+
+_TOKENS = (128, 256)
+
+
+def _adapter(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+    a, b, *w = weights
+    return x @ w[0] + (x @ a) @ b if w else (x @ a) @ b
+
+
+def _adapter_matrices(size: Size) -> Sequence[Size]:
+    rank, beside = size
+    features = _TOKENS[1]
+    low_rank = [(features, rank), (rank, features)]
+    return [*low_rank, (features, features)] if beside else low_rank
+
+
+def _widened(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+    a, w = weights
+    return jnp.concatenate([x, x @ a], axis=1) @ w
+
+
+def _widening_matrices(size: Size) -> Sequence[Size]:
+    (rank,) = size
+    features = _TOKENS[1]
+    return [(features, rank), (features + rank, features)]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "layout": Family(
+        "a convolution with features last costs two transposes; those between neighbours cancel",
+        ("conv-to-nhwc", "transpose-transpose", "transpose-away", "max-pull-transpose-scalar"),
+        _IMAGE,
+        _kernels,
+        _convolutions,
+        tuple((width, kernel, n) for width in (16, 48, 96) for kernel in (1, 3) for n in (2, 3)),
+        tuple((width, kernel, n) for width in (32, 64) for kernel in (1, 3) for n in (2, 3)),
+    ),
+    "merge": Family(
+        "a kernel of one as one of three costs nine times as much; its neighbour then takes it in",
+        (
+            "enlarge-pointwise",
+            "merge-convs-by-input",
+            "merge-max-scalar-of-slices",
+            "concat-of-slices",
+            "slice-away",
+        ),
+        _IMAGE,
+        _fire_kernels,
+        _fire,
+        ((1,), (2,), (4,), (8,), (16,)),
+        ((3,), (6,), (12,)),
+    ),
+    "adapter": Family(
+        "a product of low rank made whole costs more; it then joins the weight beside it",
+        ("dot-assoc-right", "dot-factor-left"),
+        _TOKENS,
+        _adapter_matrices,
+        _adapter,
+        tuple((rank, beside) for rank in (4, 16, 64) for beside in (0, 1)),
+        tuple((rank, beside) for rank in (8, 32) for beside in (0, 1)),
+    ),
+    "split": Family(
+        "a product of two parts split in two costs more; one part then folds into the other",
+        ("dot-of-concat", "dot-assoc-right", "dot-factor-left"),
+        _TOKENS,
+        _widening_matrices,
+        _widened,
+        ((4,), (16,), (64,), (128,)),
+        ((8,), (32,)),
+    ),
+}
+
+
+def member(family: Family, sizes: Sequence[Size]) -> Program:
+    """The chain of blocks of these sizes, a sine before, between and after them."""
+    shapes = [family.weights(size) for size in sizes]
+    keys = iter(jax.random.split(jax.random.key(0), sum(map(len, shapes)) + 1))
+    weights = [
+        [jax.random.normal(next(keys), s) / np.sqrt(np.prod(s[1:])) for s in of] for of in shapes
+    ]
+
+    def chain(x: jax.Array, weights: Sequence[Weights]) -> jax.Array:
+        x = jnp.sin(x)
+        for size, of in zip(sizes, weights, strict=True):
+            x = jnp.sin(family.block(size, x, of))
+        return x
+
+    x = jax.random.normal(next(keys), family.shape)
+    return from_jax(chain, x, weights, weights=(1,), fold=False)
+
+
+class Drawn(NamedTuple):
+    """Members' sizes: for training, and unseen ones of up to twice as many blocks."""
+
+    training: list[tuple[Size, ...]]
+    unseen: list[tuple[Size, ...]]
+
+
+def drawn(family: Family, *, training: int, unseen: int, blocks: int, seed: int) -> Drawn:
+    """So many members of each kind, drawn; for training of `blocks` / 2 to `blocks` blocks,
+    unseen ones of `blocks` to twice as many, of all sizes.
+    """
+    rng = np.random.default_rng(seed)
+
+    def some(sizes: Sequence[Size], low: int, high: int) -> tuple[Size, ...]:
+        chosen = rng.integers(len(sizes), size=rng.integers(low, high + 1))
+        return tuple(sizes[i] for i in chosen)
+
+    half, everything = max(blocks // 2, 1), (*family.sizes, *family.unseen)
+    return Drawn(
+        [some(family.sizes, half, blocks) for _ in range(training)],
+        [some(everything, blocks, 2 * blocks) for _ in range(unseen)],
+    )

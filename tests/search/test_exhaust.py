@@ -1,0 +1,33 @@
+"""Every state of a small graph is visited; its optimum, and what gains alone reach, are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.search.fakes import FakeOracle
+from tests.search.test_strategies import looped, program, rules
+from xrl_jax.search.base import Problem
+from xrl_jax.search.exhaust import exhaust
+
+
+def test_states_optimum_and_what_gains_alone_reach() -> None:
+    """Two contractions of four forms each and two transposes, together or not."""
+    found = exhaust(Problem(program(), rules(), FakeOracle()))
+    assert found.states == 4 * 4 * 3  # the transposes: two, one that does nothing, none
+    assert found.start == pytest.approx(2.4e-3, abs=1e-5)
+    assert found.downhill == pytest.approx(1.6e-3, abs=1e-5)  # as greedy search
+    assert found.optimum == pytest.approx(1.0e-3, abs=1e-5)
+
+
+def test_the_way_to_the_optimum_goes_through_a_loss() -> None:
+    found = exhaust(Problem(program(), rules(), FakeOracle()))
+    assert found.start - sum(s.gain for s in found.steps) == pytest.approx(found.optimum)
+    assert [s.gain < 0 for s in found.steps if s.rule == "trap-in"] == [True, True]
+    assert all(s.place.startswith("%") for s in found.steps)
+
+
+def test_a_program_with_bodies_and_one_with_too_many_states_are_refused() -> None:
+    with pytest.raises(ValueError, match="loops or folded layers"):
+        exhaust(Problem(looped(), rules(), FakeOracle()))
+    with pytest.raises(ValueError, match="more than 10 states"):
+        exhaust(Problem(program(), rules(), FakeOracle()), most_states=10)
