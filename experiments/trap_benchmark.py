@@ -44,7 +44,7 @@ from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, training_of
 from xrl_jax.search.backtracking import make_taso
 from xrl_jax.search.base import Budget, Problem
-from xrl_jax.search.exhaust import Exhausted, exhaust
+from xrl_jax.search.exhaust import Exhausted, visit
 from xrl_jax.search.greedy import greedy
 
 AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
@@ -89,11 +89,10 @@ class Costs:
         return Problem(program, self.rules, self.oracle)
 
     def blocks(self) -> dict[Size, Exhausted]:
-        """Every block, visited whole; twice, so that all are under one table."""
+        """Every block, visited whole; all under one table."""
         sizes = [*self.family.sizes, *self.family.unseen]
-        for _ in range(2):
-            found = {s: exhaust(self.problem(member(self.family, [s]))) for s in sizes}
-        return found
+        visited = {s: visit(self.problem(member(self.family, [s]))) for s in sizes}
+        return {s: v.under(self.oracle.table()) for s, v in visited.items()}
 
     def of_member(self, sizes: Sequence[Size], blocks: Mapping[Size, Exhausted]) -> Exhausted:
         """The sums of its blocks', a sine between two of them counted once."""
@@ -232,11 +231,11 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
 
 def define_flags() -> None:
     flags.DEFINE_list("families", list(FAMILIES), "Kinds of traps.")
-    flags.DEFINE_integer("members", 8, "Members to train on.", lower_bound=1)
+    flags.DEFINE_integer("members", 16, "Members to train on.", lower_bound=1)
     flags.DEFINE_integer("unseen", 10, "Members to search afterwards.", lower_bound=1)
-    flags.DEFINE_integer("blocks", 5, "Blocks of a member, at most, in training.", lower_bound=1)
+    flags.DEFINE_integer("blocks", 6, "Blocks of a member, at most, in training.", lower_bound=1)
     flags.DEFINE_integer("envs", 32, "Environments.", lower_bound=1)
-    flags.DEFINE_integer("updates", 100, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_integer("updates", 150, "Rollouts, each with its updates.", lower_bound=1)
     flags.DEFINE_float("seconds", 60.0, "Budget of each search.", lower_bound=1e-3)
     flags.DEFINE_integer("seed", 0, "Seed of everything.")
     flags.DEFINE_string("out", "out/traps", "Folder of the results.")

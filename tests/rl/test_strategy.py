@@ -13,6 +13,7 @@ import pytest
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl import strategy
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
@@ -50,6 +51,18 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
     result = found()
     assert result.best[0].seconds == pytest.approx(best, rel=1e-3)
     assert any(s.rule == "trap-in" for s in result.best[0].steps)  # 0.80 ms -> 0.82 -> 0.50
+
+
+def test_rollouts_go_on_from_the_best_state_so_far(monkeypatch) -> None:
+    """Two steps are enough to pass one trap, and there are two, and two transposes."""
+    monkeypatch.setattr(strategy, "_HORIZON", 2)
+    monkeypatch.setattr(strategy, "_AT_ONCE", 2)
+    strategy._following.cache_clear()
+    result = found()
+    strategy._following.cache_clear()
+    assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
+    gained = sum(s.gain for s in result.best[0].steps)
+    assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=0.2)
 
 
 def test_the_steps_tell_of_every_gain() -> None:

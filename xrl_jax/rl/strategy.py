@@ -1,22 +1,24 @@
 """Search by a trained policy: rollouts under predicted costs, whose best states are measured.
 
-Each round follows the policy from the graph's first state, once by its most probable candidates and
-several times by candidates drawn; the best state that any of these met is rebuilt, its regions are
-timed, and the next round decodes under what they took. Nothing else is tried: what this finds, the
-policy has found.
+Each round follows the policy, once by its most probable candidates and several times by candidates
+drawn, from the best state so far or, every other round, from the graph's first state; the best
+state that any of these met is rebuilt, its regions are timed, and the next round decodes under what
+they took. Nothing else is tried: what this finds, the policy has found.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.agent import agent_of
@@ -154,39 +156,59 @@ def _search(
     if slots is None:
         slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
     decode = dataclasses.replace(decode, slots=slots)
-    kept: dict[tuple[int, int], Reached] = {space.identity(first): (first, [])}
+    kept = {space.identity(first): _Kept([], (first, []))}
     since = 0
-    while not run.out_of_budget(clock):
+    for turn in itertools.count():
+        if run.out_of_budget(clock):
+            break
         key, now = jax.random.split(key)
-        start = space.matched(space.reprice(first, oracle.table()))
+        begin = _Kept([], (first, [])) if turn % 2 else next(iter(kept.values()))
+        start = space.matched(space.reprice(begin.reached[0], oracle.table()))
         trail = decode.trails(run, start, clock, now)
         most = int(trail.candidates.max(initial=0))
         if most > slots:
             run.note = f"it saw {slots} of up to {most} candidates at a step, drawn evenly"
-        state, steps = _rebuilt(space, start, oracle.table(), trail, index)
-        learned = measure_state(oracle, state, clock, limit)
-        now_kept = {**kept, space.identity(state): (state, steps)}
+        made = _rebuilt(space, start, oracle.table(), trail, index, begin)
+        learned = measure_state(oracle, made.reached[0], clock, limit)
+        now_kept = {space.identity(made.reached[0]): made, **kept}
         ranked = _ranked(space, now_kept, oracle.table())[:_KEPT]
         since = 0 if learned or ranked[0][0] not in kept else since + 1
         kept = dict(ranked)
-        run.keep(index, [r for _, r in ranked])
+        run.keep(index, [k.reached for k in kept.values()])
         run.report("xrlflow")
         if since >= _STALLED:
             run.stalled()
             break
-    return [r for _, r in _ranked(space, kept, oracle.table())]
+    found = [_told(space, first, oracle.table(), k.moves, index) for k in kept.values()]
+    return sorted(found, key=lambda reached: reached[0].seconds)
 
 
-def _rebuilt(space: Space, start: State, costs: Any, trail: Trail, index: int) -> Reached:
-    """The state of least seconds that any rollout has met, and the steps to it."""
+Move = tuple[int, int, int]  # entry, root, partner
+
+
+class _Kept(NamedTuple):
+    """A state of a graph, and the moves to it from the first."""
+
+    moves: list[Move]
+    reached: Reached
+
+
+def _rebuilt(
+    space: Space, start: State, costs: CostTable, trail: Trail, index: int, begin: _Kept
+) -> _Kept:
+    """The state of least seconds that any rollout has met; where they began if that is none.
+
+    Args:
+      start: where they began, under these costs.
+      begin: the same as it is kept.
+    """
     row, last = divmod(int(np.argmin(trail.seconds)), trail.seconds.shape[1])
     if trail.seconds[row, last] >= start.seconds:
-        return start, []
+        return begin
     at = [t for t in range(last + 1) if trail.entry[row, t] >= 0]
     moves = [
         (int(trail.entry[row, t]), int(trail.root[row, t]), int(trail.partner[row, t])) for t in at
     ]
-    state, _ = space.steps(start, costs, moves)
     seconds = [start.seconds, *(float(trail.seconds[row, t]) for t in at)]
     steps = [
         Step(
@@ -199,12 +221,35 @@ def _rebuilt(space: Space, start: State, costs: Any, trail: Trail, index: int) -
             at, moves, seconds[:-1], seconds[1:], strict=True
         )
     ]
+    state, taken = space.steps(start, costs, moves)
+    return _Kept(
+        [*begin.moves, *(moves[i] for i in taken)],
+        (state, [*begin.reached[1], *(steps[i] for i in taken)]),
+    )
+
+
+def _told(
+    space: Space, first: State, costs: CostTable, moves: Sequence[Move], index: int
+) -> Reached:
+    """The state after moves from the first, and what each gains, all under these costs."""
+    state, steps = space.reprice(first, costs), []
+    for entry, root, partner in moves:
+        after = space.step(state, costs, entry, root, partner)
+        if after is not None:
+            place, gain = space.place(state, root), state.seconds - after.seconds
+            steps.append(Step(index, space.rule_name(entry), place, gain))
+            state = after
     return state, steps
 
 
 def _ranked(
-    space: Space, kept: dict[tuple[int, int], Reached], costs: Any
-) -> list[tuple[tuple[int, int], Reached]]:
+    space: Space, kept: dict[tuple[int, int], _Kept], costs: CostTable
+) -> list[tuple[tuple[int, int], _Kept]]:
     """What is kept, under these costs, the best first."""
-    now = [(i, (space.reprice(state, costs), steps)) for i, (state, steps) in kept.items()]
-    return sorted(now, key=lambda each: each[1][0].seconds)
+
+    def now(kept: _Kept) -> _Kept:
+        state, steps = kept.reached
+        return kept._replace(reached=(space.reprice(state, costs), steps))
+
+    priced = [(identity, now(each)) for identity, each in kept.items()]
+    return sorted(priced, key=lambda each: each[1].reached[0].seconds)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Problem, Step
 from xrl_jax.search.descend import measure_state
@@ -18,7 +20,7 @@ _ALIKE = 1e-6
 
 
 class Exhausted(NamedTuple):
-    """Predicted seconds of a program's states, all under one table that knows all of them.
+    """Predicted seconds of a program's states, all under one table.
 
     Attributes:
       start: of the program.
@@ -46,7 +48,40 @@ class _Reached(NamedTuple):
     place: str
 
 
-def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:
+@dataclass(frozen=True)
+class Visited:
+    """All states of a program, the program's own first, and which lead to which."""
+
+    space: Space
+    reached: list[_Reached]
+    leads_to: list[list[int]]
+
+    def under(self, costs: CostTable) -> Exhausted:
+        """What the states cost under a table."""
+        seconds = [self.space.reprice(r.state, costs).seconds for r in self.reached]
+        below, todo = {0}, [0]
+        while todo:
+            at = todo.pop()
+            most = seconds[at] * (1 + _ALIKE)
+            gaining = {n for n in self.leads_to[at] if seconds[n] <= most} - below
+            below |= gaining
+            todo += gaining
+        best = min(range(len(seconds)), key=seconds.__getitem__)
+        downhill = min(seconds[n] for n in below)
+        return Exhausted(
+            seconds[0], downhill, seconds[best], self._way(best, seconds), len(seconds)
+        )
+
+    def _way(self, to: int, seconds: list[float]) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        while to:
+            _, parent, rule, place = self.reached[to]
+            steps.append(Step(0, rule, place, seconds[parent] - seconds[to]))
+            to = parent
+        return tuple(reversed(steps))
+
+
+def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
     """Visit every state of a program of one graph; regions without a timing are timed.
 
     Raises:
@@ -57,43 +92,33 @@ def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:
         raise ValueError("the program has loops or folded layers: their states would multiply")
     space = Space(problem.rules, jnp.asarray(program.digests()))
     start = space.start(program.graph, oracle.table())
-    found = [_Reached(start, -1, "", "")]
+    reached = [_Reached(start, -1, "", "")]
     index = {space.identity(start): 0}
     leads_to: list[list[int]] = []
-    while len(leads_to) < len(found):
+    while len(leads_to) < len(reached):
         at = len(leads_to)
-        state = space.matched(found[at].state)
+        state = space.matched(reached[at].state)
         measure_state(oracle, state, Stopwatch(float("inf")), None)
-        moves = space.moves(state, oracle.table())
+        costs = oracle.table()
+        moves = space.moves(state, costs)
         there: list[int] = []
-        for entry, root, partner in zip(moves.entry, moves.root, moves.partner, strict=True):
-            after = space.step(state, oracle.table(), int(entry), int(root), int(partner))
+        for move in zip(moves.entry, moves.root, moves.partner, strict=True):
+            entry, root, partner = map(int, move)
+            after = space.step(state, costs, entry, root, partner)
             if after is None:
                 continue
             identity = space.identity(after)
             if identity not in index:
-                if len(found) == most_states:
+                if len(reached) == most_states:
                     raise ValueError(f"more than {most_states} states: use a smaller program")
-                index[identity] = len(found)
-                name = space.rule_name(int(entry))
-                found.append(_Reached(after, at, name, space.place(state, int(root))))
+                index[identity] = len(reached)
+                name, place = space.rule_name(entry), space.place(state, root)
+                reached.append(_Reached(after, at, name, place))
             there.append(index[identity])
         leads_to.append(there)
-    costs = oracle.table()
-    seconds = [space.reprice(reached.state, costs).seconds for reached in found]
-    below, todo = {0}, [0]
-    while todo:
-        at = todo.pop()
-        gaining = {n for n in leads_to[at] if seconds[n] <= seconds[at] * (1 + _ALIKE)} - below
-        below |= gaining
-        todo += gaining
-    best = min(range(len(found)), key=seconds.__getitem__)
-    steps: list[Step] = []
-    at = best
-    while at:
-        _, parent, rule, place = found[at]
-        steps.insert(0, Step(0, rule, place, seconds[parent] - seconds[at]))
-        at = parent
-    return Exhausted(
-        seconds[0], min(seconds[n] for n in below), seconds[best], tuple(steps), len(found)
-    )
+    return Visited(space, reached, leads_to)
+
+
+def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:
+    """Every state, visited and priced under a table that knows all of them; see `visit`."""
+    return visit(problem, most_states=most_states).under(problem.oracle.table())

@@ -1,0 +1,102 @@
+"""Families in which greedy search is caught; here with costs that follow from arithmetic alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.trap_benchmark import Costs, Ends, is_trap, summary
+from experiments.traps import FAMILIES, drawn, member
+from tests.search.fakes import FakeOracle
+from xrl_jax.cost.regions import Region
+from xrl_jax.cost.timing import Timing
+from xrl_jax.graph.graph import n_live
+from xrl_jax.graph.work import node_work
+from xrl_jax.search.base import Problem
+from xrl_jax.search.exhaust import Exhausted, exhaust
+
+WHOLE = 2 * 128 * 256 * 256  # operations of a product of [128, 256] and [256, 256]
+
+
+def by_operations(region: Region) -> Timing:
+    """A nanosecond for a thousand operations."""
+    flops, _ = node_work(region.node, region.args)
+    seconds = flops * 1e-12
+    return Timing(seconds, seconds, seconds, repeats=9)
+
+
+def costs_of(name: str) -> Costs:
+    family = FAMILIES[name]
+    return Costs(family, family.compiled(), FakeOracle(by_operations))
+
+
+def operations(seconds: float) -> float:
+    """In products of [128, 256] and [256, 256]; what elementwise operators take is far below."""
+    return seconds / (WHOLE * 1e-12)
+
+
+def test_an_adapter_is_a_trap_where_its_rank_is_low() -> None:
+    """x w + (x a) b, with a and b of rank 16, -> x w + x (a b) -> x (w + a b)."""
+    costs = costs_of("adapter")
+    found = exhaust(costs.problem(member(costs.family, [(16, 1)])))
+    near = {"abs": 0.1}
+    assert found.states == 4  # the sum of both products is one way round, too
+    assert operations(found.start) == pytest.approx(1 + 2 * 16 / 256, **near)
+    assert found.downhill == found.start
+    assert operations(found.optimum) == pytest.approx(1.0, **near)
+    assert [s.rule for s in found.steps] == ["dot-assoc-right", "dot-factor-left"]
+    assert operations(-found.steps[0].gain) == pytest.approx(1 - 2 * 16 / 256, **near)
+    assert is_trap(found)
+
+
+def test_an_adapter_alone_is_best_left_as_it_is() -> None:
+    costs = costs_of("adapter")
+    found = exhaust(costs.problem(member(costs.family, [(16, 0)])))
+    assert (found.states, found.start) == (2, found.optimum)
+    assert not is_trap(found)
+
+
+def test_the_least_cost_of_a_member_is_the_sum_of_its_blocks() -> None:
+    costs = costs_of("adapter")
+    sizes = [(16, 1), (64, 0), (4, 1)]
+    blocks = {s: exhaust(costs.problem(member(costs.family, [s]))) for s in sizes}
+    whole = exhaust(costs.problem(member(costs.family, sizes)))
+    summed = costs.of_member(sizes, blocks)
+    assert summed.states == whole.states == 4 * 2 * 4
+    for field in ("start", "downhill", "optimum"):
+        assert getattr(summed, field) == pytest.approx(getattr(whole, field), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_members_to_train_on_and_unseen_ones(name: str) -> None:
+    family = FAMILIES[name]
+    members = drawn(family, training=8, unseen=10, blocks=6, seed=0)
+    assert {len(m) for m in members.training} <= {3, 4, 5, 6}
+    assert {len(m) for m in members.unseen} <= set(range(6, 13))
+    assert not {s for m in members.training for s in m} & set(family.unseen)
+    assert {s for m in members.unseen for s in m} & set(family.unseen)
+    sizes = [int(n_live(member(family, m).graph)) for m in members.unseen]
+    assert 20 <= min(sizes) <= max(sizes) <= 200
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_rules_of_a_family_apply_to_its_blocks(name: str) -> None:
+    family = FAMILIES[name]
+    program = member(family, [family.sizes[-1]])
+    found = exhaust(Problem(program, family.compiled(), FakeOracle(by_operations)))
+    assert found.states > 1
+
+
+def test_the_summary_counts_who_is_at_the_optimum() -> None:
+    found = [
+        Ends(((1,),), 3.0, 1.0, 2.0, {"greedy": 2.0, "policy": 1.0}),
+        Ends(((2,),), 3.0, 1.0, 1.0, {"greedy": 1.5, "policy": 1.0005}),
+    ]
+    rows = summary(found)
+    assert rows["downhill, at best"] == {"reached": 1, "of": 2, "above": 0.5}
+    assert rows["greedy"] == {"reached": 0, "of": 2, "above": 0.75}
+    assert rows["policy"]["reached"] == 2
+
+
+def test_a_trap_is_a_block_whose_optimum_gains_alone_do_not_reach() -> None:
+    assert is_trap(Exhausted(3.0, 2.0, 1.9, (), 7))
+    assert not is_trap(Exhausted(3.0, 2.0, 1.99, (), 7))
