@@ -50,7 +50,12 @@ class Runtime:
 
 
 def onnx_runtime(
-    model: onnx.ModelProto, threads: int, *, spinning: bool = True, optimized_to: str | None = None
+    model: onnx.ModelProto,
+    threads: int,
+    *,
+    spinning: bool = True,
+    optimized_to: str | None = None,
+    profile_to: str | None = None,
 ) -> Runtime:
     """The model in ONNX Runtime on the CPU, all of its graph optimisations on.
 
@@ -59,6 +64,7 @@ def onnx_runtime(
       spinning: whether its threads wait busily for the next call, which is its default; see
         `Runtime.settle`. Without it they stop, and start a little later.
       optimized_to: a file for the optimised graph, to look at.
+      profile_to: how the name of the file begins that `session.end_profiling()` writes.
 
     Raises:
       ImportError: there is no onnxruntime package.
@@ -83,6 +89,8 @@ def onnx_runtime(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized_to is not None:
         options.optimized_model_filepath = optimized_to
+    if profile_to is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile_to
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

@@ -119,6 +119,10 @@ class Library:
         # What a layout chosen by the library depends on.
         self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
 
+    def set_verbose(self, level: int) -> None:
+        """1: the library prints every execution of a primitive and what it took; 0: nothing."""
+        self._check(self._lib.dnnl_set_verbose(level), "verbose")
+
     def address(self, name: str) -> int:
         """Of a function."""
         return int(ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0)

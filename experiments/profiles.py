@@ -1,0 +1,197 @@
+"""Where the time of a result goes, beside ONNX Runtime: milliseconds of a call by kind of operator.
+
+  python -m experiments.profiles --network=squeezenet --result=out/benchmark/squeezenet/taso
+
+--result is a folder that experiments.optimize has written. Of our results oneDNN tells what its
+primitives take; what is left of a call is in XLA's code, in our own loops between primitives, and
+in calling. Of ONNX Runtime its own profiler tells. Each is timed alone, in a loop, and told about
+in a second loop: profilers cost time. --out gets a file for each network.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+import xrl_jax
+from experiments import targets
+from experiments.onnx_out import export
+from experiments.rival import onnx_runtime
+from experiments.targets import ConfigError, require_network
+from xrl_jax.backends.dnnl.library import library
+from xrl_jax.cost.machine import machine_key
+
+CALLS = 30
+# Kinds by what oneDNN and ONNX Runtime call them; what is not named here keeps its own name.
+KINDS = {
+    "convolutions": ("convolution", "Conv", "FusedConv", "NhwcFusedConv"),
+    "products": ("matmul", "inner_product", "MatMul", "Gemm", "FusedMatMul", "FusedGemm"),
+    "rearranging": ("reorder", "ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Squeeze"),
+    "pooling": ("pooling", "MaxPool", "AveragePool", "GlobalAveragePool"),
+    "sums and activations": (
+        *("binary", "sum", "eltwise", "Add", "Mul", "Sub", "Div", "Relu", "Clip", "Gelu"),
+        *("BiasGelu", "QuickGelu", "Sigmoid", "Tanh", "Erf", "Sqrt", "Pow", "Sum"),
+    ),
+    "softmax and normalisations": (
+        *("softmax", "layer_normalization", "Softmax", "LayerNormalization"),
+        *("SkipLayerNormalization", "ReduceMean", "ReduceSum"),
+    ),
+    "concatenating and slicing": ("concat", "Concat", "Slice", "Split", "Gather"),
+}
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+
+
+class Profile(NamedTuple):
+    """Milliseconds of one call: all of it, and what the profiler says of its parts, by kind."""
+
+    call: float
+    parts: dict[str, float]
+
+
+def in_loop(call: Callable[[], Any]) -> float:
+    """Median milliseconds of a call, in a loop."""
+    taken = []
+    for _ in range(CALLS):
+        begin = time.perf_counter()
+        jax.block_until_ready(call())
+        taken.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(taken))
+
+
+def by_kind(parts: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Sums by kind, of (operator, milliseconds) of all calls."""
+    sums: dict[str, float] = collections.defaultdict(float)
+    for name, milliseconds in parts:
+        sums[_KIND_OF.get(name, name)] += milliseconds / CALLS
+    return dict(sums)
+
+
+def told_by_onednn(text: str) -> list[tuple[str, float]]:
+    """(primitive, milliseconds) of every execution that oneDNN's verbose lines tell of."""
+    found = []
+    for line in text.splitlines():
+        words = line.split(",")
+        if words[0] == "onednn_verbose" and "exec" in words:
+            found.append((words[words.index("exec") + 2], float(words[-1])))
+    return found
+
+
+def told_by_onnx_runtime(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """(operator, milliseconds) of every kernel in ONNX Runtime's profile."""
+    kernels = [e for e in events if e["name"].endswith("_kernel_time")]
+    return [(e["args"]["op_name"], 1e-3 * e["dur"]) for e in kernels]
+
+
+@contextlib.contextmanager
+def _printed_to(file: IO[bytes]) -> Iterator[None]:
+    """What C code prints goes to a file."""
+    sys.stdout.flush()
+    libc, stdout = ctypes.CDLL(None), os.dup(1)
+    libc.fflush(None)
+    os.dup2(file.fileno(), 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def of_result(target: targets.Target, folder: Path) -> Profile:
+    """Of a result of experiments.optimize."""
+    fast = xrl_jax.load(folder / "optimized.xrl")
+    lib = library()
+
+    def call() -> Any:
+        return fast(*target.args)
+
+    taken = in_loop(call)
+    if lib is None:
+        return Profile(taken, {})
+    with tempfile.TemporaryFile() as file:
+        with _printed_to(file):
+            lib.set_verbose(1)
+            in_loop(call)
+            lib.set_verbose(0)
+        file.seek(0)
+        return Profile(taken, by_kind(told_by_onednn(file.read().decode())))
+
+
+def of_onnx_runtime(target: targets.Target) -> Profile:
+    """Of ONNX Runtime on the same network, weights and threads."""
+    weights, *inputs = target.args
+    model = export(target.fn, weights, *inputs, name=target.name)
+    on_host, threads = jax.device_get(inputs), machine_key().threads
+    run = onnx_runtime(model, threads)
+    taken = in_loop(lambda: run(*on_host))
+    run.settle()
+    with tempfile.TemporaryDirectory() as folder:
+        told = onnx_runtime(model, threads, profile_to=os.path.join(folder, "profile"))
+        in_loop(lambda: told(*on_host))
+        events = json.loads(Path(told.session.end_profiling()).read_text(encoding="utf-8"))
+    return Profile(taken, by_kind(told_by_onnx_runtime(events)))
+
+
+def table(network: str, ours: Profile, rival: Profile) -> Table:
+    """Both, side by side; milliseconds of a call."""
+    shown = Table(title=f"{network}: milliseconds of a call", title_justify="left")
+    shown.add_column("")
+    for name in ("ours", "ONNX Runtime"):
+        shown.add_column(name, justify="right")
+
+    def add(what: str, mine: float, theirs: float) -> None:
+        shown.add_row(what, *(f"{v:.2f}" if v else "" for v in (mine, theirs)))
+
+    kinds = {*ours.parts, *rival.parts}
+    largest = {k: max(ours.parts.get(k, 0.0), rival.parts.get(k, 0.0)) for k in kinds}
+    for kind in sorted(kinds, key=lambda k: -largest[k]):
+        add(kind, ours.parts.get(kind, 0.0), rival.parts.get(kind, 0.0))
+    add("the rest", *(max(p.call - sum(p.parts.values()), 0.0) for p in (ours, rival)))
+    add("a call", ours.call, rival.call)
+    return shown
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags."""
+    network, folder = flags.FLAGS.network, Path(flags.FLAGS.result)
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        require_network(network)
+        if not (folder / "optimized.xrl").is_file():
+            raise ConfigError(f"--result={folder}: there is no optimized.xrl")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    target = targets.from_model(network, seed=flags.FLAGS.seed)
+    ours, rival = of_result(target, folder), of_onnx_runtime(target)
+    Console().print(table(network, ours, rival))
+    values = {"network": network, "ours": ours._asdict(), "ONNX Runtime": rival._asdict()}
+    out = Path(flags.FLAGS.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{network}.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
+    print(f"results are in {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("network", "squeezenet", "Network.")
+    flags.DEFINE_string("result", "out/squeezenet", "Folder of its result.")
+    flags.DEFINE_integer("seed", 0, "Seed of its weights.")
+    flags.DEFINE_string("out", "out/profiles", "Folder of the figures.")
+    app.run(main)
