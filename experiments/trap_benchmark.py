@@ -7,7 +7,8 @@ timed on this machine, so the optimum is known, and so is what steps that each g
 best (downhill). A policy is trained on small members; then greedy search, backtracking with an
 alpha of 1 and the policy's rollouts alone search unseen members of up to twice the size, of sizes
 not trained on, too. Printed are the blocks, and how far each search ends above the optimum.
-Timings are kept in --out, which gets traps.json and a policy for each family, too.
+Timings are kept in --out, which gets traps.json and a policy for each family, too; the same command
+goes on from what is there, also after kill -9.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, training_of
 from xrl_jax.search.backtracking import make_taso
@@ -67,6 +68,11 @@ class Config:
 
     def __post_init__(self) -> None:
         require_known("families", self.families, FAMILIES)
+
+    def decides(self) -> str:
+        """What decides which policy is trained, as JSON."""
+        fields = ("members", "blocks", "envs", "updates", "seed")
+        return json.dumps({name: getattr(self, name) for name in fields}, indent=1)
 
 
 class Ends(NamedTuple):
@@ -118,8 +124,10 @@ def start_seconds(problem: Problem) -> float:
     return float(start_of(problem.program, problem.rules, costs).seconds)
 
 
-def trained(config: Config, costs: Costs, members: Drawn) -> Policy:
-    """A policy for a family, trained on its small members."""
+def trained(config: Config, costs: Costs, members: Drawn, file: Path) -> Policy:
+    """A policy for a family, trained on its small members; from the file, if it is there."""
+    if file.is_file():
+        return load_policy(file)
     programs = [member(costs.family, sizes) for sizes in members.training]
     bucket = max(p.graph.nodes.op.shape[0] for p in programs)
     table = costs.oracle.table()
@@ -139,7 +147,9 @@ def trained(config: Config, costs: Costs, members: Drawn) -> Policy:
     jax.block_until_ready(state.weights)
     names = tuple(r.name for r in costs.rules.rules)
     text = f"{len(programs)} members in {(time.monotonic() - began) / 60:.1f} min"
-    return Policy(settings.network, state.weights, names, trained=text)
+    policy = Policy(settings.network, state.weights, names, trained=text)
+    policy.save(file)
+    return policy
 
 
 def ends(
@@ -148,7 +158,7 @@ def ends(
     """Where each search ends on each unseen member."""
     searches = {
         "greedy": greedy,
-        "backtracking, alpha 1": make_taso(alpha=1.0),
+        "backtracking, alpha 1": make_taso(alpha=1.0, opened=False),
         "policy": by_policy(policy, alone=True),
     }
     found = []
@@ -212,8 +222,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
         blocks=config.blocks,
         seed=config.seed,
     )
-    policy = trained(config, costs, members)
-    policy.save(config.out / f"{name}.msgpack")
+    policy = trained(config, costs, members, config.out / f"{name}.msgpack")
     found = ends(config, costs, blocks, members, policy)
     figures = summary(found)
     for way, row in figures.items():
@@ -253,10 +262,14 @@ def main(argv: Sequence[str]) -> int:
         )
         if config.envs % config.members:
             raise ConfigError(f"--envs={config.envs} must be a multiple of --members")
+        written, text = config.out / "config.json", config.decides()
+        if written.is_file() and written.read_text(encoding="utf-8") != text:
+            raise ConfigError(f"{config.out} holds results of other flags: choose another --out")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     config.out.mkdir(parents=True, exist_ok=True)
+    written.write_text(text, encoding="utf-8")
     console, figures = Console(width=120), {}
     with (
         persistent_cache(str(config.out / "compiled")),

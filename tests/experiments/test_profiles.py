@@ -22,7 +22,11 @@ EVENTS = [
 
 
 def test_lines_of_onednn() -> None:
-    assert told_by_onednn(VERBOSE) == [("convolution", 0.25), ("reorder", 0.5), ("convolution", 1.5)]
+    assert told_by_onednn(VERBOSE) == [
+        ("convolution", 0.25),
+        ("reorder", 0.5),
+        ("convolution", 1.5),
+    ]
 
 
 def test_events_of_onnx_runtime() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from experiments.trap_benchmark import Costs, Ends, is_trap, summary
+from experiments.trap_benchmark import Config, Costs, Ends, ends, is_trap, summary, trained
 from experiments.traps import FAMILIES, drawn, member
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
@@ -14,6 +18,7 @@ from xrl_jax.graph.work import node_work
 from xrl_jax.search.base import Problem
 from xrl_jax.search.exhaust import Exhausted, exhaust
 
+ROOT = Path(__file__).resolve().parents[2]
 WHOLE = 2 * 128 * 256 * 256  # operations of a product of [128, 256] and [256, 256]
 
 
@@ -99,3 +104,42 @@ def test_the_summary_counts_who_is_at_the_optimum() -> None:
 def test_a_trap_is_a_block_whose_optimum_gains_alone_do_not_reach() -> None:
     assert is_trap(Exhausted(3.0, 2.0, 1.9, (), 7))
     assert not is_trap(Exhausted(3.0, 2.0, 1.99, (), 7))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--families=layout,nothing"], "nothing"),
+        (["--members=5"], "--envs=32 must be a multiple of --members"),
+        (["--seed=1"], "holds results of other flags"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-m", "experiments.trap_benchmark", f"--out={tmp_path}", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path) -> None:
+    config = Config(
+        families=("adapter",),
+        members=4,
+        unseen=3,
+        blocks=3,
+        envs=16,
+        updates=40,
+        seconds=60.0,
+        seed=0,
+        out=tmp_path,
+    )
+    costs = costs_of("adapter")
+    members = drawn(costs.family, training=4, unseen=3, blocks=3, seed=0)
+    blocks = costs.blocks()
+    policy = trained(config, costs, members, tmp_path / "adapter.msgpack")
+    rows = summary(ends(config, costs, blocks, members, policy))
+    assert rows["policy"]["reached"] == rows["policy"]["of"] == 3
+    for caught in ("downhill, at best", "greedy", "backtracking, alpha 1"):
+        assert rows[caught]["reached"] < 3

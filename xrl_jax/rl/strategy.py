@@ -37,7 +37,7 @@ _AT_ONCE = 16  # steps between two looks at the clock
 _SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
 _HORIZON = 128  # steps of a rollout, at most
 _AIMLESS = 2  # looks without a better state, after which all rollouts end
-_STALLED = 4  # rounds without a better state, after which a search ends
+_STALLED = 8  # rounds without a better state, after which a search ends
 _KEPT = 4  # states of a graph that are kept for timing whole programs
 
 

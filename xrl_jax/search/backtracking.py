@@ -34,12 +34,13 @@ _PROGRESS = 1e-3
 _PATIENCE, _LEAST_PATIENCE = 1 / 3, 5.0
 
 
-def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
+def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000, opened: bool = True) -> Strategy:
     """A TASO search.
 
     Args:
       alpha: states up to this factor above the best cost are kept.
       max_states: how many states are expanded at most for each graph (TASO's budget).
+      opened: search from each of our openings, too, where TASO has the program itself.
     """
 
     def search(
@@ -48,7 +49,7 @@ def make_taso(*, alpha: float = ALPHA, max_states: int = 100_000) -> Strategy:
         return _best_first(run, space, reached, index, clock, alpha, max_states)
 
     phases = (Phase(_lowerings, 0.6), Phase(_greedily, 0.6), Phase(search))
-    return lambda problem, budget, key: search_graphs(problem, budget, key, *phases, opened=True)
+    return lambda problem, budget, key: search_graphs(problem, budget, key, *phases, opened=opened)
 
 
 def _lowerings(
