@@ -244,7 +244,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("unseen", 10, "Members to search afterwards.", lower_bound=1)
     flags.DEFINE_integer("blocks", 6, "Blocks of a member, at most, in training.", lower_bound=1)
     flags.DEFINE_integer("envs", 32, "Environments.", lower_bound=1)
-    flags.DEFINE_integer("updates", 150, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_integer("updates", 100, "Rollouts, each with its updates.", lower_bound=1)
     flags.DEFINE_float("seconds", 60.0, "Budget of each search.", lower_bound=1e-3)
     flags.DEFINE_integer("seed", 0, "Seed of everything.")
     flags.DEFINE_string("out", "out/traps", "Folder of the results.")

@@ -120,8 +120,8 @@ FAMILIES: Mapping[str, Family] = {
         _IMAGE,
         _kernels,
         _convolutions,
-        tuple((width, kernel, n) for width in (16, 48, 96) for kernel in (1, 3) for n in (2, 3)),
-        tuple((width, kernel, n) for width in (32, 64) for kernel in (1, 3) for n in (2, 3)),
+        tuple((width, k, n) for width in (16, 32, 48, 64, 96) for k in (1, 3) for n in (2, 3)),
+        tuple((width, k, n) for width in (24, 80) for k in (1, 3) for n in (2, 3)),
     ),
     "merge": Family(
         "a kernel of one as one of three costs nine times as much; its neighbour then takes it in",
@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, Family] = {
         _IMAGE,
         _fire_kernels,
         _fire,
-        ((1,), (2,), (4,), (8,), (16,)),
+        ((1,), (2,), (4,), (5,), (7,), (8,), (9,), (10,), (11,), (13,), (14,), (16,)),
         ((3,), (6,), (12,)),
     ),
     "adapter": Family(
