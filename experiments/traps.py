@@ -2,8 +2,8 @@
 
 A member of a family is a chain of blocks with a sine between them that no rule of the family
 touches, so that what is done in one block is nothing to the next: the states of a member are those
-of its blocks, taken together in every way, and its least cost is the sum of theirs (`deviation`
-measures by how much a sum of predictions fails to be that). A block is small enough for all of its
+of its blocks, taken together in every way, and its least cost is the sum of theirs (a test visits
+all states of a member, too). A block is small enough for all of its
 states to be visited. What each of them takes is measured, and whether a block is a trap depends on
 the machine: of the sizes below some are, and others gain at once or not at all.
 """
