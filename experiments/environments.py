@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from experiments import models, targets
 from experiments.targets import ConfigError
 from xrl_jax.cost import calibration, roofline
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import bucket_for, n_live
 from xrl_jax.graph.program import Program
@@ -50,15 +51,20 @@ def params_of(
     rules: CompiledRules,
     *,
     envs: int,
+    costs: CostTable | None = None,
     horizon: int = HORIZON,
     slots: int = SLOTS,
 ) -> EnvParams:
-    """So many environments of all programs in one bucket, under a table that knows no timings yet:
-    what forms take is what they usually take on this kind of machine.
+    """So many environments of all programs in one bucket.
+
+    Args:
+      costs: None for a table that knows no timings yet: what forms take is what they usually take
+        on this kind of machine.
     """
-    usual = calibration.usual_forms(jax.default_backend())
-    rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
-    costs = roofline.cost_table({}, rates)
+    if costs is None:
+        usual = calibration.usual_forms(jax.default_backend())
+        rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
+        costs = roofline.cost_table({}, rates)
     bucket = max(bucket_for(sum(int(n_live(g)) for g in p.graphs)) for p in programs)
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
     each = envs // len(starts)

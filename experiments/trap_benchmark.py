@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from experiments.environments import params_of
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
 from xrl_jax.backends.compile_cache import persistent_cache
@@ -38,13 +38,12 @@ from xrl_jax.cost.worker import Worker
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.table import CompiledRules
-from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, training_of
 from xrl_jax.search.backtracking import make_taso
-from xrl_jax.search.base import Budget, Problem
+from xrl_jax.search.base import Budget, Problem, predicted
 from xrl_jax.search.exhaust import Exhausted, visit
 from xrl_jax.search.greedy import greedy
 
@@ -85,11 +84,13 @@ class Ends(NamedTuple):
     found: dict[str, float]  # by search
 
 
+@dataclasses.dataclass(frozen=True)
 class Costs:
     """What blocks and members cost, from one oracle."""
 
-    def __init__(self, family: Family, rules: CompiledRules, oracle: Oracle) -> None:
-        self.family, self.rules, self.oracle = family, rules, oracle
+    family: Family
+    rules: CompiledRules
+    oracle: Oracle
 
     def problem(self, program: Program) -> Problem:
         return Problem(program, self.rules, self.oracle)
@@ -102,7 +103,9 @@ class Costs:
 
     def of_member(self, sizes: Sequence[Size], blocks: Mapping[Size, Exhausted]) -> Exhausted:
         """The sums of its blocks', a sine between two of them counted once."""
-        between = self.between(blocks)
+        first = next(iter(blocks))
+        both = member(self.family, [first, first])
+        between = 2 * blocks[first].start - predicted(both, self.oracle.table())
         parts = [blocks[s] for s in sizes]
 
         def total(field: str) -> float:
@@ -111,30 +114,13 @@ class Costs:
         states = int(np.prod([float(p.states) for p in parts]))
         return Exhausted(total("start"), total("downhill"), total("optimum"), (), states)
 
-    def between(self, blocks: Mapping[Size, Exhausted]) -> float:
-        """Seconds that two blocks have in common."""
-        first = next(iter(blocks))
-        both = self.problem(member(self.family, [first, first]))
-        return 2 * blocks[first].start - start_seconds(both)
-
-
-def start_seconds(problem: Problem) -> float:
-    """Predicted for a program as it is."""
-    costs = problem.oracle.table()
-    return float(start_of(problem.program, problem.rules, costs).seconds)
-
 
 def trained(config: Config, costs: Costs, members: Drawn, file: Path) -> Policy:
     """A policy for a family, trained on its small members; from the file, if it is there."""
     if file.is_file():
         return load_policy(file)
     programs = [member(costs.family, sizes) for sizes in members.training]
-    bucket = max(p.graph.nodes.op.shape[0] for p in programs)
-    table = costs.oracle.table()
-    starts = [start_of(p, costs.rules, table, bucket=bucket) for p in programs]
-    each = config.envs // len(starts)
-    batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
-    params = EnvParams(costs.rules.table, table, batch)
+    params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.table())
     settings = TrainConfig(
         network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
     )

@@ -46,7 +46,7 @@ class Family:
     rules: tuple[str, ...]
     shape: Size
     weights: Callable[[Size], Sequence[Size]]
-    block: Callable[[Size, jax.Array, Weights], jax.Array]
+    block: Callable[[jax.Array, Weights], jax.Array]
     sizes: tuple[Size, ...]
     unseen: tuple[Size, ...]
 
@@ -63,7 +63,7 @@ def _conv(x: jax.Array, w: jax.Array) -> jax.Array:
 _IMAGE = (1, 32, 28, 28)
 
 
-def _convolutions(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+def _convolutions(x: jax.Array, weights: Weights) -> jax.Array:
     *first, last = weights
     for w in first:
         x = jax.nn.relu(_conv(x, w))
@@ -76,7 +76,7 @@ def _kernels(size: Size) -> Sequence[Size]:
     return [(o, i, kernel, kernel) for i, o in itertools.pairwise(channels)]
 
 
-def _fire(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+def _fire(x: jax.Array, weights: Weights) -> jax.Array:
     small, large = (jax.nn.relu(_conv(x, w)) for w in weights)
     return jnp.concatenate([small, large], axis=1)
 
@@ -90,7 +90,7 @@ def _fire_kernels(size: Size) -> Sequence[Size]:
 _TOKENS = (128, 256)
 
 
-def _adapter(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+def _adapter(x: jax.Array, weights: Weights) -> jax.Array:
     a, b, *w = weights
     return x @ w[0] + (x @ a) @ b if w else (x @ a) @ b
 
@@ -102,7 +102,7 @@ def _adapter_matrices(size: Size) -> Sequence[Size]:
     return [*low_rank, (features, features)] if beside else low_rank
 
 
-def _widened(size: Size, x: jax.Array, weights: Weights) -> jax.Array:
+def _widened(x: jax.Array, weights: Weights) -> jax.Array:
     a, w = weights
     return jnp.concatenate([x, x @ a], axis=1) @ w
 
@@ -169,8 +169,8 @@ def member(family: Family, sizes: Sequence[Size]) -> Program:
 
     def chain(x: jax.Array, weights: Sequence[Weights]) -> jax.Array:
         x = jnp.sin(x)
-        for size, of in zip(sizes, weights, strict=True):
-            x = jnp.sin(family.block(size, x, of))
+        for of in weights:
+            x = jnp.sin(family.block(x, of))
         return x
 
     x = jax.random.normal(next(keys), family.shape)

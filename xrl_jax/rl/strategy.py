@@ -156,13 +156,14 @@ def _search(
     if slots is None:
         slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
     decode = dataclasses.replace(decode, slots=slots)
-    kept = {space.identity(first): _Kept([], (first, []))}
+    root = _Kept([], (first, []))
+    kept = {space.identity(first): root}
     since = 0
     for turn in itertools.count():
         if run.out_of_budget(clock):
             break
         key, now = jax.random.split(key)
-        begin = _Kept([], (first, [])) if turn % 2 else next(iter(kept.values()))
+        begin = root if turn % 2 else next(iter(kept.values()))
         start = space.matched(space.reprice(begin.reached[0], oracle.table()))
         trail = decode.trails(run, start, clock, now)
         most = int(trail.candidates.max(initial=0))

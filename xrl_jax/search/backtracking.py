@@ -118,9 +118,7 @@ def _best_first(
         best = sorted(best, key=lambda b: b[0].seconds)[:KEEP]
         run.keep(index, best)
         bound = alpha * best[0][0].seconds
-        if (
-            state.seconds > bound
-        ):  # it was predicted from its parent, and what it takes is known now
+        if state.seconds > bound:  # dearer than its parent's candidate was predicted to be
             continue
         for i in range(min(len(moves.entry), _PER_STATE)):
             after = state.seconds + float(moves.delta[i])
