@@ -9,10 +9,14 @@ many threads, and an A/A control; every result is checked against float64 first.
 the strongest jit. xrlflow is the policy's rollouts alone: what they find is not refined. The folder
 --out gets a folder for each network and search, benchmark.json and benchmark.png. A run that was
 killed goes on where it was; Ctrl-C prints what is there.
+
+--seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
+seeds and how the last of --searches compares with the best of the others (over_seeds.json).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gc
 import json
@@ -26,14 +30,16 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import models
+from experiments import models, over_seeds
 from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
 from experiments.targets import require_known
+from xrl_jax.rl.policy import load_policy
 from xrl_jax.strategies import STRATEGIES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,8 @@ def define_flags() -> None:
     flags.DEFINE_list("searches", ["random", "local", "greedy", "taso"], "Names.")
     flags.DEFINE_float("budget_seconds", 300.0, "Seconds of each search.")
     flags.DEFINE_float("compare_seconds", 20.0, "Seconds to time a network's results in turn.")
-    flags.DEFINE_integer("seed", 0, "Seed of searches and weights.")
+    flags.DEFINE_integer("seed", 0, "Seed of searches and weights; the first, if there are more.")
+    flags.DEFINE_integer("seeds", 1, "How many seeds.", lower_bound=1)
     flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.")
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
 
@@ -167,15 +174,8 @@ def config_of(values: flags.FlagValues) -> Config:
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 1 where a search failed, 130 for Ctrl-C."""
-    try:
-        if len(argv) > 1:
-            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
-        config = config_of(flags.FLAGS)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def run_seed(config: Config) -> tuple[list[SideBySide], int]:
+    """Everything for one seed, printed and written; what there is, and the exit status."""
     results: list[SideBySide] = []
     status = 0
     try:
@@ -185,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
             status |= result is None or len(result.entries) < len(config.searches)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
-        status = 130
+        status = INTERRUPTED
     if results:
         of_searches = reports(config, results)
         figures = summary(results, of_searches)
@@ -201,7 +201,48 @@ def main(argv: Sequence[str]) -> int:
         path.write_text(json.dumps(values, indent=1), encoding="utf-8")
         plot(results, config.out / "benchmark.png")
         print(f"\nresults are in {config.out}")
+    return results, status
+
+
+def run_seeds(config: Config, n: int) -> int:
+    """Everything for so many seeds, then what they say together; the exit status."""
+    of_seeds, status = [], 0
+    for seed in range(config.seed, config.seed + n):
+        print(f"seed {seed}", file=sys.stderr)
+        of_one = dataclasses.replace(config, seed=seed, out=config.out / f"seed_{seed}")
+        results, ended = run_seed(of_one)
+        of_seeds += [results] if results else []
+        status |= ended
+        if ended == INTERRUPTED:
+            break
+    if of_seeds:
+        last = config.searches[-1]
+        notes = {}
+        if "xrlflow" in config.searches:
+            notes["xrlflow"] = f"the policy was trained on {load_policy().trained}"
+        print("\n" + over_seeds.table(of_seeds, last, notes))
+        values = {
+            "command": f"{config.command()} --seeds={n}",
+            "date": datetime.date.today().isoformat(),
+            "notes": notes,
+            "networks": over_seeds.summary(of_seeds, last),
+        }
+        path = config.out / "over_seeds.json"
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
     return status
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags, 1 where a search failed, 130 for Ctrl-C."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        config = config_of(flags.FLAGS)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    n = flags.FLAGS.seeds
+    return run_seed(config)[1] if n == 1 else run_seeds(config, n)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 For each family (experiments/traps.py) every state of every block is visited and its operators are
 timed on this machine, so the optimum is known, and so is what steps that each gain can reach at
 best (downhill). A policy is trained on small members; then greedy search, backtracking with an
-alpha of 1 and the policy's rollouts alone search unseen members of up to twice the size, of sizes
-not trained on, too. Printed are the blocks, and how far each search ends above the optimum.
+alpha of 1, taso as it comes, random search, and the rollouts alone of the policy before and after
+training search unseen members of up to twice the size, of sizes not trained on, too; each in its
+--seconds. Printed are the blocks, and how far each search ends above the optimum.
 Timings are kept in --out, which gets traps.json and a policy for each family, too; the same command
 goes on from what is there, also after kill -9.
 """
@@ -42,10 +43,11 @@ from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, training_of
-from xrl_jax.search.backtracking import make_taso
-from xrl_jax.search.base import Budget, Problem, predicted
+from xrl_jax.search.backtracking import make_taso, taso
+from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.exhaust import Exhausted, visit
 from xrl_jax.search.greedy import greedy
+from xrl_jax.search.random import random
 
 AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
 _TRAP = 1e-2  # a block is one where downhill ends further above
@@ -115,38 +117,57 @@ class Costs:
         return Exhausted(total("start"), total("downhill"), total("optimum"), (), states)
 
 
-def trained(config: Config, costs: Costs, members: Drawn, file: Path) -> Policy:
-    """A policy for a family, trained on its small members; from the file, if it is there."""
-    if file.is_file():
-        return load_policy(file)
+class Policies(NamedTuple):
+    """A policy for a family before and after training."""
+
+    untrained: Policy
+    trained: Policy
+
+
+def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Policies:
+    """A policy trained on the small members; what was learned is in the file, if there is one."""
     programs = [member(costs.family, sizes) for sizes in members.training]
     params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.table())
     settings = TrainConfig(
         network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
     )
     training = training_of(settings)
+    names = tuple(r.name for r in costs.rules.rules)
     state = engine_jit(training.init)(jax.random.key(config.seed), params)
+    untrained = Policy(settings.network, state.weights, names, trained="nothing")
+    if file.is_file():
+        return Policies(untrained, load_policy(file))
     update = engine_jit(training.update)
     began = time.monotonic()
     for _ in track(range(config.updates), "training", disable=not sys.stderr.isatty()):
         state, _ = update(state, params)
     jax.block_until_ready(state.weights)
-    names = tuple(r.name for r in costs.rules.rules)
     text = f"{len(programs)} members in {(time.monotonic() - began) / 60:.1f} min"
     policy = Policy(settings.network, state.weights, names, trained=text)
     policy.save(file)
-    return policy
+    return Policies(untrained, policy)
+
+
+def searches_with(policies: Policies) -> dict[str, Strategy]:
+    """The searches that are compared, by the names they are printed with."""
+    return {
+        "greedy": greedy,
+        "backtracking, alpha 1": make_taso(alpha=1.0, opened=False),
+        "taso": taso,
+        "random": random,
+        "untrained policy": by_policy(policies.untrained, alone=True),
+        "policy": by_policy(policies.trained, alone=True),
+    }
 
 
 def ends(
-    config: Config, costs: Costs, blocks: Mapping[Size, Exhausted], members: Drawn, policy: Policy
+    config: Config,
+    costs: Costs,
+    blocks: Mapping[Size, Exhausted],
+    members: Drawn,
+    searches: Mapping[str, Strategy],
 ) -> list[Ends]:
     """Where each search ends on each unseen member."""
-    searches = {
-        "greedy": greedy,
-        "backtracking, alpha 1": make_taso(alpha=1.0, opened=False),
-        "policy": by_policy(policy, alone=True),
-    }
     found = []
     for sizes in members.unseen:
         known = costs.of_member(sizes, blocks)
@@ -208,8 +229,8 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
         blocks=config.blocks,
         seed=config.seed,
     )
-    policy = trained(config, costs, members, config.out / f"{name}.msgpack")
-    found = ends(config, costs, blocks, members, policy)
+    both = policies(config, costs, members, config.out / f"{name}.msgpack")
+    found = ends(config, costs, blocks, members, searches_with(both))
     figures = summary(found)
     for way, row in figures.items():
         console.print(
@@ -218,7 +239,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
         )
     return {
         "blocks": {",".join(map(str, s)): b._asdict() for s, b in blocks.items()},
-        "trained": policy.trained,
+        "trained": both.trained.trained,
         "ends": [e._asdict() for e in found],
         "summary": figures,
     }

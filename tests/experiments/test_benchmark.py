@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark import Config, command_of, run_search
+from experiments import benchmark
+from experiments.benchmark import Config, command_of, run_search, run_seeds
 from experiments.benchmark_table import (
     best_of,
     beyond_noise,
@@ -131,6 +132,23 @@ def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     kept = {"command": command, "status": 0, "peak_bytes": 7}
     (folder / "run.json").write_text(json.dumps(kept))
     assert run_search(config(tmp_path), "bert", "taso") == kept
+
+
+def test_seeds_have_folders_of_their_own_and_are_told_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def made_up(config: Config) -> tuple[list[SideBySide], int]:
+        asked.append((config.seed, config.out.name))
+        return [NET], 0
+
+    monkeypatch.setattr(benchmark, "run_seed", made_up)
+    assert run_seeds(config(tmp_path, searches=("local", "taso")), 2) == 0
+    assert asked == [(0, "seed_0"), (1, "seed_1")]
+    values = json.loads((tmp_path / "over_seeds.json").read_text())
+    assert values["command"].endswith("--seeds=2")
+    assert values["networks"]["bert"]["verdict"]["text"] == "ahead"
 
 
 @pytest.mark.slow

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.trap_benchmark import Config, Costs, Ends, ends, is_trap, summary, trained
+from experiments.trap_benchmark import (
+    Config,
+    Costs,
+    Ends,
+    ends,
+    is_trap,
+    policies,
+    searches_with,
+    summary,
+)
 from experiments.traps import FAMILIES, drawn, member
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
@@ -138,8 +147,10 @@ def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path)
     costs = costs_of("adapter")
     members = drawn(costs.family, training=4, unseen=3, blocks=3, seed=0)
     blocks = costs.blocks()
-    policy = trained(config, costs, members, tmp_path / "adapter.msgpack")
-    rows = summary(ends(config, costs, blocks, members, policy))
+    both = policies(config, costs, members, tmp_path / "adapter.msgpack")
+    searches = searches_with(both)
+    compared = {n: searches[n] for n in ("greedy", "backtracking, alpha 1", "policy")}
+    rows = summary(ends(config, costs, blocks, members, compared))
     assert rows["policy"]["reached"] == rows["policy"]["of"] == 3
     for caught in ("downhill, at best", "greedy", "backtracking, alpha 1"):
         assert rows[caught]["reached"] < 3

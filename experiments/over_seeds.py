@@ -1,0 +1,117 @@
+"""What a benchmark over several seeds says: means over the seeds, and whether the last search is
+ahead of the best of the others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scipy.stats import t as students_t
+
+from experiments.side_by_side import SideBySide
+
+
+class Mean(NamedTuple):
+    """A geometric mean over seeds with its 95 % interval; no interval for a single seed."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+def mean_over_seeds(ratios: Sequence[float]) -> Mean:
+    """The geometric mean, and the interval that Student's t gives the mean of the logarithms."""
+    logs = [math.log(r) for r in ratios]
+    middle, n = statistics.fmean(logs), len(logs)
+    if n < 2:
+        return Mean(math.exp(middle), 0.0, math.inf)
+    half = float(students_t.ppf(0.975, n - 1)) * statistics.stdev(logs) / math.sqrt(n)
+    return Mean(*(math.exp(v) for v in (middle, middle - half, middle + half)))
+
+
+class Verdict(NamedTuple):
+    """The last search beside the best of the others on one network.
+
+    Attributes:
+      rival: the other search that is the fastest in the mean.
+      ratio: its seconds / the last search's.
+    """
+
+    rival: str
+    ratio: Mean
+
+    @property
+    def text(self) -> str:
+        """Ahead or behind where the whole interval is."""
+        if self.ratio.low > 1.0:
+            return "ahead"
+        return "behind" if self.ratio.high < 1.0 else "even"
+
+
+def by_network(of_seeds: Sequence[Sequence[SideBySide]]) -> dict[str, list[SideBySide]]:
+    """The results of all seeds, for the networks that every seed has."""
+    names = [{r.network: r for r in results} for results in of_seeds]
+    return {
+        name: [of[name] for of in names] for name in names[0] if all(name in of for of in names)
+    }
+
+
+def speedups(results: Sequence[SideBySide]) -> dict[str, Mean]:
+    """By search: times as fast as the strongest jit, for searches that ended with every seed."""
+    searches = [s for s in results[0].entries if all(s in r.entries for r in results)]
+    return {s: mean_over_seeds([r.entries[s].speedup for r in results]) for s in searches}
+
+
+def verdict(results: Sequence[SideBySide], search: str) -> Verdict | None:
+    """This search beside the best of the others; None where there is no other."""
+    means = speedups(results)
+    others = {s: m for s, m in means.items() if s != search}
+    if not others or search not in means:
+        return None
+    rival = max(others, key=lambda s: others[s].value)
+    # Where both return the original there is no ratio to time: they are the same program.
+    same = (1.0, 1.0, 1.0)
+    ratios = [r.ratios.get(f"{rival}/{search}", same)[0] for r in results]
+    return Verdict(rival, mean_over_seeds(ratios))
+
+
+def summary(of_seeds: Sequence[Sequence[SideBySide]], search: str) -> dict[str, Any]:
+    """As plain data: by network the means of all searches, and the verdict on `search`."""
+    found: dict[str, Any] = {}
+    for network, results in by_network(of_seeds).items():
+        judged = verdict(results, search)
+        found[network] = {
+            "speedups": {s: m._asdict() for s, m in speedups(results).items()},
+            "verdict": judged and {**judged._asdict(), "text": judged.text},
+        }
+    return found
+
+
+def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[str, str]) -> str:
+    """Markdown: a row for each network.
+
+    Args:
+      notes: what is to be known of a search beside its figures, by its name.
+    """
+    rows = by_network(of_seeds)
+    searches = list(dict.fromkeys(s for results in rows.values() for s in speedups(results)))
+    head = ["network", *searches, f"best other / {search}", "which", search]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    counts = dict.fromkeys(("ahead", "even", "behind"), 0)
+    for network, results in rows.items():
+        means, judged = speedups(results), verdict(results, search)
+        cells = [str(means[s]) if s in means else "failed" for s in searches]
+        if judged is not None:
+            counts[judged.text] += 1
+        last = ("-", "-", "-") if judged is None else (str(judged.ratio), judged.rival, judged.text)
+        lines.append("| " + " | ".join([network, *cells, *last]) + " |")
+    told = ", ".join(f"{n} {text}" for text, n in counts.items())
+    lines += ["", f"{search} beside the best of the others, {len(of_seeds)} seeds: {told}"]
+    lines += [f"{name}: {note}" for name, note in notes.items()]
+    return "\n".join(lines)
