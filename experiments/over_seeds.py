@@ -103,7 +103,7 @@ def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[
     searches = list(dict.fromkeys(s for results in rows.values() for s in speedups(results)))
     head = ["network", *searches, f"best other / {search}", "which", search]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    counts = dict.fromkeys(("ahead", "even", "behind"), 0)
+    counts: dict[str, int] = {"ahead": 0, "even": 0, "behind": 0}
     for network, results in rows.items():
         means, judged = speedups(results), verdict(results, search)
         cells = [str(means[s]) if s in means else "failed" for s in searches]
