@@ -6,8 +6,18 @@
 For each network, with its options after colons, and each of --seeds: the least predicted time that
 four rollouts of the policy reach, relative to the network's own, beside four of an untrained policy
 of the same sizes, four random walks, and greedy search, all in the same environment. Times are
-predicted, under a table that knows no timings. Printed are means and standard errors over the
-seeds, and by how many standard errors the policy is ahead. --out gets generalise.json.
+predicted, under a table that knows what --timed_seconds of taso's search on each network have
+timed. Printed are means and standard errors over the seeds, and by how many standard errors the
+policy is ahead. --out gets generalise.json.
+
+  --at_home=out/t64/policy.msgpack,out/t256/policy.msgpack,,
+
+names for each network a policy that was trained on it, and prints what that reaches, too.
+
+  --measured_seconds=100
+
+lets greedy search and the policy's rollouts alone optimise each network for so long, the policy
+with a tenth of the timings that greedy search made, and times both results in turn.
 """
 
 from __future__ import annotations
@@ -26,7 +36,10 @@ from rich.table import Table
 
 from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
+from experiments.few_timings import SearchFailedError, few_timings
+from experiments.side_by_side import WrongResultError
 from experiments.targets import ConfigError
+from experiments.timed_costs import kept_costs
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.rewrite.library import offered, standard_rules
@@ -36,12 +49,18 @@ from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
 from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
-WAYS = ("policy", "untrained", "chance", "greedy")
+HOME = "at home"
+WAYS = ("policy", "untrained", "chance", "greedy", HOME)
 
 
-def row_of(trained: Sequence[Reached], untrained: Sequence[Reached]) -> dict[str, Any]:
+def row_of(
+    trained: Sequence[Reached], untrained: Sequence[Reached], at_home: Sequence[Reached] = ()
+) -> dict[str, Any]:
     """Means and standard errors over seeds of one program, and by how many of the latter the policy
     is ahead of what else draws.
+
+    Args:
+      at_home: of a policy that was trained on this program.
     """
     values = {
         "policy": [float(r.policy[0]) for r in trained],
@@ -49,6 +68,8 @@ def row_of(trained: Sequence[Reached], untrained: Sequence[Reached]) -> dict[str
         "chance": [float(r.chance[0]) for r in trained],
         "greedy": [float(r.greedy[0]) for r in trained],
     }
+    if at_home:
+        values[HOME] = [float(r.policy[0]) for r in at_home]
     means = {w: float(np.mean(v)) for w, v in values.items()}
     errors = {w: float(np.std(v, ddof=1) / np.sqrt(len(v))) for w, v in values.items()}
     ahead = {
@@ -62,7 +83,10 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
     """The table."""
     table = Table("network", *WAYS, "ahead of untrained", "of chance", title_justify="left")
     for name, row in rows.items():
-        cells = (f"{row['mean'][w]:.3f} ({row['standard_error'][w]:.3f})" for w in WAYS)
+        cells = (
+            f"{row['mean'][w]:.3f} ({row['standard_error'][w]:.3f})" if w in row["mean"] else "-"
+            for w in WAYS
+        )
         ahead = (f"{row['ahead'][w]:.1f}" for w in ("untrained", "chance"))
         table.add_row(name, *cells, *ahead)
     Console(width=120).print(table)
@@ -76,7 +100,26 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("horizon", HORIZON, "Steps of a rollout.", lower_bound=1)
     flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_list("at_home", [], "A policy for each network, trained on it; may be empty.")
+    flags.DEFINE_float(
+        "timed_seconds", 0.0, "Seconds for taso to time each network's operators first; 0: none."
+    )
+    flags.DEFINE_float(
+        "measured_seconds", 0.0, "Budget of greedy search and of the policy, timed whole; 0: none."
+    )
+    flags.DEFINE_float("compare_seconds", 15.0, "Seconds to time their results in turn.")
     flags.DEFINE_string("out", "out/generalise", "Folder of the results.")
+
+
+def at_home(names: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
+    """For some networks, the policy that was trained on it.
+
+    Raises:
+      ConfigError: there is not one, or an empty word, for each network.
+    """
+    if files and len(files) != len(names):
+        raise ConfigError(f"--at_home names {len(files)} policies for {len(names)} networks")
+    return {name: Path(file) for name, file in zip(names, files, strict=False) if file}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,9 +129,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        if FLAGS.measured_seconds and any(":" in text for text in FLAGS.networks):
+            raise ConfigError("--measured_seconds is for networks without options")
         policy = load_policy(FLAGS.policy)
+        homes = {n: load_policy(f) for n, f in at_home(FLAGS.networks, FLAGS.at_home).items()}
         rules = compile_rules(offered(standard_rules()))
         programs = {text: program_of(text, fold=True, seed=0) for text in FLAGS.networks}
+        out = Path(FLAGS.out)
+        out.mkdir(parents=True, exist_ok=True)
+        sizes: dict[str, Any] = {"horizon": FLAGS.horizon, "slots": FLAGS.slots}
+        if FLAGS.timed_seconds:
+            sizes["costs"] = kept_costs(programs, rules, out, seconds=FLAGS.timed_seconds, seed=0)
     except (ConfigError, PolicyError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -98,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     keys, blank = jax.random.split(jax.random.key(0), FLAGS.seeds), []
     for text, program in programs.items():
         try:
-            params = params_of([program], rules, envs=1, horizon=FLAGS.horizon, slots=FLAGS.slots)
+            params = params_of([program], rules, envs=1, **sizes)
         except GraphError as error:
             print(f"{text}: {error}", file=sys.stderr)
             continue
@@ -108,14 +159,46 @@ def main(argv: Sequence[str]) -> int:
         evaluate = evaluator(network, params, n_steps=FLAGS.horizon)
         trained = [evaluate(weights, key) for key in keys]
         untrained = [evaluate(w, key) for w, key in zip(blank, keys, strict=True)]
-        rows[text] = row_of(trained, untrained)
+        home = []
+        if text in homes:
+            of_home, its_weights = homes[text].fitted(rules)
+            evaluate = evaluator(of_home, params, n_steps=FLAGS.horizon)
+            home = [evaluate(its_weights, key) for key in keys]
+        rows[text] = row_of(trained, untrained, home)
         show(rows)
-    out = Path(FLAGS.out)
-    out.mkdir(parents=True, exist_ok=True)
     result = {"policy": FLAGS.policy, "trained": policy.trained, "rows": rows}
+    if FLAGS.measured_seconds:
+        result["measured"] = measured(list(programs), out)
     (out / "generalise.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     print(f"results are in {out}")
     return 0
+
+
+def measured(names: Sequence[str], out: Path) -> dict[str, Any]:
+    """The policy with a tenth of greedy search's timings, each network printed as it is done."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            row = few_timings(
+                name,
+                Path(FLAGS.policy),
+                out / name,
+                seconds=FLAGS.measured_seconds,
+                compare_seconds=FLAGS.compare_seconds,
+            )
+        except (SearchFailedError, WrongResultError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        found[name] = row
+        (ratio, low, high), made, speedup = (
+            row[k] for k in ("greedy_over_policy", "measurements", "speedup")
+        )
+        print(
+            f"{name}: greedy search {speedup['greedy']:.2f} with {made['greedy']} timings, the "
+            f"policy {speedup['policy']:.2f} with {made['policy']}; greedy / policy {ratio:.2f} "
+            f"({low:.2f} to {high:.2f})"
+        )
+    return found
 
 
 if __name__ == "__main__":

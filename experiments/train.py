@@ -10,6 +10,9 @@ the graph of every candidate (slow: some steps a second), its reward and its PPO
 --reward=measured times the program of every environment each --interval steps and where an episode
 ends, after --model_updates updates on predictions; the timings are kept and not made twice.
 
+--timed_seconds=60 lets taso search each network so long first: predictions then know what the
+operators take that it timed.
+
 All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
 (what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, events for TensorBoard,
 curve.png, and a checkpoint every --save_every updates. The same command goes on from the last
@@ -37,6 +40,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
+from experiments.timed_costs import kept_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.backends.compile_cache import persistent_cache
@@ -175,12 +179,19 @@ def main(argv: Sequence[str]) -> int:
         training = spread(settings, jax.devices()[: config.devices])
     with contextlib.ExitStack() as stack:
         stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), "compiled")))
-        params = params_of(
-            programs, rules, envs=config.envs, horizon=config.horizon, slots=config.slots
-        )
+        sizes: dict[str, Any] = {"horizon": config.horizon, "slots": config.slots}
+        if config.timed_seconds:
+            named = dict(zip(config.networks, programs, strict=True))
+            seconds, seed = config.timed_seconds, config.seed
+            try:
+                sizes["costs"] = kept_costs(named, rules, out, seconds=seconds, seed=seed)
+            except ConfigError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+        params = params_of(programs, rules, envs=config.envs, **sizes)
         measured = None
         if config.reward == "measured":
-            store = stack.enter_context(TimingStore(os.path.join(out, STORE_FILE)))
+            store = stack.enter_context(TimingStore(out / STORE_FILE))
             oracle = Oracle(store, stack.enter_context(Worker()))
             each = config.envs // len(programs)
             clock = timed_by(oracle, [p for p in programs for _ in range(each)])
@@ -189,9 +200,7 @@ def main(argv: Sequence[str]) -> int:
             )
         evaluate = None
         if config.evaluate_every:
-            one_each = params_of(
-                programs, rules, envs=len(programs), horizon=config.horizon, slots=config.slots
-            )
+            one_each = params_of(programs, rules, envs=len(programs), **sizes)
             evaluate = evaluator(network, one_each, n_steps=config.horizon)
         state, done, seconds = train(
             config,

@@ -51,6 +51,7 @@ class Config:
     model_updates: int
     interval: int
     noise: float
+    timed_seconds: float
     evaluate_every: int
 
     def __post_init__(self) -> None:
@@ -146,6 +147,13 @@ def define_flags(values: flags.FlagValues) -> None:
         lower_bound=1,
     )
     real("noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0)
+    real(
+        "timed_seconds",
+        0.0,
+        "Seconds for taso to search each network first: predictions then know what it timed. 0: "
+        "they go by what forms usually take.",
+        lower_bound=0.0,
+    )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     number(
         "evaluate_every",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.evaluation import Reached, evaluator
-from experiments.generalise import row_of
+from experiments.few_timings import policy_command
+from experiments.few_timings import row_of as row_of_timings
+from experiments.generalise import at_home, row_of
+from experiments.side_by_side import Entry, SideBySide
+from experiments.targets import ConfigError
 from tests.rl.test_train import CONFIG, params
 from xrl_jax.rl.train import training_of
 
@@ -26,6 +32,36 @@ def test_the_policy_is_ahead_by_so_many_standard_errors() -> None:
     )
     assert row["standard_error"]["chance"] == pytest.approx(0.1)
     assert row["ahead"]["chance"] == pytest.approx(4.0)  # (0.9 - 0.5) / 0.1
+
+
+def test_a_policy_trained_on_the_network_itself_is_told_beside() -> None:
+    once = [reached(0.5, 0.4, 0.8)] * 2
+    assert row_of(once, once, [reached(0.45, 0.4, 0.8)] * 2)["mean"]["at home"] == 0.45
+    assert "at home" not in row_of(once, once)["mean"]
+
+
+def test_policies_at_home_are_named_for_each_network() -> None:
+    assert at_home(["bert", "vit"], ["", "a.msgpack"]) == {"vit": Path("a.msgpack")}
+    assert at_home(["bert", "vit"], []) == {}
+    with pytest.raises(ConfigError, match="--at_home names 1 policies for 2 networks"):
+        at_home(["bert", "vit"], ["a.msgpack"])
+
+
+def test_the_policy_has_a_bound_for_its_timings() -> None:
+    folder = Path("out")
+    command = policy_command("vit", Path("p.msgpack"), folder, seconds=9.0, limit=7, seed=0)
+    assert command[-3:] == ["--alone", "--policy=p.msgpack", "--budget_measurements=7"]
+
+
+def test_greedys_time_is_told_in_multiples_of_the_policys() -> None:
+    entries = {
+        s: Entry(0.01 / v, v, v, v, "jit", 0.0, 1e-5) for s, v in (("greedy", 1.2), ("policy", 1.5))
+    }
+    ratios = {"greedy/policy": (1.25, 1.2, 1.3)}
+    found = SideBySide("vit", {"jit": 0.01}, (0.99, 1.01), entries, ratios, None, None, "")
+    row = row_of_timings({"greedy": 70, "policy": 7}, found)
+    assert row["greedy_over_policy"] == (1.25, 1.2, 1.3)
+    assert row["speedup"] == {"greedy": 1.2, "policy": 1.5}
 
 
 @pytest.mark.slow

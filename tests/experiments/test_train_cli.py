@@ -40,6 +40,7 @@ CONFIG = Config(
     model_updates=0,
     interval=4,
     noise=0.02,
+    timed_seconds=0.0,
     evaluate_every=0,
 )
 METRICS = Metrics(

@@ -100,7 +100,7 @@ def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
 
 
 class Embedding(nn.Module):
-    """Rows of a table by codes [...], as a product: its derivative scatters nothing."""
+    """Rows [..., width] of a table by codes [...]."""
 
     n: int
     width: int
@@ -108,13 +108,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, codes: jax.Array) -> jax.Array:
         small = nn.initializers.normal(self.width**-0.5)
-        kernel = self.param("kernel", small, (self.n, self.width))
-        return jax.nn.one_hot(codes, self.n) @ kernel
-
-
-def counts_of(codes: jax.Array, n: int) -> jax.Array:
-    """How often each code from 1 to n - 1 is in the rows of `codes` [..., Q]: [..., n]."""
-    return jnp.sum(jax.nn.one_hot(codes, n), axis=-2).at[..., 0].set(0.0)
+        return self.param("kernel", small, (self.n, self.width))[codes]
 
 
 class PolicyNetwork(nn.Module):
@@ -136,7 +130,8 @@ class PolicyNetwork(nn.Module):
             x = jnp.where(live, nn.LayerNorm()(x + nn.relu(new)), 0.0)
         mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(live), 1)
         whole = nn.relu(nn.Dense(c.width)(jnp.concatenate([mean, jnp.max(x, axis=0), seen.whole])))
-        makes = nn.Dense(c.width, use_bias=False, name="makes")(counts_of(seen.made, N_OPS))
+        made = Embedding(N_OPS, c.width, name="makes")(seen.made)
+        makes = jnp.sum(jnp.where((seen.made > 0)[..., None], made, 0.0), axis=1)
         touched = jnp.concatenate([x[seen.root], x[seen.partner]], axis=1)
         moves = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(seen.rule, 0)) + makes
         moves += nn.Dense(c.width)(jnp.concatenate([touched, seen.moves], axis=1))

@@ -1,0 +1,83 @@
+"""A policy with a tenth of the timings that greedy search makes: both run, then timed in turn.
+
+Each search is a process of its own with an empty timing store: greedy search first, without a bound
+for its timings; then the policy's rollouts alone, which may time a tenth as many regions and
+programs. Their results are loaded and timed beside `jax.jit` in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments import children
+from experiments.children import search_command
+from experiments.side_by_side import SideBySide, side_by_side
+
+SHARE = 10  # greedy search's timings for one of the policy's
+
+
+class SearchFailedError(RuntimeError):
+    """A search ended with an error; the message says where its log is."""
+
+
+def policy_command(
+    network: str, policy: Path, folder: Path, *, seconds: float, limit: int, seed: int
+) -> list[str]:
+    """The command of the rollouts alone with so many timings at most."""
+    command = search_command(
+        network, "xrlflow", seconds=seconds, seed=seed, cache=folder / "cache", out=folder
+    )
+    return [*command, "--alone", f"--policy={policy}", f"--budget_measurements={limit}"]
+
+
+def _measurements(command: list[str], folder: Path) -> int:
+    """How many timings a search made; runs it, from nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    ended = children.run(command, log=folder / "log.txt")
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    if ended.status:
+        raise SearchFailedError(f"a search failed: see {folder / 'log.txt'}")
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return int(report["measurements"])
+
+
+def few_timings(
+    network: str, policy: Path, out: Path, *, seconds: float, compare_seconds: float, seed: int = 0
+) -> dict[str, Any]:
+    """Both searches of a network, each with a budget of so many seconds, and their results in turn.
+
+    Raises:
+      SearchFailedError: a search ended with an error.
+      WrongResultError: a result is not the network's function.
+    """
+    greedy, mine = out / "greedy", out / "policy"
+    print(f"{network} by greedy search", file=sys.stderr)
+    command = search_command(
+        network, "greedy", seconds=seconds, seed=seed, cache=greedy / "cache", out=greedy
+    )
+    made = {"greedy": _measurements(command, greedy)}
+    limit = max(made["greedy"] // SHARE, 1)
+    print(f"{network} by the policy, {limit} timings", file=sys.stderr)
+    command = policy_command(network, policy, mine, seconds=seconds, limit=limit, seed=seed)
+    made["policy"] = _measurements(command, mine)
+    found = side_by_side(
+        network, {"greedy": greedy, "policy": mine}, seconds=compare_seconds, seed=seed, rival=False
+    )
+    return row_of(made, found)
+
+
+def row_of(made: dict[str, int], found: SideBySide) -> dict[str, Any]:
+    """Timings made, speed-ups over the strongest jit, and greedy's time / the policy's."""
+    same = (1.0, 1.0, 1.0)  # where both return the original
+    return {
+        "measurements": made,
+        "speedup": {s: e.speedup for s, e in found.entries.items()},
+        "greedy_over_policy": found.ratios.get("greedy/policy", same),
+        "noise": found.noise,
+    }

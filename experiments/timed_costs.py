@@ -1,0 +1,81 @@
+"""Cost tables that know what operators take on this machine, for training and judging policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.targets import ConfigError
+from xrl_jax.backends.files import replacing
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.store import STORE_FILE, TimingStore
+from xrl_jax.cost.worker import Worker
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.search.backtracking import taso
+from xrl_jax.search.base import Budget, Problem
+
+COSTS_FILE = "costs.npz"
+_FIELDS = tuple(f.name for f in dataclasses.fields(CostTable))
+
+
+def timed_costs(
+    programs: Mapping[str, Program],
+    rules: CompiledRules,
+    oracle: Oracle,
+    *,
+    seconds: float,
+    seed: int,
+) -> CostTable:
+    """One table that knows what taso asks for when it searches each of the programs for so long."""
+    oracle.measure_loops()
+    keys = jax.random.split(jax.random.key(seed), len(programs))
+    for key, (name, program) in zip(keys, programs.items(), strict=True):
+        print(f"timing the operators of {name}", file=sys.stderr)
+        taso(Problem(program, rules, oracle), Budget(seconds=seconds), key)
+    return oracle.table()
+
+
+def kept_costs(
+    programs: Mapping[str, Program], rules: CompiledRules, out: Path, *, seconds: float, seed: int
+) -> CostTable:
+    """`timed_costs` with the timings of this machine, made once and kept in the folder `out`.
+
+    Raises:
+      ConfigError: the file that is there cannot be read.
+    """
+    kept = out / COSTS_FILE
+    if not kept.is_file():
+        with TimingStore(out / STORE_FILE) as store, Worker() as worker:
+            oracle = Oracle(store, worker)
+            save_costs(timed_costs(programs, rules, oracle, seconds=seconds, seed=seed), kept)
+    return load_costs(kept)
+
+
+def save_costs(table: CostTable, path: Path) -> None:
+    """Write a table, replacing a file that is there; raises OSError."""
+    with replacing(path) as file:
+        arrays: dict[str, Any] = {name: np.asarray(getattr(table, name)) for name in _FIELDS}
+        np.savez(file, **arrays)
+
+
+def load_costs(path: Path) -> CostTable:
+    """The table in a file.
+
+    Raises:
+      ConfigError: it cannot be read, or holds no table; the message names it.
+    """
+    try:
+        with np.load(path) as found:
+            return CostTable(**{name: jnp.asarray(found[name]) for name in _FIELDS})
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path} is damaged or no cost table: remove it ({error})") from error

@@ -1,0 +1,48 @@
+"""Cost tables from timings: what a search has asked for is in them; they are kept as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.targets import ConfigError
+from experiments.timed_costs import load_costs, save_costs, timed_costs
+from tests.search.fakes import SECONDS, FakeOracle, compiled_rules, made_up
+from xrl_jax.cost.regions import Region
+from xrl_jax.cost.roofline import cost_table
+from xrl_jax.cost.timing import Timing
+from xrl_jax.frontends.jaxpr import from_jax
+
+
+def loops_too(region: Region) -> Timing:
+    """Made-up timings, of elementwise loops as well."""
+    return made_up(region) if region.node.op in SECONDS else Timing(1e-5, 1e-5, 1e-5, repeats=9)
+
+
+def test_every_form_that_taso_has_tried_is_in_the_table() -> None:
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 4))
+    program = from_jax(lambda x, w: x @ w, x, w)
+    oracle = FakeOracle(loops_too)
+    table = timed_costs({"one": program}, compiled_rules(), oracle, seconds=60.0, seed=0)
+    known = np.asarray(table.seconds)[np.asarray(table.keys)[:, 0] != 0xFFFFFFFF]
+    # Wrapping is taken off again: what is left of a form is at most its made-up time.
+    assert [r.node.op for r in oracle.timed].count("dot") == len(known) == len(SECONDS["dot"])
+    assert known.max() <= max(SECONDS["dot"])
+
+
+def test_a_table_is_read_back_as_it_was(tmp_path: Path) -> None:
+    table = cost_table({(1, 2): 0.5, (3, 4): 0.25})
+    save_costs(table, tmp_path / "costs.npz")
+    jax.tree.map(np.testing.assert_array_equal, load_costs(tmp_path / "costs.npz"), table)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"])
+def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "costs.npz"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"costs\.npz is damaged or no cost table"):
+        load_costs(file)
