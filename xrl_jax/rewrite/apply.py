@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,13 +10,10 @@ import jax.numpy as jnp
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
+from xrl_jax.rewrite.instantiate import bind, instantiate
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.pairs import independent
 from xrl_jax.rewrite.table import P, Q, RuleTable
-
-# Seconds [Q] of the nodes a rewrite makes; see `cost.model`.
-Price = Callable[[NewNodes], jax.Array]
 
 
 class Applied(NamedTuple):

@@ -233,16 +233,17 @@ class Assembler:
         return total
 
     def program(self, results: Sequence[int]) -> Program:
-        """The instructions that the checks and the registers `results` need, the checks' first;
-        a literal becomes part of the instruction that reads it."""
+        """The instructions that the checks and the registers `results` need, the checks' first, and
+        of these the shortest first: most bindings fail at one of them. A literal becomes part of
+        the instruction that reads it."""
         short = [self._with_literal(i) for i in self.code]
+        needs: list[set[int]] = []
+        for i, instruction in enumerate(short):
+            needs.append({i}.union(*(needs[r] for r in _reads(instruction))))
+        checks = sorted(self.checked, key=lambda i: (len(needs[i]), i))
         order: list[int] = []
-        for wanted in (sorted(self.checked), results):
-            needed = set(wanted)
-            for i in range(len(short) - 1, -1, -1):
-                if i in needed:
-                    needed |= set(_reads(short[i]))
-            order += sorted(needed - set(order))
+        for i in (*checks, *results):
+            order += sorted(needs[i] - set(order))
         place = {old: new for new, old in enumerate(order)}
         moved = [_with_operands(short[i], lambda r: place.get(r, r)) for i in order]
         return Program(moved, [i in self.checked for i in order], [place[r] for r in results])

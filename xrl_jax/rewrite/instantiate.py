@@ -29,6 +29,8 @@ _DTYPE_KIND = tuple(
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
 _CHUNK = 64  # bindings worked on at once
+_FIRST = 4  # instructions at which half of the bindings fail that a pattern's operators allow
+_NOWHERE = jnp.iinfo(jnp.int32).max
 
 
 T = TypeVar("T")
@@ -116,13 +118,21 @@ def instantiate(
       entry: scalar index; where it is negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    made = _instantiate_many(lambda made: made, table, graph.nodes, entry[None], bound[None])
+    made = _instantiate_many(_everything, table, graph.nodes, entry[None], bound[None])
     return jax.tree.map(lambda v: v[0], made)
 
 
 def applies(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph) -> jax.Array:
     """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
-    return _instantiate_many(lambda made: made.ok, table, graph.nodes, entry[None], bound[None])[0]
+    return _instantiate_many(_whether, table, graph.nodes, entry[None], bound[None])[0]
+
+
+def _everything(made: NewNodes) -> NewNodes:
+    return made
+
+
+def _whether(made: NewNodes) -> jax.Array:
+    return made.ok
 
 
 def _instantiate_many(
@@ -170,7 +180,11 @@ def _instantiate_different(
     entry: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """A chunk of different bindings at a time."""
+    """A chunk of different bindings at a time.
+
+    Where all that is asked is whether they hold, many do not, and those that fail at once are left
+    out before the others' programs are run: a chunk takes as long as its longest.
+    """
     s = entry.shape[0]
     width = min(s, _CHUNK)
     if bound.size < nodes.op.size:
@@ -180,21 +194,37 @@ def _instantiate_different(
     leaders, like, count = _different(table, features, entry, bound)
     leaders = jnp.pad(leaders, (0, -s % width))
 
-    def chunk(carry: tuple[jax.Array, jax.Array, T]) -> tuple:
-        start, registers, out = carry
-        at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
-        present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
-        registers, holds = bytecode.run(
-            table.code, table.length, entry[at], features, bound[at], present, registers
+    def put(old: T, new: T, start: jax.Array) -> T:
+        return jax.tree.map(
+            lambda o, n: jax.lax.dynamic_update_slice_in_dim(o, n, start, 0), old, new
         )
 
-        def put() -> T:
-            made = wanted(_new_nodes(table, nodes, entry[at], bound[at], registers, holds))
-            return jax.tree.map(
-                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 0), out, made
+    def phase(n: jax.Array, carry: tuple) -> tuple:
+        """All of the last phase that have passed: their first instructions, or to the end."""
+        leaders, like, passed, registers, out = carry
+        place, count = jnp.where(passed, jnp.cumsum(passed) - 1, _NOWHERE), jnp.sum(passed)
+        leaders = jnp.zeros_like(leaders).at[place].set(leaders, mode="drop")
+        like = place.at[like].get(mode="fill", fill_value=_NOWHERE)
+        length = jnp.where(n == 0, jnp.minimum(table.length, _FIRST), table.length)
+
+        def chunk(carry: tuple) -> tuple:
+            start, registers, passed, out = carry
+            at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
+            present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
+            registers, holds = bytecode.run(
+                table.code, length, entry[at], features, bound[at], present, registers
             )
 
-        return start + width, registers, jax.lax.cond(jnp.any(holds), put, lambda: out)
+            def more() -> T:
+                made = _new_nodes(table, nodes, entry[at], bound[at], registers, holds)
+                return put(out, wanted(made), start)
+
+            out = jax.lax.cond((n > 0) & jnp.any(holds), more, lambda: out)
+            return start + width, registers, put(passed, holds, start), out
+
+        begin = jnp.int32(0), registers, jnp.zeros(leaders.shape, bool), out
+        _, registers, passed, out = jax.lax.while_loop(lambda c: c[0] < count, chunk, begin)
+        return leaders, like, passed, registers, out
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
     example = jax.eval_shape(
@@ -207,7 +237,9 @@ def _instantiate_different(
         entry[:width] >= 0,
     )
     blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
-    made = jax.lax.while_loop(lambda c: c[0] < count, chunk, (jnp.int32(0), registers, blank))[2]
+    first = 0 if wanted is _whether and s >= 4 * width else 1
+    begin = leaders, like, jnp.arange(len(leaders)) < count, registers, blank
+    _, like, _, _, made = jax.lax.fori_loop(first, 2, phase, begin)
     return jax.tree.map(lambda v: v.at[like].get(mode="fill", fill_value=0), made)
 
 
@@ -241,7 +273,7 @@ def _different(
     place = jnp.cumsum(new) - 1
     leaders = jnp.zeros(s, jnp.int32).at[jnp.where(new, place, s)].set(order, mode="drop")
     like = jnp.zeros(s, jnp.int32).at[order].set(place)
-    like = jnp.where(entry >= 0, like, jnp.iinfo(jnp.int32).max)
+    like = jnp.where(entry >= 0, like, _NOWHERE)
     return leaders, like, jnp.sum(new)
 
 

@@ -7,8 +7,8 @@
    bytecode, on the survivors only.
 
 Rules with two roots are joined at the consumers of the operand they share, never over all pairs of
-nodes. The masks of a graph are kept; after a rewrite only nodes within pattern height above the
-change are matched again.
+nodes. The masks of a graph are kept; after a rewrite a row is matched again only where its pattern
+reaches down to the change.
 
 Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates.
 """
@@ -25,10 +25,10 @@ from xrl_jax.graph.graph import TensorGraph, args_of, joined
 from xrl_jax.rewrite.bits import at_ranks, ranked
 from xrl_jax.rewrite.instantiate import applies, bind, bind_tree
 from xrl_jax.rewrite.pairs import halves_of, independent, pairs_at
-from xrl_jax.rewrite.table import N_ARG_BITS, P, RuleTable
+from xrl_jax.rewrite.table import HEIGHT, N_ARG_BITS, P, RuleTable
 
 _SEARCH = 8  # argument steps looked at for a pair drawn at random
-HEIGHT = 4  # patterns reach at most this many argument steps below their root
+_FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
 
 
 class Candidates(NamedTuple):
@@ -69,45 +69,46 @@ def _rows_of_role(table: RuleTable, role: int) -> jax.Array:
 def _match_nodes(
     table: RuleTable,
     graph: TensorGraph,
-    among: jax.Array,
+    steps: jax.Array,
     masks: jax.Array,
     n_nodes: int,
     capacity: int,
 ) -> jax.Array:
-    """Masks [N, W] with the nodes flagged in `among` [N] matched anew, `n_nodes` nodes and
-    `capacity` survivors at a time; vmap over everything but the table."""
+    """Masks [N, W] with each node's rows matched anew that reach at least `steps` [N] down,
+    `n_nodes` nodes and `capacity` survivors at a time; vmap over everything but the table."""
 
     @jax.custom_batching.custom_vmap
     def matched(
-        table: RuleTable, graph: TensorGraph, among: jax.Array, masks: jax.Array
+        table: RuleTable, graph: TensorGraph, steps: jax.Array, masks: jax.Array
     ) -> jax.Array:
-        return _match_some(table, graph, among, masks, n_nodes, capacity)
+        return _match_some(table, graph, steps, masks, n_nodes, capacity)
 
     @matched.def_vmap
     def _(size: int, batched: Any, table: RuleTable, *each: Any) -> tuple[jax.Array, bool]:
         """A batch is one graph of many parts: no part waits for the longest."""
         if any(jax.tree.leaves(batched[0])):
             raise ValueError("a batch has one rule table: do not vmap over the tables")
-        graph, among, masks = jax.tree.map(
+        graph, steps, masks = jax.tree.map(
             lambda v, b: v if b else jnp.broadcast_to(v, (size, *v.shape)), each, tuple(batched[1:])
         )
         flat = masks.reshape(-1, masks.shape[-1])
         new = _match_nodes(
-            table, joined(graph), among.reshape(-1), flat, size * n_nodes, size * capacity
+            table, joined(graph), steps.reshape(-1), flat, size * n_nodes, size * capacity
         )
         return new.reshape(masks.shape), True
 
-    return matched(table, graph, among, masks)
+    return matched(table, graph, steps, masks)
 
 
 def _match_some(
     table: RuleTable,
     graph: TensorGraph,
-    among: jax.Array,
+    steps: jax.Array,
     masks: jax.Array,
     n_nodes: int,
     capacity: int,
 ) -> jax.Array:
+    among = steps < _FAR
     n_among = jnp.sum(among)
     bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
     all_apply = jax.vmap(applies, in_axes=(None, 0, 0, None))
@@ -115,7 +116,8 @@ def _match_some(
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
         nodes, _, exists = ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
-        possible = jnp.where(exists[:, None], _rows_possible(table, graph, nodes), 0)
+        possible = _rows_possible(table, graph, nodes) & table.tall_bits[steps[nodes]]
+        possible = jnp.where(exists[:, None], possible, 0)
         n_possible = jnp.sum(jax.lax.population_count(possible))
 
         def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -137,7 +139,7 @@ def _match_some(
         ]
         return first + n_nodes, hit
 
-    start = (jnp.int32(0), jnp.where(among[:, None], jnp.uint32(0), masks))
+    start = (jnp.int32(0), masks & ~table.tall_bits[steps])
     return jax.lax.while_loop(lambda c: c[0] < n_among, some_nodes, start)[1]
 
 
@@ -152,7 +154,8 @@ def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) 
     """
     n = graph.nodes.op.shape[0]
     masks = jnp.zeros((n, table.n_words), jnp.uint32)
-    return _match_nodes(table, graph, graph.nodes.op != ops.HOLE, masks, n, capacity or 4 * n)
+    steps = jnp.where(graph.nodes.op != ops.HOLE, 0, _FAR)
+    return _match_nodes(table, graph, steps, masks, n, capacity or 4 * n)
 
 
 def rematch(
@@ -163,15 +166,16 @@ def rematch(
     *,
     capacity: int = 64,
 ) -> jax.Array:
-    """Masks after a rewrite: nodes within pattern height above `changed` [N] bool are matched
-    again, the others kept."""
+    """Masks after a rewrite: rows are matched again at the nodes from which they reach down to one
+    of `changed` [N] bool, the others kept."""
     args = args_of(graph)
-    dirty = changed
+    steps = jnp.where(changed, 0, _FAR)
     for _ in range(HEIGHT):
-        dirty |= jnp.any(dirty[args] & (args > 0), axis=1)
+        below = jnp.min(jnp.where(args > 0, steps[args], _FAR), axis=1)
+        steps = jnp.minimum(steps, below + 1)
     live = graph.nodes.op != ops.HOLE
     masks = jnp.where(live[:, None], masks, 0)
-    return _match_nodes(table, graph, dirty & live, masks, 64, capacity)
+    return _match_nodes(table, graph, jnp.where(live, steps, _FAR), masks, 64, capacity)
 
 
 def candidates(

@@ -27,6 +27,7 @@ P = 10  # positions (operators and variables) of one pattern tree
 Q = 10  # new nodes of a right-hand side
 A = ops.MAX_ARGS
 N_ARG_BITS = 3  # how many arguments' operators the bit masks see
+HEIGHT = 4  # patterns reach at most this many argument steps below their root
 _INSTRUCTION_BUCKETS = (64, 96, 128, 192, 256)
 _ROW_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
 
@@ -38,6 +39,7 @@ class RuleTable:
 
     root_bits: jax.Array  # [N_OPS, W] uint32, rows whose root may be this operator
     arg_bits: jax.Array  # [N_ARG_BITS, N_OPS, W] uint32, rows whose argument may be this operator
+    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, rows that reach at least so many steps down
     row_entry: jax.Array  # [T] int32
     row_role: jax.Array  # [T] int32, which root of its entry; -1 for rows not used
     pos_op: jax.Array  # [T, P] int32, operator; 0 a variable; -1 not used
@@ -84,6 +86,14 @@ class _Tree:
     same: list[int]
     names: dict[str, int]  # variable or node name -> position
     patterns: list[Pattern | Var]
+
+    @property
+    def height(self) -> int:
+        """Argument steps from the root to the position farthest down."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return max(depths)
 
 
 def _flatten(root: Pattern) -> _Tree:
@@ -168,6 +178,12 @@ class _Entry:
             if len(tree.ops) > P:
                 raise RuleError(
                     f"rule {rule.name}: a pattern has {len(tree.ops)} positions, at most {P}",
+                    rule.place,
+                )
+            if tree.height > HEIGHT:
+                raise RuleError(
+                    f"rule {rule.name}: a pattern reaches {tree.height} argument steps below its "
+                    f"root, at most {HEIGHT}",
                     rule.place,
                 )
         self.positions: dict[str, int] = {}
@@ -272,6 +288,7 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     a: dict[str, np.ndarray] = {
         "root_bits": np.zeros((ops.N_OPS, w), np.uint32),
         "arg_bits": np.zeros((N_ARG_BITS, ops.N_OPS, w), np.uint32),
+        "tall_bits": np.zeros((HEIGHT + 2, w), np.uint32),
         "row_entry": np.zeros(t, np.int32),
         "row_role": np.full(t, -1, np.int32),
         "pos_op": np.full((t, P), -1, np.int32),
@@ -337,6 +354,7 @@ def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tr
     ):
         a[name][row, :n] = values
     word, bit = row // 32, np.uint32(1 << (row % 32))
+    a["tall_bits"][: tree.height + 1, word] |= bit
     a["root_bits"][tree.ops[0], word] |= bit
     for slot in range(N_ARG_BITS):
         child = [j for j in range(1, n) if tree.parents[j] == 0 and tree.slots[j] == slot]
