@@ -133,7 +133,8 @@ def walk(
     def step(state: State, key: jax.Array) -> tuple[State, Seen]:
         masks = rematch(table, state.graph, state.masks, state.changed)
         found = candidates(table, state.graph, masks, size=4 * n, pair_size=n)
-        delta = deltas(table, state.graph, found, roofline.price_of_new(costs, state.graph)).seconds
+        price = roofline.price_of_new(costs, state.graph)
+        delta = deltas(table, state.graph, found, price, keep=lambda new: ()).seconds
         rule = jnp.where(found.entry >= 0, table.entry_rule[found.entry], n_rules)
         often = jnp.zeros(n_rules + 1).at[rule].add(1.0)
         chance = jnp.where(found.entry >= 0, -jnp.log(often[rule]), -jnp.inf)

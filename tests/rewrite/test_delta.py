@@ -109,6 +109,31 @@ def test_a_node_bound_twice_is_gained_once():
     assert moves.delta[i] == pytest.approx(change(space, state, moves, i), rel=1e-4)
 
 
+def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_own():
+    """square(view(x)) and square(view(tanh(y))): programs see two squares of views."""
+
+    def view(arg: int) -> Node:
+        return Node("reshape", (arg,), shape=(24,))
+
+    def square(arg: int) -> Node:
+        return Node("square", (arg,), shape=(24,))
+
+    nodes = [X, Y, node("tanh", 1), view(0), view(2), square(3), square(4)]
+    space, state, moves = started(nodes, [5, 6])
+    read, computed = (
+        next(
+            i
+            for i, (e, r) in enumerate(zip(moves.entry, moves.root, strict=True))
+            if space.rule_name(e) == "square" and r == slot + 1
+        )
+        for slot in (5, 6)
+    )
+    assert moves.delta[read] == pytest.approx(change(space, state, moves, read), rel=1e-3)
+    assert moves.delta[computed] == pytest.approx(change(space, state, moves, computed), rel=1e-3)
+    # mul reads the input twice; what is computed in its loop it reads not at all.
+    assert moves.delta[read] - moves.delta[computed] == pytest.approx(READ, rel=1e-3)
+
+
 def test_what_dies_outside_of_the_pattern_is_not_promised():
     join = pack_attrs("concat", {"axis": 0})
     cut = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})

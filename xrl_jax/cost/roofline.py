@@ -24,7 +24,7 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 from xrl_jax.rewrite.delta import Price
-from xrl_jax.rewrite.instantiate import NewNodes
+from xrl_jax.rewrite.instantiate import Asked, NewNodes
 
 # Classes of operators that share rates and a correction. Classes in FREE cost nothing: views,
 # sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
@@ -290,23 +290,21 @@ def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
     one_pass = pass_seconds(table, sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[f.dtype])
     one_pass = jnp.where(f.weight_only, 0.0, one_pass)
 
-    def of_readers(root: jax.Array, code: jax.Array, found: jax.Array) -> jax.Array:
-        """What the readers of a root pay more for what replaces it."""
-        origin = found[jnp.maximum(code, 0)]
+    def of_readers(root: jax.Array, origin: jax.Array) -> jax.Array:
         passes = readers.passes(root, origin) - readers.passes(root, origins[root])
         switches = readers.switches(root, origin) - readers.switches(root, origins[root])
-        return jnp.where(code >= 0, passes * one_pass[root] + switches, 0.0)
+        return passes * one_pass[root] + switches
 
-    def price(new: NewNodes, bound: jax.Array, to: jax.Array) -> jax.Array:
-        found = jax.vmap(fusion.origins_with)(new, origins[bound])
-        made = seconds_where(table, jax.vmap(view_new)(new, found), new.nodes.op != ops.HOLE)
-        result = jnp.sum(made, axis=1)
-        for role in range(2):
-            root = bound[:, role * bound.shape[1] // 2]
-            result += jax.vmap(of_readers)(root, to[:, role], found)
-        return result
+    return Price(_price_of_made, of_readers, marks=origins, context=table)
 
-    return price
+
+def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array]:
+    """Seconds [C] of the nodes made, and origins [C, 2] of what replaces the roots."""
+    found = jax.vmap(fusion.origins_with)(asked.made, asked.marks)
+    there = asked.made.nodes.op != ops.HOLE
+    seconds = seconds_where(table, jax.vmap(view_new)(asked.made, found), there)
+    replacing = jnp.take_along_axis(found, jnp.maximum(asked.to, 0), axis=1)
+    return jnp.sum(seconds, axis=1), replacing
 
 
 def total(graph: TensorGraph) -> jax.Array:

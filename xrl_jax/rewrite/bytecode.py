@@ -465,6 +465,8 @@ def run(
     """
     idle = jnp.zeros(code.shape[2], jnp.int32)
     n_steps = length[program]
+    # Copied before the loop, so that each step reads its instructions in a row.
+    mine = jax.lax.optimization_barrier(jnp.swapaxes(code[program], 0, 1))
 
     def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         i, _, holds = carry
@@ -474,7 +476,7 @@ def run(
         carry: tuple[jax.Array, jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         i, registers, holds = carry
-        instruction = jnp.where(holds[:, None], code[program, i], idle)
+        instruction = jnp.where(holds[:, None], mine[i], idle)
         result = _execute(registers, instruction, features, bound)
         holds &= (instruction[:, 5] == 0) | jnp.all(result != 0, axis=1)
         return i + 1, registers.at[i].set(result), holds

@@ -9,56 +9,90 @@ promises no more than the rewrite gives, where the price is that of the rewritte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph, args_of, use_counts
-from xrl_jax.rewrite.instantiate import NewNodes, bind, instantiate
+from xrl_jax.rewrite.instantiate import Asked, NewNodes, ask, bind
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.table import P, RuleTable
 
-# Seconds [M] that come with rewrites: (new nodes [M, Q, ...], slots of the bound nodes [M, 2P],
-# codes of what replaces the roots [M, 2], -1 where there is none).
-Price = Callable[[NewNodes, jax.Array, jax.Array], jax.Array]
+
+@dataclass(frozen=True)
+class Price:
+    """What rewrites of one graph add, in two parts.
+
+    Attributes:
+      made: (context, [C] bindings) -> seconds [C] of the nodes they make, and marks [C, 2] of what
+        replaces their roots. Asked once for bindings that are alike, marks included.
+      replaced: (root, mark of what replaces it) -> seconds that the root's readers take more; for
+        one candidate.
+      marks: [N] int32 of the nodes.
+      context: what `made` goes by, the same for all graphs.
+    """
+
+    made: Callable[[Any, Asked], tuple[jax.Array, jax.Array]]
+    replaced: Callable[[jax.Array, jax.Array], jax.Array]
+    marks: jax.Array | None = None
+    context: Any = None
 
 
-def no_price(new: NewNodes, bound: jax.Array, to: jax.Array) -> jax.Array:
-    """A price of nothing, for rewriting without a cost model."""
-    return jnp.zeros(bound.shape[:1], jnp.float32)
+def _nothing(_: None, asked: Asked) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros(asked.to.shape[0]), jnp.zeros_like(asked.to)
+
+
+# For rewriting without a cost model.
+NO_PRICE = Price(_nothing, lambda root, mark: jnp.zeros(()))
 
 
 class Deltas(NamedTuple):
     """For each candidate: seconds it adds (negative: it gains), seconds of the nodes that go,
-    whether it still matches, and the nodes it would make.
+    whether it still matches, and what was to be kept of the nodes it would make.
     """
 
     seconds: jax.Array  # [M] float32; +inf where not ok
     gone: jax.Array  # [M] float32
     ok: jax.Array  # [M] bool
-    new: NewNodes  # [M, Q, ...]
+    kept: Any  # [M, ...]
 
 
-def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: Price) -> Deltas:
-    """Change of cost of every candidate; pure and jittable."""
+def deltas(
+    table: RuleTable,
+    graph: TensorGraph,
+    candidates: Candidates,
+    price: Price,
+    keep: Callable[[NewNodes], Any],
+) -> Deltas:
+    """Change of cost of every candidate; pure and jittable.
+
+    Args:
+      keep: what is to be kept of new nodes [C, Q, ...]; means nothing where a candidate is not ok.
+    """
     uses = use_counts(graph)
     args = args_of(graph)
     cost = graph.nodes.cost
 
-    def make(
-        entry: jax.Array, root: jax.Array, partner: jax.Array
-    ) -> tuple[NewNodes, jax.Array, jax.Array]:
-        """What comes, and the slots of the bound nodes [2P]."""
-        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
-        ok = (entry >= 0) & matched
-        new = instantiate(table, jnp.where(ok, entry, -1), bound, graph)
-        return new, bound, ok & new.ok
+    def wanted(context: Any, asked: Asked) -> tuple[Any, ...]:
+        return asked.made.ok, *price.made(context, asked), keep(asked.made)
 
-    def take(entry: jax.Array, partner: jax.Array, new: NewNodes, bound: jax.Array) -> jax.Array:
+    def make(entry: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[Any, ...]:
+        """Whether it is ok, what it adds, what is kept, and the slots of the bound nodes [2P]."""
+        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+        asked = jnp.where((entry >= 0) & matched, entry, -1)
+        found = ask(wanted, table, asked, bound, graph, marks=price.marks, context=price.context)
+        ok, seconds, marks, kept = found
+        for role in range(2):
+            more = price.replaced(bound[role * P], marks[role])
+            seconds += jnp.where(table.root_to[jnp.maximum(entry, 0), role] >= 0, more, 0.0)
+        return ok, seconds, kept, bound
+
+    def take(entry: jax.Array, partner: jax.Array, bound: jax.Array) -> jax.Array:
         """Seconds of what goes."""
         # References from the new nodes and from the replaced roots keep a bound node alive.
-        codes = jnp.concatenate([new.args.reshape(-1), table.root_to[entry]])
+        codes = jnp.concatenate([table.new_args[entry].reshape(-1), table.root_to[entry]])
         kept = (
             jnp.zeros(2 * P, jnp.int32)
             .at[jnp.where((codes >= 0) & (codes < 2 * P), codes, 2 * P)]
@@ -80,8 +114,6 @@ def deltas(table: RuleTable, graph: TensorGraph, candidates: Candidates, price: 
         dead = jax.lax.fori_loop(0, 4, spread, dead)
         return jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
 
-    entry = jnp.maximum(candidates.entry, 0)
-    new, bound, ok = jax.vmap(make)(candidates.entry, candidates.root, candidates.partner)
-    gone = jax.vmap(take)(entry, candidates.partner, new, bound)
-    made = price(new, bound, table.root_to[entry])
-    return Deltas(jnp.where(ok, made - gone, jnp.inf), gone, ok, new)
+    ok, made, kept, bound = jax.vmap(make)(candidates.entry, candidates.root, candidates.partner)
+    gone = jax.vmap(take)(jnp.maximum(candidates.entry, 0), candidates.partner, bound)
+    return Deltas(jnp.where(ok, made - gone, jnp.inf), gone, ok, kept)

@@ -87,6 +87,14 @@ def bind(
     return jnp.concatenate([bound[0], jnp.where(two, bound[1], 0)]), ok
 
 
+class Asked(NamedTuple):
+    """What `wanted` of `ask` is told of bindings [C] that are all different."""
+
+    made: NewNodes  # [C, Q, ...]
+    marks: jax.Array  # [C, 2P] of the bound nodes; 0 where there are none
+    to: jax.Array  # [C, 2] binding codes of what replaces the roots; -1 for none
+
+
 def _shape(
     code: jax.Array, attrs: jax.Array, arg_shapes: jax.Array, arg_ranks: jax.Array, n: jax.Array
 ) -> tuple[jax.Array, ...]:
@@ -118,65 +126,102 @@ def instantiate(
       entry: scalar index; where it is negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    made = _instantiate_many(_everything, table, graph.nodes, entry[None], bound[None])
-    return jax.tree.map(lambda v: v[0], made)
+    return ask(_everything, table, entry, bound, graph)
 
 
 def applies(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph) -> jax.Array:
     """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
-    return _instantiate_many(_whether, table, graph.nodes, entry[None], bound[None])[0]
+    return ask(_whether, table, entry, bound, graph)
 
 
-def _everything(made: NewNodes) -> NewNodes:
-    return made
+def _everything(_: None, asked: Asked) -> NewNodes:
+    return asked.made
 
 
-def _whether(made: NewNodes) -> jax.Array:
-    return made.ok
+def _whether(_: None, asked: Asked) -> jax.Array:
+    return asked.made.ok
 
 
-def _instantiate_many(
-    wanted: Callable[[NewNodes], T],
+def ask(
+    wanted: Callable[[Any, Asked], T],
     table: RuleTable,
-    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+    graph: TensorGraph,
+    *,
+    marks: jax.Array | None = None,
+    context: Any = None,
+) -> T:
+    """What is wanted of the nodes that an entry makes on a binding: the less that is, the faster.
+    Zero or meaningless where it does not hold. vmap as for `instantiate`.
+
+    Args:
+      wanted: (context, [C] bindings) -> arrays [C, ...]; it is asked once for bindings that are
+        alike.
+      marks: [N] int32, what of a node `wanted` goes by beside what programs can see.
+      context: arrays that it goes by, the same for all.
+    """
+    seen = _Seen(graph.nodes, marks)
+    made = _ask_many(wanted, table, context, seen, entry[None], bound[None])
+    return jax.tree.map(lambda v: v[0], made)
+
+
+class _Seen(NamedTuple):
+    """What bindings are looked at by."""
+
+    nodes: Nodes  # [N, ...]
+    marks: jax.Array | None  # [N]
+
+
+def _ask_many(
+    wanted: Callable[[Any, Asked], T],
+    table: RuleTable,
+    context: Any,
+    seen: _Seen,
     entry: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """What is `wanted` of the nodes [S, ...] that entries [S] make on bindings [S, 2P]; zero where
-    they do not hold."""
+    """`ask` of entries [S] on bindings [S, 2P]."""
 
     @jax.custom_batching.custom_vmap
-    def many(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array) -> T:
-        return _instantiate_different(wanted, table, nodes, entry, bound)
+    def many(table: RuleTable, context: Any, seen: _Seen, entry: jax.Array, bound: jax.Array) -> T:
+        return _ask_different(wanted, table, context, seen, entry, bound)
 
     @many.def_vmap
     def _(
-        size: int, batched: Any, table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array
+        size: int,
+        batched: Any,
+        table: RuleTable,
+        context: Any,
+        seen: _Seen,
+        entry: jax.Array,
+        bound: jax.Array,
     ) -> tuple[T, Any]:
         """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
-        if any(jax.tree.leaves(batched[0])):
-            raise ValueError("a batch has one rule table: do not vmap over the tables")
+        if any(jax.tree.leaves(batched[:2])):
+            raise ValueError("a batch has one rule table and one cost table: do not vmap over them")
 
         def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
             return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
 
-        entry, bound = repeat(entry, batched[2]), repeat(bound, batched[3])
-        if any(jax.tree.leaves(batched[1])):
-            nodes = jax.tree.map(repeat, nodes, batched[1])
-            n = nodes.op.shape[1]
+        entry, bound = repeat(entry, batched[3]), repeat(bound, batched[4])
+        if any(jax.tree.leaves(batched[2])):
+            seen = jax.tree.map(repeat, seen, batched[2])
+            n = seen.nodes.op.shape[1]
             bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
-            nodes = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), nodes)
-        made = _instantiate_many(wanted, table, nodes, entry.reshape(-1), bound.reshape(-1, 2 * P))
+            seen = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), seen)
+        made = _ask_many(wanted, table, context, seen, entry.reshape(-1), bound.reshape(-1, 2 * P))
         split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
         return split, jax.tree.map(lambda _: True, split)
 
-    return many(table, nodes, entry, bound)
+    return many(table, context, seen, entry, bound)
 
 
-def _instantiate_different(
-    wanted: Callable[[NewNodes], T],
+def _ask_different(
+    wanted: Callable[[Any, Asked], T],
     table: RuleTable,
-    nodes: Nodes,
+    context: Any,
+    seen: _Seen,
     entry: jax.Array,
     bound: jax.Array,
 ) -> T:
@@ -187,14 +232,23 @@ def _instantiate_different(
     """
     s = entry.shape[0]
     width = min(s, _CHUNK)
-    if bound.size < nodes.op.size:
-        nodes = jax.tree.map(lambda v: v[bound.reshape(-1)], nodes)
+    if bound.size < seen.nodes.op.size:
+        seen = jax.tree.map(lambda v: v[bound.reshape(-1)], seen)
         bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
+    nodes, marks = seen
     features = bytecode.features(nodes)
+    if marks is not None:  # behind what programs read
+        features = jnp.concatenate([features, marks[:, None]], axis=1)
     leaders, like, count = _different(table, features, entry, bound)
     leaders = jnp.pad(leaders, (0, -s % width))
 
-    def put(old: T, new: T, start: jax.Array) -> T:
+    def answer(at: jax.Array, registers: jax.Array, holds: jax.Array) -> T:
+        made = _new_nodes(table, nodes, entry[at], bound[at], registers, holds)
+        to = table.root_to[jnp.maximum(entry[at], 0)]
+        of_bound = jnp.zeros_like(bound[at]) if marks is None else marks[bound[at]]
+        return wanted(context, Asked(made, of_bound, to))
+
+    def put(old: Any, new: Any, start: jax.Array) -> Any:
         return jax.tree.map(
             lambda o, n: jax.lax.dynamic_update_slice_in_dim(o, n, start, 0), old, new
         )
@@ -216,8 +270,7 @@ def _instantiate_different(
             )
 
             def more() -> T:
-                made = _new_nodes(table, nodes, entry[at], bound[at], registers, holds)
-                return put(out, wanted(made), start)
+                return put(out, answer(at, registers, holds), start)
 
             out = jax.lax.cond((n > 0) & jnp.any(holds), more, lambda: out)
             return start + width, registers, put(passed, holds, start), out
@@ -227,15 +280,7 @@ def _instantiate_different(
         return leaders, like, passed, registers, out
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
-    example = jax.eval_shape(
-        lambda *a: wanted(_new_nodes(*a)),
-        table,
-        nodes,
-        entry[:width],
-        bound[:width],
-        registers,
-        entry[:width] >= 0,
-    )
+    example = jax.eval_shape(answer, leaders[:width], registers, entry[:width] >= 0)
     blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
     first = 0 if wanted is _whether and s >= 4 * width else 1
     begin = leaders, like, jnp.arange(len(leaders)) < count, registers, blank
@@ -246,8 +291,8 @@ def _instantiate_different(
 def _different(
     table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One of each kind of binding, by length of program: indices [S], for each binding the place
-    of its like among them [S] (out of range where `entry` is negative), and how many there are.
+    """One of each kind of binding, by entry, short programs first: indices [S], for each the
+    place of its like among these [S] (out of range where `entry` is negative), and how many.
 
     Bindings are alike if their entries are equal and their nodes have equal features, by a hash of
     64 bits.
@@ -260,11 +305,12 @@ def _different(
     position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
     seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
     identity = jnp.concatenate([seen, entry[:, None].astype(jnp.uint32)], axis=1)
-    # Sorted are words of length, hash and index: sorting indices along takes five times as long.
-    # Of the hash a few bits suffice to bring equal bindings together.
-    index_bits = (s - 1).bit_length()
-    length = jnp.where(entry >= 0, jnp.minimum(table.length[entry] // 8, 6), 7).astype(jnp.uint32)
-    key = (length << 29) | (dot_words(identity)[:, 0] >> 3)
+    # Sorted are words of entry, hash and index: sorting indices along takes five times as long.
+    # Of the hash a few bits suffice to bring equal bindings together. Bindings of one entry go
+    # together, too: they have the same instructions, and mostly fail at the same ones.
+    index_bits, entry_bits = (s - 1).bit_length(), len(table.by_length).bit_length()
+    rank = jnp.where(entry >= 0, table.by_length[entry], len(table.by_length)).astype(jnp.uint32)
+    key = (rank << (32 - entry_bits)) | (dot_words(identity)[:, 0] >> entry_bits)
     key = (key >> index_bits << index_bits) | jnp.arange(s, dtype=jnp.uint32)
     order = (jnp.sort(key) & ((1 << index_bits) - 1)).astype(jnp.int32)
     ordered = identity[order]

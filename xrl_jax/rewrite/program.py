@@ -22,7 +22,7 @@ from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import apply as apply_lib
 from xrl_jax.rewrite import match as match_lib
-from xrl_jax.rewrite.delta import deltas, no_price
+from xrl_jax.rewrite.delta import NO_PRICE, deltas
 from xrl_jax.rewrite.instantiate import bind
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.match import Candidates
@@ -130,7 +130,7 @@ def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidate
     """Candidates, and [M, K] what each would put in place of its roots."""
     graph = graph_lib.remove_dead(graph)
     found = match_lib.candidates(table, graph, match_lib.match(table, graph), size=size)
-    made = deltas(table, graph, found, no_price).new
+    made = deltas(table, graph, found, NO_PRICE, keep=lambda new: new).kept
     entry = jnp.maximum(found.entry, 0)
     bound = jax.vmap(lambda e, r, p: bind(table, e, r, p, graph)[0])(
         entry, found.root, found.partner

@@ -54,6 +54,7 @@ class RuleTable:
     cross_same: jax.Array  # [E, P] int32, position of tree 0 the second tree's must equal; -1
     code: jax.Array  # [E, I, 6] int32, see `bytecode.run`
     length: jax.Array  # [E] int32
+    by_length: jax.Array  # [E] int32, place of an entry among all, short programs first
     new_op: jax.Array  # [E, Q] int32; 0 not used
     new_attrs: jax.Array  # [E, Q] int32, register
     new_lowering: jax.Array  # [E, Q] int32
@@ -336,6 +337,7 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
             a["new_args"][e, q, : len(args)] = args
             a["new_dtype"][e, q] = source
             a["new_value"][e, q] = term.value
+    a["by_length"] = np.argsort(np.argsort(a["length"], kind="stable")).astype(np.int32)
     table = RuleTable(**{f.name: jnp.asarray(a[f.name]) for f in fields(RuleTable)})
     return CompiledRules(tuple(rules), table)
 

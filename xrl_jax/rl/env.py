@@ -212,7 +212,8 @@ def _moves(
     key: jax.Array, graph: TensorGraph, masks: jax.Array, owner: jax.Array, params: EnvParams
 ) -> Moves:
     found = match.sample(params.table, graph, masks, key, size=params.slots)
-    change = deltas(params.table, graph, found, roofline.price_of_new(params.costs, graph))
+    price = roofline.price_of_new(params.costs, graph)
+    change = deltas(params.table, graph, found, price, keep=lambda new: new.nodes.op)
     times = params.start.counts[owner[found.root]]
     return Moves(
         jnp.where(change.ok, found.entry, -1),
@@ -220,6 +221,6 @@ def _moves(
         found.partner,
         jnp.where(change.ok, times * change.seconds, 0.0),
         jnp.where(change.ok, times * change.gone, 0.0),
-        jnp.where(change.ok[:, None], change.new.nodes.op, 0),
+        jnp.where(change.ok[:, None], change.kept, 0),
         found.count,
     )

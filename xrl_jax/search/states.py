@@ -82,8 +82,9 @@ def _deltas(
         jax.lax.dynamic_slice_in_dim(c, start, _PRICED_AT_ONCE) for c in found[:3]
     )
     part = Candidates(entry, root, partner, found.count)
-    result = deltas(table, graph, part, roofline.price_of_new(costs, graph))
-    return result.seconds, result.gone, roofline.view_new(result.new)
+    price = roofline.price_of_new(costs, graph)
+    result = deltas(table, graph, part, price, keep=jax.vmap(roofline.view_new))
+    return result.seconds, result.gone, result.kept
 
 
 # The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
