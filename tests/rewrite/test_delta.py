@@ -12,7 +12,7 @@ import pytest
 from tests.graph.generators import random_graph
 from xrl_jax.cost.roofline import CostTable, cost_table
 from xrl_jax.graph.graph import Node, build, pack_attrs
-from xrl_jax.rewrite.instantiate import bind
+from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules

@@ -31,7 +31,7 @@ from xrl_jax.backends.lowerings import LOWERINGS, in_partition, is_offered
 from xrl_jax.backends.plain import Lowering, nothing
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.rewrite.instantiate import NewNodes
+from xrl_jax.rewrite.new_nodes import NewNodes
 
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
 # written which can compute more before it does; that is inside of a call of many kernels; and both.

@@ -24,7 +24,8 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 from xrl_jax.rewrite.delta import Price
-from xrl_jax.rewrite.instantiate import Asked, NewNodes
+from xrl_jax.rewrite.instantiate import Asked
+from xrl_jax.rewrite.new_nodes import NewNodes
 
 # Classes of operators that share rates and a correction. Classes in FREE cost nothing: views,
 # sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rewrite.instantiate import bind, instantiate
+from xrl_jax.rewrite.bind import bind
+from xrl_jax.rewrite.instantiate import instantiate
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.pairs import independent
 from xrl_jax.rewrite.table import P, Q, RuleTable

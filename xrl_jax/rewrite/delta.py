@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph, args_of, use_counts
-from xrl_jax.rewrite.instantiate import Asked, NewNodes, ask, bind
+from xrl_jax.rewrite.bind import bind
+from xrl_jax.rewrite.instantiate import Asked, ask
 from xrl_jax.rewrite.match import Candidates
+from xrl_jax.rewrite.new_nodes import NewNodes
 from xrl_jax.rewrite.table import P, RuleTable
 
 

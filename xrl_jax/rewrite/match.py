@@ -22,8 +22,9 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of, joined
+from xrl_jax.rewrite.bind import bind, bind_tree
 from xrl_jax.rewrite.bits import at_ranks, ranked
-from xrl_jax.rewrite.instantiate import applies, bind, bind_tree
+from xrl_jax.rewrite.instantiate import applies
 from xrl_jax.rewrite.pairs import halves_of, independent, pairs_at
 from xrl_jax.rewrite.table import HEIGHT, N_ARG_BITS, P, RuleTable
 

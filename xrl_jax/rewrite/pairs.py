@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.rewrite.bind import bind_tree
 from xrl_jax.rewrite.bits import ranked
-from xrl_jax.rewrite.instantiate import applies, bind_tree
+from xrl_jax.rewrite.instantiate import applies
 from xrl_jax.rewrite.table import RuleTable
 
 _SWEEP = 128  # pairs tested for cycles at once

@@ -22,8 +22,8 @@ from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite import apply as apply_lib
 from xrl_jax.rewrite import match as match_lib
+from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.delta import NO_PRICE, deltas
-from xrl_jax.rewrite.instantiate import bind
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.match import Candidates
 from xrl_jax.rewrite.rule import Rule
