@@ -5,13 +5,16 @@
 Printed for each network, folded and unfolded: environment steps per second of all environments
 together, with candidates drawn at random and with those of an untrained policy; training steps per
 second, updates included; and, apart from these, what compiling takes and the peak of memory. Each
-row is measured in a process of its own. --out gets rl_benchmark.json.
+row is measured in a process of its own, its environments spread over --devices (of a CPU, its
+cores) as far as they can be shared out evenly. --out gets rl_benchmark.json.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
+import os
 import statistics
 import sys
 import time
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
@@ -30,9 +34,9 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rl.decode import Choice, by_chance, by_network
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, step
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, step
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.rl.train import TrainConfig, spread, training_of
 
 FLAGS = flags.FLAGS
 _RUNS = 3  # that are timed
@@ -76,13 +80,19 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     params = params_of([program], rules, envs=batch, slots=FLAGS.slots)
     axes, n = batch_axes(params), batch * FLAGS.steps
     sizes = NetworkConfig(n_rules=len(rules.rules))
-    training = training_of(TrainConfig(network=sizes, steps=FLAGS.steps))
+    settings = TrainConfig(network=sizes, steps=FLAGS.steps)
+    devices = jax.devices()[: math.gcd(batch, FLAGS.devices)]
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("environments",))
+    each, same = jax.P("environments"), jax.P()
+    training = training_of(settings) if len(devices) == 1 else spread(settings, devices)
     first = engine_jit(training.init)(jax.random.key(0), params)
 
     def rate_of(choose: Choice) -> tuple[float, float]:
-        steps = engine_jit(
-            jax.vmap(lambda p, s, k: walk(choose, p, s, k, FLAGS.steps), in_axes=(axes, 0, 0))
-        )
+        of_all = jax.vmap(lambda p, s, k: walk(choose, p, s, k, FLAGS.steps), in_axes=(axes, 0, 0))
+        if len(devices) > 1:
+            ins = (batch_specs(params, each, same), each, each)
+            of_all = jax.shard_map(of_all, mesh=mesh, in_specs=ins, out_specs=each, check_vma=False)
+        steps = engine_jit(of_all)
 
         def go_on(states: EnvState, run: int) -> EnvState:
             return steps(params, states, jax.random.split(jax.random.key(run), batch))
@@ -90,17 +100,18 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         return rate(go_on, first.envs, n=n)
 
     chance, chance_compile = rate_of(by_chance)
-    policy, policy_compile = rate_of(by_network(sizes, first.weights))
+    policy, policy_compile = rate_of(by_network(sizes, jax.device_get(first.weights)))
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,
         "bucket": params.start.graph.nodes.op.shape[1],
         "batch": batch,
+        "devices": len(devices),
         "random": chance,
         "policy": policy,
         "compile_seconds": {"random": chance_compile, "policy": policy_compile},
     }
-    if n % TrainConfig().minibatches == 0:
+    if n // len(devices) % settings.minibatches == 0:
         update = engine_jit(training.update)
         row["training"], compiling = rate(lambda s, _: update(s, params)[0], first, n=n)
         row["compile_seconds"]["training"] = compiling
@@ -109,13 +120,14 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table."""
-    names = ("network", "bucket", "batch", "random", "policy", "training", "compiling, s", "GiB")
-    table = Table(*names, title="steps per second", title_justify="left")
+    names = ("network", "bucket", "batch", "devices", "random", "policy", "training")
+    table = Table(*names, "compiling, s", "GiB", title="steps per second", title_justify="left")
     for r in rows:
         table.add_row(
             r["network"] + (" folded" if r["fold"] else ""),
             str(r["bucket"]),
             str(r["batch"]),
+            str(r["devices"]),
             *(f"{r[n]:,.0f}" if n in r else "-" for n in ("random", "policy", "training")),
             " / ".join(f"{s:.0f}" for s in r["compile_seconds"].values()),
             f"{r['peak_bytes'] / 2**30:.2f}",
@@ -129,6 +141,9 @@ def define_flags() -> None:
     flags.DEFINE_list("folds", ["1", "0"], "1 for folded networks, 0 for unfolded ones.")
     flags.DEFINE_integer("steps", 16, "Steps of each environment that are timed.", lower_bound=1)
     flags.DEFINE_integer("slots", 64, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_integer(
+        "devices", os.cpu_count() or 1, "Devices to spread environments over.", lower_bound=1
+    )
     flags.DEFINE_string("row", "", "For processes that this command starts: the one to measure.")
     flags.DEFINE_string("out", "out/rl_benchmark", "Folder of the results.")
 
@@ -148,6 +163,7 @@ def main(argv: Sequence[str]) -> int:
     out = Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
     if FLAGS.row:
+        jax.config.update("jax_num_cpu_devices", FLAGS.devices)
         row = measure(FLAGS.networks[0], fold=FLAGS.folds == ["1"], batch=batches[0])
         (out / FLAGS.row).write_text(json.dumps(row), encoding="utf-8")
         return 0
@@ -157,6 +173,7 @@ def main(argv: Sequence[str]) -> int:
         command = [sys.executable, "-m", "experiments.rl_benchmark", "--row=row.json"]
         command += [f"--networks={network}", f"--folds={fold}", f"--batches={batch}"]
         command += [f"--steps={FLAGS.steps}", f"--slots={FLAGS.slots}", f"--out={out}"]
+        command += [f"--devices={FLAGS.devices}"]
         ended = children.run(command, log=out / "log.txt")
         if ended.interrupted:
             break

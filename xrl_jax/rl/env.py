@@ -132,6 +132,13 @@ def batch_axes(params: EnvParams) -> Any:
     return dataclasses.replace(params, table=None, costs=None, start=0, horizon=None)
 
 
+def batch_specs(params: EnvParams, each: Any, same: Any) -> Any:
+    """`params` of a batch that is spread over devices: `each` for what every environment has of its
+    own, `same` for what they share.
+    """
+    return dataclasses.replace(params, table=same, costs=same, start=each, horizon=same)
+
+
 def reset(key: jax.Array, params: EnvParams) -> EnvState:
     """The first state of an episode."""
     graph, masks, owner, _, seconds = params.start

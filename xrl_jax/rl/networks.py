@@ -108,7 +108,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, codes: jax.Array) -> jax.Array:
         small = nn.initializers.normal(self.width**-0.5)
-        return self.param("kernel", small, (self.n, self.width))[codes]
+        return jnp.asarray(self.param("kernel", small, (self.n, self.width)))[codes]
 
 
 class PolicyNetwork(nn.Module):

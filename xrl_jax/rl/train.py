@@ -6,7 +6,6 @@ for bit. `jax.vmap(train, in_axes=(0, None))(keys, params)` trains several at on
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from xrl_jax.rl import ppo
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, reset, step
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, reset, step
 from xrl_jax.rl.networks import NetworkConfig, Output
 
 
@@ -325,9 +324,7 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
 
     def over_devices(fn: Any, first: Any, out: Any, *rest: Any) -> Any:
         def call(given: Any, params: EnvParams, *others: Any) -> Any:
-            axes = batch_axes(params)
-            specs = dataclasses.replace(axes, table=same, costs=same, start=each, horizon=same)
-            ins = (first, specs, *rest)
+            ins = (first, batch_specs(params, each, same), *rest)
             return jax.shard_map(fn, mesh=mesh, in_specs=ins, out_specs=out, check_vma=False)(
                 given, params, *others
             )
