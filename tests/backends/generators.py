@@ -223,14 +223,17 @@ def dot(rng: Rng) -> Sample:
 
 
 def conv(rng: Rng) -> Sample:
-    """One or two spatial dimensions, any layout (the usual ones more often), dilations, groups."""
-    n = 1 if rng.integers(5) == 0 else 2
-    groups = a_choice(rng, (1, 1, 2, 4, 8))
-    width = a_choice(rng, (1, 2, 3))
+    """One or two spatial dimensions, any layout (the usual ones more often), dilations, groups; one
+    in six has the kernel that most networks have, 3 x 3, and features for more than a vector.
+    """
+    usual = rng.integers(6) == 0
+    n = 2 if usual or rng.integers(5) else 1
+    groups = 1 if usual else a_choice(rng, (1, 1, 2, 4, 8))
+    width = a_choice(rng, (1, 4, 17) if usual else (1, 2, 3))
     outs = groups * a_choice(rng, (1, 2, width))
-    pointwise = rng.integers(4) == 0
-    kernel = [1 if pointwise else int(rng.integers(1, 4)) for _ in range(n)]
-    dilation = [1 if pointwise else int(rng.integers(1, 3)) for _ in range(n)]
+    pointwise = not usual and rng.integers(4) == 0
+    kernel = [1 if pointwise else 3 if usual else int(rng.integers(1, 4)) for _ in range(n)]
+    dilation = [1 if pointwise or usual else int(rng.integers(1, 3)) for _ in range(n)]
     lhs_dilation = [int(rng.integers(1, 3)) if rng.integers(4) == 0 else 1 for _ in range(n)]
     spatial = [int(rng.integers((k - 1) * d + 2, 9)) for k, d in zip(kernel, dilation, strict=True)]
     low, high = ([int(rng.integers(-1, 3)) for _ in range(n)] for _ in range(2))
@@ -255,7 +258,7 @@ def conv(rng: Rng) -> Sample:
         return tuple(out)
 
     attrs = {
-        "stride": [int(rng.integers(1, 3)) for _ in range(n)],
+        "stride": [1 if usual else int(rng.integers(1, 3)) for _ in range(n)],
         "low": low,
         "high": high,
         "lhs_dilation": lhs_dilation,

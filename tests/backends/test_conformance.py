@@ -83,9 +83,11 @@ def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str
         assert result.shape == node.shape and result.dtype.name == node.dtype, form.name
         if node.dtype in ops.FLOAT_DTYPES:
             eps = float(jnp.finfo(node.dtype).eps)
-            bound = 16 * eps * (np.abs(scale) + np.abs(reference)) + float(
-                jnp.finfo(node.dtype).tiny
-            )
+            size = np.abs(scale) + np.abs(reference)
+            if form.name.startswith("winograd") and size.size:
+                # Sums of a whole tile cancel in each result: it errs by the tile's largest.
+                size = np.full_like(size, size.max())
+            bound = 16 * eps * size + float(jnp.finfo(node.dtype).tiny)
             error = np.abs(np.asarray(result, np.float64) - reference)
             # Equal infinities: empty windows of maxima.
             same = np.asarray(result, np.float64) == reference
@@ -116,7 +118,7 @@ def test_shape_and_dtype_rules_agree_with_jax(op: str) -> None:
 def test_every_lowering_equals_the_plain_one(op: str) -> None:
     met: set[str] = set()
     with jax.enable_x64(True):
-        for example in range(60):  # the first node that each form applies to
+        for example in range(160):  # the first node that each form applies to
             rng = rng_for(op, example)
             met |= check_forms(GENERATORS[op](rng), rng, done=frozenset(met))
     assert met == {form.name for form in LOWERINGS[op]}

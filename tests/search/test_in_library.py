@@ -58,6 +58,25 @@ def test_a_form_without_a_rule_is_not_taken() -> None:
     assert kernels(made) == {("conv", "xla"): 1, ("dot", "xla"): 3} and steps == ()
 
 
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_convolutions_of_large_images_are_winograds() -> None:
+    """20 x 20 results are 25 tiles of 4 x 4; 10 x 10 are as many of 2 x 2, and 9 of 4 x 4."""
+
+    def both(k: jax.Array, x: jax.Array) -> list[jax.Array]:
+        names = ("NHWC", "OIHW", "NHWC")
+        images = x, x[:, :10, :10], x[:, :8, :8]
+        return [
+            lax.conv_general_dilated(i, k, (1, 1), "SAME", dimension_numbers=names) for i in images
+        ]
+
+    k, x = jnp.ones((3, 3, 3, 3)), jax.random.normal(jax.random.key(4), (1, 20, 20, 3))
+    made, _ = in_library(from_jax(both, k, x, weights=(0,)), RULES)
+    forms = {("conv", "winograd4"): 1, ("conv", "winograd2"): 1, ("conv", "onednn"): 1}
+    assert kernels(made) == forms
+    for found, expected in zip(made(k, x), both(k, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "library", lambda: None)
     assert in_library(PROGRAM, RULES) == (PROGRAM, ())

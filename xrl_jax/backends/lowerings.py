@@ -53,7 +53,7 @@ def is_offered(name: str) -> bool:
 
 def in_partition(name: str) -> bool:
     """Whether the form of this name becomes part of a call of the library; see `dnnl.partition`."""
-    return name.startswith("onednn") and library() is not None
+    return name.startswith(("onednn", "winograd")) and library() is not None
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:

@@ -10,7 +10,6 @@ Letters as in `convolution`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.backends import onednn
+from xrl_jax.backends import onednn, winograd
+from xrl_jax.backends.conv_conditions import (
+    Condition,
+    expands,
+    features_come_last,
+    features_stay_last,
+    few_patches,
+    few_taps,
+    few_terms,
+    halves,
+    is_pointwise,
+    moved,
+    not_in,
+    one_matrix,
+    overhangs,
+    single,
+    splits,
+    square,
+    suits,
+    tiles,
+)
 from xrl_jax.backends.convolution import (
     Conv,
     accumulator,
@@ -33,16 +52,8 @@ from xrl_jax.backends.convolution import (
     taps,
 )
 from xrl_jax.backends.onednn import NOTHING, Epilogue
-from xrl_jax.backends.plain import Lowering, conv_layouts, dims, dtype_attr, nothing, number
-from xrl_jax.graph import ops
+from xrl_jax.backends.plain import Lowering, nothing
 from xrl_jax.graph.graph import Node
-
-_MAX_TAPS = 25  # kernel positions that are worth an operation each
-_MAX_TERMS = 128  # products of an elementwise form, per element of the result
-_MAX_SPLIT = 64  # convolutions that one may be split into
-_MAX_DENSE = 1 << 22  # elements of an expanded kernel
-_MAX_PATCHES = 1 << 26  # elements of the patches of im2col
-
 
 # --- the forms: (convolution, x, kernel as O C spatial) -> result ---
 
@@ -181,9 +192,7 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -
     """oneDNN's convolution: features last, and where it is not there, XLA's."""
     if not onednn.takes(x, w):
         return epilogue(dense(c, x, w))
-    if min(low for pair in c.padding for low in pair) < 0 or max(c.lhs_dilation) > 1:
-        x = padded(c, x)
-        c = replace(c, padding=((0, 0),) * len(c.stride))
+    c, x = _only_padded(c, x)
     return onednn.convolution(
         x,
         lax.transpose(w, (*range(2, c.rank), 1, 0)),
@@ -193,6 +202,23 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -
         groups=c.groups,
         epilogue=epilogue,
     )
+
+
+def _only_padded(c: Conv, x: jax.Array) -> tuple[Conv, jax.Array]:
+    """The convolution of an image that is not dilated, padded by nothing negative."""
+    if min(low for pair in c.padding for low in pair) >= 0 and max(c.lhs_dilation) == 1:
+        return c, x
+    n = len(c.stride)
+    return replace(c, padding=((0, 0),) * n, lhs_dilation=(1,) * n), padded(c, x)
+
+
+def _winograd(m: int) -> Callable[..., jax.Array]:
+    def fn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+        c, x = _only_padded(c, x)
+        w = winograd.transformed(w, m)
+        return onednn.winograd_convolution(x, w, m, c.padding, c.precision)
+
+    return fn
 
 
 def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
@@ -207,134 +233,15 @@ def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
     return fn
 
 
-# --- conditions ---
-
-_Condition = Callable[[Node, tuple[Node, ...]], bool]
-
-
-def _suits(node: Node, args: tuple[Node, ...]) -> bool:
-    """What every form needs: one floating dtype, no batch groups, no empty array."""
-    same = {a.dtype for a in args} == {dtype_attr(node)}
-    sizes = [d for n in (node, *args) for d in n.shape]
-    return (
-        same
-        and dtype_attr(node) in ops.FLOAT_DTYPES
-        and number(node, "batch_groups") == 1
-        and all(sizes)
-    )
-
-
-def _kernel(node: Node, args: tuple[Node, ...]) -> tuple[int, int, int]:
-    """(output features, features per group, kernel positions)."""
-    shape = [args[1].shape[d] for d in conv_layouts(node)[1]]
-    return shape[0], shape[1], math.prod(shape[2:])
-
-
-def _is_pointwise(node: Node, args: tuple[Node, ...]) -> bool:
-    return _kernel(node, args)[2] == 1 and number(node, "groups") == 1
-
-
-def _few_taps(node: Node, args: tuple[Node, ...]) -> bool:
-    positions = _kernel(node, args)[2]
-    return 1 < positions <= _MAX_TAPS or (positions == 1 and number(node, "groups") > 1)
-
-
-def _few_patches(node: Node, args: tuple[Node, ...]) -> bool:
-    outs, width, positions = _kernel(node, args)
-    patches = math.prod(node.shape) // outs * width * number(node, "groups") * positions
-    return positions > 1 and patches <= _MAX_PATCHES
-
-
-def _halves(node: Node, args: tuple[Node, ...]) -> bool:
-    """Two spatial dimensions with several positions along each."""
-    kernel = [args[1].shape[d] for d in conv_layouts(node)[1][2:]]
-    return len(kernel) == 2 and min(kernel) > 1 and _few_patches(node, args)
-
-
-def _few_terms(node: Node, args: tuple[Node, ...]) -> bool:
-    _, width, positions = _kernel(node, args)
-    return positions * width <= _MAX_TERMS and positions <= _MAX_TAPS and number(node, "groups") > 1
-
-
-def _square(node: Node, args: tuple[Node, ...]) -> bool:
-    """As many features out of each group as into it, and more than one."""
-    outs, width, _ = _kernel(node, args)
-    return width > 1 and outs == width * number(node, "groups")
-
-
-def _splits(merged: int) -> _Condition:
-    def applies(node: Node, args: tuple[Node, ...]) -> bool:
-        groups = number(node, "groups")
-        return groups % merged == 0 and 1 < groups // merged <= _MAX_SPLIT
-
-    return applies
-
-
-def _expands(node: Node, args: tuple[Node, ...]) -> bool:
-    outs, width, positions = _kernel(node, args)
-    groups = number(node, "groups")
-    return groups > 1 and outs * width * groups * positions <= _MAX_DENSE
-
-
-def _overhangs(node: Node, args: tuple[Node, ...]) -> bool:
-    """Two spatial dimensions, no stride, no dilated image, at most a quarter too many rows."""
-    n = len(node.shape) - 2
-    if n != 2 or set(dims(node, "stride", n)) | set(dims(node, "lhs_dilation", n)) != {1}:
-        return False
-    left, _, out = conv_layouts(node)
-    rows = node.shape[out[2]]
-    return rows >= 4 * (args[0].shape[left[2]] + 1 - rows)
-
-
-def _single(node: Node, args: tuple[Node, ...]) -> bool:
-    return dtype_attr(node) == "float32"
-
-
-def _one_matrix(node: Node, args: tuple[Node, ...]) -> bool:
-    """Whether all positions of all images make one matrix: a single image, or features last."""
-    left = conv_layouts(node)[0]
-    return node.shape[conv_layouts(node)[2][0]] == 1 or left != tuple(range(len(left)))
-
-
-def _not_in(first: bool) -> _Condition:
-    """Whether some array is laid out otherwise than features first (OIHW), or last (HWIO)."""
-
-    def applies(node: Node, args: tuple[Node, ...]) -> bool:
-        left, right, out = conv_layouts(node)
-        n = len(left)
-        there = tuple(range(n)) if first else (0, n - 1, *range(1, n - 1))
-        kernel = tuple(range(n)) if first else (n - 1, n - 2, *range(n - 2))
-        return (left, right, out) != (there, kernel, there)
-
-    return applies
-
-
-def _features_come_last(node: Node, args: tuple[Node, ...]) -> bool:
-    out = conv_layouts(node)[2]
-    return out == (0, len(out) - 1, *range(1, len(out) - 1))
-
-
-def _features_stay_last(node: Node, args: tuple[Node, ...]) -> bool:
-    return _features_come_last(node, args) and conv_layouts(node)[0] == conv_layouts(node)[2]
-
-
-def _moved(first: bool) -> _Condition:
-    """Whether the left argument is laid out otherwise than features first, or last."""
-
-    def applies(node: Node, args: tuple[Node, ...]) -> bool:
-        left = conv_layouts(node)[0]
-        n = len(left)
-        return left != (tuple(range(n)) if first else (0, n - 1, *range(1, n - 1)))
-
-    return applies
+# --- the table ---
 
 
 def _form(
     name: str,
     fn: Callable[..., jax.Array],
-    *conditions: _Condition,
+    *conditions: Condition,
     first: bool | None = None,
-    absorbs: _Condition = nothing,
+    absorbs: Condition = nothing,
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
 
@@ -343,7 +250,7 @@ def _form(
         return c.close(fn(c, x, w, **epilogue))
 
     def applies(node: Node, args: tuple[Node, ...]) -> bool:
-        return _suits(node, args) and all(test(node, args) for test in conditions)
+        return suits(node, args) and all(test(node, args) for test in conditions)
 
     return Lowering(name, lowered, applies, absorbs)
 
@@ -361,42 +268,43 @@ def _half_of(gathered: int) -> Callable[..., jax.Array]:
 
 
 CONV: tuple[Lowering, ...] = (
-    _form("matmul", _matmul, _is_pointwise),
-    _form("matmul_turned", _turned, _is_pointwise),
-    _form("nhwc", dense, _not_in(False), first=False),
-    _form("nchw", dense, _not_in(True), first=True),
-    _form("shifted", _shifted, _few_terms),
-    _form("split", _split, _splits(1)),
-    _form("split2", _split_by(2), _splits(2)),
-    _form("split4", _split_by(4), _splits(4)),
-    _form("im2col", _im2col, _few_patches),
-    _form("taps", _by_taps, _few_taps),
-    _form("dense", _expanded, _expands),
-    _form("nhwc_matmul", _matmul, _is_pointwise, _moved(False), first=False),
-    _form("nhwc_shifted", _shifted, _few_terms, _moved(False), first=False),
-    _form("nchw_shifted", _shifted, _few_terms, _moved(True), first=True),
-    _form("nhwc_split", _split, _splits(1), _moved(False), first=False),
-    _form("nhwc_split2", _split_by(2), _splits(2), _moved(False), first=False),
-    _form("nhwc_split4", _split_by(4), _splits(4), _moved(False), first=False),
-    _form("rotated", _rotated, _few_terms, _square),
-    _form("overhang", _overhang, _overhangs),
-    _form("half_rows", _half_of(0), _halves),
-    _form("half_columns", _half_of(1), _halves),
-    _form("onednn", _onednn, _single, first=False, absorbs=_features_come_last),
+    _form("matmul", _matmul, is_pointwise),
+    _form("matmul_turned", _turned, is_pointwise),
+    _form("nhwc", dense, not_in(False), first=False),
+    _form("nchw", dense, not_in(True), first=True),
+    _form("shifted", _shifted, few_terms),
+    _form("split", _split, splits(1)),
+    _form("split2", _split_by(2), splits(2)),
+    _form("split4", _split_by(4), splits(4)),
+    _form("im2col", _im2col, few_patches),
+    _form("taps", _by_taps, few_taps),
+    _form("dense", _expanded, expands),
+    _form("nhwc_matmul", _matmul, is_pointwise, moved(False), first=False),
+    _form("nhwc_shifted", _shifted, few_terms, moved(False), first=False),
+    _form("nchw_shifted", _shifted, few_terms, moved(True), first=True),
+    _form("nhwc_split", _split, splits(1), moved(False), first=False),
+    _form("nhwc_split2", _split_by(2), splits(2), moved(False), first=False),
+    _form("nhwc_split4", _split_by(4), splits(4), moved(False), first=False),
+    _form("rotated", _rotated, few_terms, square),
+    _form("overhang", _overhang, overhangs),
+    _form("half_rows", _half_of(0), halves),
+    _form("half_columns", _half_of(1), halves),
+    _form("onednn", _onednn, single, first=False, absorbs=features_come_last),
     _form(
         "onednn_matmul",
         _onednn_matmul(False),
-        _is_pointwise,
-        _single,
-        _one_matrix,
-        absorbs=_features_stay_last,
+        is_pointwise,
+        single,
+        one_matrix,
+        absorbs=features_stay_last,
     ),
     _form(
         "onednn_matmul_turned",
         _onednn_matmul(True),
-        _is_pointwise,
-        _single,
-        _one_matrix,
-        absorbs=_features_stay_last,
+        is_pointwise,
+        single,
+        one_matrix,
+        absorbs=features_stay_last,
     ),
+    *(_form(f"winograd{m}", _winograd(m), tiles, single, first=False) for m in winograd.TILES),
 )

@@ -26,10 +26,11 @@ import jax
 from jax import export
 from jax.custom_batching import custom_vmap
 
+from xrl_jax.backends import winograd
 from xrl_jax.backends.dnnl import kernels, spec
 from xrl_jax.backends.dnnl.kernels import kernel
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.dnnl.spec import Conv, Dot
+from xrl_jax.backends.dnnl.spec import Conv, Dot, Winograd
 
 _TESTED = ("0.10.2",)  # versions of jaxlib
 _PREFIX = "__onednn$"
@@ -132,6 +133,15 @@ def convolution(
         "feature_groups": groups,
     }
     return _call("convolution", "onednn_conv_config", config, op)(*arrays)
+
+
+def winograd_convolution(
+    x: jax.Array, w: jax.Array, m: int, padding: Sequence[tuple[int, int]], precision: Any
+) -> jax.Array:
+    """`winograd.convolved`; its sums in the library's hands where that is."""
+    if library() is None or not takes(x, w):
+        return winograd.convolved(x, w, m, padding, precision)
+    return kernel(Winograd(m, tuple((low, high) for low, high in padding)), x, w)
 
 
 def dot_general(

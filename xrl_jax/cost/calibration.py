@@ -29,7 +29,8 @@ class Sample:
 # regions of ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). They say what to time first, no more.
 # `python -m experiments.usual_forms` prints them anew.
 _ON_CPU: Mapping[tuple[str, int], str] = {
-    ("conv", 0): "onednn 0.69 overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",
+    ("conv", 0): "onednn 0.69 overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 "
+    "winograd4 0.84 winograd3 0.95 taps 1.12 winograd2 1.3",
     ("conv", 1): "onednn_matmul 0.72 matmul 0.74 onednn_matmul_turned 0.75 matmul_turned 0.84 "
     "nhwc_matmul 0.84 onednn 0.86 overhang 0.86 nhwc 0.96",
     ("conv", 2): "nhwc_split4 0.23 nhwc_shifted 0.24 onednn 0.26 nhwc_split2 0.28 half_rows 0.31 "
@@ -43,7 +44,7 @@ _ON_CPU: Mapping[tuple[str, int], str] = {
 # Where oneDNN is there as a library: squeezenet and mobilenetv2; grouped convolutions between
 # these (depthwise, 0.03) and ResNeXt-50's, products as in BERT.
 _BY_LIBRARY: Mapping[tuple[str, int], str] = {
-    ("conv", 0): "onednn 0.41",
+    ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41",
     ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
     ("conv", 2): "onednn 0.1",
     ("dot", 0): "onednn 0.9 onednn_transposed 0.9",

@@ -125,7 +125,8 @@ _WINDOW = "window_sum window_max window_min".split()
 _CONV_FORMS = (
     "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
     "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang "
-    "half_rows half_columns onednn onednn_matmul onednn_matmul_turned"
+    "half_rows half_columns onednn onednn_matmul onednn_matmul_turned "
+    "winograd2 winograd3 winograd4"
 ).split()
 _DOT_FORMS = "xla flat transposed swapped loop loop_transposed onednn onednn_transposed".split()
 _WINDOW_FORMS = "xla shifted separable reduced".split()

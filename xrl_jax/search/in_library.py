@@ -7,14 +7,17 @@ call is nobody's. So the form is made at once, without a prediction, and judged 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends import winograd
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.lowerings import LOWERINGS, applicable
-from xrl_jax.graph.graph import nodes_of
+from xrl_jax.backends.lowerings import LOWERINGS, applicable, in_partition
+from xrl_jax.backends.plain import conv_layouts
+from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.search.base import Step
@@ -22,14 +25,20 @@ from xrl_jax.search.changes import forms_by_rule
 from xrl_jax.search.states import place_text
 
 _FORM = "onednn"
+# So many tiles make matrices that products are fast on; the largest tiles first, which take the
+# fewest products.
+_LEAST_TILES = 25
+_TILES = tuple(sorted(winograd.TILES, reverse=True))
 
 
 def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[Step, ...]]:
-    """The program with every convolution and product of activations in the form of the library, as
+    """The program with every convolution and product of activations in a form of the library, as
     far as rules choose it, and the steps there; the same and none where there is no library.
+
+    Convolutions are Winograd's where that applies and images are large enough for its tiles.
     """
-    chosen = {op: rule for (op, form), rule in forms_by_rule(rules).items() if form == _FORM}
-    if library() is None or not chosen:
+    chosen = forms_by_rule(rules)
+    if library() is None:
         return program, ()
     graphs, steps = [], []
     for index, graph in enumerate(program.graphs):
@@ -38,14 +47,24 @@ def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[
         places = [np.asarray(v) for v in (f.op, f.shape, f.rank)]
         nodes, _, slots = nodes_of(graph)
         for node, slot in zip(nodes, slots, strict=True):
-            if node.op not in chosen or weight_only[slot]:
+            names = [form.name for form in LOWERINGS[node.op]]
+            if _FORM not in names or weight_only[slot] or in_partition(names[node.lowering]):
                 continue
-            form = [lower.name for lower in LOWERINGS[node.op]].index(_FORM)
-            args = tuple(nodes[a] for a in node.args)
-            if form == node.lowering or form not in applicable(node, args):
+            fit = {names[i] for i in applicable(node, tuple(nodes[a] for a in node.args))}
+            wanted = [f for f in _preferred(node) if f in fit and (node.op, f) in chosen]
+            if not wanted:
                 continue
-            lowering[slot] = form
+            lowering[slot] = names.index(wanted[0])
             text = place_text(slot, *(v[slot] for v in places))
-            steps.append(Step(index, chosen[node.op], text, 0.0))
+            steps.append(Step(index, chosen[node.op, wanted[0]], text, 0.0))
         graphs.append(graph._replace(nodes=f._replace(lowering=jnp.asarray(lowering))))
     return program.with_graphs(graphs), tuple(steps)
+
+
+def _preferred(node: Node) -> list[str]:
+    """Forms of the library, the best first, whether or not they apply."""
+    if node.op != "conv":
+        return [_FORM]
+    batch, _, *spatial = (node.shape[d] for d in conv_layouts(node)[2])
+    tiled = [m for m in _TILES if batch * math.prod(-(-n // m) for n in spatial) >= _LEAST_TILES]
+    return [*(f"winograd{m}" for m in tiled), _FORM]

@@ -17,6 +17,7 @@ from xrl_jax.backends.dnnl.library import (
 )
 from xrl_jax.backends.dnnl.native import Place
 from xrl_jax.backends.dnnl.spec import Loop, Shape
+from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
 _ALIGNED = 64  # bytes
 
@@ -39,6 +40,7 @@ class Part:
 
 
 Where = Place | Block | Part
+What = int | Loop | Tiles | Results  # a primitive, or what code of ours computes
 
 
 def block_of(place: Block | Part) -> Block:
@@ -59,7 +61,7 @@ class Builder:
 
     lib: Library
     values: list[Value] = field(default_factory=list)
-    steps: list[tuple[int | Loop, list[tuple[int, Desc, Where]]]] = field(default_factory=list)
+    steps: list[tuple[What, list[tuple[int, Desc, Where]]]] = field(default_factory=list)
 
     # --- memory ---
 
@@ -75,7 +77,7 @@ class Builder:
             listed.append((SCRATCHPAD, scratch, Block(nbytes, len(self.steps), len(self.steps))))
         self.append(self.lib.primitive(prim), listed)
 
-    def append(self, what: int | Loop, listed: list[tuple[int, Desc, Where]]) -> None:
+    def append(self, what: What, listed: list[tuple[int, Desc, Where]]) -> None:
         for _, _, place in listed:
             if not isinstance(place, Place):
                 block_of(place).last = len(self.steps)

@@ -115,6 +115,12 @@ def combined(out: Code, kind: str, a: str, b: str) -> str:
     return out.add(f"call nsz {VECTOR} @llvm.{name}.{_V}({VECTOR} {a}, {VECTOR} {b})")
 
 
+def clipped(out: Code, bounds: Clip, x: str) -> str:
+    """The numbers within bounds."""
+    x = x if bounds.low is None else combined(out, "max", x, constant(bounds.low))
+    return x if bounds.high is None else combined(out, "min", x, constant(bounds.high))
+
+
 def folded(out: Code, kind: str, x: str) -> str:
     """All numbers of a vector combined, in each place."""
     if kind == "sum":
@@ -130,10 +136,8 @@ def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
     match i.op:
         case Reshape() | Repeat():
             return xs[0]
-        case Clip(low, high):
-            x = xs[0]
-            x = x if low is None else combined(out, "max", x, constant(low))
-            return x if high is None else combined(out, "min", x, constant(high))
+        case Clip() as bounds:
+            return clipped(out, bounds, xs[0])
         case Scale(by):
             return curve(out, "mul", [xs[0], constant(by)])
         case Map(kind, numbers):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from xrl_jax.backends.dnnl.spec import (
     Binary,
     Clip,
-    Conv,
     Dot,
     Instruction,
+    Kernel,
     Op,
     Partition,
     Pool,
@@ -67,7 +67,7 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         while isinstance(kernel.made_by, Reshape) and uses.get(kernel) == 1:
             kernel = kernel.args[0]
         op = kernel.made_by
-        if not isinstance(op, Conv | Dot) or uses.get(kernel) != 1:
+        if not isinstance(op, Kernel) or uses.get(kernel) != 1:
             continue
         clip = op.after.clip
         if isinstance(v.made_by, Clip):
@@ -82,7 +82,7 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
             after = replace(op.after, bias=True)
             flat = kernel.shape[-1:]
             one = (1,) * (len(kernel.shape) - 1) + flat
-            number = _reshaped(addend, flat if isinstance(op, Conv) else one)
+            number = _reshaped(addend, one if isinstance(op, Dot) else flat)
             x, w, *more = kernel.args
             args = [x, w, number, *more]
         else:

@@ -22,7 +22,16 @@ from jax.interpreters import ad, batching, mlir
 from xrl_jax.backends.dnnl.library import DST, SRC, Desc, Library, UnimplementedError, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import kernel_layout, plan
-from xrl_jax.backends.dnnl.spec import Conv, Dot, Instruction, Op, Partition, partition
+from xrl_jax.backends.dnnl.spec import (
+    Conv,
+    Dot,
+    Instruction,
+    Kernel,
+    Op,
+    Partition,
+    Winograd,
+    partition,
+)
 
 _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
@@ -31,7 +40,7 @@ _TARGETS: dict[str, Target] = {}  # by the name that XLA knows
 _LOCK = threading.Lock()
 
 
-def kernel(op: Conv | Dot, *operands: jax.Array) -> jax.Array:
+def kernel(op: Kernel, *operands: jax.Array) -> jax.Array:
     """One operator by the library; without it, or a kernel for this, as lax code."""
     return kernel_p.bind(*operands, op=op)
 
@@ -57,7 +66,7 @@ def packs(op: Op, shape: tuple[int, ...]) -> bool:
     """Whether the second operand, of this shape, is worth a layout of its own: a weight is, what
     has a batch axis is not.
     """
-    return isinstance(op, Conv) or (isinstance(op, Dot) and len(shape) == 2)
+    return isinstance(op, Conv | Winograd) or (isinstance(op, Dot) and len(shape) == 2)
 
 
 def is_possible(part: Partition) -> bool:
@@ -124,8 +133,10 @@ def _plain_layout(lib: Library, part: Partition, index: int) -> Desc:
     (op,) = (i.op for i in part.code if index in i.args)
     if isinstance(op, Conv):
         return lib.desc(*kernel_layout(shape, op.groups))
-    assert isinstance(op, Dot)
     desc = lib.desc(shape)
+    if isinstance(op, Winograd):
+        return desc
+    assert isinstance(op, Dot)
     return lib.permuted(desc, (1, 0)) if op.right_turned else desc
 
 
@@ -162,12 +173,12 @@ pack_p = _primitive("onednn_pack")
 unpack_p = _primitive("onednn_unpack")
 
 
-def _kernel_aval(*avals: Any, op: Conv | Dot) -> ShapedArray:
+def _kernel_aval(*avals: Any, op: Kernel) -> ShapedArray:
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     return ShapedArray(jax.eval_shape(op, *structs).shape, _F32)
 
 
-def _kernel_code(*operands: jax.Array, op: Conv | Dot) -> jax.Array:
+def _kernel_code(*operands: jax.Array, op: Kernel) -> jax.Array:
     shape = jax.eval_shape(op, *operands).shape
     part = alone(op, [a.shape for a in operands], shape)
     if not is_possible(part):
@@ -178,11 +189,11 @@ def _kernel_code(*operands: jax.Array, op: Conv | Dot) -> jax.Array:
     return run(part, first, second, *more)[0]
 
 
-def _kernel_jvp(primals: Any, tangents: Any, *, op: Conv | Dot) -> Any:
+def _kernel_jvp(primals: Any, tangents: Any, *, op: Kernel) -> Any:
     return jax.jvp(op, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _kernel_batched(operands: Any, axes: Any, *, op: Conv | Dot) -> Any:
+def _kernel_batched(operands: Any, axes: Any, *, op: Kernel) -> Any:
     return jax.vmap(op, axes)(*operands), 0
 
 

@@ -233,6 +233,47 @@ define ptr @{name}(ptr %frame) {{
 """
 
 
+# LLVM prefers half of the registers' width on some processors.
+WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+SMALL = 1 << 14  # numbers for which threads are not worth their waking
+# Constants of OpenMP's `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num`.
+Parallel = tuple[str, str, str]
+
+
+def shared_out(name: str, n: int, parallel: Parallel | None) -> str:
+    """The function `name`(table) that calls `name`_rows(table, first, end) for `n` rows, shared out
+    between the threads; None for one thread.
+    """
+    if parallel is None:
+        return f"""
+define void @{name}(ptr %table) {{
+  call void @{name}_rows(ptr %table, i64 0, i64 {n})
+  ret void
+}}
+"""
+    start, n_threads, number = parallel
+    return f"""
+define void @{name}_part(ptr %table) {{
+  %n32 = call i32 {n_threads}()
+  %i32 = call i32 {number}()
+  %n = sext i32 %n32 to i64
+  %i = sext i32 %i32 to i64
+  %after = add i64 %i, 1
+  %first_all = mul i64 %i, {n}
+  %end_all = mul i64 %after, {n}
+  %first = sdiv i64 %first_all, %n
+  %end = sdiv i64 %end_all, %n
+  call void @{name}_rows(ptr %table, i64 %first, i64 %end)
+  ret void
+}}
+
+define void @{name}(ptr %table) {{
+  call void {start}(ptr @{name}_part, ptr %table, i32 0, i32 0)
+  ret void
+}}
+"""
+
+
 def pointer(address: int) -> str:
     return f"inttoptr (i64 {address} to ptr)"
 

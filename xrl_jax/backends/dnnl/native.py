@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.backends.dnnl import rows
+from xrl_jax.backends.dnnl import rows, tiles
 from xrl_jax.backends.dnnl.library import Desc, Library
 from xrl_jax.backends.dnnl.machine_code import PASS_ON, RUN, addresses, pointer
 from xrl_jax.backends.dnnl.spec import Loop
+from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
 MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
@@ -58,7 +59,7 @@ class Step(NamedTuple):
     argument is its result.
     """
 
-    primitive: int | Loop
+    primitive: int | Loop | Tiles | Results
     args: tuple[tuple[int, Desc, Place], ...]
 
 
@@ -93,10 +94,10 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
         for step in steps:
             if len(step.args) > MOST_ARGUMENTS:
                 raise ValueError(f"{len(step.args)} arguments for one primitive")
-            if isinstance(step.primitive, Loop):
-                numbers += [_loop(lib, step.primitive), 1, len(step.args)]
-            else:
+            if isinstance(step.primitive, int):
                 numbers += [step.primitive, 0, len(step.args)]
+            else:
+                numbers += [_own(lib, step.primitive), 1, len(step.args)]
             for which, desc, place in step.args:
                 numbers += [which, desc, place.kind, place.at]
         plan = _KEPT[name] = np.asarray(numbers, np.int64)
@@ -109,15 +110,19 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
 
 
 @functools.cache
-def _loop(lib: Library, loop: Loop) -> int:
-    """The address of a loop's code."""
+def _own(lib: Library, what: Loop | Tiles | Results) -> int:
+    """The address of code of ours."""
     threads = lib.threads()
     parallel = None
     if threads is not None:
         start, n_threads, number = map(pointer, threads)
         parallel = start, n_threads, number
-    name = f"loop{next(_NUMBERS)}"
-    (address,) = addresses(rows.code_of(loop, name, parallel), name)
+    name = f"own{next(_NUMBERS)}"
+    if isinstance(what, Loop):
+        code = rows.code_of(what, name, parallel)
+    else:
+        code = tiles.code_of(what, name, parallel)
+    (address,) = addresses(code, name)
     return address
 
 

@@ -45,9 +45,13 @@ from xrl_jax.backends.dnnl.spec import (
     Shape,
     Slice,
     Transpose,
+    Winograd,
 )
+from xrl_jax.backends.dnnl.tiles import Results, Tiles
+from xrl_jax.backends.winograd import n_tiles
 
 _BYTES = 4  # of a number
+_MOST_FEATURES = 1 << 16  # of Winograd's convolutions: a pixel is kept on the stack
 
 
 class Plan(NamedTuple):
@@ -110,6 +114,8 @@ class _Planner(Builder):
                 return self.convolution(op, instruction, args, output)
             case Dot():
                 return self.dot(op, instruction, args, output)
+            case Winograd():
+                return self.winograd(op, instruction, args, output)
             case Pool():
                 return self.pool(op, shape, args[0], output)
             case Concat():
@@ -256,6 +262,37 @@ class _Planner(Builder):
         bias = more.pop(0) if op.after.bias else None
         addend = more.pop(0) if op.after.addend else None
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+
+    def winograd(
+        self, op: Winograd, i: Instruction, args: list[Value], output: Place | None
+    ) -> Value:
+        shape, dims = self.shape_of(i.args[0]), self.shape_of(i.args[1])
+        if max(dims) > _MOST_FEATURES:
+            raise UnimplementedError(f"a kernel of {dims}")
+        height, width = (
+            n_tiles(n, p, op.tile) for n, p in zip(shape[1:3], op.padding, strict=True)
+        )
+        low = op.padding[0][0], op.padding[1][0]
+        before = Tiles(op.tile, shape, (height, width), low)
+        after = Results(op.tile, i.shape, (height, width), op.after)
+        x = self.as_laid_out(args[0], self.lib.desc(shape))
+        source, dst = self.lib.desc(before.shape), self.lib.desc(after.shape)
+        tiles = Value(source, self.block(source))
+        self.append(before, [(0, v.desc, v.place) for v in (x, tiles)])
+        weights = self.lib.any_desc(dims) if self.partition.is_packed(i.args[1]) else args[1].desc
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.matmul(source, weights, bias, dst, post_ops)
+
+        made = self.product(make, Epilogue(), i.args[1], tiles, args[1], None, None, None)
+        more = args[2:]
+        shapes = [self.shape_of(a) for a in i.args[2:]]
+        operands = [
+            self.as_laid_out(v, self.lib.desc(s)) for v, s in zip(more, shapes, strict=True)
+        ]
+        y = self.result(self.lib.desc(i.shape), output)
+        self.append(after, [(0, v.desc, v.place) for v in (made, *operands, y)])
+        return y
 
     def product(
         self,

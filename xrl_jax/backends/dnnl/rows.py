@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from xrl_jax.backends.dnnl import curves
 from xrl_jax.backends.dnnl.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
+from xrl_jax.backends.dnnl.machine_code import SMALL, WIDE, Parallel, shared_out
 from xrl_jax.backends.dnnl.spec import (
     REDUCTIONS,
     Instruction,
@@ -26,49 +27,16 @@ from xrl_jax.backends.dnnl.spec import (
 )
 
 _FLAT = 2048  # columns of a loop that may have any
-_SMALL = 1 << 14  # numbers for which threads are not worth their waking
-# LLVM prefers half of the registers' width on some processors.
-_WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 _DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
 
 
-def code_of(loop: Loop, name: str, parallel: tuple[str, str, str] | None) -> str:
+def code_of(loop: Loop, name: str, parallel: Parallel | None) -> str:
     """A module with the function `name`(table): for all rows, with the addresses of the arguments
     and of the result in the table.
-
-    Args:
-      parallel: constants of OpenMP's `GOMP_parallel`, `omp_get_num_threads` and
-        `omp_get_thread_num`; None for one thread.
     """
+    few = loop.rows * loop.columns < SMALL
     rows = _Rows(loop).text(f"{name}_rows")
-    if parallel is None or loop.rows * loop.columns < _SMALL:
-        return f"""{INTRINSICS}{rows}
-define void @{name}(ptr %table) {{
-  call void @{name}_rows(ptr %table, i64 0, i64 {loop.rows})
-  ret void
-}}
-"""
-    start, n_threads, number = parallel
-    return f"""{INTRINSICS}{rows}
-define void @{name}_part(ptr %table) {{
-  %n32 = call i32 {n_threads}()
-  %i32 = call i32 {number}()
-  %n = sext i32 %n32 to i64
-  %i = sext i32 %i32 to i64
-  %after = add i64 %i, 1
-  %first_all = mul i64 %i, {loop.rows}
-  %end_all = mul i64 %after, {loop.rows}
-  %first = sdiv i64 %first_all, %n
-  %end = sdiv i64 %end_all, %n
-  call void @{name}_rows(ptr %table, i64 %first, i64 %end)
-  ret void
-}}
-
-define void @{name}(ptr %table) {{
-  call void {start}(ptr @{name}_part, ptr %table, i32 0, i32 0)
-  ret void
-}}
-"""
+    return INTRINSICS + rows + shared_out(name, loop.rows, None if few else parallel)
 
 
 def flattened(loop: Loop) -> Loop | None:
@@ -124,7 +92,7 @@ class _Rows:
         self._look()
         n_inputs, last = len(self.loop.inputs), self.last
         out = self.out
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {_WIDE} {{\nentry:")
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
         for i in range(n_inputs + 1):
             out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
             out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
+from xrl_jax.backends import winograd
+
 Shape = tuple[int, ...]
 
 
@@ -109,6 +111,25 @@ class Dot:
         batch = tuple(range(n))
         y = lax.dot_general(a, b, (((over[0],), (over[1],)), (batch, batch)))
         return self.after(y, more)
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Images [N, H, W, C] with kernels as `winograd.transformed` gives them, a bias [O]; no stride.
+
+    Attributes:
+      tile: results of a tile along an axis.
+    """
+
+    tile: int
+    padding: tuple[tuple[int, int], ...]
+    after: Epilogue = Epilogue()
+
+    def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        return self.after(winograd.convolved(x, w, self.tile, self.padding), more)
+
+
+Kernel = Conv | Dot | Winograd  # what may have an epilogue
 
 
 @dataclass(frozen=True)
@@ -270,8 +291,7 @@ class Loop:
 
 
 Op = (
-    Conv
-    | Dot
+    Kernel
     | Pool
     | Concat
     | Binary
