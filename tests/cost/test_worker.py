@@ -129,6 +129,7 @@ def test_the_worker_runs_on_the_same_machine(worker):
     ],
 )
 def test_a_job_that_fails_says_why(worker, job, error):
+    one(worker, SMALL)  # now there is a process
     pid = worker.pid
     failed, after = worker.measure([job, SMALL], seconds_per_job=0.02)
     assert failed.status == "failed" and error in failed.error

@@ -15,9 +15,8 @@ from xrl_jax.backends.dnnl.library import (
     Prim,
     UnimplementedError,
 )
-from xrl_jax.backends.dnnl.native import Place
-from xrl_jax.backends.dnnl.spec import Loop, Shape
-from xrl_jax.backends.dnnl.tiles import Results, Tiles
+from xrl_jax.backends.dnnl.native import Own, Place
+from xrl_jax.backends.dnnl.spec import Shape
 
 _ALIGNED = 64  # bytes
 
@@ -40,7 +39,7 @@ class Part:
 
 
 Where = Place | Block | Part
-What = int | Loop | Tiles | Results  # a primitive, or what code of ours computes
+What = int | Own  # a primitive, or what code of ours computes
 
 
 def block_of(place: Block | Part) -> Block:

@@ -27,6 +27,7 @@ VECTOR = f"<{WIDTH} x float>"
 _INTEGERS, _BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
 _UNARY = ("sqrt", "fabs", "floor", "ceil")
 _V = f"v{WIDTH}f32"
+FMA = f"call {VECTOR} @llvm.fmuladd.{_V}"
 
 INTRINSICS = "\n".join(
     [

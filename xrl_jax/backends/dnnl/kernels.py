@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from xrl_jax.backends.dnnl.library import DST, SRC, Desc, Library, UnimplementedError, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
-from xrl_jax.backends.dnnl.plan import kernel_layout, plan
+from xrl_jax.backends.dnnl.plan import plan
 from xrl_jax.backends.dnnl.spec import (
     Conv,
     Dot,
@@ -116,28 +116,19 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
         steps, arena = made.steps, made.arena
     else:
         name = f"{name}.{what}{index}"
-        layouts = [_plain_layout(lib, part, index), made.weights[index]]
-        source, target = layouts if what == _PACK else layouts[::-1]
-        move = lib.primitive(lib.reorder(source, target))
-        places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
-        steps, arena = (Step(move, places),), 0
+        moves = made.weights[index].moves
+        steps = [_moved(lib, *(move if what == _PACK else move[::-1])) for move in moves]
+        arena = 0
     register(lib, name, steps, arena)
     with _LOCK:
         _TARGETS[name] = (what, part.text, index)
     return name
 
 
-def _plain_layout(lib: Library, part: Partition, index: int) -> Desc:
-    """Of a weight before it is packed."""
-    shape = part.inputs[index]
-    (op,) = (i.op for i in part.code if index in i.args)
-    if isinstance(op, Conv):
-        return lib.desc(*kernel_layout(shape, op.groups))
-    desc = lib.desc(shape)
-    if isinstance(op, Winograd):
-        return desc
-    assert isinstance(op, Dot)
-    return lib.permuted(desc, (1, 0)) if op.right_turned else desc
+def _moved(lib: Library, source: Desc, target: Desc) -> Step:
+    """The argument's numbers in one layout to the result's in another."""
+    places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
+    return Step(lib.primitive(lib.reorder(source, target)), places)
 
 
 def _library() -> Library:
@@ -149,7 +140,7 @@ def _library() -> Library:
 
 def _packed_aval(part: Partition, index: int) -> ShapedArray:
     lib = _library()
-    return ShapedArray((lib.nbytes(plan(lib, part).weights[index]) // 4,), _F32)
+    return ShapedArray((plan(lib, part).weights[index].nbytes // 4,), _F32)
 
 
 # --- the primitives ---

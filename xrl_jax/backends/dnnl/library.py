@@ -167,6 +167,10 @@ class Library:
         """
         return self._new("dnnl_memory_desc_reshape", _at(desc), len(dims), _dims(dims))
 
+    def part(self, desc: Desc, dims: Sequence[int], start: Sequence[int]) -> Desc:
+        """A part of an array, in its memory."""
+        return self._new("dnnl_memory_desc_create_submemory", _at(desc), _dims(dims), _dims(start))
+
     def equal(self, a: Desc, b: Desc) -> bool:
         return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))
 

@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.backends.dnnl import rows, tiles
+from xrl_jax.backends.dnnl import rows, stream, tiles
 from xrl_jax.backends.dnnl.library import Desc, Library
 from xrl_jax.backends.dnnl.machine_code import PASS_ON, RUN, addresses, pointer
 from xrl_jax.backends.dnnl.spec import Loop
+from xrl_jax.backends.dnnl.stream import Streamed
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
+Own = Loop | Tiles | Results | Streamed  # what code of ours computes
 MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA = 0, 1, 2
@@ -59,7 +61,7 @@ class Step(NamedTuple):
     argument is its result.
     """
 
-    primitive: int | Loop | Tiles | Results
+    primitive: int | Own
     args: tuple[tuple[int, Desc, Place], ...]
 
 
@@ -110,7 +112,7 @@ def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> 
 
 
 @functools.cache
-def _own(lib: Library, what: Loop | Tiles | Results) -> int:
+def _own(lib: Library, what: Own) -> int:
     """The address of code of ours."""
     threads = lib.threads()
     parallel = None
@@ -118,10 +120,13 @@ def _own(lib: Library, what: Loop | Tiles | Results) -> int:
         start, n_threads, number = map(pointer, threads)
         parallel = start, n_threads, number
     name = f"own{next(_NUMBERS)}"
-    if isinstance(what, Loop):
-        code = rows.code_of(what, name, parallel)
-    else:
-        code = tiles.code_of(what, name, parallel)
+    match what:
+        case Loop():
+            code = rows.code_of(what, name, parallel)
+        case Tiles() | Results():
+            code = tiles.code_of(what, name, parallel)
+        case Streamed():
+            code = stream.code_of(what, name, parallel)
     (address,) = addresses(code, name)
     return address
 

@@ -47,11 +47,25 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
     Winograd,
 )
+from xrl_jax.backends.dnnl.stream import MOST_ROWS, STRIP, Streamed
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 from xrl_jax.backends.winograd import n_tiles
 
 _BYTES = 4  # of a number
+_STREAMED = 1 << 14  # numbers of a weight, at least, for a product that streams it
 _MOST_FEATURES = 1 << 16  # of Winograd's convolutions: a pixel is kept on the stack
+
+
+class Packing(NamedTuple):
+    """How a weight is packed.
+
+    Attributes:
+      nbytes: of the packed weight.
+      moves: layouts of a part of the weight before and after, that make it whole.
+    """
+
+    nbytes: int
+    moves: tuple[tuple[Desc, Desc], ...]
 
 
 class Plan(NamedTuple):
@@ -60,12 +74,12 @@ class Plan(NamedTuple):
     Attributes:
       steps: in order.
       arena: bytes of memory between them.
-      weights: the layout of each packed input, by its index.
+      weights: by the index of the input.
     """
 
     steps: tuple[Step, ...]
     arena: int
-    weights: dict[int, Desc]
+    weights: dict[int, Packing]
 
 
 @dataclass
@@ -73,7 +87,7 @@ class _Planner(Builder):
     """Steps for each operator."""
 
     partition: Partition = field(kw_only=True)
-    weights: dict[int, Desc] = field(default_factory=dict)
+    weights: dict[int, Packing] = field(default_factory=dict)
 
     def add(self, instruction: Instruction, output: Place | None) -> Value:
         """Append the steps of an instruction; its value, in `output` if that is given.
@@ -252,6 +266,8 @@ class _Planner(Builder):
         weights = w.desc
         if self.partition.is_packed(i.args[1]):
             dims = self.shape_of(i.args[1])
+            if n == 2 and i.shape[0] <= MOST_ROWS and math.prod(dims) >= _STREAMED:
+                return self.streamed(op, i, x, w, args[2:], output)
             weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
 
@@ -262,6 +278,38 @@ class _Planner(Builder):
         bias = more.pop(0) if op.after.bias else None
         addend = more.pop(0) if op.after.addend else None
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+
+    def streamed(
+        self,
+        op: Dot,
+        i: Instruction,
+        x: Value,
+        w: Value,
+        more: Sequence[Value],
+        output: Place | None,
+    ) -> Value:
+        """A product of few rows with a weight [k, n], whatever its layout."""
+        lib, (rows, n) = self.lib, i.shape
+        k = math.prod(self.shape_of(i.args[0])) // rows
+        what = Streamed(rows, k, n, op.after)
+        strides = (1, k) if op.right_turned else (n, 1)
+        whole, left = divmod(n, STRIP)
+        moves = []
+        packed = lib.desc((what.strips * k, STRIP))
+        if whole:
+            before = lib.desc((whole, k, STRIP), (STRIP * strides[1], *strides))
+            moves.append((before, lib.desc((whole, k, STRIP))))
+        if left:
+            before = lib.part(lib.desc((k, n), strides), (k, left), (0, whole * STRIP))
+            moves.append((before, lib.part(packed, (k, left), (whole * k, 0))))
+        self.weights[i.args[1]] = Packing(lib.nbytes(packed), tuple(moves))
+        x = self.as_laid_out(x, lib.desc((rows, k), (1, rows)))
+        shapes = [self.shape_of(a) for a in i.args[2:]]
+        operands = [self.as_laid_out(v, lib.desc(s)) for v, s in zip(more, shapes, strict=True)]
+        y = self.result(lib.desc(i.shape), output)
+        w = Value(packed, w.place)
+        self.append(what, [(0, v.desc, v.place) for v in (x, w, *operands, y)])
+        return y
 
     def winograd(
         self, op: Winograd, i: Instruction, args: list[Value], output: Place | None
@@ -320,8 +368,9 @@ class _Planner(Builder):
                     sum_apart = True
         x = self.as_laid_out(x, self.lib.of(prim, "src"))
         if self.partition.is_packed(weight):
-            self.weights[weight] = self.lib.of(prim, "weights")
-            w = Value(self.weights[weight], w.place)
+            packed = self.lib.of(prim, "weights")
+            self.weights[weight] = Packing(self.lib.nbytes(packed), ((w.desc, packed),))
+            w = Value(packed, w.place)
         else:
             w = self.as_laid_out(w, self.lib.of(prim, "weights"))
         dst = self.lib.of(prim, "dst")

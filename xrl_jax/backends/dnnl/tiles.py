@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xrl_jax.backends.dnnl import curves
-from xrl_jax.backends.dnnl.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
+from xrl_jax.backends.dnnl.curves import FMA, INTRINSICS, VECTOR, WIDTH, Code, constant
 from xrl_jax.backends.dnnl.machine_code import SMALL, WIDE, Parallel, shared_out
 from xrl_jax.backends.dnnl.spec import Epilogue, Shape
 from xrl_jax.backends.winograd import KERNEL, matrices
-
-_FMA = f"call {VECTOR} @llvm.fmuladd.v{WIDTH}f32"
 
 
 @dataclass(frozen=True)
@@ -237,5 +235,5 @@ def _sum(out: Code, factors: Sequence[float], values: Sequence[str]) -> str:
             total = out.add(f"{'fadd' if factor > 0 else 'fsub'} {VECTOR} {total}, {value}")
         else:
             given = f"{VECTOR} {value}, {VECTOR} {constant(factor)}, {VECTOR} {total}"
-            total = out.add(f"{_FMA}({given})")
+            total = out.add(f"{FMA}({given})")
     return total
