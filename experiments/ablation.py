@@ -55,12 +55,13 @@ def ladder() -> list[Rung]:
     end = ours.settings
     takes: dict[str, dict[str, Any]] = {
         "reward": {n: getattr(end, n) for n in ("reward_every", "bonus", "reward_scale")},
-        "network": {"network": dataclasses.replace(end.network, greed=0.0)},
+        "network": {"network": dataclasses.replace(end.network, greed=0.0, sweeps=False)},
         "optimisation": {
             n: getattr(end, n)
             for n in ("gamma", "learning_rate", "falls", "entropy_weight", "epochs")
         },
         "environments": {n: getattr(end, n) for n in ("steps", "minibatches")},
+        "sweeps": {"network": dataclasses.replace(end.network, greed=0.0)},
         "greed": {"network": end.network},
     }
     rungs = [Rung("paper", paper.settings, paper.envs)]
@@ -79,7 +80,7 @@ def trained(
     config = dataclasses.replace(rung.settings, updates=max(FLAGS.env_steps // per_update, 1))
     training = training_of(config)
     init, update = engine_jit(training.init), engine_jit(training.update)
-    evaluate = evaluator(config.network, one_each, n_steps=FLAGS.horizon)
+    evaluate = evaluator(config.network, one_each)
     for seed in range(FLAGS.seeds):
         began, ends = time.monotonic(), []
         state = init(jax.random.key(seed), params)

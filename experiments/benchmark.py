@@ -80,15 +80,21 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
     """What one search cost and whether it failed; runs it unless its results are there already."""
     folder = config.out / network / search
     record, command = folder / "run.json", command_of(config, network, search, folder)
+    made_by = command_of(config, network, search, Path())[1:]  # wherever results are kept
     if record.is_file():
         values = json.loads(record.read_text(encoding="utf-8"))
-        if values["command"] == command[1:]:
+        if values["made_by"] == made_by:
             return values
     folder.mkdir(parents=True, exist_ok=True)
     ended = run(command, log=folder / "log.txt")
     if ended.interrupted:
         raise KeyboardInterrupt
-    values = {"command": command[1:], "status": ended.status, "peak_bytes": ended.peak_bytes}
+    values = {
+        "made_by": made_by,
+        "ended": datetime.datetime.now().isoformat(),
+        "status": ended.status,
+        "peak_bytes": ended.peak_bytes,
+    }
     if ended.status:
         print(f"{network} by {search} failed: see {folder / 'log.txt'}", file=sys.stderr)
         return values  # not kept: the next run tries again
@@ -104,7 +110,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
         return None
     kept = config.out / network / "side_by_side.json"
     made_of = {
-        "searches": {s: (f / "run.json").stat().st_mtime for s, f in folders.items()},
+        "searches": {s: runs[s]["ended"] for s in folders},
         "seconds": config.compare_seconds,
         "rival": config.rival,
     }
@@ -152,7 +158,7 @@ def define_flags() -> None:
     flags.DEFINE_list("networks", ["twelve"], f"Names, or {', '.join(GROUPS)}.")
     flags.DEFINE_list("searches", ["random", "local", "greedy", "taso"], "Names.")
     flags.DEFINE_float("budget_seconds", 300.0, "Seconds of each search.")
-    flags.DEFINE_float("compare_seconds", 20.0, "Seconds to time a network's results in turn.")
+    flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights; the first, if there are more.")
     flags.DEFINE_integer("seeds", 1, "How many seeds.", lower_bound=1)
     flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.")

@@ -15,6 +15,7 @@ from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
 from xrl_jax.rl.networks import NetworkConfig
 
 N = 4  # rollouts of each kind that draws; the best counts
+_STEPS = 4  # for each action of the horizon, so that sweeps have theirs
 # What rollouts go by: its logits (of the policy, of greedy search, of chance) and temperature.
 _ROLLOUTS = ((0, 0.0), *((0, 1.0),) * (N - 1), (1, 0.0), *((2, 1.0),) * N)
 
@@ -32,14 +33,13 @@ class Reached(NamedTuple):
         return {name: {way: float(v[k]) for way, v in ways} for k, name in enumerate(names)}
 
 
-def evaluator(
-    network: NetworkConfig, params: EnvParams, *, n_steps: int
-) -> Callable[[Any, jax.Array], Reached]:
+def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.Array], Reached]:
     """A function of a policy's weights and a key; compiled at its first call.
 
     Args:
       params: environments of different programs, one each: `start` has a leading dimension [K].
     """
+    n_steps = _STEPS * int(params.horizon)
     ways = jnp.array([way for way, _ in _ROLLOUTS])
     temperatures = jnp.array([t for _, t in _ROLLOUTS])
 

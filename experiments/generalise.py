@@ -156,13 +156,13 @@ def main(argv: Sequence[str]) -> int:
         if not blank:  # they fit graphs of any size
             init = engine_jit(training_of(TrainConfig(network=network)).init)
             blank = [init(key, params).weights for key in keys]
-        evaluate = evaluator(network, params, n_steps=FLAGS.horizon)
+        evaluate = evaluator(network, params)
         trained = [evaluate(weights, key) for key in keys]
         untrained = [evaluate(w, key) for w, key in zip(blank, keys, strict=True)]
         home = []
         if text in homes:
             of_home, its_weights = homes[text].fitted(rules)
-            evaluate = evaluator(of_home, params, n_steps=FLAGS.horizon)
+            evaluate = evaluator(of_home, params)
             home = [evaluate(its_weights, key) for key in keys]
         rows[text] = row_of(trained, untrained, home)
         show(rows)

@@ -40,7 +40,7 @@ from experiments.targets import SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
-from xrl_jax.search.base import Strategy
+from xrl_jax.search.base import Alone, Strategy
 from xrl_jax.strategies import STRATEGIES, find_strategy
 
 
@@ -211,7 +211,8 @@ def search_of(config: Config) -> str | Strategy:
         from xrl_jax.rl.strategy import by_policy
 
         policy = load_policy(config.policy or SHIPPED)
-        return by_policy(policy, finetune=config.finetune, alone=config.alone)
+        search = by_policy(policy, finetune=config.finetune)
+        return Alone(search) if config.alone else search
     find_strategy(config.search)  # an unknown name is found out now
     return config.search
 

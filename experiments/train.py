@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
         evaluate = None
         if config.evaluate_every:
             one_each = params_of(programs, rules, envs=len(programs), **sizes)
-            evaluate = evaluator(network, one_each, n_steps=config.horizon)
+            evaluate = evaluator(network, one_each)
         state, done, seconds = train(
             config,
             training,

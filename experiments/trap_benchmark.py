@@ -155,8 +155,8 @@ def searches_with(policies: Policies) -> dict[str, Strategy]:
         "backtracking, alpha 1": make_taso(alpha=1.0, opened=False),
         "taso": taso,
         "random": random,
-        "untrained policy": by_policy(policies.untrained, alone=True),
-        "policy": by_policy(policies.trained, alone=True),
+        "untrained policy": by_policy(policies.untrained, whole=False),
+        "policy": by_policy(policies.trained, whole=False),
     }
 
 

@@ -36,7 +36,7 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.search.base import Budget, Found, SearchResult, StopReason
+from xrl_jax.search.base import Alone, Budget, Found, SearchResult, StopReason
 from xrl_jax.search.greedy import greedy
 from xrl_jax.search.refine import refine
 
@@ -234,13 +234,10 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
     assert str(second.program) == str(first.program)
 
 
-def test_a_search_may_want_no_refinement(optimize, made_up, monkeypatch):
+def test_what_is_judged_alone_is_not_refined(optimize, made_up, monkeypatch):
     monkeypatch.setattr(rounds, "refine", lambda *_, **__: pytest.fail("it was refined"))
 
-    def alone(problem, budget, key):
-        return dataclasses.replace(greedy(problem, budget, key), refine=False)
-
-    assert optimize(network, PARAMS, X, weights=0, search=alone).report.used == "optimized"
+    assert optimize(network, PARAMS, X, weights=0, search=Alone(greedy)).report.used == "optimized"
 
 
 # What may go in ---------------------------------------------------------------------------------
@@ -497,18 +494,19 @@ def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-@pytest.mark.parametrize(("refine", "kernels"), [(True, 2), (False, 0)])
+@pytest.mark.parametrize(("alone", "kernels"), [(False, 2), (True, 0)])
 def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
-    refine, kernels, made_up, tmp_path
+    alone, kernels, made_up, tmp_path
 ):
     """But not beside what is judged alone."""
 
     def nothing(problem, budget, key):
         found = (Found(problem.program, 1.0),)
-        return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED, refine=refine)
+        return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED)
 
+    search = Alone(nothing) if alone else nothing
     fast = xrl_jax.optimize(
-        network, PARAMS, X, weights=0, search=nothing, rules="lowering_dot", cache_dir=tmp_path
+        network, PARAMS, X, weights=0, search=search, rules="lowering_dot", cache_dir=tmp_path
     )
     assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * kernels
     same(fast(PARAMS, X), network(PARAMS, X))

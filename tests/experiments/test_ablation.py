@@ -20,11 +20,14 @@ def test_every_rung_keeps_what_those_before_it_took() -> None:
         "+ network",
         "+ optimisation",
         "+ environments",
+        "+ sweeps",
         "+ greed",
     ]
-    assert [r.settings.bonus for r in rungs.values()] == [0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [r.settings.bonus for r in rungs.values()] == [0.1, *[0.0] * 6]
     encoders = [r.settings.network.encoder for r in rungs.values()]
-    assert encoders == ["candidates"] * 2 + ["touched"] * 4
-    assert [r.settings.gamma for r in rungs.values()] == [0.99] * 3 + [0.9] * 3
-    assert [r.envs for r in rungs.values()] == [8] * 4 + [32] * 2
-    assert [r.settings.network.greed for r in rungs.values()] == [0.0] * 5 + [2.0]
+    assert encoders == ["candidates"] * 2 + ["touched"] * 5
+    assert [r.settings.gamma for r in rungs.values()] == [0.99] * 3 + [0.9] * 4
+    assert [r.envs for r in rungs.values()] == [8] * 4 + [32] * 3
+    assert [r.settings.network.greed for r in rungs.values()] == [0.0] * 6 + [2.0]
+    sweeps = [r.settings.network.sweeps for r in rungs.values()]
+    assert sweeps[2:] == [False] * 3 + [True] * 2

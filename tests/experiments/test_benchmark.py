@@ -128,8 +128,8 @@ def test_a_policy_is_compared_by_its_rollouts_alone(tmp_path: Path) -> None:
 def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "bert" / "taso"
     folder.mkdir(parents=True)
-    command = command_of(config(tmp_path), "bert", "taso", folder)[1:]
-    kept = {"command": command, "status": 0, "peak_bytes": 7}
+    made_by = command_of(config(tmp_path), "bert", "taso", Path())[1:]  # wherever it was kept
+    kept = {"made_by": made_by, "ended": "2026-01-01", "status": 0, "peak_bytes": 7}
     (folder / "run.json").write_text(json.dumps(kept))
     assert run_search(config(tmp_path), "bert", "taso") == kept
 

@@ -68,12 +68,12 @@ def test_greedys_time_is_told_in_multiples_of_the_policys() -> None:
 def test_greedy_search_takes_every_negation_away_and_a_policy_reaches_no_less() -> None:
     given = params(1)
     weights = training_of(CONFIG).init(jax.random.key(0), given).weights
-    found = evaluator(CONFIG.network, given, n_steps=8)(weights, jax.random.key(1))
+    found = evaluator(CONFIG.network, given)(weights, jax.random.key(1))
     assert found.greedy.shape == (1,) and found.greedy[0] < 0.9
     assert found.greedy[0] <= found.policy[0] <= 1.0 and found.greedy[0] <= found.chance[0] <= 1.0
     greedy = jax.tree.map(jnp.zeros_like, weights)
     greedy["params"] = by_gain_alone(greedy["params"])
-    again = evaluator(CONFIG.network, given, n_steps=8)(greedy, jax.random.key(1))
+    again = evaluator(CONFIG.network, given)(greedy, jax.random.key(1))
     assert again.policy[0] == pytest.approx(found.greedy[0])
 
 

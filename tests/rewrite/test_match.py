@@ -18,7 +18,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import build
 from xrl_jax.rewrite.library import standard_rules
-from xrl_jax.rewrite.match import candidates, draw, match, sample
+from xrl_jax.rewrite.match import candidates, draw, match, rows_of_rule, sample
 
 ADD3 = """
   %1: float32[2] = input() ref=@0
@@ -42,6 +42,20 @@ def test_a_repeated_variable_is_one_node() -> None:
     two = ADD3 + "%4: float32[2] = add(%1, %2)\n return %4"
     assert find(rules, graph_of(twice)) == [Found("double", 4, 0)]
     assert find(rules, graph_of(two)) == []
+
+
+def test_what_matches_can_be_asked_of_one_rule() -> None:
+    rules = rules_of(harness.DOUBLE, harness.ASSOCIATE)
+    graph = graph_of(
+        ADD3 + "%4: float32[2] = add(%1, %1)\n %5: float32[2] = add(%4, %3)\n return %5"
+    )
+    masks = harness.full(rules.table, graph)[0]
+    for index, rule in enumerate(rules.rules):
+        mine = masks & rows_of_rule(rules.table, jnp.int32(index))
+        assert (
+            np.flatnonzero(mine.any(axis=1)).tolist()
+            == {"double": [4], "associate": [5]}[rule.name]
+        )
 
 
 def test_a_value_is_a_condition() -> None:

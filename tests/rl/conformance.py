@@ -1,7 +1,7 @@
 """What any environment that rewrites programs must keep, on random walks.
 
-A suite is `conforms(params, program, table)`: it walks with candidates drawn at random, No-Op now
-and then, and checks every step.
+A suite is `conforms(params, program, table)`: it walks with actions drawn at random, No-Op now and
+then, and checks every step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import is_acyclic
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import divided
-from xrl_jax.rl.env import EnvParams, EnvState, Outcome, reset, step
+from xrl_jax.rl.env import EnvParams, EnvState, Outcome, allowed, reset, step
 
-RESET, STEP = engine_jit(reset), engine_jit(step)
+RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 
 
 def walk(
@@ -30,9 +30,9 @@ def walk(
     rng = np.random.default_rng(seed)
     state, found = RESET(jax.random.key(seed), params), []
     for i in range(n):
-        slots = np.flatnonzero(state.moves.valid)
-        stop = not len(slots) or rng.random() < no_op
-        action = params.slots if stop else int(rng.choice(slots))
+        does = np.flatnonzero(ALLOWED(state.moves, params.table))[:-1]
+        stop = not len(does) or rng.random() < no_op
+        action = params.no_op if stop else int(rng.choice(does))
         key = jax.random.fold_in(jax.random.key(seed), i)
         after, outcome = STEP(key, state, jnp.int32(action), params)
         found.append((state, action, after, outcome))
@@ -62,11 +62,14 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
             jax.tree.map(np.testing.assert_array_equal, after.graph, first.graph)
             saved, t = 0.0, 0
             continue
-        t += 1
+        assert bool(outcome.asked) == (int(before.sweep.left) == 0)
+        t += int(outcome.asked)
         saved += float(outcome.reward)
         assert int(after.t) == t <= int(params.horizon)
-        assert bool(outcome.terminated) == (action == params.slots)
-        assert bool(outcome.truncated) == (t == int(params.horizon) and not outcome.terminated)
+        assert bool(outcome.terminated) == bool(outcome.asked and action == params.no_op)
+        ends_here = t == int(params.horizon) and int(after.sweep.left) == 0
+        assert bool(outcome.truncated) == (ends_here and not outcome.terminated)
+        assert int(before.sweep.left) == 0 or int(after.sweep.left) < int(before.sweep.left)
         share = 100 * (1 - float(after.seconds) / float(first.seconds))
         np.testing.assert_allclose(saved, share, atol=1e-2)  # rewards add up
         ends += ended

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from experiments import models
-from tests.rl.conformance import RESET, STEP, batch_is_each_by_itself, conforms
+from tests.rl.conformance import ALLOWED, RESET, STEP, batch_is_each_by_itself, conforms
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
-from xrl_jax.rl.env import EnvParams, EnvState, Outcome, batch_axes, start_of
+from xrl_jax.rl.env import EVERYWHERE, EnvParams, EnvState, Outcome, batch_axes, start_of
 
 OWN = """
 (rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
@@ -48,6 +48,11 @@ def negated() -> Program:
 def taken(seed: int, state: EnvState, slot: int, params: EnvParams) -> tuple[EnvState, Outcome]:
     """What an action leads to."""
     return STEP(jax.random.key(seed), state, jnp.int32(slot), params)
+
+
+def chain() -> Program:
+    """Three tangents in a row, each of a negative of a negative."""
+    return from_jax(lambda x: jnp.tanh(twice(jnp.tanh(twice(jnp.tanh(twice(x)))))), X)
 
 
 def slots_of(state, rules: CompiledRules) -> dict[str, int]:
@@ -84,7 +89,7 @@ def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)
     state, _ = taken(1, state, slots_of(state, own())["neg-neg"], params)
-    ended, outcome = taken(2, state, 4, params)
+    ended, outcome = taken(2, state, params.no_op, params)
     assert outcome.terminated and not outcome.truncated and ended.done
     assert float(outcome.reward) == 0.0
     again, outcome = taken(3, ended, 0, params)
@@ -106,6 +111,74 @@ def test_an_empty_slot_changes_nothing() -> None:
     after, outcome = taken(1, state, empty, params)
     assert not outcome.applied and float(outcome.reward) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
+
+
+def swept(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
+    """Where a sweep of the chain ends, and what its steps told."""
+    params = params_of(chain(), own(), slots=8, at_once=1)
+    state, told = RESET(jax.random.key(0), params), []
+    can = np.asarray(ALLOWED(state.moves, params.table))[8 * kind : 8 * (kind + 1)]
+    at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
+    slot = next(int(i) for i in np.flatnonzero(can) if own().rules[at[i]].name == rule)
+    action = 8 * kind + slot
+    while not told or int(state.sweep.left):
+        state, outcome = taken(len(told), state, action, params)
+        told.append(outcome)
+        action = params.no_op  # within a sweep no action is taken
+    return state, told
+
+
+def test_a_sweep_applies_a_rule_everywhere_in_one_action() -> None:
+    state, told = swept(EVERYWHERE, "neg-neg")
+    assert [bool(o.asked) for o in told] == [True, False, False]
+    assert all(o.applied and float(o.reward) > 0 for o in told)
+    assert int(state.t) == 1 and not state.done
+    assert "neg-neg" not in slots_of(state, own())
+
+
+def test_a_sweep_may_make_several_rewrites_in_a_step() -> None:
+    params = params_of(chain(), own(), slots=8, at_once=2)
+    state = RESET(jax.random.key(0), params)
+    first = slots_of(state, own())["neg-neg"]
+    same = np.flatnonzero(np.asarray(state.moves.entry) == int(state.moves.entry[first]))
+    state, outcome = taken(0, state, 8 * EVERYWHERE + int(same[0]), params)
+    assert (np.asarray(outcome.entry) >= 0).sum() == 2 and int(state.sweep.left) == 1
+    state, outcome = taken(1, state, params.no_op, params)
+    assert (np.asarray(outcome.entry) >= 0).sum() == 1 and int(state.sweep.left) == 0
+    assert "neg-neg" not in slots_of(state, own())
+
+
+def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
+    state, told = swept(EVERYWHERE, "tanh-odd")  # each makes a tanh anew
+    assert len(told) == 3 and "tanh-odd" in slots_of(state, own())
+
+
+def test_the_last_step_of_a_sweep_shows_all_candidates_again() -> None:
+    state, _ = swept(EVERYWHERE, "neg-neg")
+    assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.moves.n) == 3
+
+
+def test_sweeps_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
+    params = params_of(chain(), own(), slots=8)
+    state = RESET(jax.random.key(0), params)
+    once, everywhere, gaining, no_op = np.split(
+        np.asarray(ALLOWED(state.moves, params.table)), [8, 16, 24]
+    )
+    assert (once.sum(), everywhere.sum(), no_op.sum()) == (6, 2, 1)
+    assert gaining.sum() == 0  # all negatives gain, no tangent does
+    alone = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
+    assert ALLOWED(alone.moves, params.table).sum() == 3
+
+
+def test_the_horizon_waits_for_the_end_of_a_sweep() -> None:
+    params = params_of(chain(), own(), slots=8, horizon=1, at_once=1)
+    state = RESET(jax.random.key(0), params)
+    first = int(np.flatnonzero(ALLOWED(state.moves, params.table)[8:16])[0])
+    ends = []
+    for i in range(3):
+        state, outcome = taken(i, state, 8 + first, params)
+        ends.append(bool(outcome.truncated))
+    assert ends == [False, False, True] and state.done
 
 
 def test_what_a_body_saves_counts_as_often_as_it_runs() -> None:

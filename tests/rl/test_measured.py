@@ -21,27 +21,28 @@ from xrl_jax.rl.measured import (
 from xrl_jax.rl.train import training_of
 
 BOTH = jnp.array([True, True])
+HALF, ONES = jnp.array([0.5, 0.5]), jnp.array([1.0, 1.0])  # discounts
 
 
 def test_predictions_shape_the_reward_and_the_measurement_has_the_last_word() -> None:
     phi = jnp.array([0.0, 2.0, 5.0])  # percent predicted to be saved
-    found = shaped_rewards(phi, BOTH, jnp.float32(8.0), 0.5)
+    found = shaped_rewards(phi, BOTH, jnp.float32(8.0), HALF)
     np.testing.assert_allclose(found, [0.5 * 2.0 - 0.0, 8.0 - 2.0])
 
 
 def test_without_discount_the_rewards_add_up_to_what_was_measured() -> None:
     phi = jnp.array([0.0, -3.0, 5.0])  # a loss on the way
-    assert float(shaped_rewards(phi, BOTH, jnp.float32(8.0), 1.0).sum()) == 8.0
+    assert float(shaped_rewards(phi, BOTH, jnp.float32(8.0), ONES).sum()) == 8.0
 
 
 def test_where_the_measurement_failed_the_model_is_believed() -> None:
     phi = jnp.array([0.0, 2.0, 5.0])
-    np.testing.assert_allclose(shaped_rewards(phi, BOTH, jnp.float32(np.nan), 1.0), [2.0, 3.0])
+    np.testing.assert_allclose(shaped_rewards(phi, BOTH, jnp.float32(np.nan), ONES), [2.0, 3.0])
 
 
 def test_an_episode_that_has_ended_waits_without_reward() -> None:
     phi, counts = jnp.array([0.0, 2.0, 2.0]), jnp.array([True, False])
-    np.testing.assert_allclose(shaped_rewards(phi, counts, jnp.float32(8.0), 0.5), [8.0, 0.0])
+    np.testing.assert_allclose(shaped_rewards(phi, counts, jnp.float32(8.0), HALF), [8.0, 0.0])
 
 
 def test_without_shaping_steps_that_were_not_timed_get_the_bonus() -> None:

@@ -14,7 +14,7 @@ from tests.rl.test_env import RESET, negated, own, params_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rl.decode import by_network, follow
+from xrl_jax.rl.decode import begin, by_network, follow
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
@@ -38,14 +38,15 @@ def said(observation: Observation) -> Output:
 
 def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said(seen()).logits))
-    assert probabilities.shape == (5,)  # four slots and No-Op
-    np.testing.assert_array_equal(probabilities[:4] > 0, seen().valid)
+    assert probabilities.shape == (13,)  # four slots three ways, and No-Op
+    np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
 
 def test_the_order_of_candidates_does_not_matter() -> None:
     order, before = jnp.array([3, 1, 0, 2]), seen()
     moved = before._replace(
-        **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")}
+        **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")},
+        allowed=before.allowed.at[:4].set(before.allowed[order]),
     )
     np.testing.assert_allclose(said(moved).logits[:4], said(before).logits[order], rtol=1e-5)
     np.testing.assert_allclose(said(moved).value, said(before).value, rtol=1e-5)
@@ -99,16 +100,19 @@ def test_a_policy_of_other_features_is_refused(
 @pytest.mark.slow
 def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
-    state = RESET(jax.random.key(0), params)
+    start = begin(jax.random.key(0), params)
     stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
 
     def run(key: jax.Array):
-        return follow(by_network(CONFIG, stops), params, state, key, jnp.float32(1.0), 12)
+        return follow(by_network(CONFIG, stops), params, start, key, jnp.float32(1.0), 12)
 
-    after, trail = engine_jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
+    done, trail = engine_jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
+    after = done.state
     assert np.asarray(after.done).sum() > 4
     for i in np.flatnonzero(after.done):
         steps = int(after.t[i]) - 1  # the last was No-Op
         entries = np.asarray(trail.entry[i])
         assert (entries[:steps] >= 0).all() and (entries[steps:] == -1).all()
         np.testing.assert_array_equal(trail.seconds[i][steps:], after.seconds[i])
+        least = min(float(params.start.seconds), float(np.asarray(trail.seconds[i]).min()))
+        assert float(done.best.seconds[i]) == least

@@ -16,6 +16,7 @@ from xrl_jax.rl.ppo import (
 
 REWARDS = jnp.array([1.0, 0.0, 2.0])
 VALUES = jnp.array([1.0, 2.0, 4.0, 8.0])
+HALF = jnp.full(3, 0.5)
 
 
 def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
@@ -33,7 +34,7 @@ def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
 def test_advantages_of_an_episode_that_terminates() -> None:
     # Errors: 1 + 2/2 - 1 = 1, 0 + 4/2 - 2 = 0, 2 + 0 - 4 = -2; each later one counts a quarter.
     found = advantages(
-        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, 0.5
+        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, HALF
     )
     np.testing.assert_allclose(found, [0.875, -0.5, -2.0])
 
@@ -41,16 +42,27 @@ def test_advantages_of_an_episode_that_terminates() -> None:
 def test_an_episode_that_is_truncated_goes_on_in_the_value_of_its_last_state() -> None:
     # The second step ends an episode: its error has the value 4 of what follows, and no more.
     found = advantages(
-        REWARDS, jnp.array([0.5, 0.5, 0.5]), jnp.array([False, True, False]), VALUES, 0.5
+        REWARDS, jnp.array([0.5, 0.5, 0.5]), jnp.array([False, True, False]), VALUES, HALF
     )
     np.testing.assert_allclose(found, [1.0, 0.0, 2.0])
 
 
 def test_with_lambda_1_advantages_are_returns_less_values() -> None:
     found = advantages(
-        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, 1.0
+        REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, jnp.ones(3)
     )
     np.testing.assert_allclose(found + VALUES[:3], [1 + 0 / 2 + 2 / 4, 0 + 2 / 2, 2.0])
+
+
+def test_the_steps_of_one_action_are_one_step() -> None:
+    # The first two belong together: their rewards add up, and the value between them cancels.
+    discounts, lambdas = jnp.array([1.0, 0.5, 0.0]), jnp.array([1.0, 0.5, 0.5])
+    ends = jnp.array([False, False, True])
+    found = advantages(REWARDS, discounts, ends, VALUES, lambdas)
+    joined = advantages(
+        jnp.array([1.0 + 0.0, 2.0]), discounts[1:], ends[1:], jnp.array([1.0, 4.0, 8.0]), HALF[1:]
+    )
+    np.testing.assert_allclose(found[jnp.array([0, 2])], joined)
 
 
 def test_the_surrogate_gains_nothing_beyond_the_clip() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +15,17 @@ import pytest
 
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
+from xrl_jax.cost.programs import program_job
+from xrl_jax.cost.timing import Timing
+from xrl_jax.cost.worker import Job
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rl import strategy
+from xrl_jax.rl import rollouts
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, make_train
-from xrl_jax.search.base import Budget, Problem, StopReason
+from xrl_jax.search.base import Budget, Problem, SearchResult, StopReason
 
 SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)
 
@@ -40,9 +46,19 @@ def trained() -> Policy:
     return Policy(SIZES, state.weights, names, trained="the trap")
 
 
-def found(budget: Budget = ENOUGH, oracle: FakeOracle | None = None):
+def blank() -> Policy:
+    """One that knows nothing: all actions are alike to it."""
+    return dataclasses.replace(trained(), weights=jax.tree.map(jnp.zeros_like, trained().weights))
+
+
+def found(
+    budget: Budget = ENOUGH,
+    oracle: FakeOracle | None = None,
+    policy: Policy | None = None,
+    **how: Any,
+) -> SearchResult:
     problem = Problem(program(), rules(), oracle or FakeOracle())
-    return by_policy(trained())(problem, budget, KEY)
+    return by_policy(policy or trained(), **{"whole": False, **how})(problem, budget, KEY)
 
 
 def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
@@ -53,29 +69,60 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
     assert any(s.rule == "trap-in" for s in result.best[0].steps)  # 0.80 ms -> 0.82 -> 0.50
 
 
-def test_rollouts_go_on_from_the_best_state_so_far(monkeypatch) -> None:
+def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps are enough to pass one trap, and there are two, and two transposes."""
-    monkeypatch.setattr(strategy, "_HORIZON", 2)
-    monkeypatch.setattr(strategy, "_AT_ONCE", 2)
-    strategy._following.cache_clear()
+    monkeypatch.setattr(rollouts, "_STEPS", 2)
+    monkeypatch.setattr(rollouts, "_AT_ONCE", 2)
+    rollouts._following.cache_clear()
     result = found()
-    strategy._following.cache_clear()
+    rollouts._following.cache_clear()
     assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
-    gained = sum(s.gain for s in result.best[0].steps)
-    assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=0.2)
+
+
+class InTurn(FakeOracle):
+    """Programs whole take what `whole` says, the original 1."""
+
+    def __init__(self, whole: Callable[[Job], float]) -> None:
+        super().__init__()
+        self.whole, self.asked = whole, 0
+
+    def time_against(self, job: Job, reference: Job, **how: Any) -> Timing:
+        self.asked += 1
+        relative = self.whole(job)
+        return Timing(relative, relative, relative, repeats=9, relative=relative)
+
+
+def test_what_is_fastest_whole_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here whole programs take the longer the later they are met."""
+    monkeypatch.setattr("xrl_jax.rl.strategy._HOPE", math.inf)
+    taken: dict[str, float] = {}
+
+    def whole(job: Job) -> float:
+        return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first met is the fastest
+
+    oracle = InTurn(whole)
+    result = found(Budget(seconds=30.0), oracle, blank(), whole=True)
+    first = program_job(result.best[0].program)
+    assert taken[first.key] == 0.9 and oracle.asked == len(taken) > 1
+
+
+def test_a_program_that_is_slower_whole_is_no_better() -> None:
+    result = found(Budget(seconds=30.0), InTurn(lambda job: 1.5), whole=True)
+    assert result.stop is StopReason.STALLED
+    assert min(seconds for _, seconds in result.history) == result.history[0][1]
 
 
 def test_the_steps_tell_of_every_gain() -> None:
-    result = found()
+    oracle = FakeOracle()
+    run("taso", oracle=oracle)  # times all forms: predictions stay what they are
+    result = found(oracle=oracle)
     gained = sum(s.gain for s in result.best[0].steps)
-    assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=0.2)
+    assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=1e-3)
     assert all(s.place.startswith("%") for s in result.best[0].steps)
 
 
 def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
-    weights = jax.tree.map(jnp.zeros_like, trained().weights)
-    problem = Problem(program(), rules(), FakeOracle())
-    result = by_policy(dataclasses.replace(trained(), weights=weights))(problem, ENOUGH, KEY)
+    result = found(policy=blank())
     assert result.best[0].seconds < result.start_seconds
     np.testing.assert_allclose(
         result.best[0].program(*ARGS), program()(*ARGS), rtol=1e-4, atol=1e-5
@@ -84,7 +131,7 @@ def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
 
 @pytest.mark.slow
 def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatch) -> None:
-    monkeypatch.setattr("xrl_jax.rl.strategy._SLOTS", (2,))
+    monkeypatch.setattr(rollouts, "_SLOTS", (2,))
     assert found().note == (
         "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, drawn evenly"
     )
@@ -92,18 +139,11 @@ def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatc
 
 @pytest.mark.slow
 def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
-    weights = jax.tree.map(jnp.zeros_like, trained().weights)
-    search = by_policy(dataclasses.replace(trained(), weights=weights), finetune=True)
+    search = by_policy(blank(), finetune=True, whole=False)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
     assert "the policy was trained on the trap; then on this program, " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
     assert search.__name__ == "xrlflow"
-
-
-def test_rollouts_alone_are_not_refined() -> None:
-    problem = Problem(program(), rules(), FakeOracle())
-    assert found().refine
-    assert not by_policy(trained(), alone=True)(problem, ENOUGH, KEY).refine
 
 
 def test_it_stops_where_nothing_more_is_learned() -> None:

@@ -123,13 +123,13 @@ def _line(samples: Sequence[Sample]) -> tuple[float, float]:
 def correct(
     rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]
 ) -> Rates:
-    """Scales that bring predicted sums to the times of whole programs.
+    """Scales, times what they were, that bring predicted sums to the times of whole programs.
 
-    Minimises sum_p (sum_c scale_c share_pc / t_p - 1)^2 + 0.1 sum_c (scale_c - mean)^2, a ridge
-    towards one common factor, so that few programs cannot set one class against another.
+    Minimises sum_p (sum_c k_c share_pc / t_p - 1)^2 + 0.1 sum_c (k_c - mean)^2 for the changes k_c,
+    a ridge towards one common factor, so that few programs cannot set one class against another.
 
     Args:
-      shares: for each program, predicted seconds by class under scale 1.
+      shares: for each program, predicted seconds by class under these rates.
       measured: seconds of each program.
     """
     used = [c for c in CLASSES if any(s.get(c, 0.0) > 0 for s in shares)]
@@ -141,6 +141,6 @@ def correct(
     ridge = 0.1
     a = np.vstack([x, np.sqrt(ridge) * np.eye(len(used))])
     b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
-    scale = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
-    scales = dict(rates.scale) | {c: float(v) for c, v in zip(used, scale, strict=True)}
-    return replace(rates, scale=scales)
+    change = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
+    scales = {c: rates.scale[c] * float(k) for c, k in zip(used, change, strict=True)}
+    return replace(rates, scale=dict(rates.scale) | scales)

@@ -54,6 +54,11 @@ def option_sets() -> tuple[Options, ...]:
     return OPTION_SETS.get(jax.default_backend(), ((),))
 
 
+def program_key(program: Program) -> tuple[str, ...]:
+    """What tells programs apart whose timings differ: a key for each graph."""
+    return tuple(timing_key(*nodes_of(g)[:2]) for g in program.graphs)
+
+
 def program_job(program: Program, options: Options = (), *, constants: bool = False) -> Job:
     """The program as a worker job, work on weights prepared beforehand.
 
@@ -63,12 +68,20 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
     inputs = [a for a, w in zip(program.in_avals, program.weights, strict=True) if not w]
     exported = onednn.exported(hoisted.call, hoisted.avals, inputs)
-    text = [timing_key(*nodes_of(g)[:2]) for g in program.graphs]
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
-    key = timing_key([], (), extra=["program", *text, *how])
+    key = timing_key([], (), extra=["program", *program_key(program), *how])
     n_constants = len(hoisted.avals) if constants else 0
     artifact, targets = bytes(exported.serialize()), onednn.targets(exported)
     return Job(key, artifact, options, constants=n_constants, targets=targets)
+
+
+def job_or_failure(program: Program, options: Options, *, constants: bool) -> Job | Timing:
+    """The program's job, or the failed timing that says why there is none."""
+    try:
+        with plain_ctrl_c():
+            return program_job(program, options, constants=constants)
+    except Exception as error:  # host callbacks and the like cannot be exported
+        return Timing.without("failed", f"{type(error).__name__}: {error}")
 
 
 def constants_pay(oracle: Oracle, program: Program) -> bool:
@@ -138,7 +151,7 @@ def time_programs(
     @plain_ctrl_c()
     def one(index: int, options: Options) -> bool:
         """Whether it is worth the while to go on with this program."""
-        job = _exported(programs[index], options, oracle.constants)
+        job = job_or_failure(programs[index], options, constants=oracle.constants)
         if isinstance(job, Timing):
             timed.append(Timed(programs[index], options, job, index))
             return False
@@ -152,7 +165,7 @@ def time_programs(
         return timing.status not in ("timeout", "killed")
 
     try:
-        reference = _exported(programs[last], (), oracle.constants)
+        reference = job_or_failure(programs[last], (), constants=oracle.constants)
         for index in range(max(last, 1)):
             if index and clock.done:
                 break
@@ -207,15 +220,6 @@ def ranked(timed: Sequence[Timed]) -> list[Timed]:
     if plain and order[0].options and relative(plain[0]) <= relative(order[0]) * least:
         return [*plain, *(t for t in order if t.options)]
     return order
-
-
-def _exported(program: Program, options: Options, constants: bool) -> Job | Timing:
-    """The program's job, or the failed timing that says why there is none."""
-    try:
-        with plain_ctrl_c():
-            return program_job(program, options, constants=constants)
-    except Exception as error:  # host callbacks and the like cannot be exported
-        return Timing.without("failed", f"{type(error).__name__}: {error}")
 
 
 def relative(timed: Timed) -> float:

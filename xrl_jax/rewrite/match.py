@@ -62,9 +62,14 @@ def _single_rows(table: RuleTable) -> jax.Array:
     return _words((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
 
 
-def _rows_of_role(table: RuleTable, role: int) -> jax.Array:
+def rows_of_role(table: RuleTable, role: int) -> jax.Array:
     """Rows that are the root `role` of their entry, as words [W]."""
     return _words(table.row_role == role)
+
+
+def rows_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
+    """Rows of one rule, given by its index, as words [W]."""
+    return _words((table.entry_rule[table.row_entry] == rule) & (table.row_role >= 0))
 
 
 def _match_nodes(
@@ -260,7 +265,7 @@ def draw(
     Of pairs at different depths only those are taken of which a short search shows that neither
     root depends on the other.
     """
-    first = masks & _rows_of_role(table, 0)
+    first = masks & rows_of_role(table, 0)
     counts = jnp.sum(jax.lax.population_count(first), axis=1).astype(jnp.int32)
     total = jnp.cumsum(counts)
 

@@ -3,6 +3,7 @@
 The graphs that the candidates would make and the current one, which stands for No-Op, are one batch
 for a graph attention network; what it says of each is laid side by side, slot after slot, and two
 dense networks make logits and a value of that. So slots mean something, and their number is fixed.
+A candidate is taken once: there are no sweeps.
 
 Source: He, Parker, Yoneki, MLSys 2023, and its code (PPO_GN_model_v4). What a node shows is ours
 (`rl.features`): of the original's features, weights, attributes and results' shapes are missing.
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
-from xrl_jax.rl.env import EnvParams, EnvState, rewritten
+from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
 from xrl_jax.rl.networks import (
     NEVER,
@@ -76,8 +77,9 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
         return graph_features(graph, kept.counts[owner], kept.first)
 
     def made(entry: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
-        after, owner = rewritten(params, kept.graph, kept.owner, entry, root, partner)
-        return seen(after.graph, owner)
+        place = entry[None], root[None], partner[None]
+        after = rewritten(params, kept.graph, kept.owner, *place)
+        return seen(after.graph, after.owner)
 
     candidates = jax.vmap(made)(kept.entry, kept.root, kept.partner)
     now = seen(kept.graph, kept.owner)
@@ -118,7 +120,9 @@ class CandidatesNetwork(nn.Module):
         flat = jnp.where(valid[:, None], of_each, 0.0).reshape(-1)
         logits = _Head(len(of_each))(flat)
         value = _Head(1)(flat)
-        return Output(jnp.where(valid, logits, NEVER), value[0])
+        said = jnp.where(valid, logits, NEVER)
+        sweeps = jnp.full((KINDS - 1) * (len(said) - 1), NEVER)
+        return Output(jnp.concatenate([said[:-1], sweeps, said[-1:]]), value[0])
 
 
 class _Head(nn.Module):

@@ -1,4 +1,4 @@
-"""Rollouts: at each step the candidate of the largest logit, or one drawn by the logits."""
+"""Rollouts: at each step the action of the largest logit, or one drawn by the logits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import EnvParams, EnvState, reset, step
+from xrl_jax.rl.env import EnvParams, EnvState, allowed, either, reset, step
 from xrl_jax.rl.networks import NetworkConfig
 
-# Logits [M + 1] of a state's candidates and of No-Op, the last.
+# Logits [3 M + 1] of the actions in a state.
 Choice = Callable[[EnvState, EnvParams], jax.Array]
 _LEAST_GAIN = 1e-6  # share of the first state's seconds that greedy search takes for a gain
 
@@ -25,66 +26,94 @@ def by_network(config: NetworkConfig, weights: Any) -> Choice:
 
 def by_gain(state: EnvState, params: EnvParams) -> jax.Array:
     """What greedy search takes where nothing is drawn: the largest predicted gain while there is
-    one.
+    one, step by step.
     """
     gain = -state.moves.seconds / params.start.seconds
-    return jnp.append(jnp.where(state.moves.valid, gain, -jnp.inf), _LEAST_GAIN)
+    once = jnp.where(state.moves.valid, gain, -jnp.inf)
+    sweeps = jnp.full(params.no_op - params.slots, -jnp.inf)
+    return jnp.concatenate([once, sweeps, jnp.full(1, _LEAST_GAIN)])
 
 
 def by_chance(state: EnvState, params: EnvParams) -> jax.Array:
-    """Any candidate, and now and then No-Op."""
-    return jnp.append(jnp.where(state.moves.valid, 0.0, -jnp.inf), -10.0)
+    """Any action, and now and then No-Op."""
+    logits = jnp.where(allowed(state.moves, params.table), 0.0, -jnp.inf)
+    return logits.at[params.no_op].set(-10.0)
 
 
 class Trail(NamedTuple):
     """What was done in each step; entry -1 where nothing was rewritten."""
 
-    entry: jax.Array  # [T] int32
-    root: jax.Array  # [T] int32
-    partner: jax.Array  # [T] int32
-    op: jax.Array  # [T] int32, of the root
-    shape: jax.Array  # [T, R] int32
-    rank: jax.Array  # [T] int32
+    entry: jax.Array  # [T, K] int32
+    root: jax.Array  # [T, K] int32
+    owner: jax.Array  # [T, K] int32, of the root before the step, as all that follows
+    op: jax.Array  # [T, K] int32
+    shape: jax.Array  # [T, K, R] int32
+    rank: jax.Array  # [T, K] int32
     seconds: jax.Array  # [T] float32, after the step
     candidates: jax.Array  # [T] int32, how many there were to choose from
+
+
+class Best(NamedTuple):
+    """The cheapest state that a rollout has met."""
+
+    graph: TensorGraph
+    owner: jax.Array  # [N] int32
+    seconds: jax.Array
+    steps: jax.Array  # int32, that led to it
+
+
+class Rollout(NamedTuple):
+    """A rollout at one time."""
+
+    state: EnvState
+    n: jax.Array  # int32, steps done
+    best: Best
+
+
+def begin(key: jax.Array, params: EnvParams) -> Rollout:
+    """A rollout before its first step."""
+    state, none = reset(key, params), jnp.int32(0)
+    return Rollout(state, none, Best(state.graph, state.owner, state.seconds, none))
 
 
 def follow(
     choose: Choice,
     params: EnvParams,
-    state: EnvState,
+    rollout: Rollout,
     key: jax.Array,
     temperature: jax.Array,
     n_steps: int,
-) -> tuple[EnvState, Trail]:
-    """So many steps; after No-Op nothing more is done.
+) -> tuple[Rollout, Trail]:
+    """So many steps; where the episode has ended nothing more is done.
 
     Args:
       temperature: 0 takes the largest logit, 1 draws by the probabilities.
     """
 
-    def one(state: EnvState, key: jax.Array) -> tuple[EnvState, Trail]:
+    def one(rollout: Rollout, key: jax.Array) -> tuple[Rollout, Trail]:
+        state = rollout.state
         to_act, to_step = jax.random.split(key)
         logits = choose(state, params)
         noise = jax.random.gumbel(to_act, logits.shape)
         action = jnp.argmax(logits + temperature * noise)
-        after, outcome = step(to_step, state, jnp.where(state.done, params.slots, action), params)
-        after = jax.tree.map(lambda old, new: jnp.where(state.done, old, new), state, after)
-        slot = jnp.minimum(action, params.slots - 1)
-        root, f = state.moves.root[slot], state.graph.nodes
-        applied = outcome.applied & ~state.done
-        return after, Trail(
-            jnp.where(applied, state.moves.entry[slot], -1),
+        after, outcome = step(to_step, state, action, params)
+        after = either(state.done, state, after)
+        n = jnp.where(state.done, rollout.n, rollout.n + 1)
+        met = Best(after.graph, after.owner, after.seconds, n)
+        best = either(after.seconds < rollout.best.seconds, met, rollout.best)
+        f, root = state.graph.nodes, outcome.root
+        return Rollout(after, n, best), Trail(
+            jnp.where(state.done, -1, outcome.entry),
             root,
-            state.moves.partner[slot],
+            state.owner[root],
             f.op[root],
             f.shape[root],
             f.rank[root],
             after.seconds,
-            jnp.where(state.done, 0, state.moves.n),
+            jnp.where(outcome.asked, state.moves.n, 0),
         )
 
-    return jax.lax.scan(one, state, jax.random.split(key, n_steps))
+    return jax.lax.scan(one, rollout, jax.random.split(key, n_steps))
 
 
 def least_met(
@@ -92,5 +121,5 @@ def least_met(
 ) -> jax.Array:
     """Least seconds that a rollout meets, relative to where it begins."""
     to_begin, to_go = jax.random.split(key)
-    _, trail = follow(choose, params, reset(to_begin, params), to_go, temperature, n_steps)
-    return jnp.minimum(jnp.min(trail.seconds) / params.start.seconds, 1.0)
+    done, _ = follow(choose, params, begin(to_begin, params), to_go, temperature, n_steps)
+    return done.best.seconds / params.start.seconds

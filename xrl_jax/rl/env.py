@@ -8,9 +8,16 @@ different networks too where they have one bucket; the rules and the costs are t
     state = reset(key, params)
     state, outcome = step(key, state, action, params)
 
-An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated). A state
-in which an episode has ended is left as it is, so that its value can be asked for; the step after
-it, whatever the action, begins the next episode and counts for nothing (`Outcome.counts`).
+A candidate can be taken once, or asked for as a *sweep*: its rule is then applied everywhere, or
+everywhere it gains, the cheapest candidates first, so many in each step. The steps of a sweep after
+its first are the environment's: it takes no action in them (`Outcome.asked`) and shows the
+candidates of the rule alone. A sweep ends where it has nothing to do, and after as many rewrites as
+the rule matched when it began: what makes matches for itself does not go on for ever.
+
+An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated), which
+counts actions. A state in which an episode has ended is left as it is, so that its value can be
+asked for; the step after it, whatever the action, begins the next episode and counts for nothing
+(`Outcome.counts`).
 
 Source: X-RLflow (He, Parker, Yoneki, MLSys 2023): states, actions, No-Op and the reward
 r_t = 100 (RT_{t-1} - RT_t) / RT_0, here of predicted times. What differs is in BUILD_NOTES.
@@ -33,12 +40,16 @@ from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united
 from xrl_jax.rewrite import match
-from xrl_jax.rewrite.apply import Applied, apply
+from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
 
 SLOTS = 64  # candidates an agent sees at once
-HORIZON = 100  # steps of an episode, as in X-RLflow
+HORIZON = 100  # actions of an episode, as in X-RLflow
+AT_ONCE = 4  # rewrites in a step of a sweep
+ONCE, EVERYWHERE, GAINING = range(3)  # what can be asked of a candidate
+KINDS = 3
+_LEAST_GAIN = 1e-6  # share of the first state's seconds that a sweep takes for a gain
 
 
 class Start(NamedTuple):
@@ -61,6 +72,12 @@ class EnvParams:
     start: Start
     horizon: jax.Array | int = HORIZON
     slots: int = field(default=SLOTS, metadata={"static": True})  # M
+    at_once: int = field(default=AT_ONCE, metadata={"static": True})  # K, in a step of a sweep
+
+    @property
+    def no_op(self) -> int:
+        """The action that ends an episode; those below are `kind * M + slot`."""
+        return KINDS * self.slots
 
 
 class Moves(NamedTuple):
@@ -79,6 +96,14 @@ class Moves(NamedTuple):
         return self.entry >= 0
 
 
+class Sweep(NamedTuple):
+    """A rule that is being applied wherever it matches."""
+
+    rule: jax.Array  # int32, its index
+    gaining: jax.Array  # bool, only where it gains
+    left: jax.Array  # int32, so many rewrites more at most; 0: no sweep is under way
+
+
 class EnvState(NamedTuple):
     """An episode at one time."""
 
@@ -86,8 +111,9 @@ class EnvState(NamedTuple):
     masks: jax.Array  # [N, W]
     owner: jax.Array  # [N] int32
     moves: Moves
+    sweep: Sweep
     seconds: jax.Array  # float32, predicted for one run of the program
-    t: jax.Array  # int32, steps taken
+    t: jax.Array  # int32, actions taken
     done: jax.Array  # bool, the episode has ended here
 
 
@@ -98,7 +124,10 @@ class Outcome(NamedTuple):
     terminated: jax.Array  # bool, No-Op was chosen
     truncated: jax.Array  # bool, the horizon was reached
     counts: jax.Array  # bool; false for the step that begins an episode
+    asked: jax.Array  # bool, the action was taken; false within a sweep, too
     applied: jax.Array  # bool, the graph was rewritten
+    entry: jax.Array  # [K] int32, the rewrites; -1 for none
+    root: jax.Array  # [K] int32
 
 
 def start_of(
@@ -147,10 +176,29 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         masks,
         owner,
         _moves(key, graph, masks, owner, params),
+        Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0)),
         seconds,
         jnp.int32(0),
         jnp.bool_(False),
     )
+
+
+def allowed(moves: Moves, table: RuleTable) -> jax.Array:
+    """[3 M + 1] bool, which actions do something: all candidates; sweeps of a rule by the first of
+    its candidates, where there are more; those that take what gains where only some do; No-Op.
+    """
+    same = same_rule(moves, table)
+    first = moves.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
+    n, gain = jnp.sum(same, axis=1), jnp.sum(same & (moves.seconds < 0), axis=1)
+    everywhere = first & (n > 1)
+    gaining = everywhere & (gain > 0) & (gain < n)
+    return jnp.concatenate([moves.valid, everywhere, gaining, jnp.ones(1, bool)])
+
+
+def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
+    """[M, M] bool, which candidates are of one rule; of empty slots none."""
+    rule = _rules(moves, table)
+    return (rule[:, None] == rule) & moves.valid[:, None] & moves.valid
 
 
 def step(
@@ -159,37 +207,87 @@ def step(
     """The state after an action, and what it brought.
 
     Args:
-      action: a slot of `state.moves`, or M for No-Op. An empty slot, and a rewrite for which the
-        bucket has no room, change nothing.
+      action: `kind * M + slot`, of a slot of `state.moves`, or `params.no_op`. An empty slot, a
+        sweep that `allowed` does not name, and a rewrite for which the bucket has no room, change
+        nothing; within a sweep no action is taken.
     """
-    begin, moves = state.done, state.moves
-    no_op = action == params.slots
-    slot = jnp.clip(action, 0, params.slots - 1)
-    entry = jnp.where(begin | no_op, -1, moves.entry[slot])
-    root = moves.root[slot]
-    place = entry, root, moves.partner[slot]
-    made, owner = rewritten(params, state.graph, state.owner, *place)
-    graph = made.graph
-    masks = match.rematch(params.table, graph, state.masks, made.changed)
-    graph, masks, owner = jax.tree.map(
-        lambda first, after: jnp.where(begin, first, after),
-        tuple(params.start[:3]),
-        (graph, masks, owner),
-    )
+    begin, sweeping, moves = state.done, state.sweep.left > 0, state.moves
+    asked = ~begin & ~sweeping
+    no_op = asked & (action == params.no_op)
+    kind, slot = action // params.slots, action % params.slots
+    rules = _rules(moves, params.table)
+    new = Sweep(rules[slot], kind == GAINING, _matches(params.table, state.masks, rules[slot]))
+    sweep = either(asked, new, state.sweep)
+    once, least = asked & (kind == ONCE), -_LEAST_GAIN * params.start.seconds
+    of_rule = (rules == sweep.rule) & (~sweep.gaining | (moves.seconds < least))
+    takes = jnp.where(once, jnp.arange(params.slots) == slot, of_rule) & moves.valid
+    takes &= jnp.where(asked, allowed(moves, params.table)[action] & ~no_op, ~begin)
+    most = min(params.at_once, params.slots)
+    found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
+    takes = jnp.isfinite(found) & (jnp.arange(most) < sweep.left)
+    entry = jnp.where(takes, moves.entry[cheapest], -1)
+    place = entry, moves.root[cheapest], moves.partner[cheapest]
+    made = rewritten(params, state.graph, state.owner, *place)
+    masks = match.rematch(params.table, made.graph, state.masks, made.changed)
+    graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
+    applied, n_left = jnp.any(made.ok), _matches(params.table, masks, sweep.rule)
+    left = jnp.where(applied & ~once & (n_left > 0), sweep.left - jnp.sum(made.ok), 0)
+    sweep = sweep._replace(left=left)
     seconds = seconds_of(graph, owner, params.start.counts)
-    t = jnp.where(begin, 0, state.t + 1)
-    terminated, truncated = no_op & ~begin, (t >= params.horizon) & ~no_op
+    t = jnp.where(begin, 0, state.t + asked)
+    terminated = no_op
+    truncated = ~begin & ~no_op & (t >= params.horizon) & (sweep.left == 0)
+    shown = jnp.where(sweep.left > 0, match.rows_of_rule(params.table, sweep.rule), ~jnp.uint32(0))
     after = EnvState(
         graph,
         masks,
         owner,
-        _moves(key, graph, masks, owner, params),
+        _moves(key, graph, masks & shown, owner, params),
+        sweep,
         seconds,
         t,
         terminated | truncated,
     )
     reward = jnp.where(begin, 0.0, 100.0 * (state.seconds - seconds) / params.start.seconds)
-    return after, Outcome(reward, terminated, truncated, ~begin, made.ok)
+    return after, Outcome(
+        reward,
+        terminated,
+        truncated,
+        ~begin,
+        asked,
+        applied,
+        jnp.where(made.ok, entry, -1),
+        place[1],
+    )
+
+
+def _rules(moves: Moves, table: RuleTable) -> jax.Array:
+    """[M] int32, the rule of each candidate; -1 empty."""
+    return jnp.where(moves.valid, table.entry_rule[jnp.maximum(moves.entry, 0)], -1)
+
+
+def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
+    """How often a rule matches; of rules with two roots, the more frequent of these."""
+    rows = match.rows_of_rule(table, rule)
+    first, second = (
+        jnp.sum(jax.lax.population_count(masks & rows & match.rows_of_role(table, role)))
+        for role in (0, 1)
+    )
+    return jnp.maximum(first, second).astype(jnp.int32)
+
+
+def either(first: jax.Array, one: Any, other: Any) -> Any:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+
+
+class Rewritten(NamedTuple):
+    """What candidates have made of a graph."""
+
+    graph: TensorGraph  # priced
+    owner: jax.Array  # [N] int32
+    changed: jax.Array  # [N] bool
+    ok: jax.Array  # [K] bool, which were applied
 
 
 def rewritten(
@@ -199,14 +297,27 @@ def rewritten(
     entry: jax.Array,
     root: jax.Array,
     partner: jax.Array,
-) -> tuple[Applied, jax.Array]:
-    """What a candidate makes of a priced graph, priced, and which graph of the program each of its
-    nodes belongs to.
+) -> Rewritten:
+    """What candidates [K] make of a priced graph, one after the other, those that still match.
+
+    Args:
+      entry: [K]; -1 for no candidate, behind those that there are.
     """
-    made = apply(params.table, graph, entry, root, partner)
-    new = made.changed & (graph.nodes.op == graph_lib.ops.HOLE)
-    priced = roofline.repriced(params.costs, made.graph, graph)
-    return made._replace(graph=priced), jnp.where(new, owner[root], owner)
+    most = len(entry)
+
+    def going(carry: tuple[jax.Array, Rewritten]) -> jax.Array:
+        return (carry[0] < most) & (entry[jnp.minimum(carry[0], most - 1)] >= 0)
+
+    def one(carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
+        i, (graph, owner, changed, ok) = carry
+        made = apply(params.table, graph, entry[i], root[i], partner[i])
+        new = made.changed & (graph.nodes.op == graph_lib.ops.HOLE)
+        owner = jnp.where(new, owner[root[i]], owner)
+        return i + 1, Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
+
+    nothing = jnp.zeros(owner.shape, bool), jnp.zeros(most, bool)
+    _, made = jax.lax.while_loop(going, one, (jnp.int32(0), Rewritten(graph, owner, *nothing)))
+    return made._replace(graph=roofline.repriced(params.costs, made.graph, graph))
 
 
 def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.Array:

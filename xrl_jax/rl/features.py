@@ -11,7 +11,7 @@ import numpy as np
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rl.env import EnvParams, EnvState
+from xrl_jax.rl.env import EnvParams, EnvState, allowed, same_rule
 
 # Every operator in every form it can be computed in has a code of its own.
 _FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
@@ -21,8 +21,9 @@ N_FORMS = len(FORM_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
-N_MOVE = 4  # numbers of a candidate
-N_GLOBAL = 4  # numbers of the whole
+N_MOVE = 7  # numbers of a candidate
+SAVES = (0, 5, 6)  # of these, what it is predicted to save once, everywhere and where it gains
+N_GLOBAL = 5  # numbers of the whole
 
 
 class GraphFeatures(NamedTuple):
@@ -48,6 +49,7 @@ class Observation(NamedTuple):
     partner: jax.Array  # [M] int32
     made: jax.Array  # [M, Q] int32, operators a candidate would make
     moves: jax.Array  # [M, N_MOVE] float32
+    allowed: jax.Array  # [3 M + 1] bool, which actions do something
     whole: jax.Array  # [N_GLOBAL] float32
 
     @property
@@ -58,21 +60,27 @@ class Observation(NamedTuple):
 
 def observe(state: EnvState, params: EnvParams) -> Observation:
     """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
-    touch, make, and are predicted to save.
+    touch, make, and are predicted to save, alone and with the others of their rule.
     """
     first, moves, valid = params.start.seconds, state.moves, state.moves.valid
+    same = same_rule(moves, params.table)
+    together = same @ jnp.stack([moves.seconds, jnp.minimum(moves.seconds, 0.0)], axis=1)
     seen = graph_features(state.graph, params.start.counts[state.owner], first)
     of_move = [
         _share(moves.seconds / first),
         _share(moves.gone / first),
         moves.seconds < 0,
         moves.partner > 0,
+        jnp.log1p(jnp.sum(same, axis=1)) / 4,
+        _share(together[:, 0] / first),
+        _share(together[:, 1] / first),
     ]
     whole = [
         state.seconds / first,
         state.t / params.horizon,
         jnp.log1p(moves.n) / 8,
         jnp.log1p(jnp.sum(seen.live)) / 8,
+        jnp.log1p(state.sweep.left) / 8,
     ]
     return Observation(
         graph=seen,
@@ -83,6 +91,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         moves=jnp.where(
             valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
         ),
+        allowed=allowed(moves, params.table),
         whole=jnp.stack([jnp.asarray(c, jnp.float32) for c in whole]),
     )
 

@@ -5,10 +5,11 @@ program is timed. An episode that ends within a segment waits for the timing. Wh
 saved is known at its end only; until then predictions shape the reward (Ng, Harada, Russell, ICML
 1999), which leaves the best policy what it is:
 
-    r_t = m_t + gamma Phi(s_{t+1}) - Phi(s_t)
+    r_t = m_t + g_t Phi(s_{t+1}) - Phi(s_t)
 
-m_t is 100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow where RT_t was measured, else 0; Phi is the percent
-that the model says were saved since the last measurement, and 0 where one has just been made.
+g_t is the discount of the step, 1 within a sweep; m_t is 100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow
+where RT_t was measured, else 0; Phi is the percent that the model says were saved since the last
+measurement, and 0 where one has just been made.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import program_job
+from xrl_jax.cost.programs import job_or_failure, program_job, program_key
+from xrl_jax.cost.worker import Job
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import divided
 from xrl_jax.rl.env import EnvParams, EnvState
@@ -37,7 +37,7 @@ RelativeTime = Callable[[int, EnvState], float]
 
 
 def shaped_rewards(
-    potential: jax.Array, counts: jax.Array, saved: jax.Array, gamma: float
+    potential: jax.Array, counts: jax.Array, saved: jax.Array, discounts: jax.Array
 ) -> jax.Array:
     """Rewards [T] of a segment; without discount, their sum is `saved`.
 
@@ -45,11 +45,11 @@ def shaped_rewards(
       potential: [T + 1] Phi of the states; 0 before the first step that counts.
       counts: [T] bool, which steps do.
       saved: percent, measured after the segment; NaN where that failed: the model is believed.
-      gamma: discount.
+      discounts: [T].
     """
     last = counts & (jnp.cumsum(counts) == jnp.sum(counts))
     earned = jnp.where(jnp.isnan(saved), potential[1:], saved)
-    later = jnp.where(last, earned, gamma * potential[1:])
+    later = jnp.where(last, earned, discounts * potential[1:])
     return jnp.where(counts, later - potential[:-1], 0.0)
 
 
@@ -103,26 +103,20 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
       programs: the original of each environment.
     """
 
-    def key(program: Program) -> tuple[str, ...]:
-        return tuple(timing_key(*nodes_of(g)[:2]) for g in program.graphs)
-
     originals = {id(p): p for p in programs}
     references = {i: program_job(p, constants=oracle.constants) for i, p in originals.items()}
     # By original and key.
-    known = {(i, key(p)): 1.0 for i, p in originals.items()}
+    known = {(i, program_key(p)): 1.0 for i, p in originals.items()}
 
     def relative_time(index: int, state: EnvState) -> float:
         original = id(programs[index])
         now = divided(programs[index], state.graph, state.owner)
-        place = original, key(now)
+        place = original, program_key(now)
         if place not in known:
-            try:
-                job = program_job(now, constants=oracle.constants)
-            except Exception:  # a form that cannot be traced costs itself only
-                known[place] = float("nan")
-            else:
-                timing = oracle.time_against(job, references[original])
-                known[place] = float("nan") if timing.relative is None else timing.relative
+            job, relative = job_or_failure(now, (), constants=oracle.constants), None
+            if isinstance(job, Job):  # else a form cannot be traced, which costs itself only
+                relative = oracle.time_against(job, references[original]).relative
+            known[place] = float("nan") if relative is None else relative
         return known[place]
 
     return relative_time
@@ -145,14 +139,17 @@ def measured_update(
     def rewarded(
         moves: Transition, before: jax.Array, start: jax.Array, saved: jax.Array
     ) -> Transition:
-        def one(after: Any, counts: Any, before: Any, start: Any, saved: Any) -> jax.Array:
+        def one(
+            after: Any, counts: Any, discounts: Any, before: Any, start: Any, saved: Any
+        ) -> jax.Array:
             if config.reward_every > 1:
                 return config.reward_scale * bonus_rewards(counts, saved, config.bonus)
             phi = 100.0 * potentials(before, after, counts) / start
-            return config.reward_scale * shaped_rewards(phi, counts, saved, config.gamma)
+            return config.reward_scale * shaped_rewards(phi, counts, saved, discounts)
 
-        each = jax.vmap(one, in_axes=(1, 1, 0, 0, 0), out_axes=1)
-        return moves._replace(reward=each(moves.seconds, moves.counts, before, start, saved))
+        each = jax.vmap(one, in_axes=(1, 1, 1, 0, 0, 0), out_axes=1)
+        of_steps = moves.seconds, moves.counts, moves.discount
+        return moves._replace(reward=each(*of_steps, before, start, saved))
 
     def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
         parts = []

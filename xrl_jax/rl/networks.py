@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, GraphFeatures, Observation
+from xrl_jax.rl.env import KINDS, ONCE
+from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatures, Observation
 
-NEVER = -1e9  # logit of an empty slot
+NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention
 
 
@@ -39,8 +40,10 @@ class NetworkConfig:
         encodes the graph that each one would make (`rl.candidates`).
       slots: of candidates that "candidates" is bound to; 500 in X-RLflow.
       n_rules: how many rules can be told apart.
-      greed: weight of a candidate's predicted gain before training; with 2, one that saves a
+      greed: weight of an action's predicted gain before training; with 2, one that saves a
         percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
+      sweeps: rules may be applied everywhere at once (`rl.env`); not in X-RLflow, and not with
+        "candidates".
     """
 
     width: int = 32
@@ -50,12 +53,13 @@ class NetworkConfig:
     slots: int = 64
     n_rules: int = 512
     greed: float = 2.0
+    sweeps: bool = True
 
 
 class Output(NamedTuple):
     """What the network says of a state."""
 
-    logits: jax.Array  # [M + 1], of the candidates and of No-Op, the last; empty slots are masked
+    logits: jax.Array  # [3 M + 1], of the actions (`rl.env`); those that do nothing are masked
     value: jax.Array  # scalar, expected return
 
 
@@ -138,12 +142,15 @@ class PolicyNetwork(nn.Module):
         moves += nn.Dense(c.width)(whole)
         moves = nn.relu(nn.Dense(c.width)(nn.relu(moves)))
         small = nn.initializers.orthogonal(0.01)
-        # What a candidate is predicted to gain counts directly, and from the start: training begins
+        # What an action is predicted to gain counts directly, and from the start: training begins
         # with what greedy search does, at some temperature, and not with a random walk.
-        scores = nn.Dense(1, kernel_init=small)(moves)[:, 0]
-        gains = nn.initializers.constant(jnp.array([[-c.greed]] + [[0.0]] * (N_MOVE - 1)))
-        scores += nn.Dense(1, use_bias=False, kernel_init=gains)(seen.moves)[:, 0]
+        scores = nn.Dense(KINDS, kernel_init=small)(moves)
+        by_gain = -c.greed * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+        gains = nn.initializers.constant(by_gain)
+        scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(seen.moves)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
-        logits = jnp.concatenate([jnp.where(seen.valid, scores, NEVER), stop])
-        return Output(logits, value[0])
+        logits = jnp.concatenate([scores.T.reshape(-1), stop])
+        kind = jnp.arange(logits.size) // len(scores)
+        can = seen.allowed & (c.sweeps | (kind == ONCE) | (kind == KINDS))
+        return Output(jnp.where(can, logits, NEVER), value[0])

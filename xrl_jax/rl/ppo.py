@@ -33,11 +33,13 @@ def advantages(
     discounts: jax.Array,
     ends: jax.Array,
     values: jax.Array,
-    lambda_: float,
+    lambdas: jax.Array,
 ) -> jax.Array:
     """Generalised advantage estimates [T]:
 
-        d_t = r_t + g_t v_{t+1} - v_t,    A_t = d_t + lambda g_t A_{t+1}, where no episode ends
+        d_t = r_t + g_t v_{t+1} - v_t,    A_t = d_t + l_t g_t A_{t+1}, where no episode ends
+
+    With g_t = l_t = 1 the values after step t cancel: so are steps joined that one action caused.
 
     Args:
       rewards: [T].
@@ -45,12 +47,12 @@ def advantages(
         value of its last state.
       ends: [T] bool, the episode ended with this step, one way or the other.
       values: [T + 1] v of the states, the one after the last step included.
-      lambda_: 0 trusts the values, 1 the rewards.
+      lambdas: [T] l_t; 0 trusts the values, 1 the rewards.
     """
-    chex.assert_rank([rewards, discounts, ends, values], 1)
-    chex.assert_equal_shape([rewards, discounts, ends, values[1:]])
+    chex.assert_rank([rewards, discounts, ends, values, lambdas], 1)
+    chex.assert_equal_shape([rewards, discounts, ends, values[1:], lambdas])
     errors = rewards + discounts * values[1:] - values[:-1]
-    carry_on = jnp.where(ends, 0.0, lambda_ * discounts)
+    carry_on = jnp.where(ends, 0.0, lambdas * discounts)
 
     def back(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         error, factor = now
@@ -78,9 +80,14 @@ def entropy(logits: jax.Array) -> jax.Array:
     return -jnp.sum(jnp.where(probs > 0, probs * log_probs, 0.0))
 
 
+def shares(where: jax.Array) -> jax.Array:
+    """Weights that make a sum the mean of the values for which `where` holds."""
+    return where / jnp.maximum(jnp.sum(where), 1)
+
+
 def mean_where(values: jax.Array, where: jax.Array) -> jax.Array:
     """Mean of the values for which `where` holds; 0 if there are none."""
-    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.maximum(jnp.sum(where), 1)
+    return jnp.sum(jnp.where(where, values, 0.0) * shares(where))
 
 
 def normalised(values: jax.Array, where: jax.Array) -> jax.Array:

@@ -1,54 +1,64 @@
-"""Search by a trained policy: rollouts under predicted costs, whose best states are measured.
+"""Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
-Each round follows the policy, once by its most probable candidates and several times by candidates
-drawn, from the best state so far or, every other round, from the graph's first state; the best
-state that any of these met is rebuilt, its regions are timed, and the next round decodes under what
-they took. Nothing else is tried: what this finds, the policy has found.
+Each round follows the policy, once by its most probable actions and several times by actions drawn,
+from the best program so far or, every other round, from the original. The operators of the cheapest
+program that these met are timed, as far as they were not; then the cheapest programs that were not
+met before are timed whole, in turn with the original, and correct the cost table that the next
+round goes by. Nothing else is tried: what this finds, the policy has found. What its steps gain is
+told as it was predicted when they were made.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.decode import Trail, by_network, follow
-from xrl_jax.rl.env import EnvParams, EnvState, Start, reset
+from xrl_jax.cost.ctrl_c import plain_ctrl_c
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.programs import job_or_failure, program_key, shares
+from xrl_jax.cost.timing import Stopwatch, Timing
+from xrl_jax.cost.worker import Job
+from xrl_jax.graph.graph import GraphError
+from xrl_jax.graph.program import Program
+from xrl_jax.rl.env import Start
 from xrl_jax.rl.finetune import finetuned
-from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
-from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
+from xrl_jax.rl.rollouts import Decoder
+from xrl_jax.search.base import (
+    Budget,
+    Found,
+    Problem,
+    Run,
+    SearchResult,
+    StopReason,
+    Strategy,
+    predicted,
+)
 from xrl_jax.search.descend import measure_state
-from xrl_jax.search.states import Space, State, place_text
-from xrl_jax.search.walk import Phase, search_graphs
+from xrl_jax.search.states import State
 
-_ROLLOUTS = 8  # at once: the first takes the most probable candidate, the others draw
-_AT_ONCE = 16  # steps between two looks at the clock
-_SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
-_HORIZON = 128  # steps of a rollout, at most
-_AIMLESS = 2  # looks without a better state, after which all rollouts end
-_STALLED = 8  # rounds without a better state, after which a search ends
-_KEPT = 4  # states of a graph that are kept for timing whole programs
+_START = 0.15  # of the time, at most, for the operators of the original
+_REGIONS = 0.1  # of the time left, at most, for the operators of a round's cheapest program
+_TIMED = 3  # programs timed whole in a round, at most
+_HOPE = 1.1  # those predicted to take so many times the cheapest are not
+_BETTER = 0.99  # of the best so far must be left, for a program to be better
+_STALLED = 8  # rounds without a better program, after which a search ends
+_KEPT = 4  # programs that a search ends with
+
+Key = tuple[str, ...]  # see `program_key`
 
 
-def by_policy(
-    policy: Policy, *, finetune: bool = False, alone: bool = False
-) -> Callable[[Problem, Budget, jax.Array], SearchResult]:
+def by_policy(policy: Policy, *, finetune: bool = False, whole: bool = True) -> Strategy:
     """A strategy that follows this policy.
 
     Args:
       finetune: train it further on the program first, for half of the time (`rl.finetune`).
-      alone: the rollouts are all there is: what they have found is timed, and not refined.
+      whole: programs are timed whole; else the search goes by predictions alone.
     """
 
     def strategy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
@@ -60,10 +70,11 @@ def by_policy(
             weights, updates = finetuned(config, weights, problem, budget, to_tune)
             notes.append(f"then on this program, {updates} updates")
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
-        decode = _Decoder(config, weights, problem)
-        found = search_graphs(problem, budget, key, Phase(functools.partial(_search, decode)))
-        note = "; ".join(filter(None, (*notes, found.note)))
-        return dataclasses.replace(found, note=note, refine=not alone)
+        run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules)
+        best = _followed(_Search(decoder, run, Found(problem.program, 0.0)), key, whole=whole)
+        note = "; ".join(filter(None, (*notes, run.note)))
+        original, history = best[-1].seconds, tuple(run.history)
+        return SearchResult(best, original, run.candidates, run.stop, history, note)
 
     strategy.__name__ = "xrlflow"  # as reports call it
     return strategy
@@ -78,179 +89,136 @@ def xrlflow(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     return by_policy(load_policy())(problem, budget, key)
 
 
-@functools.cache
-def _following(config: NetworkConfig) -> tuple[Any, Any]:
-    """First states, and some steps, of all rollouts; compiled once for each bucket."""
+@dataclasses.dataclass
+class _Search:
+    """What a search has met so far.
 
-    def start(params: EnvParams, key: jax.Array) -> EnvState:
-        keys = jax.random.split(key, _ROLLOUTS)
-        return jax.vmap(reset, in_axes=(0, None))(keys, params)
-
-    def steps(
-        weights: Any, params: EnvParams, states: EnvState, key: jax.Array
-    ) -> tuple[EnvState, Trail]:
-        def one(state: EnvState, key: jax.Array, temperature: jax.Array) -> tuple[EnvState, Trail]:
-            choose = by_network(config, weights)
-            return follow(choose, params, state, key, temperature, _AT_ONCE)
-
-        temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
-        return jax.vmap(one)(states, jax.random.split(key, _ROLLOUTS), temperature)
-
-    return engine_jit(start), engine_jit(steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Decoder:
-    """A policy at work on one problem."""
-
-    config: NetworkConfig
-    weights: Any
-    problem: Problem
-    slots: int = _SLOTS[-1]
-
-    def trails(self, run: Run, state: State, clock: Stopwatch, key: jax.Array) -> Trail:
-        """What the rollouts do from a state: [B, T, ...]; shorter where the time runs out."""
-        n = state.graph.nodes.op.shape[0]
-        start = Start(
-            state.graph,
-            state.masks,
-            jnp.zeros(n, jnp.int32),
-            jnp.zeros(n).at[0].set(1.0),
-            jnp.float32(state.seconds),
-        )
-        params = EnvParams(
-            self.problem.rules.table,
-            self.problem.oracle.table(),
-            start,
-            horizon=_HORIZON,
-            slots=self.slots,
-        )
-        begin, steps = _following(self.config)
-        to_begin, key = jax.random.split(key)
-        states, parts, best = begin(params, to_begin), [], [state.seconds]
-        for k in jax.random.split(key, _HORIZON // _AT_ONCE):
-            states, trail = steps(self.weights, params, states, k)
-            parts.append(jax.tree.map(np.asarray, trail))
-            run.candidates += int(parts[-1].candidates.sum())
-            best.append(min(best[-1], float(parts[-1].seconds.min())))
-            aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
-            if run.out_of_budget(clock) or aimless or bool(jnp.all(states.done)):
-                break
-        return jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
-
-
-def _search(
-    decode: _Decoder,
-    run: Run,
-    space: Space,
-    reached: list[Reached],
-    index: int,
-    clock: Stopwatch,
-    key: jax.Array,
-) -> list[Reached]:
-    """The best states of one graph that rollouts have met."""
-    oracle, limit = run.problem.oracle, run.budget.measurements
-    first = reached[0][0]
-    n = len(space.moves(first, oracle.table()).entry)
-    slots = agent_of(decode.config).slots
-    if slots is None:
-        slots = next((s for s in _SLOTS if s >= 2 * n), _SLOTS[-1])
-    decode = dataclasses.replace(decode, slots=slots)
-    root = _Kept([], (first, []))
-    kept = {space.identity(first): root}
-    since = 0
-    for turn in itertools.count():
-        if run.out_of_budget(clock):
-            break
-        key, now = jax.random.split(key)
-        begin = root if turn % 2 else next(iter(kept.values()))
-        start = space.matched(space.reprice(begin.reached[0], oracle.table()))
-        trail = decode.trails(run, start, clock, now)
-        most = int(trail.candidates.max(initial=0))
-        if most > slots:
-            run.note = f"it saw {slots} of up to {most} candidates at a step, drawn evenly"
-        made = _rebuilt(space, start, oracle.table(), trail, index, begin)
-        learned = measure_state(oracle, made.reached[0], clock, limit)
-        now_kept = {space.identity(made.reached[0]): made, **kept}
-        ranked = _ranked(space, now_kept, oracle.table())[:_KEPT]
-        since = 0 if learned or ranked[0][0] not in kept else since + 1
-        kept = dict(ranked)
-        run.keep(index, [k.reached for k in kept.values()])
-        run.report("xrlflow")
-        if since >= _STALLED:
-            run.stalled()
-            break
-    found = [_told(space, first, oracle.table(), k.moves, index) for k in kept.values()]
-    return sorted(found, key=lambda reached: reached[0].seconds)
-
-
-Move = tuple[int, int, int]  # entry, root, partner
-
-
-class _Kept(NamedTuple):
-    """A state of a graph, and the moves to it from the first."""
-
-    moves: list[Move]
-    reached: Reached
-
-
-def _rebuilt(
-    space: Space, start: State, costs: CostTable, trail: Trail, index: int, begin: _Kept
-) -> _Kept:
-    """The state of least seconds that any rollout has met; where they began if that is none.
-
-    Args:
-      start: where they began, under these costs.
-      begin: the same as it is kept.
+    Attributes:
+      kept: programs by key.
+      timings: of these whole, in turn with the original; by key.
+      reference: the original's job, where programs are timed whole.
     """
-    row, last = divmod(int(np.argmin(trail.seconds)), trail.seconds.shape[1])
-    if trail.seconds[row, last] >= start.seconds:
-        return begin
-    at = [t for t in range(last + 1) if trail.entry[row, t] >= 0]
-    moves = [
-        (int(trail.entry[row, t]), int(trail.root[row, t]), int(trail.partner[row, t])) for t in at
-    ]
-    seconds = [start.seconds, *(float(trail.seconds[row, t]) for t in at)]
-    steps = [
-        Step(
-            index,
-            space.rule_name(entry),
-            place_text(root, *(np.asarray(f)[row, t] for f in (trail.op, trail.shape, trail.rank))),
-            before - after,
+
+    decoder: Decoder
+    run: Run
+    original: Found
+    kept: dict[Key, Found] = dataclasses.field(default_factory=dict)
+    timings: dict[Key, Timing] = dataclasses.field(default_factory=dict)
+    reference: Job | None = None
+
+    @property
+    def oracle(self) -> Oracle:
+        return self.run.problem.oracle
+
+    def start(self, program: Program) -> Start:
+        """Where rollouts of a program begin, under the costs of now."""
+        return self.decoder.start(program, self.oracle.table())
+
+    def measure(self, program: Program, clock: Stopwatch) -> int:
+        """Time the operators of a program; how many became known."""
+        start = self.start(program)
+        state = State(start.graph, start.masks, jnp.zeros_like(start.owner, bool), 0.0)
+        return measure_state(self.oracle, state, clock, self.run.budget.measurements)
+
+    def turn(self, begun: Found, key: jax.Array) -> bool:
+        """One round; whether it has learned anything that another may go by."""
+        run, start = self.run, self.start(begun.program)
+        met = self.decoder.rollouts(begun, start, self.oracle.table(), key, over=run.out_of_budget)
+        run.candidates += met.candidates
+        if met.most > met.slots:
+            run.note = f"it saw {met.slots} of up to {met.most} candidates at a step, drawn evenly"
+        by_key = {program_key(f.program): f for f in reversed(met.found)}
+        new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
+        before = self.best()
+        learned = bool(new) and self.measure(
+            min(new.values(), key=lambda f: f.seconds).program, run.clock.part(_REGIONS)
         )
-        for t, (entry, root, _), before, after in zip(
-            at, moves, seconds[:-1], seconds[1:], strict=True
-        )
-    ]
-    state, taken = space.steps(start, costs, moves)
-    return _Kept(
-        [*begin.moves, *(moves[i] for i in taken)],
-        (state, [*begin.reached[1], *(steps[i] for i in taken)]),
-    )
+        if self.reference is None:
+            self.kept |= new
+            self.kept = dict(self._ranked(self.kept)[:_KEPT])
+        else:
+            self._time_whole(new, self.reference)
+        return bool(learned) or self.best() < _BETTER * before
+
+    def best(self) -> float:
+        """What share of the original's time the best program so far takes."""
+        if self.reference is not None:
+            return min([1.0, *map(_relative, self.timings.values())])
+        least = min((f.seconds for _, f in self._ranked(self.kept)), default=math.inf)
+        return min(1.0, least / self.predicted())
+
+    def predicted(self) -> float:
+        """Seconds of the original under the costs of now."""
+        return predicted(self.original.program, self.oracle.table())
+
+    def results(self) -> list[Found]:
+        """The best programs, best first, all predictions under the costs of now."""
+        ranked = self._ranked(self.kept)
+        if self.reference is not None:
+            ranked = sorted(ranked, key=lambda each: _relative(self.timings[each[0]]))
+        return [f for _, f in ranked[:_KEPT]]
+
+    def _ranked(self, found: Mapping[Key, Found]) -> list[tuple[Key, Found]]:
+        """Programs under the costs of now, the cheapest first."""
+        costs = self.oracle.table()
+        priced = [
+            (k, dataclasses.replace(f, seconds=predicted(f.program, costs)))
+            for k, f in found.items()
+        ]
+        return sorted(priced, key=lambda each: each[1].seconds)
+
+    def _time_whole(self, new: Mapping[Key, Found], reference: Job) -> None:
+        """Time the most promising whole, and let that correct the costs."""
+        ranked = self._ranked(new)
+        hopeful = [each for each in ranked if each[1].seconds <= _HOPE * ranked[0][1].seconds]
+        for key, found in hopeful[:_TIMED]:
+            if self.run.out_of_budget():
+                break
+            job = job_or_failure(found.program, (), constants=self.oracle.constants)
+            failed = isinstance(job, Timing)
+            timing = job if failed else self.oracle.time_against(job, reference)
+            self.timings[key] = timing
+            if timing.relative is not None:
+                self.kept[key] = found
+        timed = [(f, self.timings[k]) for k, f in self.kept.items()]
+        if timed:
+            costs = self.oracle.table()
+            self.oracle.correct(
+                [shares(f.program, costs) for f, _ in timed], [t.seconds for _, t in timed]
+            )
 
 
-def _told(
-    space: Space, first: State, costs: CostTable, moves: Sequence[Move], index: int
-) -> Reached:
-    """The state after moves from the first, and what each gains, all under these costs."""
-    state, steps = space.reprice(first, costs), []
-    for entry, root, partner in moves:
-        after = space.step(state, costs, entry, root, partner)
-        if after is not None:
-            place, gain = space.place(state, root), state.seconds - after.seconds
-            steps.append(Step(index, space.rule_name(entry), place, gain))
-            state = after
-    return state, steps
+def _relative(timing: Timing) -> float:
+    """Of what failed, infinite."""
+    return math.inf if timing.relative is None else timing.relative
 
 
-def _ranked(
-    space: Space, kept: dict[tuple[int, int], _Kept], costs: CostTable
-) -> list[tuple[tuple[int, int], _Kept]]:
-    """What is kept, under these costs, the best first."""
-
-    def now(kept: _Kept) -> _Kept:
-        state, steps = kept.reached
-        return kept._replace(reached=(space.reprice(state, costs), steps))
-
-    priced = [(identity, now(each)) for identity, each in kept.items()]
-    return sorted(priced, key=lambda each: each[1].reached[0].seconds)
+def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, ...]:
+    """The best programs that rounds have met, the original the last."""
+    run, original = search.run, search.original
+    since = 0
+    try:
+        with plain_ctrl_c():
+            search.measure(original.program, run.clock.part(_START))
+            run.start((1.0,), (float(search.start(original.program).seconds),))
+            run.report("measured the original")
+            if whole:
+                job = job_or_failure(original.program, (), constants=search.oracle.constants)
+                search.reference = job if isinstance(job, Job) else None
+            for turn in itertools.count():
+                if run.out_of_budget():
+                    break
+                key, now = jax.random.split(key)
+                best = search.results()
+                learned = search.turn(best[0] if turn % 2 and best else original, now)
+                since = 0 if learned else since + 1
+                run.parts[0] = search.best() * search.predicted()
+                run.report("xrlflow")
+                if since >= _STALLED:
+                    run.stalled()
+                    break
+    except GraphError as error:
+        run.note = f"nothing was tried: {error}"
+    except KeyboardInterrupt:
+        run.stop = StopReason.INTERRUPTED
+    return (*search.results(), dataclasses.replace(original, seconds=search.predicted()))

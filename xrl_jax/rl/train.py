@@ -6,7 +6,6 @@ for bit. `jax.vmap(train, in_axes=(0, None))(keys, params)` trains several at on
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from xrl_jax.rl import ppo
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, reset, step
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, either, reset, step
 from xrl_jax.rl.networks import NetworkConfig, Output
 
 
@@ -35,7 +34,7 @@ class TrainConfig:
       minibatches: of one pass.
       learning_rate: of Adam; 5e-4 in X-RLflow.
       falls: the rate does, to 0 in a line; it is constant in X-RLflow.
-      gamma: discount; 0.99 in X-RLflow.
+      gamma: discount of an action; 0.99 in X-RLflow.
       lambda_: of advantage estimation, as in X-RLflow.
       clip: of the ratio of probabilities, as in X-RLflow.
       value_weight: c1, as in X-RLflow.
@@ -68,7 +67,9 @@ class TrainConfig:
 
 
 PAPER = TrainConfig(
-    network=NetworkConfig(encoder="candidates", width=64, layers=5, heads=1, greed=0.0),
+    network=NetworkConfig(
+        encoder="candidates", width=64, layers=5, heads=1, greed=0.0, sweeps=False
+    ),
     steps=100,
     epochs=4,
     minibatches=50,  # of 16, where there are eight environments
@@ -117,9 +118,18 @@ class Transition(NamedTuple):
     discount: jax.Array
     end: jax.Array
     counts: jax.Array
+    asked: jax.Array  # the action was taken
+    sweeps: jax.Array  # after the step a sweep is under way: the next action is not taken
     seconds: jax.Array  # after the step
     terminated: jax.Array
     applied: jax.Array
+
+
+class Shares(NamedTuple):
+    """What each step of a minibatch counts in its means."""
+
+    of_steps: jax.Array
+    of_actions: jax.Array  # those that were taken
 
 
 class Training(NamedTuple):
@@ -198,10 +208,11 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             log_prob = jax.vmap(ppo.log_prob)(logits, action)
             after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
             if waits:
-                after = jax.vmap(_either)(envs.done & ~first, envs, after)
+                after = jax.vmap(either)(envs.done & ~first, envs, after)
             # The environment rewards each step by time; when it is due here is a setting.
             relative = after.seconds / params.start.seconds
             due = after.done | (after.t % config.reward_every == 0)
+            sweeps = after.sweep.left > 0
             reward, timed = ppo.timed_reward(timed, relative, due, outcome.counts, config.bonus)
             return (after, timed, jnp.bool_(False)), Transition(
                 seen,
@@ -209,9 +220,11 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
                 log_prob,
                 value,
                 config.reward_scale * reward,
-                jnp.where(outcome.terminated, 0.0, config.gamma),
+                jnp.where(outcome.terminated, 0.0, jnp.where(sweeps, 1.0, config.gamma)),
                 after.done | ~outcome.counts,
                 outcome.counts,
+                outcome.asked,
+                sweeps,
                 after.seconds,
                 outcome.terminated,
                 outcome.applied,
@@ -229,17 +242,19 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         batch: Transition,
         advantage: jax.Array,
         target: jax.Array,
+        share: Shares,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Sums over what counts: what is minimised; and value loss, entropy, divergence."""
+        """What is minimised; and value loss, entropy, divergence: all parts of means."""
         logits, value = evaluate(weights, batch.seen, params)
         ratio = jnp.exp(jax.vmap(ppo.log_prob)(logits, batch.action) - batch.log_prob)
-        gain = ppo.clipped_surrogate(ratio, advantage, config.clip)
-        value_loss = 0.5 * (value - target) ** 2
-        entropy, kl = jax.vmap(ppo.entropy)(logits), ratio - 1.0 - jnp.log(ratio)
+        # Of a step in which no action was taken only the value is learned.
+        ratio = jnp.where(batch.asked, ratio, 1.0)
+        gain = ppo.clipped_surrogate(ratio, advantage, config.clip) @ share.of_actions
+        value_loss = 0.5 * (value - target) ** 2 @ share.of_steps
+        entropy = jax.vmap(ppo.entropy)(logits) @ share.of_actions
+        kl = (ratio - 1.0 - jnp.log(ratio)) @ share.of_actions
         total = config.value_weight * value_loss - gain - config.entropy_weight * entropy
-        each = total, value_loss, entropy, kl
-        first, *rest = (jnp.sum(jnp.where(batch.counts, v, 0.0)) for v in each)
-        return first, tuple(rest)
+        return total, (value_loss, entropy, kl)
 
     def of_minibatch(
         weights: Any,
@@ -249,22 +264,25 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
         """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
-        advantage = ppo.normalised(advantage, batch.counts)
+        advantage = ppo.normalised(advantage, batch.asked)
+        share = Shares(ppo.shares(batch.counts), ppo.shares(batch.asked))
         n = math.gcd(len(target), agent.at_once)
-        parts = jax.tree.map(lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target))
+        parts = jax.tree.map(
+            lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, share)
+        )
         gradient = jax.value_and_grad(loss, has_aux=True)
         (_, told), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
-        count = jnp.maximum(jnp.sum(batch.counts), 1)
-        return jax.tree.map(lambda v: jnp.sum(v, axis=0) / count, (told, found))
+        return jax.tree.map(lambda v: jnp.sum(v, axis=0), (told, found))
 
     def learn(
         state: TrainState, params: EnvParams, moves: Transition
     ) -> tuple[TrainState, Metrics]:
         last = evaluate(state.weights, see(state.envs, params), params).value
         values = jnp.concatenate([moves.value, last[None]])
-        advantage = jax.vmap(
-            functools.partial(ppo.advantages, lambda_=config.lambda_), in_axes=1, out_axes=1
-        )(moves.reward, moves.discount, moves.end, values)
+        lambdas = jnp.where(moves.sweeps, 1.0, config.lambda_)
+        advantage = jax.vmap(ppo.advantages, in_axes=1, out_axes=1)(
+            moves.reward, moves.discount, moves.end, values, lambdas
+        )
         rows = jax.tree.map(
             lambda v: v.reshape(-1, *v.shape[2:]), (moves, advantage, advantage + moves.value)
         )
@@ -337,11 +355,6 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
         over_devices(training.learn, states, (states, metrics), moves),
         over_devices(training.update, states, (states, metrics)),
     )
-
-
-def _either(first: jax.Array, one: Any, other: Any) -> Any:
-    """One tree or the other."""
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
 def _optimiser(config: TrainConfig) -> optax.GradientTransformation:

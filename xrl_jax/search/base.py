@@ -129,8 +129,6 @@ class SearchResult:
       stop: why it ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
       note: what else is to be known of the search, in a sentence; "" for nothing.
-      refine: whether what is known without this search is timed beside what it found, and the
-        fastest refined further (`search.refine`); else it is judged by what it found.
     """
 
     best: tuple[Found, ...]
@@ -139,10 +137,27 @@ class SearchResult:
     stop: StopReason
     history: tuple[tuple[float, float], ...] = ()
     note: str = ""
-    refine: bool = True
 
 
 Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A strategy that is judged by what it finds alone: nothing that is known without it is timed
+    beside that, the fastest is not refined (`search.refine`), and most of the time is its own.
+    """
+
+    strategy: Strategy
+
+    @property
+    def __name__(self) -> str:  # as reports call it
+        return getattr(self.strategy, "__name__", "custom")
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        return self.strategy(problem, budget, key)
+
+
 Reached = tuple["State", list[Step]]  # a state of one graph and the steps to it
 
 

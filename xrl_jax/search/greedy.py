@@ -7,12 +7,10 @@ So it is judged by that alone: nothing else is timed beside it, and it is not re
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 
 from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult
+from xrl_jax.search.base import Alone, Budget, Problem, Reached, Run, SearchResult
 from xrl_jax.search.changes import is_lowering
 from xrl_jax.search.descend import descend
 from xrl_jax.search.states import Space
@@ -30,6 +28,7 @@ def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     return search_graphs(problem, budget, key, Phase(search))
 
 
+@Alone
 def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     """Each node's best lowering on its own."""
 
@@ -38,4 +37,4 @@ def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     ) -> list[Reached]:
         return [descend(run, space, reached[0], index, clock, only=is_lowering, phase="local")]
 
-    return replace(search_graphs(problem, budget, key, Phase(search)), refine=False)
+    return search_graphs(problem, budget, key, Phase(search))

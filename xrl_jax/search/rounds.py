@@ -12,6 +12,7 @@ from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.programs import Timed, constants_pay, ranked, shares, time_programs
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import (
+    Alone,
     Budget,
     Found,
     Problem,
@@ -25,6 +26,7 @@ from xrl_jax.search.refine import refine
 from xrl_jax.search.states import compile_engine
 
 _SEARCH_SHARE = 0.5  # of the time goes to the search
+_ALONE_SHARE = 0.8  # of the time to one that is alone
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
 _SEARCH_WORTH = 20.0  # seconds, at least, for a search where something is known without
@@ -46,11 +48,14 @@ def search_in_rounds(
     compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
-    The second refines the fastest, if the strategy lets it. `Timed.index` counts through the
-    programs of the result. A round that was interrupted is the last.
+    The second refines the fastest. A strategy that is `Alone` has the first, and its own programs.
+    `Timed.index` counts through the programs of the result. A round that was interrupted is the
+    last.
     """
-    oracle = problem.oracle
-    if problem.known is None:
+    oracle, alone = problem.oracle, isinstance(strategy, Alone)
+    if alone:
+        problem = replace(problem, known=None)
+    elif problem.known is None:
         handed, steps = in_library(problem.program, problem.rules.rules)
         problem = replace(problem, known=Found(handed, float("inf"), steps) if steps else None)
     try:
@@ -65,9 +70,10 @@ def search_in_rounds(
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
         strategy = _interrupted
-    share = replace(budget, seconds=max(_SEARCH_SHARE * clock.left, 1e-3))
+    share = (_ALONE_SHARE if alone else _SEARCH_SHARE) * clock.left
+    share = replace(budget, seconds=max(share, 1e-3))
     found = _guarded(strategy, problem, share, key)
-    if problem.known is not None and found.refine:  # else the strategy's own are to be judged
+    if problem.known is not None:
         known = problem.known
         known = replace(known, seconds=predicted(known.program, oracle.table()))
         found = replace(found, best=(known, *found.best))
@@ -79,7 +85,7 @@ def search_in_rounds(
     plain = [t for t in timed if t.timing.ok and not t.options]
     costs = oracle.table()
     oracle.correct([shares(t.program, costs) for t in plain], [t.timing.seconds for t in plain])
-    if not found.refine:
+    if alone:
         return found, timed
     # Options are the last resort: what they gain is judged after refining without them.
     start = next((t for t in timed if not t.options), timed[0])

@@ -1,0 +1,144 @@
+"""Rollouts of a policy from a program, and the programs that they have met."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import bucket_for, n_live
+from xrl_jax.graph.program import Program
+from xrl_jax.graph.union import divided
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.agent import agent_of
+from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
+from xrl_jax.rl.env import EnvParams, Start, start_of
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.search.base import Found, Step
+from xrl_jax.search.states import place_text
+
+_ROLLOUTS = 8  # at once: the first takes the most probable action, the others draw
+_AT_ONCE = 16  # steps between two looks at the clock
+_STEPS = 256  # of a rollout, at most
+_REWRITES = 8  # in one step of a sweep
+_HORIZON = 64  # actions of a rollout, at most
+_AIMLESS = 4  # looks without a better state, after which all rollouts end
+_SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
+_ROOM = 1.5  # slots of the bucket for each node, at least: conversions add transposes
+
+
+class Met(NamedTuple):
+    """What rollouts from a program have come to."""
+
+    found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
+    candidates: int  # how many there were to choose from, in all
+    most: int  # in one state, of which the policy saw `slots`
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A policy at work under one rule table."""
+
+    config: NetworkConfig
+    weights: Any
+    rules: CompiledRules
+
+    def start(self, program: Program, costs: CostTable) -> Start:
+        """Where rollouts from a program begin.
+
+        Raises:
+          GraphError: it is too large for one environment.
+        """
+        n = sum(int(n_live(g)) for g in program.graphs)
+        return start_of(program, self.rules, costs, bucket=bucket_for(int(_ROOM * n)))
+
+    def rollouts(
+        self,
+        begun: Found,
+        start: Start,
+        costs: CostTable,
+        key: jax.Array,
+        *,
+        over: Callable[[], bool],
+    ) -> Met:
+        """Follow the policy from a program, several times at once.
+
+        Args:
+          begun: the program, with the steps that led to it.
+          start: made of it, under these costs.
+          over: asked every now and then whether there is no time left.
+        """
+        slots = agent_of(self.config).slots or _slots_for(start)
+        params = EnvParams(
+            self.rules.table, costs, start, horizon=_HORIZON, slots=slots, at_once=_REWRITES
+        )
+        to_begin, to_go = _following(self.config)
+        first, key = jax.random.split(key)
+        now: Rollout = to_begin(first, params)
+        parts, best = [], [float(start.seconds)]
+        for k in jax.random.split(key, _STEPS // _AT_ONCE):
+            now, trail = to_go(self.weights, params, now, k)
+            parts.append(jax.tree.map(np.asarray, trail))
+            best.append(float(now.best.seconds.min()))
+            aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
+            if over() or aimless or bool(now.state.done.all()):
+                break
+        trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
+        met = jax.device_get(now.best), trail
+        each = [
+            _found(begun, start, self.rules, *jax.tree.map(lambda v, i=i: v[i], met))
+            for i in np.flatnonzero(met[0].steps)
+        ]
+        most = int(trail.candidates.max(initial=0))
+        cheapest_first = sorted(each, key=lambda f: f.seconds)
+        return Met(cheapest_first, int(trail.candidates.sum()), most, slots)
+
+
+@functools.cache
+def _following(config: NetworkConfig) -> tuple[Any, Any]:
+    """The beginning, and some steps, of all rollouts; compiled once for each bucket."""
+
+    def first(key: jax.Array, params: EnvParams) -> Rollout:
+        return jax.vmap(begin, in_axes=(0, None))(jax.random.split(key, _ROLLOUTS), params)
+
+    def steps(
+        weights: Any, params: EnvParams, rollouts: Rollout, key: jax.Array
+    ) -> tuple[Rollout, Trail]:
+        def one(now: Rollout, key: jax.Array, temperature: jax.Array) -> tuple[Rollout, Trail]:
+            choose = by_network(config, weights)
+            return follow(choose, params, now, key, temperature, _AT_ONCE)
+
+        temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
+        return jax.vmap(one)(rollouts, jax.random.split(key, _ROLLOUTS), temperature)
+
+    return engine_jit(first), engine_jit(steps)
+
+
+def _slots_for(start: Start) -> int:
+    n = int(np.bitwise_count(np.asarray(start.masks)).sum())
+    return next((s for s in _SLOTS if s >= n), _SLOTS[-1])
+
+
+def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
+    """The program of the cheapest state of one rollout."""
+    rule_of = np.asarray(rules.table.entry_rule)
+    seconds = [float(start.seconds), *map(float, trail.seconds)]
+    steps = []
+    for t in range(int(best.steps)):
+        made = np.flatnonzero(trail.entry[t] >= 0)
+        for k in made:
+            at, graph = (t, k), int(trail.owner[t, k])
+            of_root = (np.asarray(f)[at] for f in (trail.op, trail.shape, trail.rank))
+            place = place_text(int(trail.root[at]), *of_root)
+            gain = (seconds[t] - seconds[t + 1]) / len(made) / float(start.counts[graph])
+            steps.append(Step(graph, rules.rules[rule_of[trail.entry[at]]].name, place, gain))
+    program = divided(begun.program, best.graph, best.owner)
+    return Found(program, float(best.seconds), (*begun.steps, *steps))
