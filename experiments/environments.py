@@ -15,7 +15,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import bucket_for, n_live
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.table import CompiledRules
-from xrl_jax.rl.env import AT_ONCE, HORIZON, SLOTS, EnvParams, start_of
+from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
 
 
 def parsed(text: str) -> tuple[str, dict[str, int]]:
@@ -54,7 +54,6 @@ def params_of(
     costs: CostTable | None = None,
     horizon: int = HORIZON,
     slots: int = SLOTS,
-    at_once: int = AT_ONCE,
 ) -> EnvParams:
     """So many environments of all programs in one bucket.
 
@@ -70,4 +69,4 @@ def params_of(
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
     each = envs // len(starts)
     batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
-    return EnvParams(rules.table, costs, batch, horizon=horizon, slots=slots, at_once=at_once)
+    return EnvParams(rules.table, costs, batch, horizon=horizon, slots=slots)

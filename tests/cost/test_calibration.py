@@ -101,6 +101,12 @@ def test_one_program_scales_all_its_classes_alike():
     assert rates.scale["reduce"] == 1.0
 
 
+def test_a_second_correction_goes_on_from_the_first():
+    once = correct(DEFAULT_RATES, [{"dot": 1.0}], [2.0])
+    again = correct(once, [{"dot": 2.0}], [3.0])  # predicted under the scale of 2
+    assert again.scale["dot"] == pytest.approx(3.0)
+
+
 def test_many_programs_tell_the_classes_apart():
     shares = [{"dot": 1.0, "conv": 0.1}, {"dot": 0.1, "conv": 1.0}] * 20
     rates = correct(DEFAULT_RATES, shares, [1.3, 3.1] * 20)  # true scales: 1 and 3

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import EnvParams, EnvState, allowed, either, reset, step
+from xrl_jax.rl.env import LEAST_GAIN, EnvParams, EnvState, allowed, either, reset, step
 from xrl_jax.rl.networks import NetworkConfig
 
 # Logits [3 M + 1] of the actions in a state.
 Choice = Callable[[EnvState, EnvParams], jax.Array]
-_LEAST_GAIN = 1e-6  # share of the first state's seconds that greedy search takes for a gain
 
 
 def by_network(config: NetworkConfig, weights: Any) -> Choice:
@@ -31,7 +30,7 @@ def by_gain(state: EnvState, params: EnvParams) -> jax.Array:
     gain = -state.moves.seconds / params.start.seconds
     once = jnp.where(state.moves.valid, gain, -jnp.inf)
     sweeps = jnp.full(params.no_op - params.slots, -jnp.inf)
-    return jnp.concatenate([once, sweeps, jnp.full(1, _LEAST_GAIN)])
+    return jnp.concatenate([once, sweeps, jnp.full(1, LEAST_GAIN)])
 
 
 def by_chance(state: EnvState, params: EnvParams) -> jax.Array:

@@ -49,7 +49,7 @@ HORIZON = 100  # actions of an episode, as in X-RLflow
 AT_ONCE = 4  # rewrites in a step of a sweep
 ONCE, EVERYWHERE, GAINING = range(3)  # what can be asked of a candidate
 KINDS = 3
-_LEAST_GAIN = 1e-6  # share of the first state's seconds that a sweep takes for a gain
+LEAST_GAIN = 1e-6  # share of the first state's seconds that counts as a gain
 
 
 class Start(NamedTuple):
@@ -197,7 +197,7 @@ def allowed(moves: Moves, table: RuleTable) -> jax.Array:
 
 def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
     """[M, M] bool, which candidates are of one rule; of empty slots none."""
-    rule = _rules(moves, table)
+    rule = rules_of(moves, table)
     return (rule[:, None] == rule) & moves.valid[:, None] & moves.valid
 
 
@@ -215,10 +215,10 @@ def step(
     asked = ~begin & ~sweeping
     no_op = asked & (action == params.no_op)
     kind, slot = action // params.slots, action % params.slots
-    rules = _rules(moves, params.table)
+    rules = rules_of(moves, params.table)
     new = Sweep(rules[slot], kind == GAINING, _matches(params.table, state.masks, rules[slot]))
     sweep = either(asked, new, state.sweep)
-    once, least = asked & (kind == ONCE), -_LEAST_GAIN * params.start.seconds
+    once, least = asked & (kind == ONCE), -LEAST_GAIN * params.start.seconds
     of_rule = (rules == sweep.rule) & (~sweep.gaining | (moves.seconds < least))
     takes = jnp.where(once, jnp.arange(params.slots) == slot, of_rule) & moves.valid
     takes &= jnp.where(asked, allowed(moves, params.table)[action] & ~no_op, ~begin)
@@ -235,7 +235,6 @@ def step(
     sweep = sweep._replace(left=left)
     seconds = seconds_of(graph, owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + asked)
-    terminated = no_op
     truncated = ~begin & ~no_op & (t >= params.horizon) & (sweep.left == 0)
     shown = jnp.where(sweep.left > 0, match.rows_of_rule(params.table, sweep.rule), ~jnp.uint32(0))
     after = EnvState(
@@ -246,12 +245,12 @@ def step(
         sweep,
         seconds,
         t,
-        terminated | truncated,
+        no_op | truncated,
     )
     reward = jnp.where(begin, 0.0, 100.0 * (state.seconds - seconds) / params.start.seconds)
     return after, Outcome(
         reward,
-        terminated,
+        no_op,
         truncated,
         ~begin,
         asked,
@@ -261,7 +260,7 @@ def step(
     )
 
 
-def _rules(moves: Moves, table: RuleTable) -> jax.Array:
+def rules_of(moves: Moves, table: RuleTable) -> jax.Array:
     """[M] int32, the rule of each candidate; -1 empty."""
     return jnp.where(moves.valid, table.entry_rule[jnp.maximum(moves.entry, 0)], -1)
 

@@ -11,7 +11,7 @@ import numpy as np
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.rl.env import EnvParams, EnvState, allowed, same_rule
+from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
 # Every operator in every form it can be computed in has a code of its own.
 _FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
@@ -84,7 +84,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     ]
     return Observation(
         graph=seen,
-        rule=jnp.where(valid, params.table.entry_rule[jnp.maximum(moves.entry, 0)], -1),
+        rule=rules_of(moves, params.table),
         root=moves.root,
         partner=moves.partner,
         made=moves.made,
