@@ -22,7 +22,7 @@ import gc
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,16 +142,22 @@ def tell(config: Config, network: str) -> Iterator[str]:
 
 
 def reports(config: Config, results: Sequence[SideBySide]) -> dict[str, dict[str, Any]]:
-    """The reports of all searches, by network and search, with the memory they took."""
+    """The reports of all searches, by network and search, with the memory they took and when."""
     found: dict[str, dict[str, Any]] = {}
     for result in results:
         for search in result.entries:
             folder = config.out / result.network / search
             values = json.loads((folder / "report.json").read_text(encoding="utf-8"))
             run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            values["peak_bytes"] = run["peak_bytes"]
+            values |= {"peak_bytes": run["peak_bytes"], "ended": run["ended"]}
             found.setdefault(result.network, {})[search] = values
     return found
+
+
+def days(of_searches: Mapping[str, Mapping[str, Any]]) -> str:
+    """The day on which searches ended, or the first and the last."""
+    ended = [r["ended"][:10] for of in of_searches.values() for r in of.values()]
+    return " to ".join(sorted({min(ended), max(ended)}))
 
 
 def define_flags() -> None:
@@ -198,7 +204,7 @@ def run_seed(config: Config) -> tuple[list[SideBySide], int]:
         print(table(results, figures))
         values = {
             "command": config.command(),
-            "date": datetime.date.today().isoformat(),
+            "date": days(of_searches),
             "summary": figures,
             "networks": [r.as_dict() for r in results],
             "reports": of_searches,

@@ -24,7 +24,7 @@ class Reached(NamedTuple):
     """Least predicted seconds that rollouts have met on each program [K], relative to its own."""
 
     policy: np.ndarray  # the best of one by the most probable candidates and N - 1 drawn
-    greedy: np.ndarray  # the largest predicted gain at each step
+    greedy: np.ndarray  # the rule of the largest predicted gain, wherever it gains
     chance: np.ndarray  # the best of N
 
     def of_each(self, names: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import benchmark
-from experiments.benchmark import Config, command_of, run_search, run_seeds
+from experiments.benchmark import Config, command_of, days, run_search, run_seeds
 from experiments.benchmark_table import (
     best_of,
     beyond_noise,
@@ -132,6 +132,12 @@ def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     kept = {"made_by": made_by, "ended": "2026-01-01", "status": 0, "peak_bytes": 7}
     (folder / "run.json").write_text(json.dumps(kept))
     assert run_search(config(tmp_path), "bert", "taso") == kept
+
+
+def test_the_table_tells_the_days_on_which_searches_ended() -> None:
+    first, last = {"ended": "2026-01-01T09:30:00"}, {"ended": "2026-01-03T01:00:00"}
+    assert days({"bert": {"taso": first}, "vit": {"taso": first}}) == "2026-01-01"
+    assert days({"bert": {"local": last, "taso": first}}) == "2026-01-01 to 2026-01-03"
 
 
 def test_seeds_have_folders_of_their_own_and_are_told_together(

@@ -20,9 +20,9 @@ from xrl_jax.graph.graph import (
     args_of,
     build,
     pack_attrs,
-    remove_dead,
     with_args,
 )
+from xrl_jax.graph.passes import remove_dead
 from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
 from xrl_jax.graph.text import parse_graph
 from xrl_jax.graph.valid import is_valid

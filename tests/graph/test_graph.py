@@ -1,10 +1,9 @@
-"""Building graphs, reading them back, dead code, depths and buckets."""
+"""Building graphs, reading them back, and buckets."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -18,16 +17,12 @@ from xrl_jax.graph.graph import (
     build,
     flat_operands,
     grow,
-    is_acyclic,
-    n_live,
     nodes_of,
     pack_attrs,
-    raise_depths,
-    remove_dead,
     renumber,
-    use_counts,
     with_args,
 )
+from xrl_jax.graph.passes import remove_dead
 
 # x, w, x * w, exp(x), (x * w) + x
 _NODES = [
@@ -129,57 +124,6 @@ def test_growing_compacts_and_keeps_costs():
     assert grown.nodes.op.shape == (128,)
     assert [ops.OP_NAMES[c] for c in grown.nodes.op[1:5]] == ["input", "weight", "mul", "hole"]
     assert grown.nodes.cost[:5].tolist() == [0, 1, 2, 3, 0]
-
-
-def test_dead_nodes_become_holes_and_slots_stay():
-    graph = build(_NODES, (2,))
-    cleaned = jax.jit(remove_dead)(graph)
-    assert [ops.OP_NAMES[c] for c in cleaned.nodes.op[:6]] == (
-        ["hole", "input", "weight", "mul", "hole", "hole"]
-    )
-    assert args_of(cleaned)[4:6].tolist() == [[0] * 6, [0] * 6]
-    assert cleaned.globals.depth[:6].tolist() == [0, 32, 32, 64, 0, 0]
-    assert int(n_live(cleaned)) == 3
-
-
-def test_a_chain_of_dead_nodes_goes_whole_but_what_pinned_nodes_read_stays():
-    nodes = [
-        Node("input", shape=(3,), ref=0),
-        Node("exp", (0,), shape=(3,)),
-        Node("neg", (1,), shape=(3,)),
-        Node("opaque", (1,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=1),
-        Node("tanh", (2,), shape=(3,)),
-        Node("input", shape=(), ref=2),
-    ]
-    cleaned = jax.jit(remove_dead)(build(nodes, (5,)))
-    assert np.flatnonzero(cleaned.nodes.op).tolist() == [1, 2, 4, 6]
-
-
-def test_uses_count_arguments_outputs_and_pins():
-    graph = build([*_NODES, _PINNED], (4, 4))
-    assert use_counts(graph)[:8].tolist() == [0, 4, 1, 1, 0, 2, 1, 0]
-
-
-def test_dead_code_and_depths_work_under_vmap():
-    pair = [build(_NODES, (2,)), build(_NODES, (3,))]
-    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair)
-    cleaned = jax.jit(jax.vmap(lambda g: raise_depths(remove_dead(g))))(batch)
-    assert jax.vmap(n_live)(cleaned).tolist() == [3, 2]
-    assert jax.vmap(is_acyclic)(cleaned).tolist() == [True, True]
-
-
-def test_depths_are_raised_only_where_they_must():
-    graph = build(_NODES, (4,))
-    depth = graph.globals.depth.at[3].set(20)
-    lifted = jax.jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
-    assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
-
-
-def test_no_depths_make_a_cyclic_graph_acyclic():
-    graph = build(_NODES, (4,))
-    closed = with_args(graph, args_of(graph).at[3, 1].set(5))
-    assert bool(is_acyclic(graph))
-    assert not bool(is_acyclic(jax.jit(raise_depths)(closed)))
 
 
 def test_renumbering_keeps_a_closed_sublist():

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.graph.generators import graphs, shuffled
-from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs, raise_depths
+from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs
 from xrl_jax.graph.hash import identity, node_hashes, timing_key
+from xrl_jax.graph.passes import raise_depths
 from xrl_jax.graph.program import Array, Call, Equation, Input, Program
 from xrl_jax.graph.text import parse_graph
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 
 from tests.graph.generators import graphs
 from xrl_jax.graph import attributes, ops
-from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs, raise_depths
+from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.ops import LAYOUT_CODE, mask_of, pack_dims
+from xrl_jax.graph.passes import raise_depths
 from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
 from xrl_jax.graph.text import (
     GraphTextError,

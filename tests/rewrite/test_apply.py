@@ -11,7 +11,8 @@ from tests.rewrite import harness, oracle
 from tests.rewrite.harness import graph_of, rewritten, rules_of
 from tests.rewrite.test_match import SIBLINGS
 from xrl_jax.graph.check import check
-from xrl_jax.graph.graph import build, is_acyclic, n_live
+from xrl_jax.graph.graph import build, n_live
+from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.graph.text import format_graph
 from xrl_jax.rewrite.library import select_rules, standard_rules
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from xrl_jax.cost.model import price
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.graph.graph import is_acyclic
+from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import divided
 from xrl_jax.rl.env import EnvParams, EnvState, Outcome, allowed, reset, step

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rl.test_env import RESET, negated, own, params_of
+from tests.rl.test_env import RESET, chain, negated, own, params_of, slots_of, taken
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rl.decode import begin, by_network, follow
+from xrl_jax.rl.decode import begin, by_gain, by_network, follow
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
@@ -97,6 +97,18 @@ def test_a_policy_of_other_features_is_refused(
         load_policy(tmp_path / "p")
 
 
+@pytest.mark.parametrize(("program", "slot"), [(negated, 0), (chain, 8)])
+def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
+    """Alone, it is a candidate (the slots below 8); of several, a sweep of all."""
+    params = params_of(program(), own(), slots=8)
+    state = RESET(jax.random.key(0), params)
+    action = int(jnp.argmax(by_gain(state, params)))
+    assert slot <= action < slot + 8
+    state, outcome = taken(1, state, action, params)
+    assert list(slots_of(state, own())) == ["tanh-odd"] and float(outcome.reward) > 0
+    assert int(jnp.argmax(by_gain(state, params))) == params.no_op  # nothing else gains
+
+
 @pytest.mark.slow
 def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
@@ -110,9 +122,9 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     after = done.state
     assert np.asarray(after.done).sum() > 4
     for i in np.flatnonzero(after.done):
-        steps = int(after.t[i]) - 1  # the last was No-Op
-        entries = np.asarray(trail.entry[i])
-        assert (entries[:steps] >= 0).all() and (entries[steps:] == -1).all()
+        steps = int(done.n[i]) - 1  # the last was No-Op
+        rewrites = np.sum(np.asarray(trail.entry[i]) >= 0, axis=1)
+        assert (rewrites[:steps] >= 1).all() and (rewrites[steps:] == 0).all()
         np.testing.assert_array_equal(trail.seconds[i][steps:], after.seconds[i])
         least = min(float(params.start.seconds), float(np.asarray(trail.seconds[i]).min()))
         assert float(done.best.seconds[i]) == least

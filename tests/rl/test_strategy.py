@@ -16,16 +16,20 @@ import pytest
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.cost.programs import program_job
-from xrl_jax.cost.timing import Timing
+from xrl_jax.cost.regions import Region
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
+from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.strategy import by_policy
+from xrl_jax.rl.rollouts import Decoder
+from xrl_jax.rl.strategy import _Search, by_policy
 from xrl_jax.rl.train import TrainConfig, make_train
-from xrl_jax.search.base import Budget, Problem, SearchResult, StopReason
+from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
 
 SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)
 
@@ -104,6 +108,29 @@ def test_what_is_fastest_whole_is_the_best(monkeypatch: pytest.MonkeyPatch) -> N
     result = found(Budget(seconds=30.0), oracle, blank(), whole=True)
     first = program_job(result.best[0].program)
     assert taken[first.key] == 0.9 and oracle.asked == len(taken) > 1
+
+
+@pytest.mark.parametrize(("first", "n_timed"), [(5e-3, 2), (1e-6, 1)])
+def test_operators_are_timed_until_the_cheapest_program_stays_it(
+    first: float, n_timed: int
+) -> None:
+    """A product in two forms, neither timed; the first to be timed is slow, or it is fast."""
+    original = from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
+    nodes, outputs, _ = nodes_of(original.graph)
+
+    def in_form(lowering: int) -> Found:
+        forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
+        return Found(original.with_graphs([build(forms, outputs)]), math.inf)
+
+    def price(region: Region) -> Timing:
+        seconds = first if len(oracle.timed) == 1 else 1e-6
+        return Timing(seconds, seconds, seconds, repeats=9)
+
+    oracle = FakeOracle(price)
+    run = Run(Problem(original, rules(), oracle), ENOUGH)
+    search = _Search(Decoder(SIZES, None, rules()), run, Found(original, math.inf))
+    learned = search.confirm({("flat",): in_form(1), ("swapped",): in_form(3)}, Stopwatch(60.0))
+    assert learned == len(oracle.timed) == n_timed
 
 
 def test_a_program_that_is_slower_whole_is_no_better() -> None:

@@ -19,7 +19,7 @@ def read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def bind(e: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of an equation."""
+    """The results of an equation of a jaxpr or of a program."""
     results = e.primitive.bind(*operands, **e.primitive.get_bind_params(e.params))
     return list(results) if e.primitive.multiple_results else [results]
 

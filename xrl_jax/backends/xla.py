@@ -8,6 +8,7 @@ control flow they came from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from xrl_jax.backends.epilogue import chains
+from xrl_jax.backends.equations import bind
 from xrl_jax.backends.lowerings import lower
-from xrl_jax.graph.graph import GraphError, Node, nodes_of
+from xrl_jax.graph.graph import GraphError, Node, flat_operands, nodes_of
 from xrl_jax.graph.program import (
     CONTROL_FLOW,
     Array,
@@ -92,7 +94,7 @@ def _value(
         case Array(value):
             return value
         case Equation() as equation:
-            return _bind(equation, equation.params, _operands(node, nodes, values))
+            return _bound(equation, _operands(node, nodes, values))
         case Call() as call:
             return _call(program, call, _operands(node, nodes, values))
         case _:
@@ -101,29 +103,13 @@ def _value(
 
 def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
     """Operands of an equation: packs opened, the chain that orders effects cut off."""
-    flat: list[Any] = []
-
-    def visit(indices: Sequence[int]) -> None:
-        for a in indices:
-            if nodes[a].op == "pack":
-                visit(nodes[a].args)
-            else:
-                flat.append(values[a])
-
-    visit(node.args)
-    n_args = node.attr("n_args")
-    assert isinstance(n_args, int)
-    return flat[:n_args]
+    return [values[i] for i in flat_operands(nodes, node)]
 
 
-def _bind(equation: Equation, params: dict[str, Any], operands: Sequence[Any]) -> Any:
+def _bound(equation: Equation, operands: Sequence[Any]) -> Any:
     """The equation's results: the array itself where there is one, else a tuple."""
-    primitive = equation.primitive
-    results = primitive.bind(*operands, **primitive.get_bind_params(params))
-    if not primitive.multiple_results:
-        return results
-    results = tuple(results)
-    return results[0] if equation.n_outputs == 1 else results
+    results = bind(equation, operands)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
@@ -139,7 +125,7 @@ def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
         params["branches"] = tuple(traced)
     else:
         params.update(zip(CONTROL_FLOW[call.kind], traced, strict=True))
-    return _bind(call.equation, params, operands)
+    return _bound(replace(call.equation, params=params), operands)
 
 
 def _trace_body(program: Program, body: int) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import graph as graph_lib
-from xrl_jax.graph import ops
+from xrl_jax.graph import ops, passes
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.instantiate import instantiate
@@ -74,7 +74,7 @@ def apply(
         nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
     )
     rewritten = graph_lib.with_args(rewritten, args)
-    rewritten = graph_lib.remove_dead(graph_lib.raise_depths(rewritten))
+    rewritten = passes.remove_dead(passes.raise_depths(rewritten))
     changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (
         rewritten.nodes.op != old_nodes.op
     )

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.graph.graph import TensorGraph, args_of, use_counts
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.passes import use_counts
 from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.instantiate import Asked, ask
 from xrl_jax.rewrite.match import Candidates

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.hash import dot_words
-from xrl_jax.rewrite import bytecode
+from xrl_jax.rewrite import bytecode, interpreter
 from xrl_jax.rewrite.new_nodes import NewNodes, new_nodes
 from xrl_jax.rewrite.table import P, RuleTable
 
@@ -155,7 +155,7 @@ def _ask_different(
         seen = jax.tree.map(lambda v: v[bound.reshape(-1)], seen)
         bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
     nodes, marks = seen
-    features = bytecode.features(nodes)
+    features = interpreter.features(nodes)
     if marks is not None:  # behind what programs read
         features = jnp.concatenate([features, marks[:, None]], axis=1)
     leaders, like, count = _different(table, features, entry, bound)
@@ -184,7 +184,7 @@ def _ask_different(
             start, registers, passed, out = carry
             at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
             present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
-            registers, holds = bytecode.run(
+            registers, holds = interpreter.run(
                 table.code, length, entry[at], features, bound[at], present, registers
             )
 

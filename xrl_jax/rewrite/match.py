@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import TensorGraph, args_of, joined
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.passes import joined
 from xrl_jax.rewrite.bind import bind, bind_tree
 from xrl_jax.rewrite.bits import at_ranks, ranked
 from xrl_jax.rewrite.instantiate import applies

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes
-from xrl_jax.rewrite import bytecode
+from xrl_jax.rewrite import interpreter
 from xrl_jax.rewrite.table import P, Q, RuleTable
 
 _SHAPE_FAMILY = tuple(shapes.SHAPE_FAMILIES.index(s.shape) for s in ops.OPS.values())
@@ -53,7 +53,7 @@ def _shape(
     branches = [
         functools.partial(inferred, i, rule) for i, rule in enumerate(shapes.SHAPE_RULES.values())
     ]
-    return bytecode.at_hand(family, branches, start)
+    return interpreter.at_hand(family, branches, start)
 
 
 def new_nodes(

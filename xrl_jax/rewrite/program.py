@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
-from xrl_jax.graph import ops
+from xrl_jax.graph import ops, passes
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
 from xrl_jax.graph.program import Program
@@ -128,7 +128,7 @@ def _applied(
 @functools.partial(engine_jit, static_argnames="size")
 def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidates, jax.Array]:
     """Candidates, and [M, K] what each would put in place of its roots."""
-    graph = graph_lib.remove_dead(graph)
+    graph = passes.remove_dead(graph)
     found = match_lib.candidates(table, graph, match_lib.match(table, graph), size=size)
     made = deltas(table, graph, found, NO_PRICE, keep=lambda new: new).kept
     entry = jnp.maximum(found.entry, 0)

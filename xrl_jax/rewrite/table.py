@@ -52,7 +52,7 @@ class RuleTable:
     symmetric: jax.Array  # [E] bool, the two roots may change places
     shared: jax.Array  # [E, 2] int32, position of the shared operand in either tree
     cross_same: jax.Array  # [E, P] int32, position of tree 0 the second tree's must equal; -1
-    code: jax.Array  # [E, I, 6] int32, see `bytecode.run`
+    code: jax.Array  # [E, I, 6] int32, see `interpreter.run`
     length: jax.Array  # [E] int32
     by_length: jax.Array  # [E] int32, place of an entry among all, short programs first
     new_op: jax.Array  # [E, Q] int32; 0 not used

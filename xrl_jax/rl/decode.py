@@ -10,7 +10,17 @@ import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import LEAST_GAIN, EnvParams, EnvState, allowed, either, reset, step
+from xrl_jax.rl.env import (
+    KINDS,
+    LEAST_GAIN,
+    EnvParams,
+    EnvState,
+    allowed,
+    either,
+    reset,
+    same_rule,
+    step,
+)
 from xrl_jax.rl.networks import NetworkConfig
 
 # Logits [3 M + 1] of the actions in a state.
@@ -24,13 +34,16 @@ def by_network(config: NetworkConfig, weights: Any) -> Choice:
 
 
 def by_gain(state: EnvState, params: EnvParams) -> jax.Array:
-    """What greedy search takes where nothing is drawn: the largest predicted gain while there is
-    one, step by step.
+    """What greedy search takes where nothing is drawn: the rule of the largest predicted gain,
+    wherever it gains, while there is one.
     """
     gain = -state.moves.seconds / params.start.seconds
-    once = jnp.where(state.moves.valid, gain, -jnp.inf)
-    sweeps = jnp.full(params.no_op - params.slots, -jnp.inf)
-    return jnp.concatenate([once, sweeps, jnp.full(1, LEAST_GAIN)])
+    same = same_rule(state.moves, params.table)
+    largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
+    once, everywhere, gaining = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
+    alone = once & (jnp.sum(same, axis=1) == 1)
+    takes = jnp.stack([alone, everywhere & ~gaining, gaining])
+    return jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
 
 
 def by_chance(state: EnvState, params: EnvParams) -> jax.Array:

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph import ops, passes
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.program import Program
@@ -151,7 +151,7 @@ def start_of(
 def _start(
     table: RuleTable, costs: CostTable, graph: TensorGraph, owner: jax.Array, counts: jax.Array
 ) -> Start:
-    graph = roofline.priced(costs, graph_lib.remove_dead(graph))
+    graph = roofline.priced(costs, passes.remove_dead(graph))
     seconds = seconds_of(graph, owner, counts)
     return Start(graph, match.match(table, graph), owner, counts, seconds)
 
@@ -310,7 +310,7 @@ def rewritten(
     def one(carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
         i, (graph, owner, changed, ok) = carry
         made = apply(params.table, graph, entry[i], root[i], partner[i])
-        new = made.changed & (graph.nodes.op == graph_lib.ops.HOLE)
+        new = made.changed & (graph.nodes.op == ops.HOLE)
         owner = jnp.where(new, owner[root[i]], owner)
         return i + 1, Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
 
@@ -321,7 +321,7 @@ def rewritten(
 
 def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.Array:
     """Predicted seconds of one run of the program that a priced union stands for."""
-    live = graph.nodes.op != graph_lib.ops.HOLE
+    live = graph.nodes.op != ops.HOLE
     return jnp.sum(jnp.where(live, graph.nodes.cost * counts[owner], 0.0))
 
 

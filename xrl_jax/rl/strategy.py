@@ -2,10 +2,10 @@
 
 Each round follows the policy, once by its most probable actions and several times by actions drawn,
 from the best program so far or, every other round, from the original. The operators of the cheapest
-program that these met are timed, as far as they were not; then the cheapest programs that were not
-met before are timed whole, in turn with the original, and correct the cost table that the next
-round goes by. Nothing else is tried: what this finds, the policy has found. What its steps gain is
-told as it was predicted when they were made.
+program that these met are timed, until those of the cheapest are known; then the cheapest programs
+that were not met before are timed whole, in turn with the original, and correct the cost table that
+the next round goes by. Nothing else is tried: what this finds, the policy has found. What its steps
+gain is told as it was predicted when they were made.
 """
 
 from __future__ import annotations
@@ -130,15 +130,22 @@ class _Search:
         by_key = {program_key(f.program): f for f in reversed(met.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
         before = self.best()
-        learned = bool(new) and self.measure(
-            min(new.values(), key=lambda f: f.seconds).program, run.clock.part(_REGIONS)
-        )
+        learned = self.confirm(new, run.clock.part(_REGIONS))
         if self.reference is None:
             self.kept |= new
             self.kept = dict(self._ranked(self.kept)[:_KEPT])
         else:
             self._time_whole(new, self.reference)
-        return bool(learned) or self.best() < _BETTER * before
+        return learned > 0 or self.best() < _BETTER * before
+
+    def confirm(self, found: Mapping[Key, Found], clock: Stopwatch) -> int:
+        """Time the operators of the cheapest of programs, until these leave it the cheapest: what
+        was not timed seems to be faster than it is. How many became known.
+        """
+        learned = 0
+        while found and (made := self.measure(self._ranked(found)[0][1].program, clock)):
+            learned += made
+        return learned
 
     def best(self) -> float:
         """What share of the original's time the best program so far takes."""

@@ -20,7 +20,7 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable, NodeView
 from xrl_jax.graph import graph as graph_lib
-from xrl_jax.graph import ops
+from xrl_jax.graph import ops, passes
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
@@ -89,7 +89,7 @@ def _deltas(
 
 # The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
 _rematch = engine_jit(match_lib.rematch)
-_remove_dead = engine_jit(graph_lib.remove_dead)
+_remove_dead = engine_jit(passes.remove_dead)
 
 
 class _Turns(NamedTuple):

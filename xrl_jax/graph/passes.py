@@ -1,0 +1,96 @@
+"""Jitted passes over tensor graphs: uses, what is dead, depths, and batches as one graph."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import DEPTH_STEP, Globals, TensorGraph, args_of, with_args
+
+_DEAD_AT_ONCE = 16  # nodes removed in a step: more are gathered in vain, fewer take more steps
+
+
+def use_counts(graph: TensorGraph) -> jax.Array:
+    """How often each node is an argument or an output, [N]; pinned nodes count once more."""
+    table, code = args_of(graph), graph.nodes.op
+    alive = (code != ops.HOLE)[:, None] & (table > 0)
+    uses = jnp.zeros(code.shape, jnp.int32).at[table].add(alive.astype(jnp.int32))
+    outputs = graph.globals.outputs
+    uses = uses.at[jnp.maximum(outputs, 0)].add((outputs > 0).astype(jnp.int32))
+    opaque = (code == ops.OPS["opaque"].code) | (code == ops.OPS["call"].code)
+    return uses + (opaque & (graph.nodes.attrs[:, 0] == 1)).astype(jnp.int32)
+
+
+def remove_dead(graph: TensorGraph) -> TensorGraph:
+    """Turn into holes what no output and no pinned node depends on; slots do not move."""
+
+    table, code = args_of(graph), graph.nodes.op
+
+    def dead(uses: jax.Array, live: jax.Array) -> jax.Array:
+        return live & (uses == 0)
+
+    def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        uses, live = carry
+        gone = jnp.nonzero(dead(uses, live), size=_DEAD_AT_ONCE, fill_value=0)[0]
+        return uses.at[table[gone]].add(-1), live.at[gone].set(False)
+
+    start = (use_counts(graph), code != ops.HOLE)
+    live = jax.lax.while_loop(lambda c: jnp.any(dead(*c)), some, start)[1]
+    nodes = graph.nodes._replace(
+        op=jnp.where(live, code, ops.HOLE), cost=jnp.where(live, graph.nodes.cost, 0.0)
+    )
+    depth = jnp.where(live, graph.globals.depth, 0)
+    graph = graph._replace(nodes=nodes, globals=graph.globals._replace(depth=depth))
+    return with_args(graph, jnp.where(live[:, None], table, 0))
+
+
+def joined(graphs: TensorGraph) -> TensorGraph:
+    """A batch of graphs [B, ...] as one graph of B * N slots: node n of graph b is b * N + n."""
+    size, n = graphs.nodes.op.shape
+    first = n * jnp.arange(size, dtype=jnp.int32)[:, None]
+
+    def moved(slots: jax.Array, none: int) -> jax.Array:
+        return jnp.where(slots == none, none, slots + first).reshape(-1)
+
+    return TensorGraph(
+        nodes=jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), graphs.nodes),
+        edges=graphs.edges.reshape(-1),
+        senders=moved(graphs.senders, 0),
+        receivers=(graphs.receivers + first).reshape(-1),
+        globals=Globals(moved(graphs.globals.outputs, -1), graphs.globals.depth.reshape(-1)),
+        n_node=jnp.sum(graphs.n_node, axis=0),
+        n_edge=jnp.sum(graphs.n_edge, axis=0),
+    )
+
+
+def raise_depths(graph: TensorGraph) -> TensorGraph:
+    """Lift `depth` where an argument is not below its consumer: a topological order again, after a
+    rewrite.
+
+    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and
+    `is_acyclic` is then false.
+    """
+    table = args_of(graph)
+    n = table.shape[0]
+    live = graph.nodes.op != ops.HOLE
+
+    def lift(depth: jax.Array) -> jax.Array:
+        need = jnp.max(jnp.where(table > 0, depth[table], 0), axis=1) + 1
+        return jnp.where(live, jnp.maximum(depth, need), 0)
+
+    def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        old, new = carry
+        return jnp.any(old != new) & (jnp.max(new) < 4 * n * DEPTH_STEP)
+
+    first = graph.globals.depth
+    depth = jax.lax.while_loop(unsettled, lambda c: (c[1], lift(c[1])), (first, lift(first)))[1]
+    return graph._replace(globals=graph.globals._replace(depth=depth))
+
+
+def is_acyclic(graph: TensorGraph) -> jax.Array:
+    """Whether `depth` is above the depth of every argument, which no cyclic graph admits."""
+    table = args_of(graph)
+    depth = graph.globals.depth
+    live = graph.nodes.op != ops.HOLE
+    return jnp.all((depth[:, None] > depth[table]) | (table == 0) | ~live[:, None])
