@@ -152,7 +152,7 @@ PROMISING = roofline.Rates(
     flop_rate=dict.fromkeys(roofline.CLASSES, 1e18),
     bandwidth=dict.fromkeys(roofline.CLASSES, 1e18),
     overhead=dict.fromkeys(roofline.CLASSES, 0.0),
-    scale=dict.fromkeys(roofline.CLASSES, 1.0),
+    scale=dict.fromkeys(roofline.CORRECTED, 1.0),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from xrl_jax.cost import fusion, roofline
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
 
 SHAPE = (4, 8)
 PASS = 4 * 8 * 4 / 1.5e10  # seconds to read or to write an array of this shape
@@ -28,12 +29,16 @@ def absorbing() -> int:
     return ops.OPS["dot"].lowerings.index("onednn")
 
 
-def costs(nodes: Sequence[Node]) -> list[float]:
-    """What the nodes cost, with the last as output."""
+def priced(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> TensorGraph:
+    """The graph of these nodes, with the last as output."""
     graph = build(nodes, [len(nodes) - 1], bucket=64)
     # A function of its own: what forms do is fixed when they are traced.
-    priced = jax.jit(lambda table, graph: roofline.priced(table, graph))(TABLE, graph)
-    return np.asarray(priced.nodes.cost)[1 : len(nodes) + 1].tolist()
+    return jax.jit(lambda table, graph: roofline.priced(table, graph))(table, graph)
+
+
+def costs(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> list[float]:
+    """What the nodes cost, with the last as output."""
+    return np.asarray(priced(nodes, table).nodes.cost)[1 : len(nodes) + 1].tolist()
 
 
 def node(op: str, *args: int) -> Node:
@@ -170,3 +175,24 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
     assert (exponential, of_rows, softmax_of_rows) == pytest.approx((in_loop,) * 3)
     assert of_columns > fusion.LEAVE
     assert softmax_of_columns > fusion.LEAVE
+
+
+def test_what_a_partition_computes_has_a_correction_of_its_own(partitions: None) -> None:
+    """A product of the library and its negative, or XLA's."""
+    scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0}
+    doubled = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
+    ours = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2)]
+    *_, product, negative = costs(ours)
+    *_, twice_the_product, twice_the_negative = costs(ours, doubled)
+    assert twice_the_product - fusion.ENTER == pytest.approx(2 * (product - fusion.ENTER))
+    assert twice_the_negative == pytest.approx(2 * negative)
+    assert costs([X, W, DOT, node("neg", 2)], doubled) == costs([X, W, DOT, node("neg", 2)])
+
+
+def test_shares_are_by_correction(partitions: None) -> None:
+    """A product of the library, its negative and its sine, which XLA computes."""
+    nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
+    *_, product, negative, sine = costs(nodes)
+    found = jax.jit(lambda g: roofline.shares(g))(priced(nodes))
+    expected = {"partition": product + negative, "elementwise": sine}
+    np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-6)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 
 from xrl_jax.cost import model, roofline
 from xrl_jax.cost.machine import Machine
-from xrl_jax.cost.model import Oracle, class_shares, merge_shares, without_overhead
+from xrl_jax.cost.model import Oracle, without_overhead
 from xrl_jax.cost.regions import region_key
 from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job, Worker
-from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
 MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
@@ -256,13 +254,6 @@ def test_whole_programs_correct_the_table():
 
 def test_no_timing_falls_below_the_clocks_grain():
     assert without_overhead(timing(1e-6), 1e-3).seconds == 2e-7
-
-
-def test_shares_are_sums_by_class():
-    codes = np.array([ops.OPS["dot"].code, ops.OPS["tanh"].code, ops.OPS["dot"].code, 0])
-    shares = class_shares(np.array([1.0, 2.0, 3.0, 0.0]), codes, count=2.0)
-    assert shares == {"dot": 8.0, "elementwise": 4.0}
-    assert merge_shares([shares, {"dot": 1.0}]) == {"dot": 9.0, "elementwise": 4.0}
 
 
 def test_numbers_of_views_that_change_all_the_time_are_compiled_once(monkeypatch):

@@ -13,7 +13,15 @@ from jax import lax
 from xrl_jax.cost import programs as lib
 from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Oracle, Spending
-from xrl_jax.cost.programs import Timed, constants_pay, program_job, relative, shares, time_programs
+from xrl_jax.cost.programs import (
+    Timed,
+    constants_pay,
+    learn_from,
+    program_job,
+    relative,
+    shares,
+    time_programs,
+)
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Stopwatch, Timing
@@ -24,6 +32,7 @@ from xrl_jax.graph.program import Program
 A, B = (("fast", "a"),), (("fast", "b"),)
 LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
 W, X = jnp.ones((3, 2)), jnp.ones((4, 3))
+MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
 
 
 def programs(n: int) -> list[Program]:
@@ -172,8 +181,7 @@ class Pair(Oracle):
     """Answers the question whether constants pay: seconds with them, against one without."""
 
     def __init__(self, relative: float | None) -> None:
-        store = TimingStore(None, machine=Machine("cpu", "made up", 1, "jax 0", ""))
-        super().__init__(store, Worker())
+        super().__init__(TimingStore(None, machine=MACHINE), Worker())
         self.relative, self.asked = relative, 0
 
     def time_job(self, job, *, reference=None, **_):
@@ -232,6 +240,17 @@ def test_relative_time_is_against_the_reference():
     assert relative(timed) == 0.7
     assert relative(replace(timed, timing=replace(timing, relative=None))) == 0.2
     assert relative(replace(timed, timing=Timing.without("failed", ""))) == float("inf")
+
+
+def test_programs_timed_whole_and_the_original_correct_the_table(monkeypatch):
+    faster, failed, original = programs(3)
+    asked = []
+    monkeypatch.setattr(Oracle, "correct", lambda _, *given: asked.append(given))
+    oracle = Oracle(TimingStore(None, machine=MACHINE), Worker())
+    timing = Timing(2e-3, 2e-3, 2e-3, relative=0.5)
+    learn_from(oracle, [(faster, timing), (failed, Timing.without("failed", "no"))], original)
+    costs = oracle.table()
+    assert asked == [([shares(faster, costs), shares(original, costs)], [2e-3, 4e-3])]
 
 
 def test_shares_count_a_body_as_often_as_it_runs():

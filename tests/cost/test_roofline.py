@@ -23,7 +23,7 @@ PLAIN = Rates(
     flop_rate=dict.fromkeys(roofline.CLASSES, 1000.0),
     bandwidth=dict.fromkeys(roofline.CLASSES, 100.0),
     overhead=dict.fromkeys(roofline.CLASSES, 0.5),
-    scale=dict.fromkeys(roofline.CLASSES, 1.0),
+    scale=dict.fromkeys(roofline.CORRECTED, 1.0),
 )
 
 

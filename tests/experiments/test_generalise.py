@@ -16,6 +16,7 @@ from experiments.generalise import at_home, row_of
 from experiments.side_by_side import Entry, SideBySide
 from experiments.targets import ConfigError
 from tests.rl.test_train import CONFIG, params
+from xrl_jax.rl.features import N_MOVE, SAVES
 from xrl_jax.rl.train import training_of
 
 
@@ -78,7 +79,9 @@ def test_greedy_search_takes_every_negation_away_and_a_policy_reaches_no_less() 
 
 
 def by_gain_alone(params: dict) -> dict:
-    """Weights that count nothing but a candidate's predicted gain."""
-    (name,) = [n for n, p in params.items() if p.get("kernel", jnp.zeros(0)).shape == (4, 1)]
-    kernel = jnp.zeros((4, 1)).at[0].set(-50.0)
+    """Weights that count nothing but what an action is predicted to gain."""
+    kernel = -50.0 * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+    (name,) = [
+        n for n, p in params.items() if p.get("kernel", 0.0 * kernel[0]).shape == kernel.shape
+    ]
     return {**params, name: {"kernel": kernel}}

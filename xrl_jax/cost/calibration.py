@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.cost.roofline import CLASSES, DEFAULT_RATES, Rates
+from xrl_jax.cost.roofline import CLASSES, CORRECTED, DEFAULT_RATES, Rates
 from xrl_jax.graph import ops
 
 
@@ -126,13 +126,13 @@ def correct(
     """Scales, times what they were, that bring predicted sums to the times of whole programs.
 
     Minimises sum_p (sum_c k_c share_pc / t_p - 1)^2 + 0.1 sum_c (k_c - mean)^2 for the changes k_c,
-    a ridge towards one common factor, so that few programs cannot set one class against another.
+    a ridge towards one common factor, so that few programs cannot set one against another.
 
     Args:
-      shares: for each program, predicted seconds by class under these rates.
+      shares: for each program, predicted seconds by `CORRECTED` under these rates.
       measured: seconds of each program.
     """
-    used = [c for c in CLASSES if any(s.get(c, 0.0) > 0 for s in shares)]
+    used = [c for c in CORRECTED if any(s.get(c, 0.0) > 0 for s in shares)]
     if not used:
         return rates
     t = np.asarray(measured)

@@ -7,7 +7,7 @@ and hands the searches a `CostTable` to compute with inside jit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -314,22 +314,3 @@ def signatures(views: NodeView) -> list[tuple[int, int]]:
     padded = (np.pad(f, [(0, room - count)] + [(0, 0)] * (f.ndim - 1)) for f in views)
     keys = np.asarray(_signature(NodeView._make(padded)))  # type: ignore[arg-type]
     return [(int(a), int(b)) for a, b in keys[:count]]
-
-
-def class_shares(costs: np.ndarray, op_codes: np.ndarray, count: float = 1.0) -> dict[str, float]:
-    """Predicted seconds by class of the nodes of a graph."""
-    shares: dict[str, float] = {}
-    for code, cost in zip(op_codes, costs, strict=True):
-        if cost > 0:
-            c = roofline.CLASS_OF[ops.OP_NAMES[int(code)]]
-            shares[c] = shares.get(c, 0.0) + float(cost) * count
-    return shares
-
-
-def merge_shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sum of shares over the graphs of a program."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for c, s in part.items():
-            total[c] = total.get(c, 0.0) + s
-    return total

@@ -14,11 +14,13 @@ import numpy as np
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import evaluate
+from xrl_jax.cost import roofline
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
-from xrl_jax.cost.model import Oracle, class_shares, merge_shares, price
-from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.model import Oracle, price
+from xrl_jax.cost.roofline import CORRECTED, CostTable
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
@@ -222,15 +224,25 @@ def ranked(timed: Sequence[Timed]) -> list[Timed]:
     return order
 
 
+_shares = engine_jit(roofline.shares)
+
+
 def relative(timed: Timed) -> float:
     """Time against the reference, measured in turn; absolute where that is missing."""
     t = timed.timing
     return t.relative if t.relative is not None else t.seconds if t.ok else float("inf")
 
 
+def learn_from(oracle: Oracle, timed: Sequence[tuple[Program, Timing]], original: Program) -> None:
+    """Let programs timed whole, and the original in turn with them, correct the cost table."""
+    known = [(program, t.seconds) for program, t in timed if t.ok]
+    known += [(original, t.seconds / t.relative) for _, t in timed if t.ok and t.relative][:1]
+    costs = oracle.table()
+    oracle.correct([shares(program, costs) for program, _ in known], [s for _, s in known])
+
+
 def shares(program: Program, costs: CostTable) -> dict[str, float]:
-    """Predicted seconds of a program by class of operators."""
-    return merge_shares(
-        class_shares(np.asarray(price(costs, g)[0].nodes.cost), np.asarray(g.nodes.op), c)
-        for g, c in zip(program.graphs, program.counts, strict=True)
-    )
+    """Predicted seconds of one run of a program, by what they are corrected with."""
+    each = zip(program.graphs, program.counts, strict=True)
+    total = sum(count * np.asarray(_shares(price(costs, graph)[0])) for graph, count in each)
+    return {c: float(s) for c, s in zip(CORRECTED, total, strict=True) if s > 0}

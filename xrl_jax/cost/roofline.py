@@ -27,10 +27,13 @@ from xrl_jax.rewrite.delta import Price
 from xrl_jax.rewrite.instantiate import Asked
 from xrl_jax.rewrite.new_nodes import NewNodes
 
-# Classes of operators that share rates and a correction. Classes in FREE cost nothing: views,
+# Classes of operators that share rates and a correction. What is free costs nothing: views,
 # sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
 # are counted as graphs of their own).
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
+# What shares a correction by whole programs: a class, but for what a partition computes of any. One
+# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm.
+CORRECTED = (*CLASSES, "partition")
 _CLASS_OF_FAMILY = {
     "conv": "conv",
     "dot": "dot",
@@ -50,7 +53,7 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
-_LOOPS = CLASSES.index("elementwise")
+_LOOPS, _PARTITION = CORRECTED.index("elementwise"), CORRECTED.index("partition")
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
@@ -158,7 +161,7 @@ class CostTable:
     bandwidth: jax.Array  # [C] bytes per second
     overhead: jax.Array  # [C] seconds per node
     pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, beside its bytes
-    scale: jax.Array  # [C] correction of each class by whole-program timings
+    scale: jax.Array  # [len(CORRECTED)] correction by whole-program timings
     form: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
 
 
@@ -170,7 +173,6 @@ def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def roofline(table: CostTable, view: NodeView) -> jax.Array:
     """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
-    class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
     flops, n_bytes = work.traced_work(
         view.op,
         view.attrs,
@@ -180,7 +182,7 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
         view.shape,
         view.dtype,
     )
-    c = class_of[view.op]
+    c = _class_of(view.op)
     is_elementwise = c == _LOOPS
     flops = jnp.where(is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops)
     compute, traffic = flops / table.flop_rate[c], n_bytes / table.bandwidth[c]
@@ -188,6 +190,16 @@ def roofline(table: CostTable, view: NodeView) -> jax.Array:
     # Elementwise nodes share loops: which of the two decides there cannot be told from one node.
     busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
     return jnp.where(c == 0, 0.0, (busy + table.overhead[c]) * table.form[tuple(form_of(view))])
+
+
+def _class_of(op: jax.Array) -> jax.Array:
+    return jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)[op]
+
+
+def corrected_with(view: NodeView) -> jax.Array:
+    """Which of `CORRECTED` nodes [...] are."""
+    inside = fusion.is_member(view.op, view.lowering) | fusion.is_joined(view, view.arg_origins)
+    return jnp.where(inside, _PARTITION, _class_of(view.op))
 
 
 def _arg_bytes(view: NodeView) -> jax.Array:
@@ -203,9 +215,9 @@ def _read_seconds(table: CostTable, view: NodeView) -> jax.Array:
     return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
 
 
-def _moved_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
+def _moved_seconds(table: CostTable, n_bytes: jax.Array, corrected: int = _LOOPS) -> jax.Array:
     """Seconds to read or to write so many bytes within a loop that runs anyway."""
-    return n_bytes / table.bandwidth[_LOOPS] * table.scale[_LOOPS]
+    return n_bytes / table.bandwidth[_LOOPS] * table.scale[corrected]
 
 
 def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
@@ -223,9 +235,8 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     guess = roofline
     for _ in range(view.op.ndim):
         guess = jax.vmap(guess, in_axes=(None, 0))
-    class_of = jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)
     guessed = guess(table, view)
-    cost = jnp.where(known, measured, guessed) * table.scale[class_of[view.op]]
+    cost = jnp.where(known, measured, guessed) * table.scale[corrected_with(view)]
     # A timing covers the reads of the arguments, of which those computed in the same loop are paid
     # where that begins; and it does not cover writing what nobody has written.
     in_loop = (view.arg_origins == fusion.LOOP) & jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
@@ -236,13 +247,13 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     passes = jnp.where(fusion.is_element(view.op), _IN_LOOP, _JOINED)
     cost = jnp.where(
         fusion.is_joined(view, view.arg_origins) & ~fusion.is_absorbed(view.op, view.arg_origins),
-        passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1)),
+        passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
         cost,
     )
     cost += jnp.where(fusion.enters(view, view.arg_origins), fusion.ENTER, 0.0)
     cost += jnp.where(fusion.leaves(view, view.arg_origins), fusion.LEAVE, 0.0)
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
-    return jnp.where(class_of[view.op] == 0, 0.0, cost).astype(jnp.float32)
+    return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
 
 
 def seconds_where(table: CostTable, view: NodeView, where: jax.Array) -> jax.Array:
@@ -308,6 +319,13 @@ def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array
     return jnp.sum(seconds, axis=1), replacing
 
 
+def shares(graph: TensorGraph) -> jax.Array:
+    """Seconds [len(CORRECTED)] of one run of a priced graph, by what they are corrected with."""
+    cost = jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost)
+    zeros = jnp.zeros(len(CORRECTED), jnp.float32)
+    return zeros.at[corrected_with(view_graph(graph))].add(cost)
+
+
 def total(graph: TensorGraph) -> jax.Array:
     """Seconds of one run of the graph: the sum of its nodes' costs."""
     return jnp.sum(jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost))
@@ -315,9 +333,10 @@ def total(graph: TensorGraph) -> jax.Array:
 
 @dataclass(frozen=True)
 class Rates:
-    """Roofline parameters by class: flops per second, bytes per second, seconds per node,
-    correction; by form (see `form_of`), what multiple of it was measured; and the seconds that an
-    elementwise loop takes for each array it reads or writes, beside its bytes.
+    """Roofline parameters by class: flops per second, bytes per second, seconds per node; the
+    correction of each of `CORRECTED`; by form (see `form_of`), what multiple of it was measured;
+    and the seconds that an elementwise loop takes for each array it reads or writes, beside its
+    bytes.
     """
 
     flop_rate: Mapping[str, float]
@@ -338,7 +357,7 @@ DEFAULT_RATES = Rates(
     flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11, "elementwise": 5e10},
     bandwidth=dict.fromkeys(CLASSES, 1.5e10),
     overhead=dict.fromkeys(CLASSES, 1e-6) | {"elementwise": 2e-7},  # several share a loop
-    scale=dict.fromkeys(CLASSES, 1.0),
+    scale=dict.fromkeys(CORRECTED, 1.0),
 )
 
 
@@ -355,8 +374,8 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     for at, multiple in rates.form.items():
         form[at] = multiple
 
-    def vector(by: Mapping[str, float]) -> jax.Array:
-        return jnp.asarray([by[c] for c in CLASSES], jnp.float32)
+    def vector(by: Mapping[str, float], names: tuple[str, ...] = CLASSES) -> jax.Array:
+        return jnp.asarray([by[c] for c in names], jnp.float32)
 
     return CostTable(
         jnp.asarray(keys),
@@ -365,6 +384,6 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
         vector(rates.bandwidth),
         vector(rates.overhead),
         jnp.float32(rates.pass_overhead),
-        vector(rates.scale),
+        vector(rates.scale, CORRECTED),
         jnp.asarray(form),
     )

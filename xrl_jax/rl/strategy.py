@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import job_or_failure, program_key, shares
+from xrl_jax.cost.programs import job_or_failure, learn_from, program_key
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import GraphError
@@ -187,12 +187,9 @@ class _Search:
             self.timings[key] = timing
             if timing.relative is not None:
                 self.kept[key] = found
-        timed = [(f, self.timings[k]) for k, f in self.kept.items()]
+        timed = [(f.program, self.timings[k]) for k, f in self.kept.items()]
         if timed:
-            costs = self.oracle.table()
-            self.oracle.correct(
-                [shares(f.program, costs) for f, _ in timed], [t.seconds for _, t in timed]
-            )
+            learn_from(self.oracle, timed, self.original.program)
 
 
 def _relative(timing: Timing) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
-from xrl_jax.cost.programs import Timed, constants_pay, ranked, shares, time_programs
+from xrl_jax.cost.programs import Timed, constants_pay, learn_from, ranked, time_programs
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import (
     Alone,
@@ -82,9 +82,8 @@ def search_in_rounds(
     timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
     if interrupted or clock.left <= 0:  # not `done`: Ctrl-C is dealt with in what follows
         return found, timed
-    plain = [t for t in timed if t.timing.ok and not t.options]
-    costs = oracle.table()
-    oracle.correct([shares(t.program, costs) for t in plain], [t.timing.seconds for t in plain])
+    plain = [(t.program, t.timing) for t in timed if not t.options]
+    learn_from(oracle, plain, problem.program)
     if alone:
         return found, timed
     # Options are the last resort: what they gain is judged after refining without them.
@@ -100,6 +99,7 @@ def search_in_rounds(
     )
     if not steps:
         return found, timed
+    learn_from(oracle, [(best.program, best.timing)], problem.program)
     before = found.best[start.index]
     refined = Found(best.program, predicted(best.program, oracle.table()), (*before.steps, *steps))
     refined_at = len(found.best)
