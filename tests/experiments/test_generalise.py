@@ -81,7 +81,6 @@ def test_greedy_search_takes_every_negation_away_and_a_policy_reaches_no_less() 
 def by_gain_alone(params: dict) -> dict:
     """Weights that count nothing but what an action is predicted to gain."""
     kernel = -50.0 * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
-    (name,) = [
-        n for n, p in params.items() if p.get("kernel", 0.0 * kernel[0]).shape == kernel.shape
-    ]
+    shapes = {name: jnp.shape(p.get("kernel", 0.0)) for name, p in params.items()}
+    (name,) = [name for name, shape in shapes.items() if shape == kernel.shape]
     return {**params, name: {"kernel": kernel}}
