@@ -36,7 +36,7 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.search.base import Alone, Budget, Found, SearchResult, StopReason
+from xrl_jax.search.base import Alone, Budget, Found, SearchResult, StopReason, without_engine
 from xrl_jax.search.greedy import greedy
 from xrl_jax.search.refine import refine
 
@@ -510,6 +510,20 @@ def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
     )
     assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * kernels
     same(fast(PARAMS, X), network(PARAMS, X))
+
+
+@pytest.mark.parametrize("mark", [lambda search: search, without_engine])
+def test_the_engine_is_compiled_for_a_search_that_calls_it(mark, made_up, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(rounds, "compile_engine", lambda *_: compiled.append("the engine"))
+
+    def nothing(problem, budget, key):
+        found = (Found(problem.program, 1.0),)
+        return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED)
+
+    search = Alone(mark(nothing))
+    xrl_jax.optimize(network, PARAMS, X, weights=0, search=search, cache_dir=tmp_path)
+    assert compiled == [] if mark is without_engine else compiled == ["the engine"]
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

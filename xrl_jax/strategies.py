@@ -9,11 +9,12 @@ from types import MappingProxyType
 import jax
 
 from xrl_jax.search.backtracking import taso
-from xrl_jax.search.base import Budget, Problem, SearchResult, Strategy
+from xrl_jax.search.base import Budget, Problem, SearchResult, Strategy, without_engine
 from xrl_jax.search.greedy import greedy, local
 from xrl_jax.search.random import random
 
 
+@without_engine
 def xrlflow(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     """See `rl.strategy.xrlflow`; imported late, because Flax takes a second."""
     from xrl_jax.rl import strategy

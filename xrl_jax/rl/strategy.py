@@ -38,6 +38,7 @@ from xrl_jax.search.base import (
     StopReason,
     Strategy,
     predicted,
+    without_engine,
 )
 from xrl_jax.search.descend import measure_state
 from xrl_jax.search.states import State
@@ -61,6 +62,7 @@ def by_policy(policy: Policy, *, finetune: bool = False, whole: bool = True) -> 
       whole: programs are timed whole; else the search goes by predictions alone.
     """
 
+    @without_engine  # `rl.rollouts` has its own
     def strategy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         config, weights = policy.fitted(problem.rules)
         notes = [f"the policy was trained on {policy.trained or 'what its file does not say'}"]

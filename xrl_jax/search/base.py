@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import jax
 
@@ -140,6 +140,20 @@ class SearchResult:
 
 
 Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
+_S = TypeVar("_S", bound=Strategy)
+
+
+def without_engine(strategy: _S) -> _S:
+    """Mark a strategy that does not call the engine of `search.states`: it is compiled for others
+    before their time begins.
+    """
+    strategy.engine = False  # type: ignore[attr-defined]
+    return strategy
+
+
+def calls_engine(strategy: Strategy) -> bool:
+    """Whether the engine is to be compiled for a strategy."""
+    return getattr(strategy, "engine", True)
 
 
 @dataclass(frozen=True)
@@ -153,6 +167,10 @@ class Alone:
     @property
     def __name__(self) -> str:  # as reports call it
         return getattr(self.strategy, "__name__", "custom")
+
+    @property
+    def engine(self) -> bool:
+        return calls_engine(self.strategy)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         return self.strategy(problem, budget, key)

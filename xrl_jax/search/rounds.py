@@ -19,6 +19,7 @@ from xrl_jax.search.base import (
     SearchResult,
     StopReason,
     Strategy,
+    calls_engine,
     predicted,
 )
 from xrl_jax.search.in_library import in_library
@@ -65,8 +66,9 @@ def search_in_rounds(
                 strategy = _nothing_new
             elif not clock.done:
                 oracle.measure_loops()
-                tell("compiling the engine")
-                compile_engine(problem.program, problem.rules, oracle.table())
+                if calls_engine(strategy):
+                    tell("compiling the engine")
+                    compile_engine(problem.program, problem.rules, oracle.table())
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
         strategy = _interrupted
