@@ -25,18 +25,18 @@ from xrl_jax.graph.graph import (
 from xrl_jax.graph.passes import remove_dead
 
 # x, w, x * w, exp(x), (x * w) + x
-_NODES = [
+NODES = [
     Node("input", shape=(3,), ref=0),
     Node("weight", shape=(3,), ref=1),
     Node("mul", (0, 1), shape=(3,)),
     Node("exp", (0,), shape=(3,)),
     Node("add", (2, 0), shape=(3,)),
 ]
-_PINNED = Node("opaque", (0,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=2)
+PINNED = Node("opaque", (0,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=2)
 
 
 def test_a_built_graph_has_node_i_in_slot_i_plus_one():
-    graph = build(_NODES, (4,))
+    graph = build(NODES, (4,))
     assert [ops.OP_NAMES[c] for c in graph.nodes.op[:7]] == (
         ["hole", "input", "weight", "mul", "exp", "add", "hole"]
     )
@@ -60,7 +60,7 @@ def test_what_depends_on_weights_and_constants_alone_is_weight_only():
 
 
 def test_edges_are_in_receiver_and_slot_order():
-    graph = build(_NODES, (4,))
+    graph = build(NODES, (4,))
     assert graph.receivers[:8].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert graph.edges[:8].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
     assert (graph.n_node.tolist(), graph.n_edge.tolist()) == ([64], [384])
@@ -80,13 +80,13 @@ def test_nodes_come_back_as_they_were_built(case):
 
 
 def test_only_live_nodes_come_back_pinned_ones_among_them():
-    nodes, outputs, slots = nodes_of(build([*_NODES, _PINNED], (2,)))
+    nodes, outputs, slots = nodes_of(build([*NODES, PINNED], (2,)))
     assert [n.op for n in nodes] == ["input", "weight", "mul", "opaque"]
     assert (outputs, slots) == ((2,), [1, 2, 3, 6])
 
 
 def test_a_cycle_is_refused_on_the_way_out():
-    graph = build(_NODES, (4,))
+    graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))
     with pytest.raises(GraphError, match="cycle through node %"):
         nodes_of(closed)
@@ -112,13 +112,13 @@ def test_the_bucket_leaves_room_to_rewrite(n_nodes, bucket):
 
 def test_what_exceeds_a_bucket_is_refused():
     with pytest.raises(GraphError, match="5 nodes do not fit into a bucket of 5"):
-        build(_NODES, (4,), bucket=5)
+        build(NODES, (4,), bucket=5)
     with pytest.raises(GraphError, match="largest bucket, 16384"):
         bucket_for(20_000)
 
 
 def test_growing_compacts_and_keeps_costs():
-    graph = build(_NODES, (2,))
+    graph = build(NODES, (2,))
     graph = graph._replace(nodes=graph.nodes._replace(cost=jnp.arange(64, dtype=jnp.float32)))
     grown = grow(jax.jit(remove_dead)(graph))
     assert grown.nodes.op.shape == (128,)
@@ -127,10 +127,10 @@ def test_growing_compacts_and_keeps_costs():
 
 
 def test_renumbering_keeps_a_closed_sublist():
-    nodes, outputs = renumber(_NODES, (3,), [0, 3])
-    assert nodes == [_NODES[0], _NODES[3]]
+    nodes, outputs = renumber(NODES, (3,), [0, 3])
+    assert nodes == [NODES[0], NODES[3]]
     assert outputs == (1,)
-    assert renumber(_NODES, (4,), [0, 1, 2, 4])[0][3].args == (2, 0)
+    assert renumber(NODES, (4,), [0, 1, 2, 4])[0][3].args == (2, 0)
 
 
 def test_operands_are_read_through_packs_and_without_the_order_link():
@@ -140,7 +140,7 @@ def test_operands_are_read_through_packs_and_without_the_order_link():
         *inputs,
         Node("pack", (0, 1, 2, 3, 4, 5)),
         Node("pack", (8, 6, 7)),
-        _PINNED,
+        PINNED,
         Node("opaque", (9, 10), attrs, ref=9),
     ]
     assert flat_operands(nodes, nodes[11]) == [0, 1, 2, 3, 4, 5, 6, 7]

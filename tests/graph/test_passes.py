@@ -6,23 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.graph.test_graph import NODES, PINNED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, args_of, build, n_live, pack_attrs, with_args
 from xrl_jax.graph.passes import is_acyclic, raise_depths, remove_dead, use_counts
 
-# x, w, x * w, exp(x), (x * w) + x
-_NODES = [
-    Node("input", shape=(3,), ref=0),
-    Node("weight", shape=(3,), ref=1),
-    Node("mul", (0, 1), shape=(3,)),
-    Node("exp", (0,), shape=(3,)),
-    Node("add", (2, 0), shape=(3,)),
-]
-_PINNED = Node("opaque", (0,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=2)
-
 
 def test_dead_nodes_become_holes_and_slots_stay():
-    graph = build(_NODES, (2,))
+    graph = build(NODES, (2,))
     cleaned = jax.jit(remove_dead)(graph)
     assert [ops.OP_NAMES[c] for c in cleaned.nodes.op[:6]] == (
         ["hole", "input", "weight", "mul", "hole", "hole"]
@@ -46,12 +37,12 @@ def test_a_chain_of_dead_nodes_goes_whole_but_what_pinned_nodes_read_stays():
 
 
 def test_uses_count_arguments_outputs_and_pins():
-    graph = build([*_NODES, _PINNED], (4, 4))
+    graph = build([*NODES, PINNED], (4, 4))
     assert use_counts(graph)[:8].tolist() == [0, 4, 1, 1, 0, 2, 1, 0]
 
 
 def test_dead_code_and_depths_work_under_vmap():
-    pair = [build(_NODES, (2,)), build(_NODES, (3,))]
+    pair = [build(NODES, (2,)), build(NODES, (3,))]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair)
     cleaned = jax.jit(jax.vmap(lambda g: raise_depths(remove_dead(g))))(batch)
     assert jax.vmap(n_live)(cleaned).tolist() == [3, 2]
@@ -59,14 +50,14 @@ def test_dead_code_and_depths_work_under_vmap():
 
 
 def test_depths_are_raised_only_where_they_must():
-    graph = build(_NODES, (4,))
+    graph = build(NODES, (4,))
     depth = graph.globals.depth.at[3].set(20)
     lifted = jax.jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
     assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
 
 
 def test_no_depths_make_a_cyclic_graph_acyclic():
-    graph = build(_NODES, (4,))
+    graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))
     assert bool(is_acyclic(graph))
     assert not bool(is_acyclic(jax.jit(raise_depths)(closed)))
