@@ -17,7 +17,7 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
-from xrl_jax.rl.env import EVERYWHERE, EnvParams, EnvState, Outcome, batch_axes, start_of
+from xrl_jax.rl.env import EVERYWHERE, EnvParams, EnvState, Outcome, batch_axes, ended, start_of
 
 OWN = """
 (rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
@@ -95,6 +95,13 @@ def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
     again, outcome = taken(3, ended, 0, params)
     assert not outcome.counts and int(again.t) == 0 and not again.done
     assert float(again.seconds) == float(params.start.graph.nodes.cost.sum())
+
+
+def test_the_step_after_what_has_ended_begins_as_a_reset_does() -> None:
+    params = params_of(negated(), own(), slots=4)
+    begun, outcome = taken(5, ended(params), params.no_op, params)
+    assert not outcome.counts and not outcome.asked
+    jax.tree.map(np.testing.assert_array_equal, begun, RESET(jax.random.key(5), params))
 
 
 def test_the_horizon_truncates() -> None:

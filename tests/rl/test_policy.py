@@ -112,7 +112,7 @@ def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
 @pytest.mark.slow
 def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
-    start = begin(jax.random.key(0), params)
+    start = begin(params)
     stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
 
     def run(key: jax.Array):
@@ -122,9 +122,9 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     after = done.state
     assert np.asarray(after.done).sum() > 4
     for i in np.flatnonzero(after.done):
-        steps = int(done.n[i]) - 1  # the last was No-Op
+        steps = int(done.n[i]) - 1  # the first began the episode, the last was No-Op
         rewrites = np.sum(np.asarray(trail.entry[i]) >= 0, axis=1)
-        assert (rewrites[:steps] >= 1).all() and (rewrites[steps:] == 0).all()
+        assert (rewrites[1:steps] >= 1).all() and (rewrites[steps:] == 0).all()
         np.testing.assert_array_equal(trail.seconds[i][steps:], after.seconds[i])
         least = min(float(params.start.seconds), float(np.asarray(trail.seconds[i]).min()))
         assert float(done.best.seconds[i]) == least

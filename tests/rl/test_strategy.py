@@ -74,9 +74,11 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
 
 
 def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps are enough to pass one trap, and there are two, and two transposes."""
-    monkeypatch.setattr(rollouts, "_STEPS", 2)
-    monkeypatch.setattr(rollouts, "_AT_ONCE", 2)
+    """Two steps are enough to pass one trap, and there are two, and two transposes. The first step
+    of a rollout begins it.
+    """
+    monkeypatch.setattr(rollouts, "_STEPS", 3)
+    monkeypatch.setattr(rollouts, "_AT_ONCE", 3)
     rollouts._following.cache_clear()
     result = found()
     rollouts._following.cache_clear()

@@ -17,7 +17,7 @@ from xrl_jax.rl.env import (
     EnvState,
     allowed,
     either,
-    reset,
+    ended,
     same_rule,
     step,
 )
@@ -82,9 +82,9 @@ class Rollout(NamedTuple):
     best: Best
 
 
-def begin(key: jax.Array, params: EnvParams) -> Rollout:
-    """A rollout before its first step."""
-    state, none = reset(key, params), jnp.int32(0)
+def begin(params: EnvParams) -> Rollout:
+    """A rollout before its first step, which begins the episode and does nothing else."""
+    state, none = ended(params), jnp.int32(0)
     return Rollout(state, none, Best(state.graph, state.owner, state.seconds, none))
 
 
@@ -104,18 +104,19 @@ def follow(
 
     def one(rollout: Rollout, key: jax.Array) -> tuple[Rollout, Trail]:
         state = rollout.state
+        over = state.done & (rollout.n > 0)
         to_act, to_step = jax.random.split(key)
         logits = choose(state, params)
         noise = jax.random.gumbel(to_act, logits.shape)
         action = jnp.argmax(logits + temperature * noise)
         after, outcome = step(to_step, state, action, params)
-        after = either(state.done, state, after)
-        n = jnp.where(state.done, rollout.n, rollout.n + 1)
+        after = either(over, state, after)
+        n = jnp.where(over, rollout.n, rollout.n + 1)
         met = Best(after.graph, after.owner, after.seconds, n)
         best = either(after.seconds < rollout.best.seconds, met, rollout.best)
         f, root = state.graph.nodes, outcome.root
         return Rollout(after, n, best), Trail(
-            jnp.where(state.done, -1, outcome.entry),
+            jnp.where(over, -1, outcome.entry),
             root,
             state.owner[root],
             f.op[root],
@@ -132,6 +133,5 @@ def least_met(
     choose: Choice, params: EnvParams, key: jax.Array, temperature: jax.Array, n_steps: int
 ) -> jax.Array:
     """Least seconds that a rollout meets, relative to where it begins."""
-    to_begin, to_go = jax.random.split(key)
-    done, _ = follow(choose, params, begin(to_begin, params), to_go, temperature, n_steps)
+    done, _ = follow(choose, params, begin(params), key, temperature, n_steps + 1)
     return done.best.seconds / params.start.seconds

@@ -42,7 +42,7 @@ from xrl_jax.graph.union import united
 from xrl_jax.rewrite import match
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.delta import deltas
-from xrl_jax.rewrite.table import CompiledRules, RuleTable
+from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
 
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
@@ -181,6 +181,19 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         jnp.int32(0),
         jnp.bool_(False),
     )
+
+
+def ended(params: EnvParams) -> EnvState:
+    """The state before the first episode, which the next step begins: there is nothing to compute,
+    and so nothing to compile, as there is for `reset`.
+    """
+    graph, masks, owner, _, seconds = params.start
+    none = jnp.zeros(params.slots, jnp.int32)
+    nothing = none.astype(jnp.float32)
+    made = jnp.zeros((params.slots, Q), jnp.int32)
+    moves = Moves(none - 1, none, none, nothing, nothing, made, jnp.int32(0))
+    sweep = Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0))
+    return EnvState(graph, masks, owner, moves, sweep, seconds, jnp.int32(0), jnp.bool_(True))
 
 
 def allowed(moves: Moves, table: RuleTable) -> jax.Array:

@@ -80,9 +80,8 @@ class Decoder:
         params = EnvParams(
             self.rules.table, costs, start, horizon=_HORIZON, slots=slots, at_once=_REWRITES
         )
-        to_begin, to_go = _following(self.config)
-        first, key = jax.random.split(key)
-        now: Rollout = to_begin(first, params)
+        to_go = _following(self.config)
+        now = jax.tree.map(lambda v: jnp.stack([v] * _ROLLOUTS), begin(params))
         parts, best = [], [float(start.seconds)]
         for k in jax.random.split(key, _STEPS // _AT_ONCE):
             now, trail = to_go(self.weights, params, now, k)
@@ -103,11 +102,8 @@ class Decoder:
 
 
 @functools.cache
-def _following(config: NetworkConfig) -> tuple[Any, Any]:
-    """The beginning, and some steps, of all rollouts; compiled once for each bucket."""
-
-    def first(key: jax.Array, params: EnvParams) -> Rollout:
-        return jax.vmap(begin, in_axes=(0, None))(jax.random.split(key, _ROLLOUTS), params)
+def _following(config: NetworkConfig) -> Any:
+    """Some steps of all rollouts; compiled once for each bucket."""
 
     def steps(
         weights: Any, params: EnvParams, rollouts: Rollout, key: jax.Array
@@ -119,7 +115,7 @@ def _following(config: NetworkConfig) -> tuple[Any, Any]:
         temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
         return jax.vmap(one)(rollouts, jax.random.split(key, _ROLLOUTS), temperature)
 
-    return engine_jit(first), engine_jit(steps)
+    return engine_jit(steps)
 
 
 def _slots_for(start: Start) -> int:
