@@ -130,3 +130,19 @@ def test_the_worst_of_all_samples_and_results_counts():
 
 def test_empty_results_agree():
     assert check(lambda x: x, lambda x: x, jnp.zeros((0, 3))).ok
+
+
+def test_prepared_weights_can_be_given_up_before_the_reference_runs():
+    ran: list[str] = []
+
+    def noted(name):
+        return lambda x: ran.append(name) or x
+
+    assess(
+        noted("original"),
+        noted("optimised"),
+        noted("reference"),
+        [[jnp.ones(3)], [jnp.zeros(3)]],
+        ran=lambda: ran.append("given up"),
+    )
+    assert ran == [*["original", "optimised"] * 2, "given up", "reference"]  # traced once

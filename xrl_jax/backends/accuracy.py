@@ -97,6 +97,7 @@ def assess(
     samples: Sequence[Sequence[Any]],
     *,
     tolerance: float | None = None,
+    ran: Callable[[], Any] = lambda: None,
 ) -> Accuracy:
     """Compare an optimised function with the original.
 
@@ -105,13 +106,18 @@ def assess(
       reference: the original, to be run in float64.
       samples: argument lists to compare on.
       tolerance: relative error allowed; None for `TIMES_ORIGINAL` times the original's own.
+      ran: called once both functions have run on all samples, before the reference does, whose
+        weights take twice the memory.
     """
+    results = [
+        [[_host(r) for r in jax.tree.leaves(fn(*args))] for fn in (original, optimised)]
+        for args in samples
+    ]
+    ran()
     error = own = 0.0
     kind, reason = "float64", ""
     unit = 0.0
-    for args in samples:
-        before = [_host(r) for r in jax.tree.leaves(original(*args))]
-        after = [_host(r) for r in jax.tree.leaves(optimised(*args))]
+    for args, (before, after) in zip(samples, results, strict=True):
         exact = in_float64(reference, args)
         if exact is None or [e.shape for e in exact] != [b.shape for b in before]:
             kind, exact = "original", before
