@@ -10,7 +10,7 @@ import jax
 
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.programs import Timed, constants_pay, learn_from, ranked, time_programs
-from xrl_jax.cost.timing import Stopwatch
+from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.search.base import (
     Alone,
     Budget,
@@ -45,8 +45,9 @@ def search_in_rounds(
     """All programs found and their whole-program timings, fastest first.
 
     What is known from an earlier search, or where nothing is, the program with all its kernels in
-    the library, is the first to be timed, and all there is where time is short. What has to be
-    compiled before any search is no part of the strategy's time.
+    the library, is the first to be timed, and all there is where time is short: the former is not
+    timed then, because the final check does that. What has to be compiled before any search is no
+    part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
     The second refines the fastest. A strategy that is `Alone` has the first, and its own programs.
@@ -54,9 +55,10 @@ def search_in_rounds(
     last.
     """
     oracle, alone = problem.oracle, isinstance(strategy, Alone)
+    recalled = None if alone else problem.known
     if alone:
         problem = replace(problem, known=None)
-    elif problem.known is None:
+    elif recalled is None:
         handed, steps = in_library(problem.program, problem.rules.rules)
         problem = replace(problem, known=Found(handed, float("inf"), steps) if steps else None)
     try:
@@ -79,6 +81,9 @@ def search_in_rounds(
         known = problem.known
         known = replace(known, seconds=predicted(known.program, oracle.table()))
         found = replace(found, best=(known, *found.best))
+    if recalled is not None and strategy is _nothing_new:
+        unknown = Timing.without("failed", "interrupted before it was timed")
+        return found, [Timed(recalled.program, (), unknown, 0)]
     interrupted = found.stop is StopReason.INTERRUPTED
     rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
     timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
