@@ -161,7 +161,7 @@ def side_by_side(
     after = {}
     if peer.call is not None and peer.settle is not None:
         entrants[RIVAL] = peer.call
-        after[RIVAL] = functools.partial(_rested_and_awake, peer.settle, entrants[plain[0]])
+        after[RIVAL] = functools.partial(rest_and_wake, peer.settle, entrants[plain[0]])
     first = compare(
         {n: entrants[n] for n in plain}, seconds=1.0, min_rounds=3, baseline=plain[0], seed=seed
     )
@@ -196,7 +196,7 @@ def _plain(ratio: Ratio) -> tuple[float, float, float]:
     return ratio.value, ratio.low, ratio.high
 
 
-def _rested_and_awake(settle: Callable[[], Any], call: Callable[[], Any]) -> None:
+def rest_and_wake(settle: Callable[[], Any], call: Callable[[], Any]) -> None:
     """Let the rival's threads rest, then wake the cores, which dozed meanwhile, by an untimed call:
     whoever is next finds the machine as it is after anyone else.
     """

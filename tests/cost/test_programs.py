@@ -137,6 +137,17 @@ def test_without_time_only_the_first_is_timed_once():
     assert oracle.timeouts == [120.0]
 
 
+def test_where_nothing_is_faster_the_original_leads() -> None:
+    given = programs(2)
+    found = time_programs(
+        FakeOracle(given, {(0, o): 1.25 for o in ((), A, B)}),  # type: ignore[arg-type]
+        given,
+        LONG,
+    )
+    assert [(t.index, t.options) for t in found] == [(1, ()), (0, ()), (0, A), (0, B)]
+    assert (found[0].timing.seconds, found[0].timing.relative) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize("status", ["timeout", "killed"])
 def test_what_hangs_or_crashes_is_tried_once_and_dropped(status):
     seconds = {(0, ()): status, (1, ()): 0.8, (1, A): status}

@@ -20,7 +20,7 @@ from experiments.benchmark_table import (
     summary,
     table,
 )
-from experiments.side_by_side import RIVAL, Entry, SideBySide
+from experiments.side_by_side import RIVAL, Entry, SideBySide, rest_and_wake
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,6 +138,12 @@ def test_the_table_tells_the_days_on_which_searches_ended() -> None:
     first, last = {"ended": "2026-01-01T09:30:00"}, {"ended": "2026-01-03T01:00:00"}
     assert days({"bert": {"taso": first}, "vit": {"taso": first}}) == "2026-01-01"
     assert days({"bert": {"local": last, "taso": first}}) == "2026-01-01 to 2026-01-03"
+
+
+def test_after_the_rival_has_rested_an_untimed_call_wakes_the_cores() -> None:
+    calls: list[str] = []
+    rest_and_wake(lambda: calls.append("rest"), lambda: calls.append("call"))
+    assert calls == ["rest", "call"]
 
 
 def test_seeds_have_folders_of_their_own_and_are_told_together(

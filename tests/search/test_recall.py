@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,13 +12,17 @@ import pytest
 from tests.rewrite import harness
 from tests.rewrite.test_interface import W, traced
 from tests.rewrite.test_interface import X as IMAGE
+from tests.search.fakes import FakeOracle, compiled_rules
 from xrl_jax.cost.machine import Machine
+from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.text import format_program
 from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
 from xrl_jax.rewrite.library import load_rules
-from xrl_jax.search.base import Step
+from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
+from xrl_jax.search.rounds import search_in_rounds
+from xrl_jax.strategies import find_strategy
 
 RULES = load_rules(harness.ADD_ZERO)
 HERE = Machine("cpu", "a processor", 2, "jax 1", "")
@@ -88,3 +93,20 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     path.parent.write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="the result is not kept"):
         remember(path, better(), STEPS)
+
+
+def test_where_time_is_short_it_is_the_result_and_the_final_check_times_it() -> None:
+    oracle = FakeOracle()
+    known = Found(better(), float("inf"), STEPS)
+    found, finalists = search_in_rounds(
+        find_strategy("greedy"),
+        Problem(original(), compiled_rules(), oracle, known=known),
+        Budget(seconds=5.0),
+        jax.random.key(0),
+        Stopwatch(5.0),
+        lambda _: None,
+    )
+    assert [f.steps for f in found.best] == [STEPS, ()]  # and the original
+    (first,) = finalists
+    assert (first.program, first.index) == (known.program, 0)
+    assert oracle.spending.measurements == 0
