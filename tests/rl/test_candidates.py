@@ -81,8 +81,11 @@ def test_its_table_of_forms_follows_their_names() -> None:
 def test_the_papers_reward_teaches_not_to_stop() -> None:
     network = dataclasses.replace(PAPER.network, width=16, layers=2, slots=8, n_rules=2)
     config = dataclasses.replace(
-        PAPER, network=network, updates=25, steps=20, minibatches=8, learning_rate=1e-3
+        PAPER, network=network, updates=30, steps=20, minibatches=8, learning_rate=1e-3
     )
-    _, metrics = engine_jit(make_train(config))(jax.random.key(0), params(4))
-    stopped = np.asarray(metrics.terminated)  # share of steps; every other one pays, if only 0.1
-    assert stopped[-5:].mean() < 0.3 * stopped[:5].mean()
+    train = engine_jit(jax.vmap(make_train(config), in_axes=(0, None)))
+    _, metrics = train(jax.random.split(jax.random.key(0), 4), params(4))
+    # Share of steps; every other one pays, if only 0.1. What one training in four learns first is
+    # what pays most, and that it stops after it matters little: the median of four.
+    stopped = np.asarray(metrics.terminated).reshape(4, 6, 5).mean(-1)
+    assert np.median(stopped[:, -1]) < 0.3 * np.median(stopped[:, 0])
