@@ -21,6 +21,7 @@ from xrl_jax.graph.graph import (
     pack_attrs,
     renumber,
     with_args,
+    with_room_for_outputs,
 )
 from xrl_jax.graph.passes import remove_dead
 
@@ -124,6 +125,12 @@ def test_growing_compacts_and_keeps_costs():
     assert grown.nodes.op.shape == (128,)
     assert [ops.OP_NAMES[c] for c in grown.nodes.op[1:5]] == ["input", "weight", "mul", "hole"]
     assert grown.nodes.cost[:5].tolist() == [0, 1, 2, 3, 0]
+
+
+def test_growing_keeps_the_room_for_outputs():
+    graph = with_room_for_outputs(build(NODES, (2,)), 16)
+    assert graph.globals.outputs.tolist() == [3, *[-1] * 15]
+    assert grow(graph).globals.outputs.tolist() == [3, *[-1] * 15]
 
 
 def test_renumbering_keeps_a_closed_sublist():

@@ -308,7 +308,9 @@ def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]
 
 
 def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
-    """The graph compacted into a larger (by default the next) bucket; costs are kept."""
+    """The graph compacted into a larger (by default the next) bucket; costs and the room for
+    outputs are kept.
+    """
     nodes, outputs, slots = nodes_of(graph)
     n = graph.nodes.op.shape[0]
     size = bucket or next((b for b in BUCKETS if b > n), 0)
@@ -320,7 +322,15 @@ def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
         .at[1 : len(slots) + 1]
         .set(graph.nodes.cost[jnp.asarray(slots)])
     )
-    return grown._replace(nodes=grown.nodes._replace(cost=cost))
+    grown = grown._replace(nodes=grown.nodes._replace(cost=cost))
+    return with_room_for_outputs(grown, len(graph.globals.outputs))
+
+
+def with_room_for_outputs(graph: TensorGraph, n_out: int) -> TensorGraph:
+    """The graph with room for `n_out` outputs, at least as many as it has."""
+    outputs = graph.globals.outputs
+    more = jnp.full(n_out - len(outputs), -1, outputs.dtype)
+    return graph._replace(globals=graph.globals._replace(outputs=jnp.append(outputs, more)))
 
 
 def n_live(graph: TensorGraph) -> jax.Array:

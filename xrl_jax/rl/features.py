@@ -108,7 +108,8 @@ def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> G
     f = graph.nodes
     live = f.op != ops.HOLE
     size = jnp.sum(jnp.log2(jnp.maximum(f.shape, 1).astype(jnp.float32)), axis=1)
-    is_output = jnp.zeros(live.shape, bool).at[graph.globals.outputs].set(True, mode="drop")
+    outputs = graph.globals.outputs
+    is_output = jnp.zeros(live.shape, bool).at[jnp.maximum(outputs, 0)].max(outputs > 0)
     args = args_of(graph)
     # What the arguments look like is part of the node: the paper's edge features, by slot.
     of_args = jnp.where((args > 0)[..., None], (_log(f.shape) / 8)[args], 0.0)

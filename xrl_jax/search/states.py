@@ -61,11 +61,13 @@ class State:
 
 
 def in_one_bucket(program: Program) -> list[TensorGraph]:
-    """The program's graphs in the bucket of the largest: everything is then compiled once."""
+    """The program's graphs in the bucket of the largest, each with room for as many outputs:
+    everything is then compiled once.
+    """
     bucket = max(g.nodes.op.shape[0] for g in program.graphs)
-    return [
-        g if g.nodes.op.shape[0] == bucket else graph_lib.grow(g, bucket) for g in program.graphs
-    ]
+    n_out = max(len(g.globals.outputs) for g in program.graphs)
+    graphs = [graph_lib.with_room_for_outputs(g, n_out) for g in program.graphs]
+    return [g if g.nodes.op.shape[0] == bucket else graph_lib.grow(g, bucket) for g in graphs]
 
 
 @functools.partial(engine_jit, static_argnames="size")
