@@ -158,6 +158,7 @@ def called_order(seed: int) -> list[str]:
         min_rounds=6,
         max_rounds=6,
         rng=np.random.default_rng(seed),
+        warm_caches=False,
     )
     return order
 
@@ -176,8 +177,24 @@ def test_after_each_turn_there_is_a_pause_of_a_twentieth_and_ten_milliseconds_at
     for calls in (2, 100):
         rng = np.random.default_rng(0)
         one = {"a": lambda: None}, {"a": calls}
-        interleave(*one, seconds=0.0, min_rounds=1, max_rounds=1, rng=rng)
+        interleave(*one, seconds=0.0, min_rounds=1, max_rounds=1, rng=rng, warm_caches=False)
     assert pauses == pytest.approx([0.004, 0.01])
+
+
+@pytest.mark.parametrize(("seconds", "untimed"), [(1e-4, 12), (0.01, 3), (0.03, 1), (0.06, 0)])
+def test_a_turn_begins_with_untimed_calls_that_warm_the_caches(monkeypatch, seconds, untimed):
+    now, calls = [0.0], [0]
+    monkeypatch.setattr(timing_module.time, "perf_counter", lambda: now[0])
+
+    def fn() -> None:
+        now[0] += seconds
+        calls[0] += 1
+
+    rounds, rng = 11, np.random.default_rng(0)
+    options = {"seconds": 0.0, "min_rounds": rounds, "max_rounds": rounds, "rng": rng}
+    interleave({"fn": fn}, {"fn": 2}, warm_caches=True, **options)
+    first = max(untimed, 1)  # it is not known yet how long a call takes
+    assert calls[0] == first + 10 * untimed + rounds * 2
 
 
 def test_what_comes_after_a_turn_is_called_and_not_timed():
@@ -192,7 +209,9 @@ def test_what_comes_after_a_turn_is_called_and_not_timed():
         seed=0,
         after={"quick": lambda: (calls.append("rest"), time.sleep(0.02))},
     )
-    assert calls == ["quick"] * 3 + ["quick", "rest"] * 3  # three calls warm it up
+    untimed = 3 + 3 * 12  # to compile and time it once, and before each turn
+    assert calls.count("rest") == 3 and calls[-1] == "rest"
+    assert calls.count("quick") == untimed + 3
     assert found.timings["quick"].seconds < 0.01
 
 
