@@ -7,6 +7,7 @@ the lines are printed at the end of the run, whichever process ran the test.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 import jax
@@ -30,6 +31,18 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_MAPS = Path("/proc/self/maps")  # Linux's; each compiled function has some
+_MOST_MAPS = 20_000  # a process may have 65,530, and XLA aborts where it gets no more
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Give up compiled functions between files once there are many of them."""
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if _MAPS.is_file() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:
+        jax.clear_caches()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
