@@ -37,7 +37,7 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.search.base import assemble, predicted
-from xrl_jax.search.descend import measure_state
+from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space, State, in_one_bucket
 
 FLAGS = flags.FLAGS
@@ -105,7 +105,7 @@ def rewriting(
 def measure_all(oracle: Oracle, states: Sequence[State]) -> None:
     """Time every region of the states."""
     for state in states:
-        measure_state(oracle, state, FOREVER, None)
+        measure_graph(oracle, state.graph, FOREVER, None)
 
 
 def points_of(

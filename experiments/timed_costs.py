@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.targets import ConfigError
 from xrl_jax.backends.files import replacing
+from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.store import STORE_FILE, TimingStore
@@ -48,7 +49,8 @@ def timed_costs(
 def kept_costs(
     programs: Mapping[str, Program], rules: CompiledRules, out: Path, *, seconds: float, seed: int
 ) -> CostTable:
-    """`timed_costs` with the timings of this machine, made once and kept in the folder `out`.
+    """`timed_costs` with the timings of this machine, made once and kept in the folder `out`; what
+    was not timed is dear, or a policy would learn to look for that.
 
     Raises:
       ConfigError: the file that is there cannot be read.
@@ -58,7 +60,7 @@ def kept_costs(
         with TimingStore(out / STORE_FILE) as store, Worker() as worker:
             oracle = Oracle(store, worker)
             save_costs(timed_costs(programs, rules, oracle, seconds=seconds, seed=seed), kept)
-    return load_costs(kept)
+    return sceptical(load_costs(kept))
 
 
 def save_costs(table: CostTable, path: Path) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, nodes_of, pack_attrs
+from xrl_jax.graph.graph import Node, nodes_of, pack_attrs
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import (
     Array,
     Call,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from xrl_jax.cost import calibration
-from xrl_jax.cost.calibration import Sample, calibrate, correct, usual_forms
-from xrl_jax.cost.roofline import DEFAULT_RATES
+from xrl_jax.cost.calibration import Sample, calibrate, correct, sceptical, usual_forms
+from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.graph import ops
 
 
@@ -99,6 +99,16 @@ def test_one_program_scales_all_its_classes_alike():
     rates = correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}], [4.0])
     assert rates.scale["dot"] == pytest.approx(2.0) and rates.scale["conv"] == pytest.approx(2.0)
     assert rates.scale["reduce"] == 1.0
+
+
+def test_what_was_not_timed_is_doubted_either_way():
+    """A form at 0.8 of XLA's: 0.6 with the benefit of the doubt, and as much above it without."""
+    usual = {(1, 0, 1): 0.8}
+    costs = cost_table({(0, 1): 1e-3}, calibrate([], DEFAULT_RATES, usual))
+    doubted = sceptical(costs)
+    assert costs.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
+    assert doubted.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
+    assert doubted.seconds.tolist() == costs.seconds.tolist()
 
 
 def test_a_second_correction_goes_on_from_the_first():

@@ -14,7 +14,8 @@ from jax import lax
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.frontends.jaxpr import TraceError, from_jax
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, TensorGraph, flat_operands, nodes_of
+from xrl_jax.graph.graph import Node, TensorGraph, nodes_of
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -15,7 +15,6 @@ from xrl_jax.graph.graph import (
     args_of,
     bucket_for,
     build,
-    flat_operands,
     grow,
     nodes_of,
     pack_attrs,
@@ -138,16 +137,3 @@ def test_renumbering_keeps_a_closed_sublist():
     assert nodes == [NODES[0], NODES[3]]
     assert outputs == (1,)
     assert renumber(NODES, (4,), [0, 1, 2, 4])[0][3].args == (2, 0)
-
-
-def test_operands_are_read_through_packs_and_without_the_order_link():
-    inputs = [Node("input", ref=i) for i in range(8)]
-    attrs = pack_attrs("opaque", {"pinned": 1, "n_args": 8})
-    nodes = [
-        *inputs,
-        Node("pack", (0, 1, 2, 3, 4, 5)),
-        Node("pack", (8, 6, 7)),
-        PINNED,
-        Node("opaque", (9, 10), attrs, ref=9),
-    ]
-    assert flat_operands(nodes, nodes[11]) == [0, 1, 2, 3, 4, 5, 6, 7]

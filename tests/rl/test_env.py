@@ -85,6 +85,18 @@ def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
     assert float(second.reward) > 0 and int(after.t) == 2
 
 
+def test_the_least_time_of_the_episode_is_kept() -> None:
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    worse, _ = taken(1, state, slots_of(state, own())["tanh-odd"], params)
+    assert float(worse.best) == float(state.seconds) < float(worse.seconds)
+    better, _ = taken(2, state, slots_of(state, own())["neg-neg"], params)
+    assert float(better.best) == float(better.seconds) < float(state.seconds)
+    ended, _ = taken(3, better, params.no_op, params)
+    again, _ = taken(4, ended, 0, params)
+    assert float(again.best) == float(state.seconds)
+
+
 def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
     params = params_of(negated(), own(), slots=4)
     state = RESET(jax.random.key(0), params)

@@ -42,6 +42,21 @@ def test_empty_slots_are_never_chosen() -> None:
     np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
 
+def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
+    """exp(greed * log2(1 + 1000 share) / 2) times as probable as what saves nothing."""
+    config = dataclasses.replace(CONFIG, greed=1.0)
+    params = params_of(negated(), own(), slots=4)
+    state = RESET(jax.random.key(0), params)
+    shown, slots = observe(state, params), slots_of(state, own())
+    network = PolicyNetwork(config)
+    output = network.apply(network.init(jax.random.key(0), shown), shown)
+    share = -float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
+    gains, loses = (float(output.logits[slots[n]]) for n in ("neg-neg", "tanh-odd"))  # type: ignore[union-attr]
+    assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)
+    assert loses == pytest.approx(0.0, abs=0.2)
+    assert float(state.moves.seconds[slots["tanh-odd"]]) > 0
+
+
 def test_the_order_of_candidates_does_not_matter() -> None:
     order, before = jnp.array([3, 1, 0, 2]), seen()
     moved = before._replace(

@@ -31,6 +31,16 @@ def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
     np.testing.assert_allclose(timed, [0.75, 1.0, 1.0])
 
 
+def test_of_records_only_what_is_below_all_before_is_rewarded() -> None:
+    """1 -> 1.25 -> 0.75 -> 1.0 -> 0.5: a quarter is saved, and another."""
+    timed, rewards = jnp.float32(1.0), []
+    for relative in (1.25, 0.75, 1.0, 0.5):
+        yes = jnp.bool_(True)
+        reward, timed = timed_reward(timed, jnp.float32(relative), yes, yes, 0.0, records=True)
+        rewards.append(float(reward))
+    assert rewards == [0.0, 25.0, 0.0, 25.0]
+
+
 def test_advantages_of_an_episode_that_terminates() -> None:
     # Errors: 1 + 2/2 - 1 = 1, 0 + 4/2 - 2 = 0, 2 + 0 - 4 = -2; each later one counts a quarter.
     found = advantages(

@@ -94,6 +94,7 @@ class InTurn(FakeOracle):
 
     def time_against(self, job: Job, reference: Job, **how: Any) -> Timing:
         self.asked += 1
+        self.spending.measurements += 1
         relative = self.whole(job)
         return Timing(relative, relative, relative, repeats=9, relative=relative)
 
@@ -110,6 +111,14 @@ def test_what_is_fastest_whole_is_the_best(monkeypatch: pytest.MonkeyPatch) -> N
     result = found(Budget(seconds=30.0), oracle, blank(), whole=True)
     first = program_job(result.best[0].program)
     assert taken[first.key] == 0.9 and oracle.asked == len(taken) > 1
+
+
+def test_of_few_timings_some_are_for_whole_programs() -> None:
+    """Six: two operators of the original, which has more, then one of what is met, and programs."""
+    oracle = InTurn(lambda job: 0.9)
+    result = found(Budget(seconds=30.0, measurements=6), oracle, blank(), whole=True)
+    assert result.stop is StopReason.MEASUREMENTS
+    assert oracle.asked >= 2 and oracle.asked + len(oracle.timed) == 6
 
 
 @pytest.mark.parametrize(("first", "n_timed"), [(5e-3, 2), (1e-6, 1)])

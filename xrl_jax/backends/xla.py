@@ -18,7 +18,8 @@ from jax import lax
 from xrl_jax.backends.epilogue import chains
 from xrl_jax.backends.equations import bind
 from xrl_jax.backends.lowerings import lower
-from xrl_jax.graph.graph import GraphError, Node, flat_operands, nodes_of
+from xrl_jax.graph.graph import GraphError, Node, nodes_of
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import (
     CONTROL_FLOW,
     Array,

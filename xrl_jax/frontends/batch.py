@@ -16,7 +16,6 @@ from xrl_jax.frontends.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    attach,
     disassemble,
     reassemble,
     source_key,
@@ -24,7 +23,8 @@ from xrl_jax.frontends.host import (
 )
 from xrl_jax.frontends.rows import joined, reshaped, sliced
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.operands import attach, flat_operands
 from xrl_jax.graph.program import Binding, Call, Input, Program
 
 MOST_ROWS = 16  # of one step; where there are more, reading the weights is not what takes the time

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from xrl_jax.frontends.host import HostGraph, HostProgram
-from xrl_jax.graph.graph import flat_operands, pack_attrs
+from xrl_jax.graph.graph import pack_attrs
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Binding, Call, Input
 
 

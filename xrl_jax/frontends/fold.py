@@ -25,7 +25,8 @@ from xrl_jax.frontends.host import (
 )
 from xrl_jax.frontends.repeats import Run, find_runs, results_of
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Array, Call, Input, Program
 
 _SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same

@@ -16,7 +16,8 @@ import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.operands import attach, flat_operands, is_pinned
 from xrl_jax.graph.program import (
     CONTROL_FLOW,
     Array,
@@ -124,35 +125,6 @@ def source_key(node: Node) -> Any:
     """Equal for sources that are the same value."""
     bits = np.float32(node.value).tobytes()
     return (node.op, node.attrs, node.shape, node.dtype, bits, node.ref)
-
-
-def is_pinned(node: Node) -> bool:
-    return node.op in ("opaque", "call") and node.attr("pinned") == 1
-
-
-def attach(nodes: list[Node], node: Node, operands: Sequence[int], after: int | None = None) -> int:
-    """Append an `opaque` or `call` node with any number of operands; returns its index.
-
-    Args:
-      node: without arguments; its `n_args` is set here.
-      operands: more than a node can hold go through a chain of packs.
-      after: the pinned node that must run before it; None where it has no effects.
-    """
-    link = () if after is None else (after,)
-    room = ops.MAX_ARGS - len(link)
-    rest = list(operands)
-    if len(rest) > room:
-        head = rest[: ops.MAX_ARGS]
-        rest = rest[ops.MAX_ARGS :]
-        nodes.append(Node("pack", tuple(head), dtype="tuple"))
-        while rest:
-            head, rest = rest[: ops.MAX_ARGS - 1], rest[ops.MAX_ARGS - 1 :]
-            nodes.append(Node("pack", (len(nodes) - 1, *head), dtype="tuple"))
-        rest = [len(nodes) - 1]
-    pinned = after is not None or is_pinned(node)
-    attrs = pack_attrs(node.op, {"pinned": int(pinned), "n_args": len(operands)})
-    nodes.append(replace(node, args=(*rest, *link), attrs=attrs))
-    return len(nodes) - 1
 
 
 def called(nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]) -> list[int]:

@@ -22,7 +22,6 @@ from xrl_jax.frontends.host import (
     HostGraph,
     HostProgram,
     assemble,
-    attach,
     dtype_name,
     live,
     source_key,
@@ -32,6 +31,7 @@ from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
 from xrl_jax.frontends.trace import TraceError, trace
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph.operands import attach
 from xrl_jax.graph.program import (
     CONTROL_FLOW,
     Array,

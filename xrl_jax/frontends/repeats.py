@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from xrl_jax.frontends.host import HostGraph, is_pinned, source_key
+from xrl_jax.frontends.host import HostGraph, source_key
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
+from xrl_jax.graph.operands import is_pinned
 
 MIN_REGION = 8  # compute nodes in a region that is worth a call
 _MAX_PERIODS = 64  # proposed periods that are looked at, the most frequent first

@@ -17,13 +17,13 @@ from xrl_jax.frontends.host import (
     HostProgram,
     called,
     disassemble,
-    is_pinned,
     live,
     reassemble,
 )
 from xrl_jax.frontends.rows import joined, reshaped, sliced
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.operands import flat_operands, is_pinned
 from xrl_jax.graph.program import Call, Program, scan_sizes
 
 MOST_STEPS = 64

@@ -18,11 +18,11 @@ from xrl_jax.graph.graph import (
     GraphError,
     Node,
     TensorGraph,
-    flat_operands,
     infer,
     pack_attrs,
     padded,
 )
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Array, Binding, Call, Equation, Input
 from xrl_jax.graph.text import format_node, format_type
 

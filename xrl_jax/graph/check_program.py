@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph.check import View, aval_type, check, matches
-from xrl_jax.graph.graph import GraphError, flat_operands
+from xrl_jax.graph.graph import GraphError
+from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Body, Call, Input, Program
 from xrl_jax.graph.text import format_type
 

@@ -171,10 +171,14 @@ def infer(
     return tuple(int(d) for d in shape[:rank]), ops.DTYPES[shapes.dtype_of(spec, attrs, dtypes)]
 
 
-def bucket_for(n_nodes: int) -> int:
-    """The bucket a graph of `n_nodes` starts in."""
+def bucket_for(n_nodes: int, *, room: float = 1.0) -> int:
+    """The bucket a graph of `n_nodes` starts in.
+
+    Args:
+      room: slots for each node, at least; some are always free.
+    """
     for size in BUCKETS:
-        if n_nodes + 1 + _HEADROOM <= size:
+        if max(n_nodes + _HEADROOM, int(room * n_nodes)) + 1 <= size:
             return size
     raise GraphError(f"a graph of {n_nodes} nodes exceeds the largest bucket, {BUCKETS[-1]}")
 
@@ -345,18 +349,3 @@ def renumber(
     index = {old: new for new, old in enumerate(keep)}
     kept = [replace(nodes[i], args=tuple(index[a] for a in nodes[i].args)) for i in keep]
     return kept, tuple(index[o] for o in outputs)
-
-
-def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
-    """The operands of an `opaque` or `call` node of `nodes`, in order.
-
-    Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a
-    pinned node holds beyond its `n_args` operands, the link to the pinned node before it, is left
-    out.
-    """
-    operands = list(node.args)
-    while operands and nodes[operands[0]].op == "pack":
-        operands[:1] = nodes[operands[0]].args
-    n_args = node.attr("n_args")
-    assert isinstance(n_args, int)
-    return operands[:n_args]

@@ -2,6 +2,7 @@
 
 What sees a folded program at once (an environment, a policy) works on this: bodies stay apart, for
 no edge leads from one to another, and each node knows which graph of the program it belongs to.
+Work on weights alone is out of sight (`graph.weight_work`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import numpy as np
 
 from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build, nodes_of
 from xrl_jax.graph.program import Program
+from xrl_jax.graph.weight_work import Hidden, hide, unhide
+
+Part = tuple[list[Node], tuple[int, ...], Hidden]
 
 
 def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph, jax.Array]:
@@ -28,8 +32,7 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
     nodes: list[Node] = []
     outputs: list[int] = []
     owner: list[int] = []
-    for index, graph in enumerate(program.graphs):
-        own, own_outputs, _ = nodes_of(graph)
+    for index, (own, own_outputs, _) in enumerate(_parts(program)):
         first = len(nodes)
         nodes += [replace(n, args=tuple(a + first for a in n.args)) for n in own]
         outputs += [o + first for o in own_outputs]
@@ -39,10 +42,26 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
     return graph, jnp.zeros(size, jnp.int32).at[1 : len(owner) + 1].set(jnp.asarray(owner))
 
 
+def united_size(program: Program) -> int:
+    """How many nodes `united` gives."""
+    return sum(len(nodes) for nodes, _, _ in _parts(program))
+
+
+def _parts(program: Program) -> list[Part]:
+    """The nodes that are to be seen of each graph, its outputs, and what is hidden."""
+    parts: list[Part] = []
+    first = len(program.bindings)
+    for graph in program.graphs:
+        parts.append(hide(graph, first))
+        first += len(parts[-1][2].stubs)
+    return parts
+
+
 def divided(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
     """The program with its graphs taken from a rewritten union.
 
     Args:
+      program: the one that the union was made of.
       owner: [N] as `united` gives it, for the nodes that are there now.
 
     Raises:
@@ -50,15 +69,15 @@ def divided(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
     """
     nodes, outputs, slots = nodes_of(graph)
     owners = np.asarray(owner)[slots]
-    n_outputs = [len(nodes_of(g)[1]) for g in program.graphs]
-    ends = np.cumsum(n_outputs)
-    graphs = []
-    for index, (end, n) in enumerate(zip(ends, n_outputs, strict=True)):
+    graphs, end = [], 0
+    for index, (_, own_outputs, hidden) in enumerate(_parts(program)):
+        end += len(own_outputs)
         own = [i for i in range(len(nodes)) if owners[i] == index]
         place = {old: new for new, old in enumerate(own)}
         strange = next((i for i in own if any(a not in place for a in nodes[i].args)), None)
         if strange is not None:
             raise GraphError(f"node %{slots[strange]} has an argument in another graph")
         part = [replace(nodes[i], args=tuple(place[a] for a in nodes[i].args)) for i in own]
-        graphs.append(build(part, [place[o] for o in outputs[end - n : end]]))
+        ends = [place[o] for o in outputs[end - len(own_outputs) : end]]
+        graphs.append(build(*unhide(part, ends, hidden)))
     return program.with_graphs(graphs)

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.backends.plain import conv_layouts, dot_dims
-from xrl_jax.frontends.host import HostGraph, attach, disassemble, reassemble
+from xrl_jax.frontends.host import HostGraph, disassemble, reassemble
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, flat_operands, pack_attrs
+from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.operands import attach, flat_operands
 from xrl_jax.graph.program import Binding, Call, Input, Program
 
 Perm = tuple[int, ...]

@@ -169,6 +169,7 @@ def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> 
     return jax.lax.while_loop(lambda c: c[0] != 0, one, (wanted, start))[1]
 
 
+@jax.jit  # traced once for all that ask
 def run(
     code: jax.Array,
     length: jax.Array,

@@ -56,6 +56,7 @@ def _shape(
     return interpreter.at_hand(family, branches, start)
 
 
+@jax.jit  # traced once for all that ask
 def new_nodes(
     table: RuleTable,
     nodes: Nodes,

@@ -113,6 +113,7 @@ class EnvState(NamedTuple):
     moves: Moves
     sweep: Sweep
     seconds: jax.Array  # float32, predicted for one run of the program
+    best: jax.Array  # float32, the least of these in the episode
     t: jax.Array  # int32, actions taken
     done: jax.Array  # bool, the episode has ended here
 
@@ -178,6 +179,7 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         _moves(key, graph, masks, owner, params),
         Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0)),
         seconds,
+        seconds,
         jnp.int32(0),
         jnp.bool_(False),
     )
@@ -193,7 +195,8 @@ def ended(params: EnvParams) -> EnvState:
     made = jnp.zeros((params.slots, Q), jnp.int32)
     moves = Moves(none - 1, none, none, nothing, nothing, made, jnp.int32(0))
     sweep = Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0))
-    return EnvState(graph, masks, owner, moves, sweep, seconds, jnp.int32(0), jnp.bool_(True))
+    whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
+    return EnvState(graph, masks, owner, moves, sweep, *whole)
 
 
 def allowed(moves: Moves, table: RuleTable) -> jax.Array:
@@ -257,6 +260,7 @@ def step(
         _moves(key, graph, masks & shown, owner, params),
         sweep,
         seconds,
+        jnp.where(begin, seconds, jnp.minimum(state.best, seconds)),
         t,
         no_op | truncated,
     )

@@ -23,7 +23,7 @@ N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a n
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
 N_MOVE = 7  # numbers of a candidate
 SAVES = (0, 5, 6)  # of these, what it is predicted to save once, everywhere and where it gains
-N_GLOBAL = 5  # numbers of the whole
+N_GLOBAL = 7  # numbers of the whole
 
 
 class GraphFeatures(NamedTuple):
@@ -77,6 +77,8 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     ]
     whole = [
         state.seconds / first,
+        state.best / first,
+        _share((state.seconds - state.best) / first),
         state.t / params.horizon,
         jnp.log1p(moves.n) / 8,
         jnp.log1p(jnp.sum(seen.live)) / 8,

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
+from xrl_jax.cost.model import price
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, training_of
 from xrl_jax.search.base import Budget, Problem, Progress
-from xrl_jax.search.descend import measure_state
-from xrl_jax.search.states import Space, in_one_bucket
+from xrl_jax.search.descend import measure_graph
+from xrl_jax.search.states import in_one_bucket
 
 _SHARE = 0.5  # of the search's time
 _TIMING = 0.2  # of that, at most, for the regions of the program
@@ -41,11 +42,10 @@ def finetuned(
         return weights, done
     try:
         with plain_ctrl_c():
-            space = Space(problem.rules, jnp.asarray(problem.program.digests()))
             part = clock.part(_TIMING)
             for graph in in_one_bucket(problem.program):
-                state = space.start(graph, oracle.table())
-                measure_state(oracle, state, part, budget.measurements)
+                priced, _ = price(oracle.table(), graph)
+                measure_graph(oracle, priced, part, budget.measurements)
             start = start_of(problem.program, problem.rules, oracle.table())
             batch = jax.tree.map(lambda v: jnp.repeat(v[None], _ENVS, axis=0), start)
             params = EnvParams(problem.rules.table, oracle.table(), batch)

@@ -143,11 +143,13 @@ class PolicyNetwork(nn.Module):
         moves = nn.relu(nn.Dense(c.width)(nn.relu(moves)))
         small = nn.initializers.orthogonal(0.01)
         # What an action is predicted to gain counts directly, and from the start: training begins
-        # with what greedy search does, at some temperature, and not with a random walk.
+        # with what greedy search does, at some temperature, and not with a random walk. A loss
+        # counts for nothing there: where nothing gains, all that loses is as likely.
         scores = nn.Dense(KINDS, kernel_init=small)(moves)
-        by_gain = -c.greed * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+        by_gain = c.greed * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
         gains = nn.initializers.constant(by_gain)
-        scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(seen.moves)
+        saved = jnp.maximum(-seen.moves, 0.0)
+        scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])

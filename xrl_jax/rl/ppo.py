@@ -13,7 +13,13 @@ import jax.numpy as jnp
 
 
 def timed_reward(
-    timed: jax.Array, relative: jax.Array, due: jax.Array, counts: jax.Array, bonus: float
+    timed: jax.Array,
+    relative: jax.Array,
+    due: jax.Array,
+    counts: jax.Array,
+    bonus: float,
+    *,
+    records: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The reward of a step, in percent, and the time that the next saving is counted from:
     100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow in the steps that are rewarded by time.
@@ -23,7 +29,10 @@ def timed_reward(
       relative: the same after the step.
       due: bool, this step is rewarded by time; any other gets the bonus.
       counts: bool; false for a step that begins an episode, which gets nothing.
+      records: only a time below all before is rewarded, so that rewards add up to what the best
+        state saves.
     """
+    due = due & (relative < timed) if records else due
     reward = jnp.where(due, 100.0 * (timed - relative), bonus)
     return jnp.where(counts, reward, 0.0), jnp.where(due | ~counts, relative, timed)
 

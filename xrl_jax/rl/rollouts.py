@@ -13,13 +13,13 @@ import numpy as np
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.graph.graph import bucket_for, n_live
+from xrl_jax.graph.graph import bucket_for
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import divided
+from xrl_jax.graph.union import divided, united_size
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
-from xrl_jax.rl.env import EnvParams, Start, start_of
+from xrl_jax.rl.env import EnvParams, Start
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
@@ -31,7 +31,7 @@ _REWRITES = 8  # in one step of a sweep
 _HORIZON = 64  # actions of a rollout, at most
 _AIMLESS = 4  # looks without a better state, after which all rollouts end
 _SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
-_ROOM = 1.5  # slots of the bucket for each node, at least: conversions add transposes
+_ROOM = 1.25  # slots of the bucket for each node, at least: conversions add transposes
 
 
 class Met(NamedTuple):
@@ -51,14 +51,13 @@ class Decoder:
     weights: Any
     rules: CompiledRules
 
-    def start(self, program: Program, costs: CostTable) -> Start:
-        """Where rollouts from a program begin.
+    def bucket(self, program: Program) -> int:
+        """For rollouts from a program, with room for what conversions add.
 
         Raises:
           GraphError: it is too large for one environment.
         """
-        n = sum(int(n_live(g)) for g in program.graphs)
-        return start_of(program, self.rules, costs, bucket=bucket_for(int(_ROOM * n)))
+        return bucket_for(united_size(program), room=_ROOM)
 
     def rollouts(
         self,

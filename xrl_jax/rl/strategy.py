@@ -1,31 +1,34 @@
 """Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
 Each round follows the policy, once by its most probable actions and several times by actions drawn,
-from the best program so far or, every other round, from the original. The operators of the cheapest
-program that these met are timed, until those of the cheapest are known; then the cheapest programs
-that were not met before are timed whole, in turn with the original, and correct the cost table that
-the next round goes by. Nothing else is tried: what this finds, the policy has found. What its steps
-gain is told as it was predicted when they were made.
+from the best program so far or from the original. Forms that were not timed have the benefit of the
+doubt in every other round, and the operators of the cheapest program that is met then are timed,
+until those of the cheapest are known. In the rounds between, what was not timed is dear, and of the
+programs met so far the cheapest are timed whole, in turn with the original; they correct the costs
+that the next round goes by. Nothing else is tried: what this finds, the policy has found. What its
+steps gain is told as it was predicted when they were made.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 
+from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
-from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.programs import job_or_failure, learn_from, program_key
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
-from xrl_jax.graph.graph import GraphError
+from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
-from xrl_jax.rl.env import Start
+from xrl_jax.graph.union import united, united_size
+from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.rollouts import Decoder
@@ -40,16 +43,19 @@ from xrl_jax.search.base import (
     predicted,
     without_engine,
 )
-from xrl_jax.search.descend import measure_state
-from xrl_jax.search.states import State
+from xrl_jax.search.descend import measure_graph
 
 _START = 0.15  # of the time, at most, for the operators of the original
-_REGIONS = 0.1  # of the time left, at most, for the operators of a round's cheapest program
+_REGIONS = 0.25  # of the time left, at most, for the operators of a round's cheapest programs
+# Of the timings left, where they are bounded, at most, for the operators of the original and of a
+# round's programs: the others are for whole programs.
+_FEW = 0.25
 _TIMED = 3  # programs timed whole in a round, at most
 _HOPE = 1.1  # those predicted to take so many times the cheapest are not
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
 _STALLED = 8  # rounds without a better program, after which a search ends
 _KEPT = 4  # programs that a search ends with
+_WAITING = 32  # programs that may be timed whole in a later round
 
 Key = tuple[str, ...]  # see `program_key`
 
@@ -97,7 +103,8 @@ class _Search:
 
     Attributes:
       kept: programs by key.
-      timings: of these whole, in turn with the original; by key.
+      waiting: those that were met and not timed whole.
+      timings: of programs whole, in turn with the original; by key.
       reference: the original's job, where programs are timed whole.
     """
 
@@ -105,6 +112,7 @@ class _Search:
     run: Run
     original: Found
     kept: dict[Key, Found] = dataclasses.field(default_factory=dict)
+    waiting: dict[Key, Found] = dataclasses.field(default_factory=dict)
     timings: dict[Key, Timing] = dataclasses.field(default_factory=dict)
     reference: Job | None = None
 
@@ -112,40 +120,64 @@ class _Search:
     def oracle(self) -> Oracle:
         return self.run.problem.oracle
 
-    def start(self, program: Program) -> Start:
-        """Where rollouts of a program begin, under the costs of now."""
-        return self.decoder.start(program, self.oracle.table())
+    @functools.cached_property
+    def bucket(self) -> int:
+        """Where rollouts are made: another would have to be compiled."""
+        return self.decoder.bucket(self.original.program)
 
-    def measure(self, program: Program, clock: Stopwatch) -> int:
-        """Time the operators of a program; how many became known."""
-        start = self.start(program)
-        state = State(start.graph, start.masks, jnp.zeros_like(start.owner, bool), 0.0)
-        return measure_state(self.oracle, state, clock, self.run.budget.measurements)
+    def to_go_on_from(self) -> Found:
+        """The best program so far; the original where there is none, or where it has outgrown the
+        bucket.
+        """
+        best = next(iter(self.results()), self.original)
+        fits = bucket_for(united_size(best.program)) <= self.bucket
+        return best if fits else self.original
 
-    def turn(self, begun: Found, key: jax.Array) -> bool:
-        """One round; whether it has learned anything that another may go by."""
-        run, start = self.run, self.start(begun.program)
-        met = self.decoder.rollouts(begun, start, self.oracle.table(), key, over=run.out_of_budget)
+    def measure(self, program: Program, clock: Stopwatch, limit: int | None) -> int:
+        """Time the operators of a program, until so many timings were made in all; how many became
+        known.
+        """
+        graph, _ = united(program, bucket=max(self.bucket, bucket_for(united_size(program))))
+        priced, _ = price(self.oracle.table(), graph)
+        return measure_graph(self.oracle, priced, clock, limit)
+
+    def limit_of_regions(self) -> int | None:
+        """How many timings may have been made when operators have had their share of those left."""
+        limit, spent = self.run.budget.measurements, self.oracle.spending.measurements
+        return None if limit is None else spent + math.ceil(_FEW * max(limit - spent, 0))
+
+    def turn(self, begun: Found, key: jax.Array, *, explores: bool) -> bool:
+        """One round; whether it has learned anything that another may go by.
+
+        Args:
+          explores: what was not timed has the benefit of the doubt, and operators are timed; else
+            programs are.
+        """
+        run, before = self.run, self.best()
+        costs = self.oracle.table() if explores else sceptical(self.oracle.table())
+        start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
+        met = self.decoder.rollouts(begun, start, costs, key, over=run.out_of_budget)
         run.candidates += met.candidates
         if met.most > met.slots:
             run.note = f"it saw {met.slots} of up to {met.most} candidates at a step, drawn evenly"
         by_key = {program_key(f.program): f for f in reversed(met.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
-        before = self.best()
-        learned = self.confirm(new, run.clock.part(_REGIONS))
+        learned = self.confirm(new, run.clock.part(_REGIONS)) if explores else 0
         if self.reference is None:
             self.kept |= new
             self.kept = dict(self._ranked(self.kept)[:_KEPT])
         else:
-            self._time_whole(new, self.reference)
+            self.waiting = dict(self._ranked(self.waiting | new, doubted=True)[:_WAITING])
+            if not explores:
+                self._time_whole(self.reference)
         return learned > 0 or self.best() < _BETTER * before
 
     def confirm(self, found: Mapping[Key, Found], clock: Stopwatch) -> int:
         """Time the operators of the cheapest of programs, until these leave it the cheapest: what
         was not timed seems to be faster than it is. How many became known.
         """
-        learned = 0
-        while found and (made := self.measure(self._ranked(found)[0][1].program, clock)):
+        learned, limit = 0, self.limit_of_regions()
+        while found and (made := self.measure(self._ranked(found)[0][1].program, clock, limit)):
             learned += made
         return learned
 
@@ -167,22 +199,30 @@ class _Search:
             ranked = sorted(ranked, key=lambda each: _relative(self.timings[each[0]]))
         return [f for _, f in ranked[:_KEPT]]
 
-    def _ranked(self, found: Mapping[Key, Found]) -> list[tuple[Key, Found]]:
-        """Programs under the costs of now, the cheapest first."""
+    def _ranked(
+        self, found: Mapping[Key, Found], *, doubted: bool = False
+    ) -> list[tuple[Key, Found]]:
+        """Programs under the costs of now, the cheapest first.
+
+        Args:
+          doubted: what was not timed is dear.
+        """
         costs = self.oracle.table()
+        costs = sceptical(costs) if doubted else costs
         priced = [
             (k, dataclasses.replace(f, seconds=predicted(f.program, costs)))
             for k, f in found.items()
         ]
         return sorted(priced, key=lambda each: each[1].seconds)
 
-    def _time_whole(self, new: Mapping[Key, Found], reference: Job) -> None:
-        """Time the most promising whole, and let that correct the costs."""
-        ranked = self._ranked(new)
+    def _time_whole(self, reference: Job) -> None:
+        """Time the most promising of those that wait, and let that correct the costs."""
+        ranked = list(self.waiting.items())
         hopeful = [each for each in ranked if each[1].seconds <= _HOPE * ranked[0][1].seconds]
         for key, found in hopeful[:_TIMED]:
             if self.run.out_of_budget():
                 break
+            del self.waiting[key]
             job = job_or_failure(found.program, (), constants=self.oracle.constants)
             failed = isinstance(job, Timing)
             timing = job if failed else self.oracle.time_against(job, reference)
@@ -205,8 +245,8 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
     since = 0
     try:
         with plain_ctrl_c():
-            search.measure(original.program, run.clock.part(_START))
-            run.start((1.0,), (float(search.start(original.program).seconds),))
+            search.measure(original.program, run.clock.part(_START), search.limit_of_regions())
+            run.start((1.0,), (search.predicted(),))
             run.report("measured the original")
             if whole:
                 job = job_or_failure(original.program, (), constants=search.oracle.constants)
@@ -215,8 +255,8 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
                 if run.out_of_budget():
                     break
                 key, now = jax.random.split(key)
-                best = search.results()
-                learned = search.turn(best[0] if turn % 2 and best else original, now)
+                begun = search.to_go_on_from() if turn // 2 % 2 else original
+                learned = search.turn(begun, now, explores=turn % 2 == 0)
                 since = 0 if learned else since + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")

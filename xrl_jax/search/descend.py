@@ -12,6 +12,7 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
@@ -22,12 +23,12 @@ _HOPE = 0.5
 _AT_ONCE = 8  # regions are timed before the others' promise is looked at again
 
 
-def measure_state(
-    oracle: Oracle, state: State, clock: Stopwatch, limit: int | None, new: int | None = None
+def measure_graph(
+    oracle: Oracle, graph: TensorGraph, clock: Stopwatch, limit: int | None, new: int | None = None
 ) -> int:
-    """Time the state's own regions, the costliest first; how many became known."""
-    order = np.argsort(-np.asarray(state.graph.nodes.cost), kind="stable")
-    views = roofline.NodeView(*(np.asarray(v)[order] for v in _view(state.graph)))  # type: ignore[arg-type]
+    """Time the regions of a priced graph, the costliest first; how many became known."""
+    order = np.argsort(-np.asarray(graph.nodes.cost), kind="stable")
+    views = roofline.NodeView(*(np.asarray(v)[order] for v in _view(graph)))  # type: ignore[arg-type]
     return oracle.measure(oracle.unknown(views), clock=clock, limit=limit, new=new)
 
 
@@ -53,7 +54,7 @@ def known_moves(
     limit = run.budget.measurements
     state = space.matched(state)
     while True:
-        known = measure_state(oracle, state, clock, limit, _AT_ONCE)
+        known = measure_graph(oracle, state.graph, clock, limit, _AT_ONCE)
         if known:
             state = space.reprice(state, oracle.table())
         moves = space.moves(state, oracle.table(), allowed)

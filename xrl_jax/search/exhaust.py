@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Problem, Step
-from xrl_jax.search.descend import measure_state
+from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space, State
 
 MOST_STATES = 5_000
@@ -98,7 +98,7 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
     while len(leads_to) < len(reached):
         at = len(leads_to)
         state = space.matched(reached[at].state)
-        measure_state(oracle, state, Stopwatch(float("inf")), None)
+        measure_graph(oracle, state.graph, Stopwatch(float("inf")), None)
         costs = oracle.table()
         moves = space.moves(state, costs)
         there: list[int] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
-from xrl_jax.search.descend import measure_state
+from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space
 from xrl_jax.search.walk import Phase, search_graphs
 
@@ -49,7 +49,7 @@ def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
                 steps = [*steps, Step(index, space.rule_name(int(moves.entry[i])), place, gain)]
                 state = after
                 if state.seconds < best[0].seconds:
-                    if measure_state(oracle, state, clock, run.budget.measurements):
+                    if measure_graph(oracle, state.graph, clock, run.budget.measurements):
                         state = space.reprice(state, oracle.table())
                         best = (space.reprice(best[0], oracle.table()), best[1])
                     if state.seconds < best[0].seconds:

@@ -23,7 +23,7 @@ from xrl_jax.search.base import (
     assemble,
     predicted,
 )
-from xrl_jax.search.descend import measure_state
+from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.openings import Opening, openings
 from xrl_jax.search.states import Space, State, in_one_bucket
 
@@ -111,7 +111,7 @@ def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
     starts = []
     for graph in in_one_bucket(program):
         state = space.start(graph, oracle.table())
-        measure_state(oracle, state, clock, run.budget.measurements)
+        measure_graph(oracle, state.graph, clock, run.budget.measurements)
         starts.append(state)
     return [(space, space.reprice(s, oracle.table())) for s in starts]
 
