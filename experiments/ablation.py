@@ -61,6 +61,7 @@ def ladder() -> list[Rung]:
             for n in ("gamma", "learning_rate", "falls", "entropy_weight", "epochs")
         },
         "environments": {n: getattr(end, n) for n in ("steps", "minibatches")},
+        "records": {"records": end.records},
         "sweeps": {"network": dataclasses.replace(end.network, greed=0.0)},
         "greed": {"network": end.network},
     }

@@ -177,14 +177,15 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
     assert softmax_of_columns > fusion.LEAVE
 
 
-def test_what_a_partition_computes_has_a_correction_of_its_own(partitions: None) -> None:
+def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) -> None:
     """A product of the library and its negative, or XLA's."""
-    scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0}
+    scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0, "partition dot": 3.0}
     doubled = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
     ours = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2)]
     *_, product, negative = costs(ours)
-    *_, twice_the_product, twice_the_negative = costs(ours, doubled)
-    assert twice_the_product - fusion.ENTER == pytest.approx(2 * (product - fusion.ENTER), rel=1e-4)
+    *_, thrice_the_product, twice_the_negative = costs(ours, doubled)
+    thrice = 3 * (product - fusion.ENTER)
+    assert thrice_the_product - fusion.ENTER == pytest.approx(thrice, rel=1e-4)
     assert twice_the_negative == pytest.approx(2 * negative)
     assert costs([X, W, DOT, node("neg", 2)], doubled) == costs([X, W, DOT, node("neg", 2)])
 
@@ -194,5 +195,5 @@ def test_shares_are_by_correction(partitions: None) -> None:
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
     found = jax.jit(lambda g: roofline.shares(g))(priced(nodes))
-    expected = {"partition": product + negative, "elementwise": sine}
+    expected = {"partition dot": product, "partition": negative, "elementwise": sine}
     np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-6)

@@ -16,7 +16,6 @@ import pytest
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.cost.programs import program_job
-from xrl_jax.cost.regions import Region
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
@@ -108,24 +107,29 @@ def test_what_is_fastest_whole_is_the_best(monkeypatch: pytest.MonkeyPatch) -> N
         return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first met is the fastest
 
     oracle = InTurn(whole)
-    result = found(Budget(seconds=30.0), oracle, blank(), whole=True)
+    result = found(ENOUGH, oracle, blank(), whole=True)
     first = program_job(result.best[0].program)
     assert taken[first.key] == 0.9 and oracle.asked == len(taken) > 1
+
+
+def test_what_was_met_is_the_result_where_no_program_was_timed_whole() -> None:
+    """Two timings: one operator of the original, one of what the first round has met."""
+    oracle = InTurn(lambda job: 0.9)
+    result = found(Budget(seconds=600.0, measurements=2), oracle, blank(), whole=True)
+    assert oracle.asked == 0
+    assert result.best[0].seconds < result.best[-1].seconds == pytest.approx(result.start_seconds)
 
 
 def test_of_few_timings_some_are_for_whole_programs() -> None:
     """Six: two operators of the original, which has more, then one of what is met, and programs."""
     oracle = InTurn(lambda job: 0.9)
-    result = found(Budget(seconds=30.0, measurements=6), oracle, blank(), whole=True)
+    result = found(Budget(seconds=600.0, measurements=6), oracle, blank(), whole=True)
     assert result.stop is StopReason.MEASUREMENTS
     assert oracle.asked >= 2 and oracle.asked + len(oracle.timed) == 6
 
 
-@pytest.mark.parametrize(("first", "n_timed"), [(5e-3, 2), (1e-6, 1)])
-def test_operators_are_timed_until_the_cheapest_program_stays_it(
-    first: float, n_timed: int
-) -> None:
-    """A product in two forms, neither timed; the first to be timed is slow, or it is fast."""
+def test_operators_are_timed_the_cheapest_program_first() -> None:
+    """A product in two forms, neither timed: the one that is predicted to take less is first."""
     original = from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
     nodes, outputs, _ = nodes_of(original.graph)
 
@@ -133,19 +137,19 @@ def test_operators_are_timed_until_the_cheapest_program_stays_it(
         forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
         return Found(original.with_graphs([build(forms, outputs)]), math.inf)
 
-    def price(region: Region) -> Timing:
-        seconds = first if len(oracle.timed) == 1 else 1e-6
-        return Timing(seconds, seconds, seconds, repeats=9)
-
-    oracle = FakeOracle(price)
+    oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
     run = Run(Problem(original, rules(), oracle), ENOUGH)
     search = _Search(Decoder(SIZES, None, rules()), run, Found(original, math.inf))
-    learned = search.confirm({("flat",): in_form(1), ("swapped",): in_form(3)}, Stopwatch(60.0))
-    assert learned == len(oracle.timed) == n_timed
+    both = {("swapped",): in_form(3), ("flat",): in_form(1)}
+    cheapest = search._ranked(both)[0][1].program
+    assert search.confirm(both, Stopwatch(60.0)) == len(oracle.timed) == 2
+    first = [n.lowering for n in nodes_of(cheapest.graph)[0] if n.op == "dot"]
+    assert [oracle.timed[0].node.lowering] == first
+    assert search.confirm(both, Stopwatch(60.0)) == 0
 
 
 def test_a_program_that_is_slower_whole_is_no_better() -> None:
-    result = found(Budget(seconds=30.0), InTurn(lambda job: 1.5), whole=True)
+    result = found(ENOUGH, InTurn(lambda job: 1.5), whole=True)
     assert result.stop is StopReason.STALLED
     assert min(seconds for _, seconds in result.history) == result.history[0][1]
 

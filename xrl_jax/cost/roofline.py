@@ -32,8 +32,10 @@ from xrl_jax.rewrite.new_nodes import NewNodes
 # are counted as graphs of their own).
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
 # What shares a correction by whole programs: a class, but for what a partition computes of any. One
-# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm.
-CORRECTED = (*CLASSES, "partition")
+# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
+# and which rearranges arrays between kernels of different kinds.
+_KERNELS = ("conv", "winograd", "dot")  # of a partition; "partition" is what joins these
+CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS))
 _CLASS_OF_FAMILY = {
     "conv": "conv",
     "dot": "dot",
@@ -198,8 +200,22 @@ def _class_of(op: jax.Array) -> jax.Array:
 
 def corrected_with(view: NodeView) -> jax.Array:
     """Which of `CORRECTED` nodes [...] are."""
-    inside = fusion.is_member(view.op, view.lowering) | fusion.is_joined(view, view.arg_origins)
-    return jnp.where(inside, _PARTITION, _class_of(view.op))
+    is_kernel = fusion.is_member(view.op, view.lowering)
+    kernel = jnp.asarray(_kernels())[view.op, view.lowering]
+    joined = jnp.where(fusion.is_joined(view, view.arg_origins), _PARTITION, _class_of(view.op))
+    return jnp.where(is_kernel, kernel, joined)
+
+
+@functools.cache
+def _kernels() -> np.ndarray:
+    """[operators, lowerings] which of `CORRECTED` forms are as kernels of a partition."""
+    table = np.full((len(ops.OP_NAMES), _FORMS), _PARTITION)
+    for name in ("conv", "dot"):
+        spec = ops.OPS[name]
+        for i, form in enumerate(spec.lowerings):
+            kind = "winograd" if form.startswith("winograd") else name
+            table[spec.code, i] = CORRECTED.index(f"partition {kind}")
+    return table
 
 
 def _arg_bytes(view: NodeView) -> jax.Array:

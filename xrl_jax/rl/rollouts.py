@@ -30,7 +30,7 @@ _STEPS = 256  # of a rollout, at most
 _REWRITES = 8  # in one step of a sweep
 _HORIZON = 64  # actions of a rollout, at most
 _AIMLESS = 4  # looks without a better state, after which all rollouts end
-_SLOTS = (16, 64, 256)  # candidates that the policy sees: the first that suffices at the start
+_SLOTS = (16, 64, 128)  # candidates that the policy sees: the first that suffices at the start
 _ROOM = 1.25  # slots of the bucket for each node, at least: conversions add transposes
 
 

@@ -2,8 +2,8 @@
 
 Each round follows the policy, once by its most probable actions and several times by actions drawn,
 from the best program so far or from the original. Forms that were not timed have the benefit of the
-doubt in every other round, and the operators of the cheapest program that is met then are timed,
-until those of the cheapest are known. In the rounds between, what was not timed is dear, and of the
+doubt in every other round, and operators of the programs that are met then are timed, those of what
+is the cheapest by now first. In the rounds between, what was not timed is dear, and of the
 programs met so far the cheapest are timed whole, in turn with the original; they correct the costs
 that the next round goes by. Nothing else is tried: what this finds, the policy has found. What its
 steps gain is told as it was predicted when they were made.
@@ -50,8 +50,9 @@ _REGIONS = 0.25  # of the time left, at most, for the operators of a round's che
 # Of the timings left, where they are bounded, at most, for the operators of the original and of a
 # round's programs: the others are for whole programs.
 _FEW = 0.25
-_TIMED = 3  # programs timed whole in a round, at most
-_HOPE = 1.1  # those predicted to take so many times the cheapest are not
+# Programs timed whole in a round: so many, and more while that takes no longer than this share of
+# the time left; at most so many times the cheapest by prediction.
+_TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
 _STALLED = 8  # rounds without a better program, after which a search ends
 _KEPT = 4  # programs that a search ends with
@@ -169,16 +170,21 @@ class _Search:
         else:
             self.waiting = dict(self._ranked(self.waiting | new, doubted=True)[:_WAITING])
             if not explores:
-                self._time_whole(self.reference)
+                self._time_whole(self.reference, run.clock.part(_WHOLE))
         return learned > 0 or self.best() < _BETTER * before
 
     def confirm(self, found: Mapping[Key, Found], clock: Stopwatch) -> int:
-        """Time the operators of the cheapest of programs, until these leave it the cheapest: what
-        was not timed seems to be faster than it is. How many became known.
+        """Time the operators of programs, those of the cheapest first: what was not timed seems to
+        be faster than it is, and which is the cheapest changes with it. How many became known.
         """
         learned, limit = 0, self.limit_of_regions()
-        while found and (made := self.measure(self._ranked(found)[0][1].program, clock, limit)):
-            learned += made
+        while not clock.done:
+            for _, each in self._ranked(found):
+                if made := self.measure(each.program, clock, limit):
+                    learned += made
+                    break
+            else:
+                break
         return learned
 
     def best(self) -> float:
@@ -193,9 +199,11 @@ class _Search:
         return predicted(self.original.program, self.oracle.table())
 
     def results(self) -> list[Found]:
-        """The best programs, best first, all predictions under the costs of now."""
-        ranked = self._ranked(self.kept)
-        if self.reference is not None:
+        """The best programs, best first, all predictions under the costs of now; where none was
+        timed whole yet, what is to be.
+        """
+        ranked = self._ranked(self.kept or self.waiting, doubted=not self.kept)
+        if self.reference is not None and self.kept:
             ranked = sorted(ranked, key=lambda each: _relative(self.timings[each[0]]))
         return [f for _, f in ranked[:_KEPT]]
 
@@ -215,12 +223,12 @@ class _Search:
         ]
         return sorted(priced, key=lambda each: each[1].seconds)
 
-    def _time_whole(self, reference: Job) -> None:
+    def _time_whole(self, reference: Job, clock: Stopwatch) -> None:
         """Time the most promising of those that wait, and let that correct the costs."""
         ranked = list(self.waiting.items())
         hopeful = [each for each in ranked if each[1].seconds <= _HOPE * ranked[0][1].seconds]
-        for key, found in hopeful[:_TIMED]:
-            if self.run.out_of_budget():
+        for n, (key, found) in enumerate(hopeful):
+            if self.run.out_of_budget() or (n >= _TIMED and clock.done):
                 break
             del self.waiting[key]
             job = job_or_failure(found.program, (), constants=self.oracle.constants)
