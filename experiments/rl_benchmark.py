@@ -183,8 +183,8 @@ def main(argv: Sequence[str]) -> int:
             continue
         row = json.loads((out / "row.json").read_text(encoding="utf-8"))
         rows.append({**row, "peak_bytes": ended.peak_bytes})
+        (out / "rl_benchmark.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     show(rows)
-    (out / "rl_benchmark.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return status
 
 

@@ -11,7 +11,7 @@ the graph of every candidate (slow: some steps a second), its reward and its PPO
 ends, after --model_updates updates on predictions; the timings are kept and not made twice.
 
 --timed_seconds=60 lets taso search each network so long first: predictions then know what the
-operators take that it timed.
+operators take that it timed. --costs takes the table that another run has kept so.
 
 All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
 (what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, events for TensorBoard,
@@ -40,10 +40,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
-from experiments.timed_costs import kept_costs
+from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.worker import Worker
@@ -166,6 +167,7 @@ def main(argv: Sequence[str]) -> int:
         if len(jax.devices()) < config.devices:
             raise ConfigError(f"--devices={config.devices}: there are {len(jax.devices())} here")
         programs = [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
+        costs = sceptical(load_costs(Path(config.costs))) if config.costs else None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -179,15 +181,15 @@ def main(argv: Sequence[str]) -> int:
         training = spread(settings, jax.devices()[: config.devices])
     with contextlib.ExitStack() as stack:
         stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), "compiled")))
-        sizes: dict[str, Any] = {"horizon": config.horizon, "slots": config.slots}
         if config.timed_seconds:
             named = dict(zip(config.networks, programs, strict=True))
             seconds, seed = config.timed_seconds, config.seed
             try:
-                sizes["costs"] = kept_costs(named, rules, out, seconds=seconds, seed=seed)
+                costs = kept_costs(named, rules, out, seconds=seconds, seed=seed)
             except ConfigError as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 2
+        sizes = {"horizon": config.horizon, "slots": config.slots, "costs": costs}
         params = params_of(programs, rules, envs=config.envs, **sizes)
         measured = None
         if config.reward == "measured":

@@ -52,9 +52,12 @@ class Config:
     interval: int
     noise: float
     timed_seconds: float
+    costs: str
     evaluate_every: int
 
     def __post_init__(self) -> None:
+        if self.costs and self.timed_seconds:
+            raise ConfigError("--costs names a table that is there, --timed_seconds makes one")
         if self.reward == "measured" and self.devices > 1:
             raise ConfigError("--reward=measured is for one device: timings disturb each other")
         if self.reward == "measured" and self.steps % self.interval:
@@ -154,6 +157,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "they go by what forms usually take.",
         lower_bound=0.0,
     )
+    text("costs", "", "costs.npz of another run with --timed_seconds, to go by its timings.")
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     number(
         "evaluate_every",

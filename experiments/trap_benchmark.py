@@ -42,7 +42,7 @@ from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.strategy import by_policy
-from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.rl.train import TrainConfig, spread, training_of
 from xrl_jax.search.backtracking import make_taso, taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.exhaust import Exhausted, visit
@@ -63,6 +63,7 @@ class Config:
     blocks: int
     envs: int
     updates: int
+    devices: int
     seconds: float
     seed: int
     out: Path
@@ -72,7 +73,7 @@ class Config:
 
     def decides(self) -> str:
         """What decides which policy is trained, as JSON."""
-        fields = ("members", "blocks", "envs", "updates", "seed")
+        fields = ("members", "blocks", "envs", "updates", "devices", "seed")
         return json.dumps({name: getattr(self, name) for name in fields}, indent=1)
 
 
@@ -132,6 +133,8 @@ def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Polici
         network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
     )
     training = training_of(settings)
+    if config.devices > 1:
+        training = spread(settings, jax.devices()[: config.devices])
     names = tuple(r.name for r in costs.rules.rules)
     state = engine_jit(training.init)(jax.random.key(config.seed), params)
     untrained = Policy(settings.network, state.weights, names, trained="nothing")
@@ -252,6 +255,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("blocks", 6, "Blocks of a member, at most, in training.", lower_bound=1)
     flags.DEFINE_integer("envs", 32, "Environments.", lower_bound=1)
     flags.DEFINE_integer("updates", 100, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_integer(
+        "devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1
+    )
     flags.DEFINE_float("seconds", 60.0, "Budget of each search.", lower_bound=1e-3)
     flags.DEFINE_integer("seed", 0, "Seed of everything.")
     flags.DEFINE_string("out", "out/traps", "Folder of the results.")
@@ -269,6 +275,11 @@ def main(argv: Sequence[str]) -> int:
         )
         if config.envs % config.members:
             raise ConfigError(f"--envs={config.envs} must be a multiple of --members")
+        if config.envs % config.devices:
+            raise ConfigError(f"--envs={config.envs} must be a multiple of --devices")
+        jax.config.update("jax_num_cpu_devices", config.devices)
+        if len(jax.devices()) < config.devices:
+            raise ConfigError(f"--devices={config.devices}: there are {len(jax.devices())} here")
         written, text = config.out / "config.json", config.decides()
         if written.is_file() and written.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{config.out} holds results of other flags: choose another --out")

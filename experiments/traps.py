@@ -34,7 +34,9 @@ class Family:
 
     Attributes:
       why: what a search has to accept, and what for.
-      rules: names of all that may be used.
+      rules: names of all that may be used. None is symmetric, or the slots that nodes happen to
+        have would decide the order of two roots, and with it what follows; a member would have
+        states that its blocks have not.
       shape: of what goes from block to block.
       weights: shapes of a block's weights, by its size.
       block: a block of a value and weights, giving a value of the same shape.
@@ -125,13 +127,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "merge": Family(
         "a kernel of one as one of three costs nine times as much; its neighbour then takes it in",
-        (
-            "enlarge-pointwise",
-            "merge-convs-by-input",
-            "merge-max-scalar-of-slices",
-            "concat-of-slices",
-            "slice-away",
-        ),
+        ("enlarge-pointwise", "concat-of-relus", "concat-of-convs"),
         _IMAGE,
         _fire_kernels,
         _fire,

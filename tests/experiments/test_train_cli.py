@@ -41,6 +41,7 @@ CONFIG = Config(
     interval=4,
     noise=0.02,
     timed_seconds=0.0,
+    costs="",
     evaluate_every=0,
 )
 METRICS = Metrics(
@@ -57,6 +58,7 @@ METRICS = Metrics(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"costs": "costs.npz", "timed_seconds": 9.0}, "--costs names a table that is there"),
         ({"networks": ("bart",)}, "--networks: there is no bart .known: "),
         ({"envs": 5}, "--envs=5 must be a multiple of the 2 networks"),
         (

@@ -18,7 +18,7 @@ from experiments.trap_benchmark import (
     searches_with,
     summary,
 )
-from experiments.traps import FAMILIES, drawn, member
+from experiments.traps import FAMILIES, Size, drawn, member
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.timing import Timing
@@ -68,13 +68,21 @@ def test_an_adapter_alone_is_best_left_as_it_is() -> None:
     assert not is_trap(found)
 
 
-def test_the_least_cost_of_a_member_is_the_sum_of_its_blocks() -> None:
-    costs = costs_of("adapter")
-    sizes = [(16, 1), (64, 0), (4, 1)]
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("adapter", [(16, 1), (64, 0), (4, 1)]),
+        ("layout", [(16, 1, 2), (32, 3, 2)]),
+        ("merge", [(1,), (2,), (4,)]),
+        ("split", [(4,), (16,)]),
+    ],
+)
+def test_the_least_cost_of_a_member_is_the_sum_of_its_blocks(name: str, sizes: list[Size]) -> None:
+    costs = costs_of(name)
     blocks = {s: exhaust(costs.problem(member(costs.family, [s]))) for s in sizes}
     whole = exhaust(costs.problem(member(costs.family, sizes)))
     summed = costs.of_member(sizes, blocks)
-    assert summed.states == whole.states == 4 * 2 * 4
+    assert summed.states == whole.states
     for field in ("start", "downhill", "optimum"):
         assert getattr(summed, field) == pytest.approx(getattr(whole, field), rel=1e-5)
 
@@ -89,6 +97,11 @@ def test_members_to_train_on_and_unseen_ones(name: str) -> None:
     assert {s for m in members.unseen for s in m} & set(family.unseen)
     sizes = [int(n_live(member(family, m).graph)) for m in members.unseen]
     assert 20 <= min(sizes) <= max(sizes) <= 200
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_slots_decide_nothing(name: str) -> None:
+    assert not any(rule.symmetric for rule in FAMILIES[name].compiled().rules)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -120,6 +133,7 @@ def test_a_trap_is_a_block_whose_optimum_gains_alone_do_not_reach() -> None:
     [
         (["--families=layout,nothing"], "nothing"),
         (["--members=5"], "--envs=32 must be a multiple of --members"),
+        (["--devices=3"], "--envs=32 must be a multiple of --devices"),
         (["--seed=1"], "holds results of other flags"),
     ],
 )
@@ -140,6 +154,7 @@ def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path)
         blocks=3,
         envs=16,
         updates=120,  # 40 are too few
+        devices=1,
         seconds=60.0,
         seed=0,
         out=tmp_path,

@@ -24,7 +24,7 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
     """All graphs of a program as one, and to which each node belongs.
 
     Args:
-      bucket: number of slots; by default the smallest with room to rewrite.
+      bucket: number of slots, at least; by default the smallest with room to rewrite.
 
     Returns:
       The graph; and [N] int32 indices into `Program.graphs`, 0 on holes.
@@ -37,7 +37,7 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
         nodes += [replace(n, args=tuple(a + first for a in n.args)) for n in own]
         outputs += [o + first for o in own_outputs]
         owner += [index] * len(own)
-    size = bucket or bucket_for(len(nodes))
+    size = max(bucket or 0, bucket_for(len(nodes)))
     graph = build(nodes, outputs, bucket=size)
     return graph, jnp.zeros(size, jnp.int32).at[1 : len(owner) + 1].set(jnp.asarray(owner))
 

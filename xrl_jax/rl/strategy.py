@@ -138,7 +138,7 @@ class _Search:
         """Time the operators of a program, until so many timings were made in all; how many became
         known.
         """
-        graph, _ = united(program, bucket=max(self.bucket, bucket_for(united_size(program))))
+        graph, _ = united(program, bucket=self.bucket)
         priced, _ = price(self.oracle.table(), graph)
         return measure_graph(self.oracle, priced, clock, limit)
 
