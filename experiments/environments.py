@@ -12,9 +12,8 @@ from experiments.targets import ConfigError
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.graph import bucket_for
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united_size
+from xrl_jax.graph.union import united_bucket
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
 
@@ -66,7 +65,7 @@ def params_of(
         usual = calibration.usual_forms(jax.default_backend())
         rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
         costs = roofline.cost_table({}, rates)
-    bucket = max(bucket_for(united_size(p)) for p in programs)
+    bucket = max(united_bucket(p) for p in programs)
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
     each = envs // len(starts)
     batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)

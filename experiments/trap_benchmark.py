@@ -288,7 +288,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     config.out.mkdir(parents=True, exist_ok=True)
     written.write_text(text, encoding="utf-8")
-    console, figures = Console(width=120), {}
+    console, results = Console(width=120), config.out / "traps.json"
+    figures = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
     with (
         persistent_cache(str(config.out / "compiled")),
         TimingStore(str(config.out / STORE_FILE)) as store,
@@ -299,7 +300,7 @@ def main(argv: Sequence[str]) -> int:
         for name in config.families:
             figures[name] = run_family(config, name, oracle, console)
             values = json.dumps(figures, indent=1, default=dataclasses.asdict)
-            (config.out / "traps.json").write_text(values, encoding="utf-8")
+            results.write_text(values, encoding="utf-8")
     print(f"results are in {config.out}")
     return 0
 

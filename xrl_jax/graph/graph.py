@@ -171,14 +171,14 @@ def infer(
     return tuple(int(d) for d in shape[:rank]), ops.DTYPES[shapes.dtype_of(spec, attrs, dtypes)]
 
 
-def bucket_for(n_nodes: int, *, room: float = 1.0) -> int:
+def bucket_for(n_nodes: int, *, room: int = 0) -> int:
     """The bucket a graph of `n_nodes` starts in.
 
     Args:
-      room: slots for each node, at least; some are always free.
+      room: free slots, at least; some there are always.
     """
     for size in BUCKETS:
-        if max(n_nodes + _HEADROOM, int(room * n_nodes)) + 1 <= size:
+        if n_nodes + max(_HEADROOM, room) + 1 <= size:
             return size
     raise GraphError(f"a graph of {n_nodes} nodes exceeds the largest bucket, {BUCKETS[-1]}")
 

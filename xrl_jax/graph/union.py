@@ -7,6 +7,7 @@ Work on weights alone is out of sight (`graph.weight_work`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
@@ -17,6 +18,8 @@ from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.weight_work import Hidden, hide, unhide
 
+_TRANSPOSES = 3  # of a converted convolution: of image, kernel and result
+
 Part = tuple[list[Node], tuple[int, ...], Hidden]
 
 
@@ -24,7 +27,7 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
     """All graphs of a program as one, and to which each node belongs.
 
     Args:
-      bucket: number of slots, at least; by default the smallest with room to rewrite.
+      bucket: number of slots, at least; by default `united_bucket`.
 
     Returns:
       The graph; and [N] int32 indices into `Program.graphs`, 0 on holes.
@@ -37,14 +40,28 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
         nodes += [replace(n, args=tuple(a + first for a in n.args)) for n in own]
         outputs += [o + first for o in own_outputs]
         owner += [index] * len(own)
-    size = max(bucket or 0, bucket_for(len(nodes)))
+    size = max(bucket or _bucket(nodes), bucket_for(len(nodes)))
     graph = build(nodes, outputs, bucket=size)
     return graph, jnp.zeros(size, jnp.int32).at[1 : len(owner) + 1].set(jnp.asarray(owner))
+
+
+def united_bucket(program: Program) -> int:
+    """The smallest bucket with room to rewrite `united`, also where the layout of every convolution
+    is converted before any of the transposes are cancelled.
+
+    Raises:
+      GraphError: there is none.
+    """
+    return _bucket([node for nodes, _, _ in _parts(program) for node in nodes])
 
 
 def united_size(program: Program) -> int:
     """How many nodes `united` gives."""
     return sum(len(nodes) for nodes, _, _ in _parts(program))
+
+
+def _bucket(nodes: Sequence[Node]) -> int:
+    return bucket_for(len(nodes), room=_TRANSPOSES * sum(n.op == "conv" for n in nodes))
 
 
 def _parts(program: Program) -> list[Part]:

@@ -137,7 +137,7 @@ def start_of(
     """Where episodes of the program begin; its graphs become one (`graph.union`).
 
     Args:
-      bucket: number of slots, at least; by default the smallest with room to rewrite.
+      bucket: number of slots, at least; by default `united_bucket`.
 
     Raises:
       GraphError: the program does not fit.

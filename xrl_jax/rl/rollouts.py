@@ -13,9 +13,7 @@ import numpy as np
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.graph.graph import bucket_for
-from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import divided, united_size
+from xrl_jax.graph.union import divided
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
@@ -31,7 +29,6 @@ _REWRITES = 8  # in one step of a sweep
 _HORIZON = 64  # actions of a rollout, at most
 _AIMLESS = 4  # looks without a better state, after which all rollouts end
 _SLOTS = (16, 64, 128)  # candidates that the policy sees: the first that suffices at the start
-_ROOM = 1.25  # slots of the bucket for each node, at least: conversions add transposes
 
 
 class Met(NamedTuple):
@@ -50,14 +47,6 @@ class Decoder:
     config: NetworkConfig
     weights: Any
     rules: CompiledRules
-
-    def bucket(self, program: Program) -> int:
-        """For rollouts from a program, with room for what conversions add.
-
-        Raises:
-          GraphError: it is too large for one environment.
-        """
-        return bucket_for(united_size(program), room=_ROOM)
 
     def rollouts(
         self,

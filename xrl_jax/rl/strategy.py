@@ -27,7 +27,7 @@ from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united, united_size
+from xrl_jax.graph.union import united, united_bucket, united_size
 from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.policy import Policy, load_policy
@@ -124,7 +124,7 @@ class _Search:
     @functools.cached_property
     def bucket(self) -> int:
         """Where rollouts are made: another would have to be compiled."""
-        return self.decoder.bucket(self.original.program)
+        return united_bucket(self.original.program)
 
     def to_go_on_from(self) -> Found:
         """The best program so far; the original where there is none, or where it has outgrown the
