@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import by_chance, by_gain, by_network, least_met
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
 from xrl_jax.rl.networks import NetworkConfig
@@ -49,8 +50,9 @@ def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.A
         choices = by_network(network, weights), by_gain, by_chance
 
         def one(params: EnvParams, key: jax.Array, way: jax.Array, t: jax.Array) -> jax.Array:
-            def choose(state: EnvState, params: EnvParams) -> jax.Array:
-                return jnp.stack([choice(state, params) for choice in choices])[way]
+            def choose(state: EnvState, params: EnvParams) -> Logits:
+                said = [choice(state, params) for choice in choices]
+                return jax.tree.map(lambda *v: jnp.stack(v)[way], *said)
 
             return least_met(choose, params, key, t, n_steps)
 

@@ -33,6 +33,7 @@ from experiments.environments import params_of, program_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import Choice, by_chance, by_network
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, step
 from xrl_jax.rl.networks import NetworkConfig
@@ -49,7 +50,7 @@ def walk(
 
     def one(state: EnvState, key: jax.Array) -> tuple[EnvState, None]:
         to_act, to_step = jax.random.split(key)
-        action = jax.random.categorical(to_act, choose(state, params))
+        action = draw(to_act, choose(state, params))
         return step(to_step, state, action, params)[0], None
 
     return jax.lax.scan(one, state, jax.random.split(key, n_steps))[0]

@@ -18,7 +18,7 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import divided
-from xrl_jax.rl.env import EnvParams, EnvState, Outcome, allowed, reset, step
+from xrl_jax.rl.env import Action, EnvParams, EnvState, Outcome, allowed, reset, step
 
 RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 
@@ -26,16 +26,17 @@ RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 def walk(
     params: EnvParams, seed: int, n: int, no_op: float = 0.05
 ) -> list[tuple[EnvState, int, EnvState, Outcome]]:
-    """State, action, next state and outcome of n random steps."""
+    """State, index of the action, next state and outcome of n random steps."""
     rng = np.random.default_rng(seed)
     state, found = RESET(jax.random.key(seed), params), []
     for i in range(n):
         does = np.flatnonzero(ALLOWED(state.moves, params.table))[:-1]
         stop = not len(does) or rng.random() < no_op
-        action = params.no_op if stop else int(rng.choice(does))
+        index = params.no_op if stop else int(rng.choice(does))
+        approved = jnp.asarray(rng.random(params.slots) < 0.5)
         key = jax.random.fold_in(jax.random.key(seed), i)
-        after, outcome = STEP(key, state, jnp.int32(action), params)
-        found.append((state, action, after, outcome))
+        after, outcome = STEP(key, state, Action(jnp.int32(index), approved), params)
+        found.append((state, index, after, outcome))
         state = after
     return found
 
@@ -45,7 +46,7 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
     first = RESET(jax.random.key(seed), params)
     saved, t, ends = 0.0, 0, 0
     steps = walk(params, seed, n)
-    for before, action, after, outcome in steps:
+    for before, index, after, outcome in steps:
         ended = bool(outcome.terminated | outcome.truncated)
         assert bool(after.done) == ended and not (outcome.terminated & outcome.truncated)
         assert bool(outcome.counts) != bool(before.done)
@@ -66,7 +67,7 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         t += int(outcome.asked)
         saved += float(outcome.reward)
         assert int(after.t) == t <= int(params.horizon)
-        assert bool(outcome.terminated) == bool(outcome.asked and action == params.no_op)
+        assert bool(outcome.terminated) == bool(outcome.asked and index == params.no_op)
         ends_here = t == int(params.horizon) and int(after.sweep.left) == 0
         assert bool(outcome.truncated) == (ends_here and not outcome.terminated)
         assert int(before.sweep.left) == 0 or int(after.sweep.left) < int(before.sweep.left)
@@ -90,12 +91,12 @@ def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> No
     batch = dataclasses.replace(params, start=jax.tree.map(lambda *v: jnp.stack(v), *starts))
     keys = jax.random.split(jax.random.key(0), len(starts))
     states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)
-    action = jax.vmap(lambda m: jnp.argmax(m.valid))(states.moves)
+    action = jax.vmap(lambda m: Action(jnp.argmax(m.valid), m.valid))(states.moves)
     many = engine_jit(jax.vmap(step, in_axes=(0, 0, 0, axes)))
     after, outcome = many(keys, states, action, batch)
     for i, start in enumerate(starts):
         own = dataclasses.replace(params, start=start)
-        one, told = STEP(keys[i], RESET(keys[i], own), action[i], own)
         pick = functools.partial(jax.tree.map, lambda v, i=i: v[i])
+        one, told = STEP(keys[i], RESET(keys[i], own), pick(action), own)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), pick(after), one)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), pick(outcome), told)

@@ -17,7 +17,18 @@ from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
-from xrl_jax.rl.env import EVERYWHERE, EnvParams, EnvState, Outcome, batch_axes, ended, start_of
+from xrl_jax.rl.env import (
+    CHOSEN,
+    EVERYWHERE,
+    Action,
+    EnvParams,
+    EnvState,
+    Outcome,
+    batch_axes,
+    ended,
+    offered,
+    start_of,
+)
 
 OWN = """
 (rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
@@ -45,9 +56,14 @@ def negated() -> Program:
     return from_jax(lambda x: twice(jnp.tanh(x)), X)
 
 
-def taken(seed: int, state: EnvState, slot: int, params: EnvParams) -> tuple[EnvState, Outcome]:
+def taken(
+    seed: int, state: EnvState, index: int, params: EnvParams, approved: tuple[int, ...] = ()
+) -> tuple[EnvState, Outcome]:
     """What an action leads to."""
-    return STEP(jax.random.key(seed), state, jnp.int32(slot), params)
+    approves = np.isin(np.arange(params.slots), approved)
+    return STEP(
+        jax.random.key(seed), state, Action(jnp.int32(index), jnp.asarray(approves)), params
+    )
 
 
 def chain() -> Program:
@@ -167,6 +183,41 @@ def test_a_sweep_may_make_several_rewrites_in_a_step() -> None:
     assert "neg-neg" not in slots_of(state, own())
 
 
+def test_what_is_approved_of_is_taken_in_one_step() -> None:
+    """Of three double negatives two, and no tangent."""
+    params = params_of(chain(), own(), slots=8, at_once=4)
+    state = RESET(jax.random.key(0), params)
+    at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
+    negatives = np.flatnonzero(at == 0)
+    index = 8 * CHOSEN + int(negatives[0])
+    counted = offered(state.moves, params.table, jnp.int32(index))
+    np.testing.assert_array_equal(np.flatnonzero(counted), negatives)
+    approved = (*map(int, negatives[1:]), *map(int, np.flatnonzero(at == 1)))
+    after, outcome = taken(0, state, index, params, approved)
+    assert set(np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]) == set(
+        np.asarray(state.moves.root)[negatives[1:]]
+    )
+    assert int(after.sweep.left) == 0 and int(after.t) == 1
+    left = np.asarray(own().table.entry_rule)[np.asarray(after.moves.entry)]
+    assert (left[np.asarray(after.moves.valid)] == 0).sum() == 1
+
+
+def test_nothing_is_taken_where_nothing_is_approved_of() -> None:
+    params = params_of(chain(), own(), slots=8)
+    state = RESET(jax.random.key(0), params)
+    first = int(np.flatnonzero(ALLOWED(state.moves, params.table)[16:24])[0])
+    after, outcome = taken(0, state, 8 * CHOSEN + first, params)
+    assert not outcome.applied and int(after.t) == 1
+    jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
+
+
+@pytest.mark.parametrize("kind", [0, EVERYWHERE, 3])
+def test_approvals_count_for_what_is_chosen_only(kind: int) -> None:
+    params = params_of(chain(), own(), slots=8)
+    state = RESET(jax.random.key(0), params)
+    assert not offered(state.moves, params.table, jnp.int32(8 * kind)).any()
+
+
 def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
     state, told = swept(EVERYWHERE, "tanh-odd")  # each makes a tanh anew
     assert len(told) == 3 and "tanh-odd" in slots_of(state, own())
@@ -180,11 +231,11 @@ def test_the_last_step_of_a_sweep_shows_all_candidates_again() -> None:
 def test_sweeps_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    once, everywhere, gaining, no_op = np.split(
+    once, everywhere, chosen, no_op = np.split(
         np.asarray(ALLOWED(state.moves, params.table)), [8, 16, 24]
     )
     assert (once.sum(), everywhere.sum(), no_op.sum()) == (6, 2, 1)
-    assert gaining.sum() == 0  # all negatives gain, no tangent does
+    np.testing.assert_array_equal(chosen, everywhere)
     alone = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
     assert ALLOWED(alone.moves, params.table).sum() == 3
 

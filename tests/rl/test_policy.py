@@ -37,7 +37,7 @@ def said(observation: Observation) -> Output:
 
 
 def test_empty_slots_are_never_chosen() -> None:
-    probabilities = np.asarray(jax.nn.softmax(said(seen()).logits))
+    probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
     assert probabilities.shape == (13,)  # four slots three ways, and No-Op
     np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
@@ -51,9 +51,12 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     network = PolicyNetwork(config)
     output = network.apply(network.init(jax.random.key(0), shown), shown)
     share = -float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
-    gains, loses = (float(output.logits[slots[n]]) for n in ("neg-neg", "tanh-odd"))  # type: ignore[union-attr]
+    gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))  # type: ignore[union-attr]
     assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)
     assert loses == pytest.approx(0.0, abs=0.2)
+    approvals = np.asarray(output.logits.approval)  # type: ignore[union-attr]
+    assert approvals[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
+    assert approvals[slots["tanh-odd"]] == pytest.approx(-1.0, abs=0.2)
     assert float(state.moves.seconds[slots["tanh-odd"]]) > 0
 
 
@@ -63,14 +66,18 @@ def test_the_order_of_candidates_does_not_matter() -> None:
         **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")},
         allowed=before.allowed.at[:4].set(before.allowed[order]),
     )
-    np.testing.assert_allclose(said(moved).logits[:4], said(before).logits[order], rtol=1e-5)
+    np.testing.assert_allclose(
+        said(moved).logits.index[:4], said(before).logits.index[order], rtol=1e-5
+    )
+    approvals = said(moved).logits.approval, said(before).logits.approval[order]
+    np.testing.assert_allclose(*approvals, rtol=1e-5)
     np.testing.assert_allclose(said(moved).value, said(before).value, rtol=1e-5)
 
 
 def test_more_slots_change_nothing() -> None:
     params = params_of(negated(), own(), slots=9)
     wide = observe(RESET(jax.random.key(0), params), params)
-    logits, few = np.asarray(said(wide).logits), np.asarray(said(seen()).logits)
+    logits, few = (np.asarray(said(s).logits.index) for s in (wide, seen()))
     np.testing.assert_allclose(np.sort(logits[logits > -1e8]), np.sort(few[few > -1e8]), rtol=1e-4)
 
 
@@ -117,11 +124,11 @@ def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
     """Alone, it is a candidate (the slots below 8); of several, a sweep of all."""
     params = params_of(program(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    action = int(jnp.argmax(by_gain(state, params)))
+    action = int(jnp.argmax(by_gain(state, params).index))
     assert slot <= action < slot + 8
     state, outcome = taken(1, state, action, params)
     assert list(slots_of(state, own())) == ["tanh-odd"] and float(outcome.reward) > 0
-    assert int(jnp.argmax(by_gain(state, params))) == params.no_op  # nothing else gains
+    assert int(jnp.argmax(by_gain(state, params).index)) == params.no_op  # nothing else gains
 
 
 @pytest.mark.slow

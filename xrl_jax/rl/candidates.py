@@ -3,7 +3,7 @@
 The graphs that the candidates would make and the current one, which stands for No-Op, are one batch
 for a graph attention network; what it says of each is laid side by side, slot after slot, and two
 dense networks make logits and a value of that. So slots mean something, and their number is fixed.
-A candidate is taken once: there are no sweeps.
+A candidate is taken once, never with others.
 
 Source: He, Parker, Yoneki, MLSys 2023, and its code (PPO_GN_model_v4). What a node shows is ours
 (`rl.features`): of the original's features, weights, attributes and results' shapes are missing.
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
 from xrl_jax.rl.networks import (
@@ -122,7 +123,8 @@ class CandidatesNetwork(nn.Module):
         value = _Head(1)(flat)
         said = jnp.where(valid, logits, NEVER)
         sweeps = jnp.full((KINDS - 1) * (len(said) - 1), NEVER)
-        return Output(jnp.concatenate([said[:-1], sweeps, said[-1:]]), value[0])
+        index = jnp.concatenate([said[:-1], sweeps, said[-1:]])
+        return Output(Logits(index, jnp.zeros(len(said) - 1)), value[0])
 
 
 class _Head(nn.Module):

@@ -1,4 +1,4 @@
-"""Rollouts: at each step the action of the largest logit, or one drawn by the logits."""
+"""Rollouts: at each step the most probable action, or one drawn."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.rl.actions import Logits, draw
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.env import (
     KINDS,
@@ -23,8 +24,7 @@ from xrl_jax.rl.env import (
 )
 from xrl_jax.rl.networks import NetworkConfig
 
-# Logits [3 M + 1] of the actions in a state.
-Choice = Callable[[EnvState, EnvParams], jax.Array]
+Choice = Callable[[EnvState, EnvParams], Logits]
 
 
 def by_network(config: NetworkConfig, weights: Any) -> Choice:
@@ -33,23 +33,26 @@ def by_network(config: NetworkConfig, weights: Any) -> Choice:
     return lambda state, params: agent.say(weights, agent.see(state, params), params).logits
 
 
-def by_gain(state: EnvState, params: EnvParams) -> jax.Array:
+def by_gain(state: EnvState, params: EnvParams) -> Logits:
     """What greedy search takes where nothing is drawn: the rule of the largest predicted gain,
     wherever it gains, while there is one.
     """
     gain = -state.moves.seconds / params.start.seconds
     same = same_rule(state.moves, params.table)
     largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
-    once, everywhere, gaining = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
+    once, everywhere, chosen = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
     alone = once & (jnp.sum(same, axis=1) == 1)
-    takes = jnp.stack([alone, everywhere & ~gaining, gaining])
-    return jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
+    gains = gain > LEAST_GAIN
+    all_gain = jnp.all(gains | ~same, axis=1)
+    takes = jnp.stack([alone, everywhere & all_gain, chosen & ~all_gain])
+    index = jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
+    return Logits(index, jnp.where(gains, 1.0, -1.0))
 
 
-def by_chance(state: EnvState, params: EnvParams) -> jax.Array:
+def by_chance(state: EnvState, params: EnvParams) -> Logits:
     """Any action, and now and then No-Op."""
-    logits = jnp.where(allowed(state.moves, params.table), 0.0, -jnp.inf)
-    return logits.at[params.no_op].set(-10.0)
+    index = jnp.where(allowed(state.moves, params.table), 0.0, -jnp.inf)
+    return Logits(index.at[params.no_op].set(-10.0), jnp.zeros(params.slots))
 
 
 class Trail(NamedTuple):
@@ -99,16 +102,14 @@ def follow(
     """So many steps; where the episode has ended nothing more is done.
 
     Args:
-      temperature: 0 takes the largest logit, 1 draws by the probabilities.
+      temperature: see `actions.draw`.
     """
 
     def one(rollout: Rollout, key: jax.Array) -> tuple[Rollout, Trail]:
         state = rollout.state
         over = state.done & (rollout.n > 0)
         to_act, to_step = jax.random.split(key)
-        logits = choose(state, params)
-        noise = jax.random.gumbel(to_act, logits.shape)
-        action = jnp.argmax(logits + temperature * noise)
+        action = draw(to_act, choose(state, params), temperature)
         after, outcome = step(to_step, state, action, params)
         after = either(over, state, after)
         n = jnp.where(over, rollout.n, rollout.n + 1)

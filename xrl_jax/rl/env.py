@@ -8,11 +8,12 @@ different networks too where they have one bucket; the rules and the costs are t
     state = reset(key, params)
     state, outcome = step(key, state, action, params)
 
-A candidate can be taken once, or asked for as a *sweep*: its rule is then applied everywhere, or
-everywhere it gains, the cheapest candidates first, so many in each step. The steps of a sweep after
-its first are the environment's: it takes no action in them (`Outcome.asked`) and shows the
-candidates of the rule alone. A sweep ends where it has nothing to do, and after as many rewrites as
-the rule matched when it began: what makes matches for itself does not go on for ever.
+A candidate can be taken once; or its rule is applied to those of its candidates that the action
+approves of, the cheapest first, as many as one step makes; or in a *sweep* it is applied
+everywhere, so many in each step. The steps of a sweep after its first are the environment's: it
+takes no action in them (`Outcome.asked`) and shows the candidates of the rule alone. A sweep ends
+where it has nothing to do, and after as many rewrites as the rule matched when it began: what makes
+matches for itself does not go on for ever.
 
 An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated), which
 counts actions. A state in which an episode has ended is left as it is, so that its value can be
@@ -46,8 +47,8 @@ from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
 
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
-AT_ONCE = 4  # rewrites in a step of a sweep
-ONCE, EVERYWHERE, GAINING = range(3)  # what can be asked of a candidate
+AT_ONCE = 8  # rewrites in a step
+ONCE, EVERYWHERE, CHOSEN = range(3)  # what can be asked of a candidate
 KINDS = 3
 LEAST_GAIN = 1e-6  # share of the first state's seconds that counts as a gain
 
@@ -72,12 +73,19 @@ class EnvParams:
     start: Start
     horizon: jax.Array | int = HORIZON
     slots: int = field(default=SLOTS, metadata={"static": True})  # M
-    at_once: int = field(default=AT_ONCE, metadata={"static": True})  # K, in a step of a sweep
+    at_once: int = field(default=AT_ONCE, metadata={"static": True})  # K
 
     @property
     def no_op(self) -> int:
-        """The action that ends an episode; those below are `kind * M + slot`."""
+        """The index that ends an episode; those below are `kind * M + slot`."""
         return KINDS * self.slots
+
+
+class Action(NamedTuple):
+    """What is asked of the environment."""
+
+    index: jax.Array  # int32: `kind * M + slot`, or `EnvParams.no_op`
+    approved: jax.Array  # [M] bool, candidates that CHOSEN takes where they are of the slot's rule
 
 
 class Moves(NamedTuple):
@@ -100,7 +108,6 @@ class Sweep(NamedTuple):
     """A rule that is being applied wherever it matches."""
 
     rule: jax.Array  # int32, its index
-    gaining: jax.Array  # bool, only where it gains
     left: jax.Array  # int32, so many rewrites more at most; 0: no sweep is under way
 
 
@@ -177,7 +184,7 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         masks,
         owner,
         _moves(key, graph, masks, owner, params),
-        Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0)),
+        Sweep(jnp.int32(-1), jnp.int32(0)),
         seconds,
         seconds,
         jnp.int32(0),
@@ -194,21 +201,25 @@ def ended(params: EnvParams) -> EnvState:
     nothing = none.astype(jnp.float32)
     made = jnp.zeros((params.slots, Q), jnp.int32)
     moves = Moves(none - 1, none, none, nothing, nothing, made, jnp.int32(0))
-    sweep = Sweep(jnp.int32(-1), jnp.bool_(False), jnp.int32(0))
+    sweep = Sweep(jnp.int32(-1), jnp.int32(0))
     whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
     return EnvState(graph, masks, owner, moves, sweep, *whole)
 
 
 def allowed(moves: Moves, table: RuleTable) -> jax.Array:
-    """[3 M + 1] bool, which actions do something: all candidates; sweeps of a rule by the first of
-    its candidates, where there are more; those that take what gains where only some do; No-Op.
+    """[3 M + 1] bool, which indices do something: all candidates; by the first of its candidates,
+    where there are more, a rule everywhere and where it is approved of; No-Op.
     """
     same = same_rule(moves, table)
     first = moves.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
-    n, gain = jnp.sum(same, axis=1), jnp.sum(same & (moves.seconds < 0), axis=1)
-    everywhere = first & (n > 1)
-    gaining = everywhere & (gain > 0) & (gain < n)
-    return jnp.concatenate([moves.valid, everywhere, gaining, jnp.ones(1, bool)])
+    several = first & (jnp.sum(same, axis=1) > 1)
+    return jnp.concatenate([moves.valid, several, several, jnp.ones(1, bool)])
+
+
+def offered(moves: Moves, table: RuleTable, index: jax.Array) -> jax.Array:
+    """[M] bool, candidates whose approval decides about them under this index."""
+    slots = len(moves.entry)
+    return (index // slots == CHOSEN) & same_rule(moves, table)[index % slots]
 
 
 def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
@@ -218,26 +229,27 @@ def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
 
 
 def step(
-    key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
+    key: jax.Array, state: EnvState, action: Action, params: EnvParams
 ) -> tuple[EnvState, Outcome]:
     """The state after an action, and what it brought.
 
     Args:
-      action: `kind * M + slot`, of a slot of `state.moves`, or `params.no_op`. An empty slot, a
-        sweep that `allowed` does not name, and a rewrite for which the bucket has no room, change
-        nothing; within a sweep no action is taken.
+      action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
+        bucket has no room, change nothing; within a sweep no action is taken.
     """
     begin, sweeping, moves = state.done, state.sweep.left > 0, state.moves
     asked = ~begin & ~sweeping
-    no_op = asked & (action == params.no_op)
-    kind, slot = action // params.slots, action % params.slots
+    index = action.index
+    no_op = asked & (index == params.no_op)
+    kind, slot = index // params.slots, index % params.slots
     rules = rules_of(moves, params.table)
-    new = Sweep(rules[slot], kind == GAINING, _matches(params.table, state.masks, rules[slot]))
+    new = Sweep(rules[slot], _matches(params.table, state.masks, rules[slot]))
     sweep = either(asked, new, state.sweep)
-    once, least = asked & (kind == ONCE), -LEAST_GAIN * params.start.seconds
-    of_rule = (rules == sweep.rule) & (~sweep.gaining | (moves.seconds < least))
+    one_step = asked & (kind != EVERYWHERE)
+    of_rule = (rules == sweep.rule) & (action.approved | ~asked | (kind != CHOSEN))
+    once = asked & (kind == ONCE)
     takes = jnp.where(once, jnp.arange(params.slots) == slot, of_rule) & moves.valid
-    takes &= jnp.where(asked, allowed(moves, params.table)[action] & ~no_op, ~begin)
+    takes &= jnp.where(asked, allowed(moves, params.table)[index] & ~no_op, ~begin)
     most = min(params.at_once, params.slots)
     found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < sweep.left)
@@ -247,7 +259,7 @@ def step(
     masks = match.rematch(params.table, made.graph, state.masks, made.changed)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, sweep.rule)
-    left = jnp.where(applied & ~once & (n_left > 0), sweep.left - jnp.sum(made.ok), 0)
+    left = jnp.where(applied & ~one_step & (n_left > 0), sweep.left - jnp.sum(made.ok), 0)
     sweep = sweep._replace(left=left)
     seconds = seconds_of(graph, owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + asked)

@@ -21,11 +21,13 @@ import jax
 import jax.numpy as jnp
 import jraph
 
+from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
-from xrl_jax.rl.features import N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatures, Observation
+from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatures, Observation
 
 NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention
+_APPROVAL = (-1.0, 3.0)  # logits before training, of what loses and of what gains
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class NetworkConfig:
 class Output(NamedTuple):
     """What the network says of a state."""
 
-    logits: jax.Array  # [3 M + 1], of the actions (`rl.env`); those that do nothing are masked
+    logits: Logits  # of what can be done; indices that do nothing are masked
     value: jax.Array  # scalar, expected return
 
 
@@ -150,9 +152,14 @@ class PolicyNetwork(nn.Module):
         gains = nn.initializers.constant(by_gain)
         saved = jnp.maximum(-seen.moves, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
+        low, high = _APPROVAL
+        gain = nn.initializers.constant((high - low) * jax.nn.one_hot(GAINS, N_MOVE)[:, None])
+        usual = nn.initializers.constant(low)
+        approval = nn.Dense(1, kernel_init=small, bias_init=usual, name="approves")(moves)
+        approval += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.moves)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])
         kind = jnp.arange(logits.size) // len(scores)
         can = seen.allowed & (c.sweeps | (kind == ONCE) | (kind == KINDS))
-        return Output(jnp.where(can, logits, NEVER), value[0])
+        return Output(Logits(jnp.where(can, logits, NEVER), approval[:, 0]), value[0])

@@ -23,7 +23,7 @@ from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.features import FORM_NAMES, N_GLOBAL, N_MOVE, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
 
-FORMAT = 2
+FORMAT = 3
 SHIPPED = Path(__file__).parent / "policy.msgpack"
 _SEEN = (N_NODE, N_MOVE, N_GLOBAL)  # numbers that the weights multiply
 

@@ -25,7 +25,6 @@ from xrl_jax.search.states import place_text
 _ROLLOUTS = 8  # at once: the first takes the most probable action, the others draw
 _AT_ONCE = 16  # steps between two looks at the clock
 _STEPS = 256  # of a rollout, at most
-_REWRITES = 8  # in one step of a sweep
 _HORIZON = 64  # actions of a rollout, at most
 _AIMLESS = 4  # looks without a better state, after which all rollouts end
 _SLOTS = (16, 64, 128)  # candidates that the policy sees: the first that suffices at the start
@@ -65,9 +64,7 @@ class Decoder:
           over: asked every now and then whether there is no time left.
         """
         slots = agent_of(self.config).slots or _slots_for(start)
-        params = EnvParams(
-            self.rules.table, costs, start, horizon=_HORIZON, slots=slots, at_once=_REWRITES
-        )
+        params = EnvParams(self.rules.table, costs, start, horizon=_HORIZON, slots=slots)
         to_go = _following(self.config)
         now = jax.tree.map(lambda v: jnp.stack([v] * _ROLLOUTS), begin(params))
         parts, best = [], [float(start.seconds)]

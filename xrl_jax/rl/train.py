@@ -17,9 +17,19 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from xrl_jax.rl import ppo
+from xrl_jax.rl import actions, ppo
 from xrl_jax.rl.agent import agent_of
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, either, reset, step
+from xrl_jax.rl.env import (
+    Action,
+    EnvParams,
+    EnvState,
+    batch_axes,
+    batch_specs,
+    either,
+    offered,
+    reset,
+    step,
+)
 from xrl_jax.rl.networks import NetworkConfig, Output
 
 
@@ -116,7 +126,8 @@ class Transition(NamedTuple):
     """One step of one environment."""
 
     seen: Any  # see `rl.agent`
-    action: jax.Array
+    action: Action
+    offered: jax.Array  # [M] bool, whose approvals counted
     log_prob: jax.Array
     value: jax.Array
     reward: jax.Array
@@ -209,9 +220,11 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             to_act, to_step = jax.random.split(key)
             seen = see(envs, params)
             logits, value = evaluate(state.weights, seen, params)
-            action = jax.random.categorical(to_act, logits)
-            log_prob = jax.vmap(ppo.log_prob)(logits, action)
-            after, outcome = act(jax.random.split(to_step, len(action)), envs, action, params)
+            action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
+            table, offer = params.table, jax.vmap(offered, in_axes=(0, None, 0))
+            counted = offer(envs.moves, table, action.index)
+            log_prob = jax.vmap(actions.log_prob)(logits, action, counted)
+            after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
             if waits:
                 after = jax.vmap(either)(envs.done & ~first, envs, after)
             # The environment rewards each step by time; when it is due here is a setting.
@@ -224,6 +237,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             return (after, timed, jnp.bool_(False)), Transition(
                 seen,
                 action,
+                counted,
                 log_prob,
                 value,
                 config.reward_scale * reward,
@@ -253,12 +267,13 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """What is minimised; and value loss, entropy, divergence: all parts of means."""
         logits, value = evaluate(weights, batch.seen, params)
-        ratio = jnp.exp(jax.vmap(ppo.log_prob)(logits, batch.action) - batch.log_prob)
+        log_prob = jax.vmap(actions.log_prob)(logits, batch.action, batch.offered)
+        ratio = jnp.exp(log_prob - batch.log_prob)
         # Of a step in which no action was taken only the value is learned.
         ratio = jnp.where(batch.asked, ratio, 1.0)
         gain = ppo.clipped_surrogate(ratio, advantage, config.clip) @ share.of_actions
         value_loss = 0.5 * (value - target) ** 2 @ share.of_steps
-        entropy = jax.vmap(ppo.entropy)(logits) @ share.of_actions
+        entropy = jax.vmap(actions.entropy)(logits, batch.offered) @ share.of_actions
         kl = (ratio - 1.0 - jnp.log(ratio)) @ share.of_actions
         total = config.value_weight * value_loss - gain - config.entropy_weight * entropy
         return total, (value_loss, entropy, kl)
