@@ -44,7 +44,7 @@ def test_empty_slots_are_never_chosen() -> None:
     kept = agent.see(state, given)
     said = agent.say(agent.init(jax.random.key(0), kept, given), kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
-    sweeps = [False] * 8  # it takes candidates once
+    sweeps = [False] * 4  # it takes candidates once
     np.testing.assert_array_equal(
         probabilities > 0, [*np.asarray(state.moves.valid), *sweeps, True]
     )

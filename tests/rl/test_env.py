@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import jax
@@ -18,8 +19,7 @@ from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import (
-    CHOSEN,
-    EVERYWHERE,
+    SWEEP,
     Action,
     EnvParams,
     EnvState,
@@ -57,10 +57,15 @@ def negated() -> Program:
 
 
 def taken(
-    seed: int, state: EnvState, index: int, params: EnvParams, approved: tuple[int, ...] = ()
+    seed: int,
+    state: EnvState,
+    index: int,
+    params: EnvParams,
+    approved: Sequence[int] | None = None,
 ) -> tuple[EnvState, Outcome]:
-    """What an action leads to."""
-    approves = np.isin(np.arange(params.slots), approved)
+    """What an action leads to; where nothing is said, every candidate is approved of."""
+    slots = np.arange(params.slots)
+    approves = np.isin(slots, slots if approved is None else approved)
     return STEP(
         jax.random.key(seed), state, Action(jnp.int32(index), jnp.asarray(approves)), params
     )
@@ -164,7 +169,7 @@ def swept(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
 
 
 def test_a_sweep_applies_a_rule_everywhere_in_one_action() -> None:
-    state, told = swept(EVERYWHERE, "neg-neg")
+    state, told = swept(SWEEP, "neg-neg")
     assert [bool(o.asked) for o in told] == [True, False, False]
     assert all(o.applied and float(o.reward) > 0 for o in told)
     assert int(state.t) == 1 and not state.done
@@ -176,66 +181,78 @@ def test_a_sweep_may_make_several_rewrites_in_a_step() -> None:
     state = RESET(jax.random.key(0), params)
     first = slots_of(state, own())["neg-neg"]
     same = np.flatnonzero(np.asarray(state.moves.entry) == int(state.moves.entry[first]))
-    state, outcome = taken(0, state, 8 * EVERYWHERE + int(same[0]), params)
+    state, outcome = taken(0, state, 8 * SWEEP + int(same[0]), params)
     assert (np.asarray(outcome.entry) >= 0).sum() == 2 and int(state.sweep.left) == 1
     state, outcome = taken(1, state, params.no_op, params)
     assert (np.asarray(outcome.entry) >= 0).sum() == 1 and int(state.sweep.left) == 0
     assert "neg-neg" not in slots_of(state, own())
 
 
-def test_what_is_approved_of_is_taken_in_one_step() -> None:
-    """Of three double negatives two, and no tangent."""
-    params = params_of(chain(), own(), slots=8, at_once=4)
-    state = RESET(jax.random.key(0), params)
+def negatives_of(state: EnvState) -> list[int]:
+    """The slots of double negatives."""
     at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
-    negatives = np.flatnonzero(at == 0)
-    index = 8 * CHOSEN + int(negatives[0])
-    counted = offered(state.moves, params.table, jnp.int32(index))
-    np.testing.assert_array_equal(np.flatnonzero(counted), negatives)
-    approved = (*map(int, negatives[1:]), *map(int, np.flatnonzero(at == 1)))
-    after, outcome = taken(0, state, index, params, approved)
-    assert set(np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]) == set(
-        np.asarray(state.moves.root)[negatives[1:]]
-    )
-    assert int(after.sweep.left) == 0 and int(after.t) == 1
-    left = np.asarray(own().table.entry_rule)[np.asarray(after.moves.entry)]
-    assert (left[np.asarray(after.moves.valid)] == 0).sum() == 1
+    return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.moves.valid))]
 
 
-def test_nothing_is_taken_where_nothing_is_approved_of() -> None:
+def test_a_sweep_takes_what_is_approved_of() -> None:
+    """Of three double negatives two, and no tangent."""
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    first = int(np.flatnonzero(ALLOWED(state.moves, params.table)[16:24])[0])
-    after, outcome = taken(0, state, 8 * CHOSEN + first, params)
-    assert not outcome.applied and int(after.t) == 1
+    first, *others = negatives_of(state)
+    tangents = {*map(int, np.flatnonzero(state.moves.valid))} - {first, *others}
+    after, outcome = taken(0, state, 8 * SWEEP + first, params, [*others, *tangents])
+    roots = np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]
+    assert sorted(roots) == sorted(np.asarray(state.moves.root)[others])
+    assert int(after.sweep.left) == 0 and len(negatives_of(after)) == 1
+
+
+def test_what_was_not_approved_of_counts_for_the_length_of_a_sweep() -> None:
+    """Of three double negatives one is taken and one left out: one more may be."""
+    params = params_of(chain(), own(), slots=8, at_once=1)
+    state = RESET(jax.random.key(0), params)
+    first, second, third = negatives_of(state)
+    state, outcome = taken(0, state, 8 * SWEEP + first, params, [second, third])
+    assert outcome.applied and int(state.sweep.left) == 1
+    shown = np.flatnonzero(state.moves.valid)
+    assert list(shown) == negatives_of(state) and len(shown) == 2
+    state, outcome = taken(1, state, params.no_op, params, [])
+    assert not outcome.asked and not outcome.applied and int(state.sweep.left) == 0
+
+
+def test_a_sweep_of_which_nothing_is_approved_of_changes_nothing() -> None:
+    params = params_of(chain(), own(), slots=8)
+    state = RESET(jax.random.key(0), params)
+    after, outcome = taken(0, state, 8 * SWEEP + negatives_of(state)[0], params, [])
+    assert not outcome.applied and int(after.t) == 1 and int(after.sweep.left) == 0
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
 
 
-@pytest.mark.parametrize("kind", [0, EVERYWHERE, 3])
-def test_approvals_count_for_what_is_chosen_only(kind: int) -> None:
-    params = params_of(chain(), own(), slots=8)
+def test_approvals_count_in_sweeps_only() -> None:
+    params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
-    assert not offered(state.moves, params.table, jnp.int32(8 * kind)).any()
+    first, *_ = negatives = negatives_of(state)
+    counts = [np.flatnonzero(offered(state, jnp.int32(i), params)) for i in (first, 8 + first, 16)]
+    assert [list(c) for c in counts] == [[], negatives, []]
+    state, _ = taken(0, state, 8 + first, params)  # two are left
+    within = offered(state, jnp.int32(params.no_op), params)
+    assert list(np.flatnonzero(within)) == negatives_of(state)
 
 
 def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
-    state, told = swept(EVERYWHERE, "tanh-odd")  # each makes a tanh anew
+    state, told = swept(SWEEP, "tanh-odd")  # each makes a tanh anew
     assert len(told) == 3 and "tanh-odd" in slots_of(state, own())
 
 
 def test_the_last_step_of_a_sweep_shows_all_candidates_again() -> None:
-    state, _ = swept(EVERYWHERE, "neg-neg")
+    state, _ = swept(SWEEP, "neg-neg")
     assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.moves.n) == 3
 
 
 def test_sweeps_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    once, everywhere, chosen, no_op = np.split(
-        np.asarray(ALLOWED(state.moves, params.table)), [8, 16, 24]
-    )
-    assert (once.sum(), everywhere.sum(), no_op.sum()) == (6, 2, 1)
-    np.testing.assert_array_equal(chosen, everywhere)
+    once, sweeps, no_op = np.split(np.asarray(ALLOWED(state.moves, params.table)), [8, 16])
+    assert (once.sum(), sweeps.sum(), no_op.sum()) == (6, 2, 1)
     alone = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
     assert ALLOWED(alone.moves, params.table).sum() == 3
 

@@ -38,7 +38,7 @@ def said(observation: Observation) -> Output:
 
 def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
-    assert probabilities.shape == (13,)  # four slots three ways, and No-Op
+    assert probabilities.shape == (9,)  # four slots two ways, and No-Op
     np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
 
@@ -56,7 +56,7 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     assert loses == pytest.approx(0.0, abs=0.2)
     approvals = np.asarray(output.logits.approval)  # type: ignore[union-attr]
     assert approvals[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
-    assert approvals[slots["tanh-odd"]] == pytest.approx(-1.0, abs=0.2)
+    assert approvals[slots["tanh-odd"]] == pytest.approx(0.0, abs=0.2)
     assert float(state.moves.seconds[slots["tanh-odd"]]) > 0
 
 

@@ -40,13 +40,10 @@ def by_gain(state: EnvState, params: EnvParams) -> Logits:
     gain = -state.moves.seconds / params.start.seconds
     same = same_rule(state.moves, params.table)
     largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
-    once, everywhere, chosen = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
-    alone = once & (jnp.sum(same, axis=1) == 1)
-    gains = gain > LEAST_GAIN
-    all_gain = jnp.all(gains | ~same, axis=1)
-    takes = jnp.stack([alone, everywhere & all_gain, chosen & ~all_gain])
+    once, sweep = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
+    takes = jnp.stack([once & (jnp.sum(same, axis=1) == 1), sweep])
     index = jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
-    return Logits(index, jnp.where(gains, 1.0, -1.0))
+    return Logits(index, jnp.where(gain > LEAST_GAIN, 1.0, -1.0))
 
 
 def by_chance(state: EnvState, params: EnvParams) -> Logits:

@@ -8,12 +8,11 @@ different networks too where they have one bucket; the rules and the costs are t
     state = reset(key, params)
     state, outcome = step(key, state, action, params)
 
-A candidate can be taken once; or its rule is applied to those of its candidates that the action
-approves of, the cheapest first, as many as one step makes; or in a *sweep* it is applied
-everywhere, so many in each step. The steps of a sweep after its first are the environment's: it
-takes no action in them (`Outcome.asked`) and shows the candidates of the rule alone. A sweep ends
-where it has nothing to do, and after as many rewrites as the rule matched when it began: what makes
-matches for itself does not go on for ever.
+A candidate can be taken once, or asked for as a *sweep*: its rule is then applied wherever the
+action approves of a candidate, the cheapest first, so many in each step. In the steps of a sweep
+after its first nothing else is asked (`Outcome.asked`), and the candidates of the rule alone are
+shown. A sweep ends when as many candidates were taken or not approved of as the rule matched when
+it began: what makes matches for itself does not go on for ever.
 
 An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated), which
 counts actions. A state in which an episode has ended is left as it is, so that its value can be
@@ -48,8 +47,8 @@ from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
 AT_ONCE = 8  # rewrites in a step
-ONCE, EVERYWHERE, CHOSEN = range(3)  # what can be asked of a candidate
-KINDS = 3
+ONCE, SWEEP = range(2)  # what can be asked of a candidate
+KINDS = 2
 LEAST_GAIN = 1e-6  # share of the first state's seconds that counts as a gain
 
 
@@ -85,7 +84,7 @@ class Action(NamedTuple):
     """What is asked of the environment."""
 
     index: jax.Array  # int32: `kind * M + slot`, or `EnvParams.no_op`
-    approved: jax.Array  # [M] bool, candidates that CHOSEN takes where they are of the slot's rule
+    approved: jax.Array  # [M] bool, candidates that a sweep of their rule takes
 
 
 class Moves(NamedTuple):
@@ -105,10 +104,10 @@ class Moves(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """A rule that is being applied wherever it matches."""
+    """A rule that is being applied wherever that is approved of."""
 
     rule: jax.Array  # int32, its index
-    left: jax.Array  # int32, so many rewrites more at most; 0: no sweep is under way
+    left: jax.Array  # int32, so many candidates more at most; 0: no sweep is under way
 
 
 class EnvState(NamedTuple):
@@ -207,19 +206,24 @@ def ended(params: EnvParams) -> EnvState:
 
 
 def allowed(moves: Moves, table: RuleTable) -> jax.Array:
-    """[3 M + 1] bool, which indices do something: all candidates; by the first of its candidates,
-    where there are more, a rule everywhere and where it is approved of; No-Op.
+    """[2 M + 1] bool, which indices do something: all candidates; sweeps of a rule by the first of
+    its candidates, where there are more; No-Op.
     """
     same = same_rule(moves, table)
     first = moves.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
     several = first & (jnp.sum(same, axis=1) > 1)
-    return jnp.concatenate([moves.valid, several, several, jnp.ones(1, bool)])
+    return jnp.concatenate([moves.valid, several, jnp.ones(1, bool)])
 
 
-def offered(moves: Moves, table: RuleTable, index: jax.Array) -> jax.Array:
-    """[M] bool, candidates whose approval decides about them under this index."""
-    slots = len(moves.entry)
-    return (index // slots == CHOSEN) & same_rule(moves, table)[index % slots]
+def offered(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
+    """[M] bool, candidates that are taken if they are approved of: those of the rule that is swept,
+    or that this index begins to sweep.
+    """
+    rules = rules_of(state.moves, params.table)
+    begins = (index // params.slots == SWEEP) & (index < params.no_op)
+    own = rules == rules[index % params.slots]
+    sweeps = jnp.where(state.sweep.left > 0, rules == state.sweep.rule, begins & own)
+    return sweeps & state.moves.valid & ~state.done
 
 
 def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
@@ -245,11 +249,10 @@ def step(
     rules = rules_of(moves, params.table)
     new = Sweep(rules[slot], _matches(params.table, state.masks, rules[slot]))
     sweep = either(asked, new, state.sweep)
-    one_step = asked & (kind != EVERYWHERE)
-    of_rule = (rules == sweep.rule) & (action.approved | ~asked | (kind != CHOSEN))
-    once = asked & (kind == ONCE)
-    takes = jnp.where(once, jnp.arange(params.slots) == slot, of_rule) & moves.valid
-    takes &= jnp.where(asked, allowed(moves, params.table)[index] & ~no_op, ~begin)
+    does = jnp.where(asked, allowed(moves, params.table)[index] & ~no_op, ~begin)
+    swept = offered(state, index, params) & does
+    takes = swept & action.approved
+    takes |= (jnp.arange(params.slots) == slot) & moves.valid & does & asked & (kind == ONCE)
     most = min(params.at_once, params.slots)
     found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < sweep.left)
@@ -259,8 +262,9 @@ def step(
     masks = match.rematch(params.table, made.graph, state.masks, made.changed)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, sweep.rule)
-    left = jnp.where(applied & ~one_step & (n_left > 0), sweep.left - jnp.sum(made.ok), 0)
-    sweep = sweep._replace(left=left)
+    passed = jnp.sum(swept & ~action.approved) + jnp.sum(made.ok)
+    goes_on = jnp.any(swept) & (passed > 0) & (n_left > 0)
+    sweep = sweep._replace(left=jnp.where(goes_on, jnp.maximum(sweep.left - passed, 0), 0))
     seconds = seconds_of(graph, owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + asked)
     truncated = ~begin & ~no_op & (t >= params.horizon) & (sweep.left == 0)

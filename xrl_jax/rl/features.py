@@ -22,7 +22,7 @@ N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
 N_MOVE = 7  # numbers of a candidate
-SAVES = (0, 5, 6)  # of these, what it is predicted to save once, everywhere and where it gains
+SAVES = (0, 6)  # of these, what it is predicted to save once, and wherever its rule gains
 GAINS = 2  # of these, whether it saves anything
 N_GLOBAL = 7  # numbers of the whole
 
@@ -50,7 +50,7 @@ class Observation(NamedTuple):
     partner: jax.Array  # [M] int32
     made: jax.Array  # [M, Q] int32, operators a candidate would make
     moves: jax.Array  # [M, N_MOVE] float32
-    allowed: jax.Array  # [3 M + 1] bool, which indices do something
+    allowed: jax.Array  # [2 M + 1] bool, which indices do something
     whole: jax.Array  # [N_GLOBAL] float32
 
     @property

@@ -27,7 +27,7 @@ from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatu
 
 NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention
-_APPROVAL = (-1.0, 3.0)  # logits before training, of what loses and of what gains
+_APPROVAL = (0.0, 3.0)  # logits before training, of what loses and of what gains
 
 
 @dataclass(frozen=True)

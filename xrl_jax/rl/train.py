@@ -134,8 +134,8 @@ class Transition(NamedTuple):
     discount: jax.Array
     end: jax.Array
     counts: jax.Array
-    asked: jax.Array  # the action was taken
-    sweeps: jax.Array  # after the step a sweep is under way: the next action is not taken
+    asked: jax.Array  # the index counted
+    sweeps: jax.Array  # after the step a sweep is under way: the next index does not count
     seconds: jax.Array  # after the step
     terminated: jax.Array
     applied: jax.Array
@@ -145,7 +145,7 @@ class Shares(NamedTuple):
     """What each step of a minibatch counts in its means."""
 
     of_steps: jax.Array
-    of_actions: jax.Array  # those that were taken
+    of_actions: jax.Array  # of those in which something was decided
 
 
 class Training(NamedTuple):
@@ -212,6 +212,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
 
     def collect(state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
+        offer = jax.vmap(offered, in_axes=(0, 0, batch_axes(params)))
 
         def one(
             carry: tuple[EnvState, jax.Array, jax.Array], key: jax.Array
@@ -221,10 +222,9 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             seen = see(envs, params)
             logits, value = evaluate(state.weights, seen, params)
             action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
-            table, offer = params.table, jax.vmap(offered, in_axes=(0, None, 0))
-            counted = offer(envs.moves, table, action.index)
-            log_prob = jax.vmap(actions.log_prob)(logits, action, counted)
+            counted = offer(envs, action.index, params)
             after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
+            log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.asked, counted)
             if waits:
                 after = jax.vmap(either)(envs.done & ~first, envs, after)
             # The environment rewards each step by time; when it is due here is a setting.
@@ -267,13 +267,13 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """What is minimised; and value loss, entropy, divergence: all parts of means."""
         logits, value = evaluate(weights, batch.seen, params)
-        log_prob = jax.vmap(actions.log_prob)(logits, batch.action, batch.offered)
+        counted = batch.asked, batch.offered
+        # Of a step in which nothing was decided only the value is learned.
+        log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
         ratio = jnp.exp(log_prob - batch.log_prob)
-        # Of a step in which no action was taken only the value is learned.
-        ratio = jnp.where(batch.asked, ratio, 1.0)
         gain = ppo.clipped_surrogate(ratio, advantage, config.clip) @ share.of_actions
         value_loss = 0.5 * (value - target) ** 2 @ share.of_steps
-        entropy = jax.vmap(actions.entropy)(logits, batch.offered) @ share.of_actions
+        entropy = jax.vmap(actions.entropy)(logits, *counted) @ share.of_actions
         kl = (ratio - 1.0 - jnp.log(ratio)) @ share.of_actions
         total = config.value_weight * value_loss - gain - config.entropy_weight * entropy
         return total, (value_loss, entropy, kl)
@@ -286,8 +286,9 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
         """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
-        advantage = ppo.normalised(advantage, batch.asked)
-        share = Shares(ppo.shares(batch.counts), ppo.shares(batch.asked))
+        decides = batch.asked | jnp.any(batch.offered, axis=1)
+        advantage = ppo.normalised(advantage, decides)
+        share = Shares(ppo.shares(batch.counts), ppo.shares(decides))
         n = math.gcd(len(target), agent.at_once)
         parts = jax.tree.map(
             lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, share)
