@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from xrl_jax.cost import calibration
@@ -88,6 +89,14 @@ def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
     more = line("movement", 0.1, 5.0)
     steps = calibrate(first + more, calibrate(first))
     assert steps == calibrate(first + more)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_timings_does_not_matter(seed):
+    """To the last bit: a store gives them in another order than they were made in."""
+    rng = np.random.default_rng(seed)
+    timed = [Sample("reduce", 1.0, *rng.uniform(1.0, 2.0, 2)) for _ in range(9)]
+    assert calibrate(timed) == calibrate([timed[i] for i in rng.permutation(9)])
 
 
 def test_programs_that_are_predicted_right_change_nothing():

@@ -14,7 +14,7 @@ from xrl_jax.cost.roofline import CLASSES, CORRECTED, DEFAULT_RATES, CostTable, 
 from xrl_jax.graph import ops
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Sample:
     """One timing for calibration."""
 
@@ -75,7 +75,7 @@ def calibrate(
     rates: Rates = DEFAULT_RATES,
     usual: Mapping[tuple[int, int, int], float] = MappingProxyType({}),
 ) -> Rates:
-    """Rates fitted to timings, class by class.
+    """Rates fitted to timings, class by class; their order does not matter, to the last bit.
 
     A class with fewer than four samples keeps its rates. Where a class computes (conv, dot) flops
     decide: the rate the faster quarter of its samples reaches. Elsewhere an overhead and a
@@ -83,6 +83,7 @@ def calibrate(
     a sum. A form that was timed has the median of its multiples of that, any other the `usual`
     multiple of what XLA's own form has; both less the benefit of the doubt.
     """
+    samples = sorted(samples)
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
     overhead, pass_overhead = dict(rates.overhead), rates.pass_overhead
     for c in CLASSES:
