@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,19 @@ from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united_bucket
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+
+
+def devices(n: int) -> list[Any]:
+    """So many devices for environments; of a CPU, its cores, where no device was asked for before.
+
+    Raises:
+      ConfigError: there are fewer.
+    """
+    jax.config.update("jax_num_cpu_devices", n)
+    found = jax.devices()[:n]
+    if len(found) < n:
+        raise ConfigError(f"--devices={n}: there are {len(found)} here")
+    return found
 
 
 def parsed(text: str) -> tuple[str, dict[str, int]]:

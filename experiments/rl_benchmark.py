@@ -37,7 +37,7 @@ from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import Choice, by_chance, by_network
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, step
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.train import TrainConfig, spread, training_of
+from xrl_jax.rl.train import TrainConfig, spread
 
 FLAGS = flags.FLAGS
 _RUNS = 3  # that are timed
@@ -85,7 +85,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     devices = jax.devices()[: math.gcd(batch, FLAGS.devices)]
     mesh = jax.sharding.Mesh(np.asarray(devices), ("environments",))
     each, same = jax.P("environments"), jax.P()
-    training = training_of(settings) if len(devices) == 1 else spread(settings, devices)
+    training = spread(settings, devices)
     first = engine_jit(training.init)(jax.random.key(0), params)
 
     def rate_of(choose: Choice) -> tuple[float, float]:

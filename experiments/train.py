@@ -37,7 +37,7 @@ import orbax.checkpoint as ocp
 from absl import app, flags, logging
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.environments import params_of, program_of
+from experiments.environments import devices, params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs, load_costs
@@ -54,7 +54,7 @@ from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rl.env import EnvParams
 from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import Metrics, Training, TrainState, spread, training_of
+from xrl_jax.rl.train import Metrics, Training, TrainState, spread
 
 
 def _plain(state: TrainState) -> dict[str, Any]:
@@ -163,9 +163,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{out} holds a training with other flags (config.json): choose another --out, or "
                 "remove it"
             )
-        jax.config.update("jax_num_cpu_devices", config.devices)
-        if len(jax.devices()) < config.devices:
-            raise ConfigError(f"--devices={config.devices}: there are {len(jax.devices())} here")
+        over = devices(config.devices)
         programs = [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
         costs = sceptical(load_costs(Path(config.costs))) if config.costs else None
     except ConfigError as error:
@@ -176,9 +174,7 @@ def main(argv: Sequence[str]) -> int:
     rules = compile_rules(offered(standard_rules()))
     settings = settings_of(config, rules)
     network = settings.network
-    training = training_of(settings)
-    if config.devices > 1:
-        training = spread(settings, jax.devices()[: config.devices])
+    training = spread(settings, over)
     with contextlib.ExitStack() as stack:
         stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), "compiled")))
         if config.timed_seconds:

@@ -29,10 +29,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.environments import params_of
+from experiments.environments import devices, params_of
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
 from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.files import replacing
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.store import STORE_FILE, TimingStore
 from xrl_jax.cost.worker import Worker
@@ -42,7 +43,7 @@ from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.strategy import by_policy
-from xrl_jax.rl.train import TrainConfig, spread, training_of
+from xrl_jax.rl.train import TrainConfig, spread
 from xrl_jax.search.backtracking import make_taso, taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.exhaust import Exhausted, visit
@@ -132,9 +133,7 @@ def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Polici
     settings = TrainConfig(
         network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
     )
-    training = training_of(settings)
-    if config.devices > 1:
-        training = spread(settings, jax.devices()[: config.devices])
+    training = spread(settings, jax.devices()[: config.devices])
     names = tuple(r.name for r in costs.rules.rules)
     state = engine_jit(training.init)(jax.random.key(config.seed), params)
     untrained = Policy(settings.network, state.weights, names, trained="nothing")
@@ -277,9 +276,7 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"--envs={config.envs} must be a multiple of --members")
         if config.envs % config.devices:
             raise ConfigError(f"--envs={config.envs} must be a multiple of --devices")
-        jax.config.update("jax_num_cpu_devices", config.devices)
-        if len(jax.devices()) < config.devices:
-            raise ConfigError(f"--devices={config.devices}: there are {len(jax.devices())} here")
+        devices(config.devices)
         written, text = config.out / "config.json", config.decides()
         if written.is_file() and written.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{config.out} holds results of other flags: choose another --out")
@@ -300,7 +297,8 @@ def main(argv: Sequence[str]) -> int:
         for name in config.families:
             figures[name] = run_family(config, name, oracle, console)
             values = json.dumps(figures, indent=1, default=dataclasses.asdict)
-            results.write_text(values, encoding="utf-8")
+            with replacing(results) as file:  # the next run reads it
+                file.write(values.encode())
     print(f"results are in {config.out}")
     return 0
 

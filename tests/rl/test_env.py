@@ -164,7 +164,7 @@ def swept(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
     while not told or int(state.sweep.left):
         state, outcome = taken(len(told), state, action, params)
         told.append(outcome)
-        action = params.no_op  # within a sweep no action is taken
+        action = params.no_op  # within a sweep the index does not count
     return state, told
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +50,12 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     state = RESET(jax.random.key(0), params)
     shown, slots = observe(state, params), slots_of(state, own())
     network = PolicyNetwork(config)
-    output = network.apply(network.init(jax.random.key(0), shown), shown)
+    output: Any = network.apply(network.init(jax.random.key(0), shown), shown)
     share = -float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
-    gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))  # type: ignore[union-attr]
+    gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))
     assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)
     assert loses == pytest.approx(0.0, abs=0.2)
-    approvals = np.asarray(output.logits.approval)  # type: ignore[union-attr]
+    approvals = np.asarray(output.logits.approval)
     assert approvals[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
     assert approvals[slots["tanh-odd"]] == pytest.approx(0.0, abs=0.2)
     assert float(state.moves.seconds[slots["tanh-odd"]]) > 0

@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
     terminated: jax.Array  # bool, No-Op was chosen
     truncated: jax.Array  # bool, the horizon was reached
     counts: jax.Array  # bool; false for the step that begins an episode
-    asked: jax.Array  # bool, the action was taken; false within a sweep, too
+    asked: jax.Array  # bool, the action's index counted; within a sweep approvals alone do
     applied: jax.Array  # bool, the graph was rewritten
     entry: jax.Array  # [K] int32, the rewrites; -1 for none
     root: jax.Array  # [K] int32
@@ -239,7 +239,7 @@ def step(
 
     Args:
       action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
-        bucket has no room, change nothing; within a sweep no action is taken.
+        bucket has no room, change nothing; within a sweep the index does not count.
     """
     begin, sweeping, moves = state.done, state.sweep.left > 0, state.moves
     asked = ~begin & ~sweeping

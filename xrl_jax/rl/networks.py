@@ -27,7 +27,7 @@ from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatu
 
 NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention
-_APPROVAL = (0.0, 3.0)  # logits before training, of what loses and of what gains
+_APPROVES_GAINS = 3.0  # logit before training; of what loses it is 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NetworkConfig:
       n_rules: how many rules can be told apart.
       greed: weight of an action's predicted gain before training; with 2, one that saves a
         percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
-      sweeps: rules may be applied everywhere at once (`rl.env`); not in X-RLflow, and not with
+      sweeps: rules may be applied at many places at once (`rl.env`); not in X-RLflow, and not with
         "candidates".
     """
 
@@ -152,10 +152,8 @@ class PolicyNetwork(nn.Module):
         gains = nn.initializers.constant(by_gain)
         saved = jnp.maximum(-seen.moves, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
-        low, high = _APPROVAL
-        gain = nn.initializers.constant((high - low) * jax.nn.one_hot(GAINS, N_MOVE)[:, None])
-        usual = nn.initializers.constant(low)
-        approval = nn.Dense(1, kernel_init=small, bias_init=usual, name="approves")(moves)
+        gain = nn.initializers.constant(_APPROVES_GAINS * jax.nn.one_hot(GAINS, N_MOVE)[:, None])
+        approval = nn.Dense(1, kernel_init=small, name="approves")(moves)
         approval += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.moves)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))

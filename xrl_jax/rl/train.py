@@ -351,10 +351,12 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
 
 def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
     """A training whose environments are spread over devices; gradients are means over all of them,
-    and all have the same weights.
+    and all have the same weights. Over one device it is `training_of`.
 
     The number of environments has to be a multiple of that of the devices.
     """
+    if len(devices) == 1:
+        return training_of(config)
     axis = "environments"
     mesh = jax.sharding.Mesh(np.asarray(devices), (axis,))
     training = training_of(config, axis=axis)
