@@ -41,7 +41,7 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.policy import Policy, load_policy
+from xrl_jax.rl.policy import Policy, PolicyError, load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, spread
 from xrl_jax.search.backtracking import make_taso, taso
@@ -76,6 +76,10 @@ class Config:
         """What decides which policy is trained, as JSON."""
         fields = ("members", "blocks", "envs", "updates", "devices", "seed")
         return json.dumps({name: getattr(self, name) for name in fields}, indent=1)
+
+    def policy_file(self, family: str) -> Path:
+        """Where the policy of a family is kept."""
+        return self.out / f"{family}.msgpack"
 
 
 class Ends(NamedTuple):
@@ -231,7 +235,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
         blocks=config.blocks,
         seed=config.seed,
     )
-    both = policies(config, costs, members, config.out / f"{name}.msgpack")
+    both = policies(config, costs, members, config.policy_file(name))
     found = ends(config, costs, blocks, members, searches_with(both))
     figures = summary(found)
     for way, row in figures.items():
@@ -280,6 +284,11 @@ def main(argv: Sequence[str]) -> int:
         written, text = config.out / "config.json", config.decides()
         if written.is_file() and written.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{config.out} holds results of other flags: choose another --out")
+        for kept in filter(Path.is_file, map(config.policy_file, config.families)):
+            load_policy(kept)  # now, and not after all blocks were timed
+    except PolicyError as error:
+        print(f"error: {error}, or choose another --out", file=sys.stderr)
+        return 2
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

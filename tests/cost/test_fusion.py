@@ -190,10 +190,20 @@ def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) 
     assert costs([X, W, DOT, node("neg", 2)], doubled) == costs([X, W, DOT, node("neg", 2)])
 
 
+def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions: None) -> None:
+    """A product of the library and XLA's product of it."""
+    scale = {**roofline.DEFAULT_RATES.scale, "crossing": 3.0}
+    dearer = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
+    nodes = [X, W, replace(DOT, lowering=absorbing()), Node("dot", (2, 1), SUMMED, shape=(8, 8))]
+    once, thrice = np.array(costs(nodes)), np.array(costs(nodes, dearer))
+    np.testing.assert_allclose((thrice - once)[-2:], [2 * fusion.ENTER, 2 * fusion.LEAVE], rtol=1e-3)
+
+
 def test_shares_are_by_correction(partitions: None) -> None:
     """A product of the library, its negative and its sine, which XLA computes."""
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
-    found = jax.jit(lambda g: roofline.shares(g))(priced(nodes))
-    expected = {"partition dot": product, "partition": negative, "elementwise": sine}
-    np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-6)
+    found = jax.jit(lambda table, graph: roofline.shares(table, graph))(TABLE, priced(nodes))
+    expected = {"partition dot": product - fusion.ENTER, "crossing": fusion.ENTER}
+    expected |= {"partition": negative, "elementwise": sine}
+    np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-5)

@@ -145,6 +145,15 @@ def test_flags_that_do_not_fit_are_refused(tmp_path: Path, words: list[str], sai
     assert said in done.stderr
 
 
+def test_a_kept_policy_that_cannot_be_read_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "merge.msgpack").write_bytes(b"no policy")
+    command = [sys.executable, "-m", "experiments.trap_benchmark", f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "merge.msgpack is damaged" in done.stderr
+    assert "choose another --out" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path) -> None:
     config = Config(

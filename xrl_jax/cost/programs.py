@@ -255,6 +255,6 @@ def learn_from(oracle: Oracle, timed: Sequence[tuple[Program, Timing]], original
 
 def shares(program: Program, costs: CostTable) -> dict[str, float]:
     """Predicted seconds of one run of a program, by what they are corrected with."""
-    each = [np.asarray(_shares(price(costs, graph)[0])) for graph in program.graphs]
+    each = [np.asarray(_shares(costs, price(costs, graph)[0])) for graph in program.graphs]
     total = np.asarray(program.counts) @ np.stack(each)
     return {c: float(s) for c, s in zip(CORRECTED, total, strict=True) if s > 0}

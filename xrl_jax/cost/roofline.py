@@ -33,9 +33,10 @@ from xrl_jax.rewrite.new_nodes import NewNodes
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
 # What shares a correction by whole programs: a class, but for what a partition computes of any. One
 # kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
-# and which rearranges arrays between kernels of different kinds.
+# and which rearranges arrays between kernels of different kinds. What it takes to enter and to leave
+# one is no kernel's: it depends on the machine, and no kernel's own timing tells.
 _KERNELS = ("conv", "winograd", "dot")  # of a partition; "partition" is what joins these
-CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS))
+CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")
 _CLASS_OF_FAMILY = {
     "conv": "conv",
     "dot": "dot",
@@ -55,7 +56,7 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
-_LOOPS, _PARTITION = CORRECTED.index("elementwise"), CORRECTED.index("partition")
+_LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
@@ -241,6 +242,13 @@ def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
     return _moved_seconds(table, n_bytes) + table.pass_overhead * table.scale[_LOOPS]
 
 
+def _crossing_seconds(table: CostTable, view: NodeView) -> jax.Array:
+    """Seconds [...] that nodes take to enter or to leave a partition; 0 for work on weights."""
+    enters, leaves = (of(view, view.arg_origins) for of in (fusion.enters, fusion.leaves))
+    crossing = jnp.where(enters, fusion.ENTER, 0.0) + jnp.where(leaves, fusion.LEAVE, 0.0)
+    return jnp.where(view.weight_only, 0.0, crossing * table.scale[_CROSSING])
+
+
 def seconds(table: CostTable, view: NodeView) -> jax.Array:
     """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
 
@@ -266,8 +274,7 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
         passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
         cost,
     )
-    cost += jnp.where(fusion.enters(view, view.arg_origins), fusion.ENTER, 0.0)
-    cost += jnp.where(fusion.leaves(view, view.arg_origins), fusion.LEAVE, 0.0)
+    cost += _crossing_seconds(table, view)
     cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
     return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
 
@@ -321,7 +328,7 @@ def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
     def of_readers(root: jax.Array, origin: jax.Array) -> jax.Array:
         passes = readers.passes(root, origin) - readers.passes(root, origins[root])
         switches = readers.switches(root, origin) - readers.switches(root, origins[root])
-        return passes * one_pass[root] + switches
+        return passes * one_pass[root] + switches * table.scale[_CROSSING]
 
     return Price(_price_of_made, of_readers, marks=origins, context=table)
 
@@ -335,11 +342,16 @@ def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array
     return jnp.sum(seconds, axis=1), replacing
 
 
-def shares(graph: TensorGraph) -> jax.Array:
-    """Seconds [len(CORRECTED)] of one run of a priced graph, by what they are corrected with."""
-    cost = jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost)
+def shares(table: CostTable, graph: TensorGraph) -> jax.Array:
+    """Seconds [len(CORRECTED)] of one run of a graph priced from the table, by what they are
+    corrected with.
+    """
+    view = view_graph(graph)
+    there = graph.nodes.op != ops.HOLE
+    crossing = jnp.where(there, _crossing_seconds(table, view), 0.0)
+    cost = jnp.where(there, graph.nodes.cost, 0.0) - crossing
     zeros = jnp.zeros(len(CORRECTED), jnp.float32)
-    return zeros.at[corrected_with(view_graph(graph))].add(cost)
+    return zeros.at[corrected_with(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
 
 
 def total(graph: TensorGraph) -> jax.Array:
