@@ -21,11 +21,12 @@ from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import build, nodes_of
+from xrl_jax.graph.program import Program
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.rollouts import Decoder
+from xrl_jax.rl.rollouts import Decoder, Met
 from xrl_jax.rl.strategy import _Search, by_policy
 from xrl_jax.rl.train import TrainConfig, make_train
 from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
@@ -128,24 +129,55 @@ def test_of_few_timings_some_are_for_whole_programs() -> None:
     assert oracle.asked >= 2 and oracle.asked + len(oracle.timed) == 6
 
 
+def one_product() -> Program:
+    return from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
+
+
+def in_form(lowering: int) -> Found:
+    """The product in a form: 0 XLA's, 1 flat, 2 transposed, 3 swapped."""
+    nodes, outputs, _ = nodes_of(one_product().graph)
+    forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
+    return Found(one_product().with_graphs([build(forms, outputs)]), math.inf)
+
+
+def searching(oracle: FakeOracle) -> _Search:
+    """A search of one product that has met nothing yet."""
+    run = Run(Problem(one_product(), rules(), oracle), ENOUGH)
+    return _Search(Decoder(SIZES, None, rules()), run, Found(one_product(), math.inf))
+
+
 def test_operators_are_timed_the_cheapest_program_first() -> None:
     """A product in two forms, neither timed: the one that is predicted to take less is first."""
-    original = from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
-    nodes, outputs, _ = nodes_of(original.graph)
-
-    def in_form(lowering: int) -> Found:
-        forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
-        return Found(original.with_graphs([build(forms, outputs)]), math.inf)
-
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
-    run = Run(Problem(original, rules(), oracle), ENOUGH)
-    search = _Search(Decoder(SIZES, None, rules()), run, Found(original, math.inf))
-    both = {("swapped",): in_form(3), ("flat",): in_form(1)}
+    search, both = searching(oracle), {("swapped",): in_form(3), ("flat",): in_form(1)}
     cheapest = search._ranked(both)[0][1].program
     assert search.confirm(both, Stopwatch(60.0)) == len(oracle.timed) == 2
     first = [n.lowering for n in nodes_of(cheapest.graph)[0] if n.op == "dot"]
     assert [oracle.timed[0].node.lowering] == first
     assert search.confirm(both, Stopwatch(60.0)) == 0
+
+
+def test_operators_are_timed_before_a_program_is_timed_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flat is predicted to take less than swapped, and takes a thousand times as long."""
+    whole: list[str] = []
+
+    class Watched(InTurn):
+        def time_against(self, job: Job, reference: Job, **how: Any) -> Timing:
+            whole.append(job.key)
+            return super().time_against(job, reference, **how)
+
+    oracle = Watched(lambda job: 0.9)
+    seconds = {0: 1e-6, 1: 1e-3, 3: 1e-6}
+    oracle.price = lambda r: Timing(*3 * [seconds[r.node.lowering]], repeats=9)
+    search = searching(oracle)
+    search.reference = program_job(one_product())
+    search.waiting = {("flat",): in_form(1), ("swapped",): in_form(3)}
+    assert search._ranked(search.waiting, doubted=True)[0][0] == ("flat",)
+    monkeypatch.setattr(Decoder, "rollouts", lambda *_, **__: Met([], 0, 0, 16))
+    assert search.turn(search.original, KEY, explores=False)
+    assert whole == [program_job(in_form(3).program).key]
 
 
 def test_a_program_that_is_slower_whole_is_no_better() -> None:

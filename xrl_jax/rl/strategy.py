@@ -170,16 +170,20 @@ class _Search:
         else:
             self.waiting = dict(self._ranked(self.waiting | new, doubted=True)[:_WAITING])
             if not explores:
+                learned += self.confirm(self.waiting, run.clock.part(_REGIONS), doubted=True)
                 self._time_whole(self.reference, run.clock.part(_WHOLE))
         return learned > 0 or self.best() < _BETTER * before
 
-    def confirm(self, found: Mapping[Key, Found], clock: Stopwatch) -> int:
+    def confirm(self, found: Mapping[Key, Found], clock: Stopwatch, *, doubted: bool = False) -> int:
         """Time the operators of programs, those of the cheapest first: what was not timed seems to
         be faster than it is, and which is the cheapest changes with it. How many became known.
+
+        Args:
+          doubted: what was not timed is dear (`_ranked`).
         """
         learned, limit = 0, self.limit_of_regions()
         while not clock.done:
-            for _, each in self._ranked(found):
+            for _, each in self._ranked(found, doubted=doubted):
                 if made := self.measure(each.program, clock, limit):
                     learned += made
                     break
@@ -225,7 +229,7 @@ class _Search:
 
     def _time_whole(self, reference: Job, clock: Stopwatch) -> None:
         """Time the most promising of those that wait, and let that correct the costs."""
-        ranked = list(self.waiting.items())
+        ranked = self._ranked(self.waiting, doubted=True)
         hopeful = [each for each in ranked if each[1].seconds <= _HOPE * ranked[0][1].seconds]
         for n, (key, found) in enumerate(hopeful):
             if self.run.out_of_budget() or (n >= _TIMED and clock.done):
