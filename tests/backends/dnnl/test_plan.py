@@ -26,6 +26,7 @@ from xrl_jax.backends.dnnl.spec import (
     Partition,
     Pool,
     Slice,
+    Transpose,
     partition,
 )
 
@@ -49,6 +50,18 @@ PART = Partition(
 def test_a_partition_is_read_back_from_its_text() -> None:
     read = partition(PART.text)
     assert (read, hash(read)) == (PART, hash(PART))
+
+
+@needs_library
+def test_axes_of_one_do_not_make_a_layout_another() -> None:
+    """Features to the front, past an axis of size 1: the array is row-major as before, but for the
+    stride of that axis, for which the library has no fast sum.
+    """
+    turned = Instruction(Transpose((1, 0, 2, 3)), (0,), (1, 40, 11, 11))
+    added = Instruction(Binary("add"), (2, 1), (1, 40, 11, 11))
+    part = Partition(((40, 1, 11, 11), (1, 40, 1, 1)), (False, False), (turned, added), (3,))
+    lib = library()
+    assert lib is not None and len(plan(lib, part).steps) == 1
 
 
 @pytest.mark.parametrize(
