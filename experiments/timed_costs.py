@@ -17,7 +17,7 @@ from experiments.targets import ConfigError
 from xrl_jax.backends.files import replacing
 from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.roofline import CostTable, cost_table
 from xrl_jax.cost.store import STORE_FILE, TimingStore
 from xrl_jax.cost.worker import Worker
 from xrl_jax.graph.program import Program
@@ -74,10 +74,19 @@ def load_costs(path: Path) -> CostTable:
     """The table in a file.
 
     Raises:
-      ConfigError: it cannot be read, or holds no table; the message names it.
+      ConfigError: it cannot be read, holds no table, or one of a version with other operators or
+        corrections; the message names it.
     """
     try:
         with np.load(path) as found:
-            return CostTable(**{name: jnp.asarray(found[name]) for name in _FIELDS})
+            table = CostTable(**{name: jnp.asarray(found[name]) for name in _FIELDS})
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is damaged or no cost table: remove it ({error})") from error
+    empty = cost_table({})
+    for name in _FIELDS:
+        has, fits = getattr(table, name).shape, getattr(empty, name).shape
+        if name not in ("keys", "seconds") and has != fits:  # these grow with the timings
+            raise ConfigError(
+                f"{path} is of another version: remove it (its {name!r} is {has}, not {fits})"
+            )
+    return table

@@ -196,7 +196,8 @@ def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions
     dearer = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
     nodes = [X, W, replace(DOT, lowering=absorbing()), Node("dot", (2, 1), SUMMED, shape=(8, 8))]
     once, thrice = np.array(costs(nodes)), np.array(costs(nodes, dearer))
-    np.testing.assert_allclose((thrice - once)[-2:], [2 * fusion.ENTER, 2 * fusion.LEAVE], rtol=1e-3)
+    both = [2 * fusion.ENTER, 2 * fusion.LEAVE]
+    np.testing.assert_allclose((thrice - once)[-2:], both, rtol=1e-3)
 
 
 def test_shares_are_by_correction(partitions: None) -> None:

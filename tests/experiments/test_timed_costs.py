@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -46,3 +47,10 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes) -> 
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"costs\.npz is damaged or no cost table"):
         load_costs(file)
+
+
+def test_a_table_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    table = cost_table({})
+    save_costs(replace(table, scale=table.scale[:-1]), tmp_path / "costs.npz")
+    with pytest.raises(ConfigError, match=r"costs\.npz is of another version: remove it.*'scale'"):
+        load_costs(tmp_path / "costs.npz")

@@ -33,7 +33,7 @@ from xrl_jax.rewrite.new_nodes import NewNodes
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
 # What shares a correction by whole programs: a class, but for what a partition computes of any. One
 # kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
-# and which rearranges arrays between kernels of different kinds. What it takes to enter and to leave
+# and which rearranges arrays between kernels of different kinds. What it takes to enter and leave
 # one is no kernel's: it depends on the machine, and no kernel's own timing tells.
 _KERNELS = ("conv", "winograd", "dot")  # of a partition; "partition" is what joins these
 CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")

@@ -22,7 +22,9 @@ from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
 
-_ROLLOUTS = 8  # at once: the first takes the most probable action, the others draw
+# At once: the first takes the most probable action, the others draw. Small graphs have room for
+# more: so many nodes in all.
+_FEWEST, _MOST, _NODES = 8, 16, 4096
 _AT_ONCE = 16  # steps between two looks at the clock
 _STEPS = 256  # of a rollout, at most
 _HORIZON = 64  # actions of a rollout, at most
@@ -66,7 +68,8 @@ class Decoder:
         slots = agent_of(self.config).slots or _slots_for(start)
         params = EnvParams(self.rules.table, costs, start, horizon=_HORIZON, slots=slots)
         to_go = _following(self.config)
-        now = jax.tree.map(lambda v: jnp.stack([v] * _ROLLOUTS), begin(params))
+        rollouts = max(_FEWEST, min(_MOST, _NODES // len(start.masks)))
+        now = jax.tree.map(lambda v: jnp.stack([v] * rollouts), begin(params))
         parts, best = [], [float(start.seconds)]
         for k in jax.random.split(key, _STEPS // _AT_ONCE):
             now, trail = to_go(self.weights, params, now, k)
@@ -97,8 +100,9 @@ def _following(config: NetworkConfig) -> Any:
             choose = by_network(config, weights)
             return follow(choose, params, now, key, temperature, _AT_ONCE)
 
-        temperature = jnp.ones(_ROLLOUTS).at[0].set(0.0)
-        return jax.vmap(one)(rollouts, jax.random.split(key, _ROLLOUTS), temperature)
+        n = rollouts.state.done.shape[0]
+        temperature = jnp.ones(n).at[0].set(0.0)
+        return jax.vmap(one)(rollouts, jax.random.split(key, n), temperature)
 
     return engine_jit(steps)
 

@@ -174,7 +174,9 @@ class _Search:
                 self._time_whole(self.reference, run.clock.part(_WHOLE))
         return learned > 0 or self.best() < _BETTER * before
 
-    def confirm(self, found: Mapping[Key, Found], clock: Stopwatch, *, doubted: bool = False) -> int:
+    def confirm(
+        self, found: Mapping[Key, Found], clock: Stopwatch, *, doubted: bool = False
+    ) -> int:
         """Time the operators of programs, those of the cheapest first: what was not timed seems to
         be faster than it is, and which is the cheapest changes with it. How many became known.
 
