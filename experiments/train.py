@@ -44,17 +44,17 @@ from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.backends.compile_cache import persistent_cache
-from xrl_jax.cost.calibration import sceptical
+from xrl_jax.cost.calibration import sceptical, varied
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.worker import Worker
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rl.env import EnvParams
+from xrl_jax.rl.env import EnvParams, with_costs
 from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import Metrics, Training, TrainState, spread
+from xrl_jax.rl.train import Metrics, Training, TrainState, restarted, spread
 
 
 def _plain(state: TrainState) -> dict[str, Any]:
@@ -88,6 +88,14 @@ class Checkpoints:
         return update, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+_VARIED_EVERY = 8  # updates, after which the costs are others under --cost_spread
+
+
+def _varied(params: EnvParams, key: jax.Array, spread: float) -> EnvParams:
+    """The environments under costs whose corrections are off."""
+    return with_costs(params, varied(params.costs, key, spread=spread))
+
+
 Update = Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]
 
 
@@ -113,7 +121,8 @@ def train(
     init, predicted = engine_jit(training.init), engine_jit(training.update)
     print("compiling", file=sys.stderr)
     checkpoints = Checkpoints(out / "checkpoints")
-    done, state = checkpoints.last(init(jax.random.key(config.seed), params))
+    key, plain, part, vary = jax.random.key(config.seed), params, None, engine_jit(_varied)
+    done, state = checkpoints.last(init(key, params))
     log = TrainingLog(out, done)
     before = log.rows[-1]["seconds"] if log.rows else 0.0
     began = time.monotonic()
@@ -122,6 +131,11 @@ def train(
         with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("training", total=config.updates, completed=done)
             while done < config.updates:
+                if config.cost_spread and done // _VARIED_EVERY != part:
+                    part = done // _VARIED_EVERY
+                    params = vary(plain, jax.random.fold_in(key, part), config.cost_spread)
+                    if done % _VARIED_EVERY == 0:
+                        state = restarted(state)
                 update = predicted
                 if measured is not None and done >= config.model_updates:
                     update = measured

@@ -53,11 +53,16 @@ class Config:
     noise: float
     timed_seconds: float
     costs: str
+    cost_spread: float
     evaluate_every: int
 
     def __post_init__(self) -> None:
         if self.costs and self.timed_seconds:
             raise ConfigError("--costs names a table that is there, --timed_seconds makes one")
+        if self.cost_spread and (self.preset == "paper" or self.reward == "measured"):
+            raise ConfigError(
+                "--cost_spread is for --preset=ours and --reward=model: the others know one table"
+            )
         if self.reward == "measured" and self.devices > 1:
             raise ConfigError("--reward=measured is for one device: timings disturb each other")
         if self.reward == "measured" and self.steps % self.interval:
@@ -158,6 +163,13 @@ def define_flags(values: flags.FlagValues) -> None:
         lower_bound=0.0,
     )
     text("costs", "", "costs.npz of another run with --timed_seconds, to go by its timings.")
+    real(
+        "cost_spread",
+        0.0,
+        "Every now and then corrections of costs get other factors, log-normal with this standard "
+        "deviation, so that the policy learns to go by them. 0: costs stay the same.",
+        lower_bound=0.0,
+    )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     number(
         "evaluate_every",

@@ -42,6 +42,7 @@ CONFIG = Config(
     noise=0.02,
     timed_seconds=0.0,
     costs="",
+    cost_spread=0.0,
     evaluate_every=0,
 )
 METRICS = Metrics(
@@ -66,6 +67,7 @@ METRICS = Metrics(
             "--steps=1 times the environments of a device must be",
         ),
         ({"envs": 6, "devices": 4}, "--envs=6 must be a multiple of --devices=4"),
+        ({"preset": "paper", "cost_spread": 0.3}, "--cost_spread is for --preset=ours"),
         ({"reward": "measured", "devices": 2}, "--reward=measured is for one device"),
         ({"reward": "measured", "interval": 3}, "--steps=8 must be a multiple of --interval=3"),
     ],
@@ -114,14 +116,14 @@ def test_the_curve_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     def command(out: Path) -> list[str]:
-        words = ["--networks=squeezenet", "--updates=4", "--envs=4", "--steps=8", "--slots=16"]
-        words += ["--save_every=1", f"--out={out}"]
+        words = ["--networks=squeezenet", "--updates=10", "--envs=4", "--steps=8", "--slots=16"]
+        words += ["--cost_spread=0.3", "--save_every=1", f"--out={out}"]
         return [sys.executable, "-m", "experiments.train", *words]
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     subprocess.run(command(whole), cwd=ROOT, check=True, capture_output=True)
     with subprocess.Popen(command(parts), cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        while not (parts / "checkpoints" / "2").is_dir():
+        while not (parts / "checkpoints" / "9").is_dir():
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -132,4 +134,4 @@ def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     # How long it took is said, too, and is another time.
     assert twice.trained.split(" in ")[0] == once.trained.split(" in ")[0]
     rows = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
-    assert [r["update"] for r in rows] == [1, 2, 3, 4]
+    assert [r["update"] for r in rows] == [*range(1, 11)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from experiments import models
 from tests.rl.conformance import ALLOWED, RESET, STEP, batch_is_each_by_itself, conforms
-from xrl_jax.cost.roofline import cost_table
+from xrl_jax.cost.roofline import CORRECTED, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.library import standard_rules
@@ -28,6 +29,7 @@ from xrl_jax.rl.env import (
     ended,
     offered,
     start_of,
+    with_costs,
 )
 
 OWN = """
@@ -312,3 +314,15 @@ def test_a_batch_of_programs_is_each_by_itself() -> None:
     starts = [start_of(p, own(), costs) for p in programs]
     params = EnvParams(own().table, costs, starts[0], slots=8)
     batch_is_each_by_itself(params, starts, batch_axes(params))
+
+
+def test_environments_under_other_costs_begin_anew() -> None:
+    """As if they had been made with these: elementwise loops a hundred times as dear."""
+    first, program = cost_table({}), chain()
+    dearer = replace(first, scale=first.scale.at[CORRECTED.index("elementwise")].mul(100.0))
+    start = jax.tree.map(lambda v: v[None], start_of(program, own(), first))
+    found = with_costs(EnvParams(own().table, first, start), dearer)
+    expected = start_of(program, own(), dearer)
+    assert found.costs is dearer
+    assert expected.seconds > 10 * start.seconds[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6), found.start, expected)

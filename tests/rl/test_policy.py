@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.rl.test_env import RESET, chain, negated, own, params_of, slots_of, taken
+from xrl_jax.cost.roofline import CORRECTED
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import compile_rules
@@ -35,6 +36,17 @@ def weights(seed: int = 0):
 
 def said(observation: Observation) -> Output:
     return NETWORK.apply(weights(), observation)  # type: ignore[return-value]
+
+
+def test_it_sees_how_costs_are_corrected() -> None:
+    """Relative to each other: e times as dear products are 11/12 above the mean of the twelve."""
+    params = params_of(negated(), own(), slots=4)
+    costs = params.costs
+    scale = costs.scale.at[CORRECTED.index("dot")].mul(np.e) * 3.0
+    state = RESET(jax.random.key(0), params)
+    given = dataclasses.replace(params, costs=dataclasses.replace(costs, scale=scale))
+    expected = np.where(np.array(CORRECTED) == "dot", 11 / 12, -1 / 12)
+    np.testing.assert_allclose(observe(state, given).whole[-12:], expected, atol=1e-6)
 
 
 def test_empty_slots_are_never_chosen() -> None:

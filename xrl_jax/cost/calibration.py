@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
@@ -127,6 +129,17 @@ def sceptical(costs: CostTable) -> CostTable:
     by the other is fast as far as that is known.
     """
     return replace(costs, form=costs.form.at[..., 1:].multiply(_DOUBT**-2))
+
+
+def varied(costs: CostTable, key: jax.Array, *, spread: float) -> CostTable:
+    """The table as another machine might correct it: each correction times a log-normal factor.
+
+    Args:
+      spread: standard deviation of the factors' logarithms.
+    """
+    return replace(
+        costs, scale=costs.scale * jnp.exp(spread * jax.random.normal(key, costs.scale.shape))
+    )
 
 
 def correct(

@@ -163,6 +163,17 @@ def _start(
     return Start(graph, match.match(table, graph), owner, counts, seconds)
 
 
+def with_costs(params: EnvParams, costs: CostTable) -> EnvParams:
+    """Environments [B] under other costs."""
+
+    def priced(start: Start) -> Start:
+        graph = roofline.priced(costs, start.graph)
+        seconds = seconds_of(graph, start.owner, start.counts)
+        return start._replace(graph=graph, seconds=seconds)
+
+    return dataclasses.replace(params, costs=costs, start=jax.vmap(priced)(params.start))
+
+
 def batch_axes(params: EnvParams) -> Any:
     """`in_axes` of `params` for a batch of different starts."""
     return dataclasses.replace(params, table=None, costs=None, start=0, horizon=None)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.backends.lowerings import LOWERINGS
+from xrl_jax.cost.roofline import CORRECTED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
@@ -24,7 +25,7 @@ EDGES = 2  # for each slot of the bucket there is room for so many; more are lef
 N_MOVE = 7  # numbers of a candidate
 SAVES = (0, 6)  # of these, what it is predicted to save once, and wherever its rule gains
 GAINS = 2  # of these, whether it saves anything
-N_GLOBAL = 7  # numbers of the whole
+N_GLOBAL = 7 + len(CORRECTED)  # numbers of the whole
 
 
 class GraphFeatures(NamedTuple):
@@ -61,7 +62,8 @@ class Observation(NamedTuple):
 
 def observe(state: EnvState, params: EnvParams) -> Observation:
     """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
-    touch, make, and are predicted to save, alone and with the others of their rule.
+    touch, make, and are predicted to save, alone and with the others of their rule; of the costs
+    how they are corrected, which says what forms will take that are not in the graph yet.
     """
     first, moves, valid = params.start.seconds, state.moves, state.moves.valid
     same = same_rule(moves, params.table)
@@ -76,6 +78,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         _share(together[:, 0] / first),
         _share(together[:, 1] / first),
     ]
+    corrections = jnp.log(params.costs.scale)
     whole = [
         state.seconds / first,
         state.best / first,
@@ -84,6 +87,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         jnp.log1p(moves.n) / 8,
         jnp.log1p(jnp.sum(seen.live)) / 8,
         jnp.log1p(state.sweep.left) / 8,
+        *(corrections - jnp.mean(corrections)),
     ]
     return Observation(
         graph=seen,

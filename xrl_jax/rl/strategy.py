@@ -2,18 +2,17 @@
 
 Each round follows the policy, once by its most probable actions and several times by actions drawn,
 from the best program so far or from the original. Forms that were not timed have the benefit of the
-doubt in every other round, and operators of the programs that are met then are timed, those of what
-is the cheapest by now first. In the rounds between, what was not timed is dear, and of the
-programs met so far the cheapest are timed whole, in turn with the original; they correct the costs
-that the next round goes by. Nothing else is tried: what this finds, the policy has found. What its
-steps gain is told as it was predicted when they were made.
+doubt in two of three rounds, and operators of the programs that are met then are timed, those of
+what is the cheapest by now first, a few at a time. In the third, what was not timed is dear, and
+of the programs met so far the cheapest are timed whole, in turn with the original; they correct the
+costs that the next round goes by. Nothing else is tried: what this finds, the policy has found.
+What its steps gain is told as it was predicted when they were made.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 
@@ -54,6 +53,9 @@ _FEW = 0.25
 # the time left; at most so many times the cheapest by prediction.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
+# Rounds that explore before one that times programs, and the share of the time by which some are.
+_EXPLORES, _LATE = 2, 0.6
+_AT_ONCE = 8  # operators that are timed before programs are ranked anew
 _STALLED = 8  # rounds without a better program, after which a search ends
 _KEPT = 4  # programs that a search ends with
 _WAITING = 32  # programs that may be timed whole in a later round
@@ -134,13 +136,18 @@ class _Search:
         fits = bucket_for(united_size(best.program)) <= self.bucket
         return best if fits else self.original
 
-    def measure(self, program: Program, clock: Stopwatch, limit: int | None) -> int:
+    def measure(
+        self, program: Program, clock: Stopwatch, limit: int | None, new: int | None = None
+    ) -> int:
         """Time the operators of a program, until so many timings were made in all; how many became
         known.
+
+        Args:
+          new: bound for the timings that are made now.
         """
         graph, _ = united(program, bucket=self.bucket)
         priced, _ = price(self.oracle.table(), graph)
-        return measure_graph(self.oracle, priced, clock, limit)
+        return measure_graph(self.oracle, priced, clock, limit, new)
 
     def limit_of_regions(self) -> int | None:
         """How many timings may have been made when operators have had their share of those left."""
@@ -186,7 +193,7 @@ class _Search:
         learned, limit = 0, self.limit_of_regions()
         while not clock.done:
             for _, each in self._ranked(found, doubted=doubted):
-                if made := self.measure(each.program, clock, limit):
+                if made := self.measure(each.program, clock, limit, _AT_ONCE):
                     learned += made
                     break
             else:
@@ -265,12 +272,15 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
             if whole:
                 job = job_or_failure(original.program, (), constants=search.oracle.constants)
                 search.reference = job if isinstance(job, Job) else None
-            for turn in itertools.count():
-                if run.out_of_budget():
-                    break
+            explored, from_best = 0, False
+            while not run.out_of_budget():
                 key, now = jax.random.split(key)
-                begun = search.to_go_on_from() if turn // 2 % 2 else original
-                learned = search.turn(begun, now, explores=turn % 2 == 0)
+                late = not search.timings and run.clock.elapsed > _LATE * run.clock.seconds
+                explores = explored < _EXPLORES and not late
+                begun = search.to_go_on_from() if from_best else original
+                learned = search.turn(begun, now, explores=explores)
+                explored = explored + 1 if explores else 0
+                from_best ^= not explores
                 since = 0 if learned else since + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")

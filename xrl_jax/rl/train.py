@@ -110,6 +110,12 @@ class TrainState(NamedTuple):
     timed: jax.Array  # [B] of its episode, last rewarded, relative to its start
 
 
+def restarted(state: TrainState) -> TrainState:
+    """With the next step, all environments begin a new episode."""
+    done = jnp.ones_like(state.envs.done)
+    return state._replace(envs=state.envs._replace(done=done))
+
+
 class Metrics(NamedTuple):
     """What one update tells; means over the rollout."""
 
