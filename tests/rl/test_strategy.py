@@ -129,6 +129,34 @@ def test_of_few_timings_some_are_for_whole_programs() -> None:
     assert oracle.asked >= 2 and oracle.asked + len(oracle.timed) == 6
 
 
+def test_two_rounds_explore_before_one_that_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the original, then from the best, then from the original again."""
+    rounds = []
+
+    def turn(search: _Search, begun: Found, key: jax.Array, *, explores: bool) -> bool:
+        if len(rounds) == 7:
+            raise KeyboardInterrupt
+        rounds.append((explores, begun is search.original))
+        return True
+
+    better = Found(program(), 1e-6)
+    monkeypatch.setattr(_Search, "turn", turn)
+    monkeypatch.setattr(_Search, "to_go_on_from", lambda search: better)
+    found()
+    three = [(True, True), (True, True), (False, True)]
+    assert rounds == [*three, (True, False), (True, False), (False, False), (True, True)]
+
+
+def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
+    search = _Search(Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
+    assert search.may_explore(0)
+    monkeypatch.setattr(Stopwatch, "elapsed", 61.0)
+    assert not search.may_explore(0)
+    search.timings[("one",)] = Timing(1.0, 1.0, 1.0)
+    assert search.may_explore(0)
+
+
 def one_product() -> Program:
     return from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
 
@@ -155,6 +183,27 @@ def test_operators_are_timed_the_cheapest_program_first() -> None:
     first = [n.lowering for n in nodes_of(cheapest.graph)[0] if n.op == "dot"]
     assert [oracle.timed[0].node.lowering] == first
     assert search.confirm(both, Stopwatch(60.0)) == 0
+
+
+def test_a_form_that_disappoints_once_is_not_timed_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two products, flat or swapped; flat is predicted to take less, and takes a second."""
+    args = jnp.ones((64, 64)), jnp.ones((64, 32)), jnp.ones((8, 64))
+    two = from_jax(lambda w, v, x: (x @ w) @ v, *args, weights=(0, 1))
+    nodes, outputs, _ = nodes_of(two.graph)
+
+    def both(lowering: int) -> Found:
+        forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
+        return Found(two.with_graphs([build(forms, outputs)]), math.inf)
+
+    oracle = FakeOracle(lambda r: Timing(*3 * [1.0 if r.node.lowering == 1 else 1e-6], repeats=9))
+    search = _Search(
+        Decoder(SIZES, None, rules()), Run(Problem(two, rules(), oracle), ENOUGH), both(0)
+    )
+    monkeypatch.setattr("xrl_jax.rl.strategy._AT_ONCE", 1)
+    assert search.confirm({("flat",): both(1), ("swapped",): both(3)}, Stopwatch(60.0)) == 4
+    assert [r.node.lowering for r in oracle.timed] == [1, 3, 3, 1]
 
 
 def test_operators_are_timed_before_a_program_is_timed_whole(

@@ -154,6 +154,14 @@ class _Search:
         limit, spent = self.run.budget.measurements, self.oracle.spending.measurements
         return None if limit is None else spent + math.ceil(_FEW * max(limit - spent, 0))
 
+    def may_explore(self, explored: int) -> bool:
+        """Whether the next round explores, after so many that did: one where timings are bounded,
+        which are for programs rather; none where it is late and no program was timed yet.
+        """
+        late = not self.timings and self.run.clock.elapsed > _LATE * self.run.clock.seconds
+        most = _EXPLORES if self.run.budget.measurements is None else 1
+        return explored < most and not late
+
     def turn(self, begun: Found, key: jax.Array, *, explores: bool) -> bool:
         """One round; whether it has learned anything that another may go by.
 
@@ -275,8 +283,7 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
             explored, from_best = 0, False
             while not run.out_of_budget():
                 key, now = jax.random.split(key)
-                late = not search.timings and run.clock.elapsed > _LATE * run.clock.seconds
-                explores = explored < _EXPLORES and not late
+                explores = search.may_explore(explored)
                 begun = search.to_go_on_from() if from_best else original
                 learned = search.turn(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
