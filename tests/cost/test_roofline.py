@@ -177,9 +177,10 @@ CONV_LAST = {
 
 
 @pytest.mark.parametrize(
-    ("kernel", "groups", "kind"), [((3, 3), 1, 0), ((1, 1), 1, 1), ((3, 3), 2, 2)]
+    ("kernel", "groups", "kind"), [((3, 3), 1, 3), ((1, 1), 1, 4), ((3, 3), 2, 5)]
 )
 def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, groups, kind):
+    """Here with features last; with features elsewhere they are kinds 0, 1 and 2."""
     attrs = pack_attrs("conv", {**CONV_LAST, "groups": groups, "high": [k - 1 for k in kernel]})
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
     w = Node("weight", shape=(*kernel, 4 // groups, 6), ref=1)
@@ -187,6 +188,17 @@ def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, grou
     view = roofline.view_graph(build([x, w, conv], [2], bucket=16))
     forms = jax.vmap(roofline.form_of)(view)
     assert np.asarray(forms[3]).tolist() == [conv.spec.code, kind, 5]
+    assert roofline.turned((conv.spec.code, kind, 5)) == (conv.spec.code, kind - 3, 5)
+
+
+def test_a_convolution_with_features_first_is_of_another_kind():
+    layouts = {f"{n}_layout": ops.LAYOUT_CODE[0, 1, 2, 3] for n in ("lhs", "out")}
+    attrs = pack_attrs("conv", {**CONV_LAST, **layouts, "high": [2, 2]})
+    x = Node("input", shape=(1, 4, 8, 8), ref=0)
+    w = Node("weight", shape=(3, 3, 4, 6), ref=1)
+    conv = Node("conv", (0, 1), attrs, 5, shape=(1, 6, 8, 8))
+    forms = jax.vmap(roofline.form_of)(roofline.view_graph(build([x, w, conv], [2], bucket=16)))
+    assert np.asarray(forms[3]).tolist() == [conv.spec.code, 0, 5]
 
 
 def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():

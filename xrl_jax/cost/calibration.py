@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,8 +13,18 @@ import numpy as np
 from scipy.optimize import nnls
 
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.cost.roofline import CLASSES, CORRECTED, DEFAULT_RATES, CostTable, Rates
+from xrl_jax.cost.roofline import (
+    CLASSES,
+    CORRECTED,
+    DEFAULT_RATES,
+    KINDS,
+    CostTable,
+    Rates,
+    turned,
+)
 from xrl_jax.graph import ops
+
+Forms = Mapping[tuple[int, int, int], float]  # multiples by form
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +70,7 @@ _PASSES = 3  # of a sum of two arrays
 _LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
 
-def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
+def usual_forms(backend: str) -> Forms:
     """Multiples of XLA's own form that forms take by experience on a backend, by `form_of`."""
     found: dict[tuple[int, int, int], float] = {}
     tables = []
@@ -69,21 +80,22 @@ def usual_forms(backend: str) -> dict[tuple[int, int, int], float]:
         words, spec = text.split(), ops.OPS[op]
         for name, multiple in zip(words[::2], words[1::2], strict=True):
             found[spec.code, kind, spec.lowerings.index(name)] = float(multiple)
-    return found
+    return {turned(at): m for at, m in found.items() if at[0] == ops.OPS["conv"].code} | found
 
 
 def calibrate(
     samples: Sequence[Sample],
     rates: Rates = DEFAULT_RATES,
-    usual: Mapping[tuple[int, int, int], float] = MappingProxyType({}),
+    usual: Forms = MappingProxyType({}),
 ) -> Rates:
     """Rates fitted to timings, class by class; their order does not matter, to the last bit.
 
     A class with fewer than four samples keeps its rates. Where a class computes (conv, dot) flops
     decide: the rate the faster quarter of its samples reaches. Elsewhere an overhead and a
     bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
-    a sum. A form that was timed has the median of its multiples of that, any other the `usual`
-    multiple of what XLA's own form has; both less the benefit of the doubt.
+    a sum. A form that was timed has the median of its multiples of that; one that was timed in
+    another layout has those; any other the `usual` multiple of what XLA's own form has, as far as
+    other kinds bear that out. All but XLA's have the benefit of the doubt.
     """
     samples = sorted(samples)
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
@@ -106,9 +118,26 @@ def calibrate(
         expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + overhead[c]
         multiples.setdefault(s.form, []).append(s.seconds / expected)
     timed = {at: float(np.median(m)) for at, m in multiples.items()}
-    form = {(op, k, i): m * timed.get((op, k, 0), 1.0) for (op, k, i), m in usual.items()} | timed
+    form = _untimed_forms({turned(at): m for at, m in timed.items()} | timed, usual)
     form = {at: m * _DOUBT if at[2] else m for at, m in form.items()}
     return Rates(flop_rate, bandwidth, overhead, rates.scale, form, pass_overhead)
+
+
+def _untimed_forms(timed: Forms, usual: Forms) -> dict[tuple[int, int, int], float]:
+    """Multiples of forms that were timed, and what follows from these for others. XLA's own form
+    takes what it takes in other kinds of the operator: or a change of kind would seem to gain. And
+    no form is as much faster in another kind as its `usual` multiple alone would have it: where it
+    was timed it took more.
+    """
+    by_name = defaultdict(list)  # of each form of an operator, in all kinds
+    for (op, _, i), multiple in timed.items():
+        by_name[op, i].append(multiple)
+    own = {op: float(np.median(m)) for (op, i), m in by_name.items() if i == 0}
+    found = {**{(op, k, 0): m for op, m in own.items() for k in range(KINDS)}, **timed}
+    for (op, kind, i), multiple in usual.items():
+        guess = multiple * found.get((op, kind, 0), 1.0)
+        found.setdefault((op, kind, i), max(guess, min(by_name[op, i], default=0.0)))
+    return found
 
 
 def _line(samples: Sequence[Sample]) -> tuple[float, float]:

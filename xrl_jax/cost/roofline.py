@@ -64,9 +64,9 @@ _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by other
 # loop.
 _JOINED, _IN_LOOP = 0.4, 0.1
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
-# Forms are compared among operators of one kind: convolutions 1x1, grouped and others, products
-# with a batch and without.
-_KINDS = 3
+# Forms are compared among operators of one kind: products with a batch and without; convolutions
+# 1x1, grouped and others, then the same with features last.
+KINDS, _FEATURES_LAST = 6, 3
 _FORMS = 32  # of one operator, at most
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
@@ -145,10 +145,18 @@ def form_of(view: NodeView) -> jax.Array:
 
     kernel = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "rhs_layout"), 0, len(ops.LAYOUTS) - 1)]
     spatial = jnp.where(kernel[2:] >= 0, view.arg_shapes[1][kernel[2:]], 1)
+    image = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "lhs_layout"), 0, len(ops.LAYOUTS) - 1)]
     of_conv = jnp.where(attr(conv, "groups") > 1, 2, jnp.where(jnp.prod(spatial) == 1, 1, 0))
+    of_conv += jnp.where(image[1] == jnp.max(image), _FEATURES_LAST, 0)
     of_dot = jnp.where(attr(dot, "lhs_batch") != 0, 1, 0)
     kind = jnp.where(view.op == conv.code, of_conv, jnp.where(view.op == dot.code, of_dot, 0))
     return jnp.stack([view.op, kind, view.lowering])
+
+
+def turned(form: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of a convolution's form, that of one with features elsewhere; of others nothing that is."""
+    op, kind, lowering = form
+    return op, (kind + _FEATURES_LAST) % KINDS, lowering
 
 
 @jax.tree_util.register_dataclass
@@ -398,7 +406,7 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
 
-    form = np.ones((len(ops.OP_NAMES), _KINDS, _FORMS), np.float32)
+    form = np.ones((len(ops.OP_NAMES), KINDS, _FORMS), np.float32)
     for at, multiple in rates.form.items():
         form[at] = multiple
 
