@@ -12,6 +12,8 @@ ends, after --model_updates updates on predictions; the timings are kept and not
 
 --timed_seconds=60 lets taso search each network so long first: predictions then know what the
 operators take that it timed. --costs takes the table that another run has kept so.
+--cost_spread=0.3 changes the corrections of costs every now and then, as another machine might have
+them.
 
 All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
 (what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, events for TensorBoard,
@@ -56,6 +58,8 @@ from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.train import Metrics, Training, TrainState, restarted, spread
 
+_VARIED_EVERY = 8  # updates, after which the costs are others under --cost_spread
+
 
 def _plain(state: TrainState) -> dict[str, Any]:
     """The state as a tree of plain arrays."""
@@ -86,9 +90,6 @@ class Checkpoints:
         key = jax.random.wrap_key_data(values.key)
         leaves = jax.tree.leaves(values._replace(key=key))
         return update, jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-_VARIED_EVERY = 8  # updates, after which the costs are others under --cost_spread
 
 
 def _varied(params: EnvParams, key: jax.Array, spread: float) -> EnvParams:
@@ -134,6 +135,7 @@ def train(
                 if config.cost_spread and done // _VARIED_EVERY != part:
                     part = done // _VARIED_EVERY
                     params = vary(plain, jax.random.fold_in(key, part), config.cost_spread)
+                    # Not where a training that was killed goes on with the costs that it had.
                     if done % _VARIED_EVERY == 0:
                         state = restarted(state)
                 update = predicted

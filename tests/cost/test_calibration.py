@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from xrl_jax.cost import calibration
-from xrl_jax.cost.calibration import Sample, calibrate, correct, sceptical, usual_forms
-from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
+from xrl_jax.cost.calibration import (
+    Sample,
+    calibrate,
+    correct,
+    sceptical,
+    usual_forms,
+    varied,
+)
+from xrl_jax.cost.roofline import CORRECTED, DEFAULT_RATES, cost_table
 from xrl_jax.graph import ops
 
 
@@ -134,6 +143,16 @@ def test_one_program_scales_all_its_classes_alike():
     rates = correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}], [4.0])
     assert rates.scale["dot"] == pytest.approx(2.0) and rates.scale["conv"] == pytest.approx(2.0)
     assert rates.scale["reduce"] == 1.0
+
+
+def test_corrections_vary_by_log_normal_factors_and_nothing_else_does():
+    costs = replace(cost_table({(0, 1): 1e-3}), scale=jnp.full(len(CORRECTED), 2.0))
+    many = jax.vmap(lambda key: varied(costs, key, spread=0.5).scale)
+    factors = np.log(many(jax.random.split(jax.random.key(0), 500)) / 2.0)
+    assert factors.mean() == pytest.approx(0.0, abs=0.03)
+    assert factors.std() == pytest.approx(0.5, abs=0.03)
+    one = varied(costs, jax.random.key(0), spread=0.5)
+    jax.tree.map(np.testing.assert_array_equal, replace(one, scale=costs.scale), costs)
 
 
 def test_what_was_not_timed_is_doubted_either_way():

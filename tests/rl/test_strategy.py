@@ -73,6 +73,10 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
     assert any(s.rule == "trap-in" for s in result.best[0].steps)  # 0.80 ms -> 0.82 -> 0.50
 
 
+def test_small_graphs_have_more_rollouts_at_once() -> None:
+    assert [rollouts.at_once(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
+
+
 def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps are enough to pass one trap, and there are two, and two transposes. The first step
     of a rollout begins it.

@@ -136,7 +136,7 @@ def _untimed_forms(timed: Forms, usual: Forms) -> dict[tuple[int, int, int], flo
     found = {**{(op, k, 0): m for op, m in own.items() for k in range(KINDS)}, **timed}
     for (op, kind, i), multiple in usual.items():
         guess = multiple * found.get((op, kind, 0), 1.0)
-        found.setdefault((op, kind, i), max(guess, min(by_name[op, i], default=0.0)))
+        found.setdefault((op, kind, i), max(guess, min(by_name.get((op, i), ()), default=0.0)))
     return found
 
 

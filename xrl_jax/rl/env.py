@@ -158,20 +158,21 @@ def start_of(
 def _start(
     table: RuleTable, costs: CostTable, graph: TensorGraph, owner: jax.Array, counts: jax.Array
 ) -> Start:
-    graph = roofline.priced(costs, passes.remove_dead(graph))
-    seconds = seconds_of(graph, owner, counts)
-    return Start(graph, match.match(table, graph), owner, counts, seconds)
+    graph = passes.remove_dead(graph)
+    masks = match.match(table, graph)
+    return _priced(costs, Start(graph, masks, owner, counts, jnp.float32(0.0)))
+
+
+def _priced(costs: CostTable, start: Start) -> Start:
+    graph = roofline.priced(costs, start.graph)
+    seconds = seconds_of(graph, start.owner, start.counts)
+    return start._replace(graph=graph, seconds=seconds)
 
 
 def with_costs(params: EnvParams, costs: CostTable) -> EnvParams:
     """Environments [B] under other costs."""
-
-    def priced(start: Start) -> Start:
-        graph = roofline.priced(costs, start.graph)
-        seconds = seconds_of(graph, start.owner, start.counts)
-        return start._replace(graph=graph, seconds=seconds)
-
-    return dataclasses.replace(params, costs=costs, start=jax.vmap(priced)(params.start))
+    start = jax.vmap(_priced, in_axes=(None, 0))(costs, params.start)
+    return dataclasses.replace(params, costs=costs, start=start)
 
 
 def batch_axes(params: EnvParams) -> Any:

@@ -68,8 +68,8 @@ class Decoder:
         slots = agent_of(self.config).slots or _slots_for(start)
         params = EnvParams(self.rules.table, costs, start, horizon=_HORIZON, slots=slots)
         to_go = _following(self.config)
-        rollouts = max(_FEWEST, min(_MOST, _NODES // len(start.masks)))
-        now = jax.tree.map(lambda v: jnp.stack([v] * rollouts), begin(params))
+        n = at_once(len(start.masks))
+        now = jax.tree.map(lambda v: jnp.stack([v] * n), begin(params))
         parts, best = [], [float(start.seconds)]
         for k in jax.random.split(key, _STEPS // _AT_ONCE):
             now, trail = to_go(self.weights, params, now, k)
@@ -105,6 +105,11 @@ def _following(config: NetworkConfig) -> Any:
         return jax.vmap(one)(rollouts, jax.random.split(key, n), temperature)
 
     return engine_jit(steps)
+
+
+def at_once(bucket: int) -> int:
+    """How many rollouts of graphs in this bucket are made at once."""
+    return max(_FEWEST, min(_MOST, _NODES // bucket))
 
 
 def _slots_for(start: Start) -> int:
