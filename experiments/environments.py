@@ -32,20 +32,25 @@ def devices(n: int) -> list[Any]:
     return found
 
 
-def parsed(text: str) -> tuple[str, dict[str, int]]:
-    """A network and its options, of NAME:OPTION=NUMBER:...
+Options = dict[str, int | tuple[int, ...]]
+
+
+def parsed(text: str) -> tuple[str, Options]:
+    """A network and its options, of NAME:OPTION=NUMBER:...; several numbers are written 1-2-1.
 
     Raises:
       ConfigError: there is no such network, or an option is not written so.
     """
     name, *options = text.split(":")
     targets.require_known("networks", (name,), models.MODELS)
-    found = {}
+    found: Options = {}
     for option in options:
         key, _, value = option.partition("=")
-        if not value.isdigit():
+        numbers = value.split("-")
+        if not all(n.isdigit() for n in numbers):
             raise ConfigError(f"--networks: {option!r} of {text!r} must be OPTION=NUMBER")
-        found[key] = int(value)
+        several = tuple(map(int, numbers))
+        found[key] = several if len(several) > 1 else several[0]
     return name, found
 
 

@@ -34,7 +34,7 @@ class Target:
     weights: tuple[int, ...]
 
 
-def from_model(name: str, *, seed: int = 0, **shape: int | float) -> Target:
+def from_model(name: str, *, seed: int = 0, **shape: int | float | tuple[int, ...]) -> Target:
     """A network of `experiments.models`, built with the options in `shape`.
 
     Raises:
@@ -46,17 +46,26 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float) -> Target:
         if option not in options:
             known = ", ".join(f"--{n}" for n in SHAPE_FLAGS if n in options)
             raise ConfigError(f"--model={name} has no option --{option} (it has: {known})")
-    kinds = {option: type(options[option].default) for option in shape}
-    for option, value in shape.items():
-        if kinds[option](value) != value:
-            raise ConfigError(f"--{option}={value}: --model={name} takes a whole number")
+    given = {o: _of_kind(name, o, options[o].default, value) for o, value in shape.items()}
     try:
-        model = models.get(name, seed=seed, **{o: kinds[o](v) for o, v in shape.items()})
+        model = models.get(name, seed=seed, **given)
     except ValueError as error:
         raise ConfigError(f"--model={name}: {error}") from error
     # Onto the device, once: arrays of the host would be copied in every call.
     args = jax.tree.map(jnp.asarray, (model.weights, *model.inputs))
     return Target(name, model.fn, args, (0,))
+
+
+def _of_kind(name: str, option: str, default: Any, value: Any) -> Any:
+    """The value as the default is; one number may stand for several. Raises ConfigError."""
+    kind = type(default)
+    if kind is tuple:
+        return value if isinstance(value, tuple) else (value,)
+    if isinstance(value, tuple):
+        raise ConfigError(f"--{option}: --model={name} takes one number, not {value}")
+    if kind(value) != value:
+        raise ConfigError(f"--{option}={value}: --model={name} takes a whole number")
+    return kind(value)
 
 
 def require_network(name: str) -> None:

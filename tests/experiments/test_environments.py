@@ -11,6 +11,7 @@ from experiments.targets import ConfigError
 def test_networks_have_options_after_colons() -> None:
     assert parsed("bert:tokens=64:layers=2") == ("bert", {"tokens": 64, "layers": 2})
     assert parsed("squeezenet") == ("squeezenet", {})
+    assert parsed("resnet50:blocks=1-2") == ("resnet50", {"blocks": (1, 2)})
 
 
 @pytest.mark.parametrize(
