@@ -37,8 +37,7 @@ class Met(NamedTuple):
 
     found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
     candidates: int  # how many there were to choose from, in all
-    most: int  # in one state, of which the policy saw `slots`
-    slots: int
+    most: int  # in one state, of which the policy saw no more than there are slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +48,12 @@ class Decoder:
     weights: Any
     rules: CompiledRules
 
+    def slots_for(self, start: Start) -> int:
+        """How many candidates the policy is to see."""
+        n = int(np.bitwise_count(np.asarray(start.masks)).sum())
+        enough = next((s for s in _SLOTS if s >= n), _SLOTS[-1])
+        return agent_of(self.config).slots or enough
+
     def rollouts(
         self,
         begun: Found,
@@ -56,6 +61,7 @@ class Decoder:
         costs: CostTable,
         key: jax.Array,
         *,
+        slots: int,
         over: Callable[[], bool],
     ) -> Met:
         """Follow the policy from a program, several times at once.
@@ -63,9 +69,9 @@ class Decoder:
         Args:
           begun: the program, with the steps that led to it.
           start: made of it, under these costs.
+          slots: candidates that the policy sees; another number has to be compiled.
           over: asked every now and then whether there is no time left.
         """
-        slots = agent_of(self.config).slots or _slots_for(start)
         params = EnvParams(self.rules.table, costs, start, horizon=_HORIZON, slots=slots)
         to_go = _following(self.config)
         n = at_once(len(start.masks))
@@ -86,7 +92,7 @@ class Decoder:
         ]
         most = int(trail.candidates.max(initial=0))
         cheapest_first = sorted(each, key=lambda f: f.seconds)
-        return Met(cheapest_first, int(trail.candidates.sum()), most, slots)
+        return Met(cheapest_first, int(trail.candidates.sum()), most)
 
 
 @functools.cache
@@ -110,11 +116,6 @@ def _following(config: NetworkConfig) -> Any:
 def at_once(bucket: int) -> int:
     """How many rollouts of graphs in this bucket are made at once."""
     return max(_FEWEST, min(_MOST, _NODES // bucket))
-
-
-def _slots_for(start: Start) -> int:
-    n = int(np.bitwise_count(np.asarray(start.masks)).sum())
-    return next((s for s in _SLOTS if s >= n), _SLOTS[-1])
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:

@@ -1,11 +1,11 @@
 """Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
-Each round follows the policy, once by its most probable actions and several times by actions drawn,
-from the best program so far or from the original. Forms that were not timed have the benefit of the
-doubt in two of three rounds, and operators of the programs that are met then are timed, those of
-what is the cheapest by now first, a few at a time. In the third, what was not timed is dear, and
-of the programs met so far the cheapest are timed whole, in turn with the original; they correct the
-costs that the next round goes by. Nothing else is tried: what this finds, the policy has found.
+Each round follows the policy, once by its most probable actions and several times by actions drawn.
+Most rounds explore: they begin from the original, forms that were not timed have the benefit of the
+doubt, and some operators of the programs that are met are timed, those of what is the cheapest by
+now first. In every fourth, which goes on from the best program so far, what was not timed is dear,
+and of the programs met so far the cheapest are timed whole, in turn with the original; they correct
+the costs that the next round goes by. Nothing else is tried: what this finds, the policy has found.
 What its steps gain is told as it was predicted when they were made.
 """
 
@@ -53,8 +53,12 @@ _FEW = 0.25
 # the time left; at most so many times the cheapest by prediction.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
-# Rounds that explore before one that times programs, and the share of the time by which some are.
-_EXPLORES, _LATE = 2, 0.6
+# Rounds that explore before one that times programs, all but the last of them from the original, and
+# the share of the time by which some are.
+_EXPLORES, _LATE = 3, 0.6
+# Operators that are timed in a round that explores: what they take says what their forms are worth
+# elsewhere, and the next rollouts do not go by what has disappointed.
+_LEARNS = 32
 _AT_ONCE = 8  # operators that are timed before programs are ranked anew
 _STALLED = 8  # rounds without a better program, after which a search ends
 _KEPT = 4  # programs that a search ends with
@@ -109,6 +113,7 @@ class _Search:
       waiting: those that were met and not timed whole.
       timings: of programs whole, in turn with the original; by key.
       reference: the original's job, where programs are timed whole.
+      slots: of candidates, those that the first round needs: others would have to be compiled.
     """
 
     decoder: Decoder
@@ -118,6 +123,7 @@ class _Search:
     waiting: dict[Key, Found] = dataclasses.field(default_factory=dict)
     timings: dict[Key, Timing] = dataclasses.field(default_factory=dict)
     reference: Job | None = None
+    slots: int = 0
 
     @property
     def oracle(self) -> Oracle:
@@ -129,10 +135,10 @@ class _Search:
         return united_bucket(self.original.program)
 
     def to_go_on_from(self) -> Found:
-        """The best program so far; the original where there is none, or where it has outgrown the
-        bucket.
+        """The best program so far; the original where none was timed whole, or where it has
+        outgrown the bucket.
         """
-        best = next(iter(self.results()), self.original)
+        best = self.original if not self.kept else self.results()[0]
         fits = bucket_for(united_size(best.program)) <= self.bucket
         return best if fits else self.original
 
@@ -172,13 +178,17 @@ class _Search:
         run, before = self.run, self.best()
         costs = self.oracle.table() if explores else sceptical(self.oracle.table())
         start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
-        met = self.decoder.rollouts(begun, start, costs, key, over=run.out_of_budget)
+        self.slots = self.slots or self.decoder.slots_for(start)
+        met = self.decoder.rollouts(
+            begun, start, costs, key, slots=self.slots, over=run.out_of_budget
+        )
         run.candidates += met.candidates
-        if met.most > met.slots:
-            run.note = f"it saw {met.slots} of up to {met.most} candidates at a step, drawn evenly"
+        if met.most > self.slots:
+            run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"
         by_key = {program_key(f.program): f for f in reversed(met.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
-        learned = self.confirm(new, run.clock.part(_REGIONS)) if explores else 0
+        few = run.clock.part(_REGIONS)
+        learned = self.confirm(new, few, most=_LEARNS) if explores else 0
         if self.reference is None:
             self.kept |= new
             self.kept = dict(self._ranked(self.kept)[:_KEPT])
@@ -190,16 +200,22 @@ class _Search:
         return learned > 0 or self.best() < _BETTER * before
 
     def confirm(
-        self, found: Mapping[Key, Found], clock: Stopwatch, *, doubted: bool = False
+        self,
+        found: Mapping[Key, Found],
+        clock: Stopwatch,
+        *,
+        doubted: bool = False,
+        most: int | None = None,
     ) -> int:
         """Time the operators of programs, those of the cheapest first: what was not timed seems to
         be faster than it is, and which is the cheapest changes with it. How many became known.
 
         Args:
           doubted: what was not timed is dear (`_ranked`).
+          most: operators that are timed.
         """
         learned, limit = 0, self.limit_of_regions()
-        while not clock.done:
+        while not clock.done and (most is None or learned < most):
             for _, each in self._ranked(found, doubted=doubted):
                 if made := self.measure(each.program, clock, limit, _AT_ONCE):
                     learned += made
@@ -280,14 +296,14 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
             if whole:
                 job = job_or_failure(original.program, (), constants=search.oracle.constants)
                 search.reference = job if isinstance(job, Job) else None
-            explored, from_best = 0, False
+            explored = 0
             while not run.out_of_budget():
                 key, now = jax.random.split(key)
                 explores = search.may_explore(explored)
-                begun = search.to_go_on_from() if from_best else original
+                anew = explores and explored + 1 < _EXPLORES
+                begun = original if anew else search.to_go_on_from()
                 learned = search.turn(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
-                from_best ^= not explores
                 since = 0 if learned else since + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")
