@@ -132,10 +132,22 @@ def new_nodes(
         ok &= (to < 0) | same
     at, present, used = jnp.maximum(new_args, 0), new_args >= 0, new_op != ops.HOLE
     rows = each[:, None, None]
+    # A lowering is right for an operator with these attributes on operands of these types.
+    like, like_args = table.new_like[entry], table.like_args[entry]
+    was = jnp.take_along_axis(bound, jnp.maximum(like, 0), axis=1)
+    model = jnp.maximum(like_args, 0)
+    alike = (
+        jnp.all(shape[rows, at] == shape[rows, model], axis=3)
+        & (rank[rows, at] == rank[rows, model])
+        & (dtype[rows, at] == dtype[rows, model])
+        & (weight_only[rows, at] == weight_only[rows, model])
+    )
+    alike = jnp.all((present == (like_args >= 0)) & (~present | alike), axis=2)
+    keeps = (like >= 0) & alike & jnp.all(attrs == nodes.attrs[was], axis=2)
     made = Nodes(
         new_op,
         jnp.where(used[:, :, None], attrs, 0),
-        table.new_lowering[entry],
+        jnp.where(keeps, nodes.lowering[was], table.new_lowering[entry]),
         jnp.where(used[:, :, None], shape[:, 2 * P :], 1),
         jnp.where(used, rank[:, 2 * P :], 0),
         jnp.where(used, dtype[:, 2 * P :], 0),

@@ -11,7 +11,9 @@
 A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
 must equal it, a name binds it (or must equal what it is bound to). `:as` names the node. A term is
 `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
-:lowering NAME)`: attributes are copied from the node named by `:like`, then those given are set.
+:lowering NAME)`: attributes are copied from the node named by `:like`, then those given are set. A
+node that is made `:like` one of its operator, with the same attributes and with operands of the
+same types, keeps its lowering, too, unless one is named: `xla` is the plain one.
 Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
 top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
 where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
@@ -55,7 +57,7 @@ class Term:
     args: tuple[Term | Var, ...]
     like: str = ""
     attrs: tuple[tuple[str, SExpr], ...] = ()
-    lowering: str = ""  # "" is the plain one, or `like`'s
+    lowering: str = ""  # "" is `like`'s where that is as right as it was, else the plain one
     value: float = 0.0
     dtype_of: str = ""
 

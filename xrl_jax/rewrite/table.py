@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,8 @@ class RuleTable:
     new_op: jax.Array  # [E, Q] int32; 0 not used
     new_attrs: jax.Array  # [E, Q] int32, register
     new_lowering: jax.Array  # [E, Q] int32
+    new_like: jax.Array  # [E, Q] int32, position of the node whose lowering it may keep; -1 none
+    like_args: jax.Array  # [E, Q, A] int32, positions of that node's arguments; -1 for none
     new_args: jax.Array  # [E, Q, A] int32: binding position, 2P + new node, or -1
     new_dtype: jax.Array  # [E, Q] int32, code (as in new_args) whose dtype a constant takes; -1
     new_value: jax.Array  # [E, Q] float32
@@ -95,6 +98,13 @@ class _Tree:
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
         return max(depths)
+
+
+class _Model(NamedTuple):
+    """A node of a pattern, as one that is made is to be."""
+
+    position: int
+    args: list[int]  # positions, in order
 
 
 def _flatten(root: Pattern) -> _Tree:
@@ -247,6 +257,17 @@ class _Entry:
         self.new.append(made)
         return 2 * P + len(self.new) - 1
 
+    def model(self, term: Term) -> _Model | None:
+        """The bound node whose lowering a new one may keep."""
+        if not term.like or term.lowering:
+            return None
+        tree, at = divmod(self.positions[term.like], P)
+        model, parents = self.trees[tree].patterns[at], self.trees[tree].parents
+        if not isinstance(model, Pattern) or model.op != term.op:
+            return None
+        args = [j + tree * P for j in range(1, len(parents)) if parents[j] == at]
+        return _Model(at + tree * P, args)
+
     @property
     def shared(self) -> tuple[int, int]:
         """Positions of the shared operand in the two trees: the shallowest variable of both."""
@@ -307,6 +328,8 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
         "new_op": np.zeros((t, Q), np.int32),
         "new_attrs": np.zeros((t, Q), np.int32),
         "new_lowering": np.zeros((t, Q), np.int32),
+        "new_like": np.full((t, Q), -1, np.int32),
+        "like_args": np.full((t, Q, A), -1, np.int32),
         "new_args": np.full((t, Q, A), -1, np.int32),
         "new_dtype": np.full((t, Q), -1, np.int32),
         "new_value": np.zeros((t, Q), np.float32),
@@ -334,6 +357,10 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
             a["new_op"][e, q] = ops.OPS[term.op].code
             a["new_attrs"][e, q] = program.results[q]
             a["new_lowering"][e, q] = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
+            like = entry.model(term)
+            if like is not None:
+                a["new_like"][e, q] = like.position
+                a["like_args"][e, q, : len(like.args)] = like.args
             a["new_args"][e, q, : len(args)] = args
             a["new_dtype"][e, q] = source
             a["new_value"][e, q] = term.value
