@@ -415,6 +415,15 @@ def _new_node(
     if found is None or len(found[0]) > R:
         raise _DoesNotTypeError
     lowering = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
+    if term.like and not term.lowering:
+        model = graph.node(candidate.binding[term.like])
+        after = Graph(tuple(nodes), ())
+
+        def types(slots: Sequence[int]) -> list:
+            return [(_at(nodes, a).shape, _at(nodes, a).dtype, weight_only(after, a)) for a in slots]
+
+        if (model.op, model.attrs, types(model.args)) == (term.op, tuple(row), types(args)):
+            lowering = model.lowering
     return Node(term.op, args, tuple(row), lowering, *found)
 
 

@@ -11,7 +11,7 @@ from tests.rewrite import harness, oracle
 from tests.rewrite.harness import graph_of, rewritten, rules_of
 from tests.rewrite.test_match import SIBLINGS
 from xrl_jax.graph.check import check
-from xrl_jax.graph.graph import build, n_live
+from xrl_jax.graph.graph import build, n_live, nodes_of
 from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.graph.text import format_graph
 from xrl_jax.rewrite.library import select_rules, standard_rules
@@ -87,6 +87,55 @@ def test_a_merge_replaces_both_roots() -> None:
     assert (
         np.asarray(after.graph.nodes.weight_only).sum() == 4
     )  # three weights and their concatenation
+
+
+MADE_LIKE = """
+(rule made-like (source "test") (lhs (dot ?x ?w :as d)) (rhs (dot ?x (neg ?w) :like d)))
+"""
+SCALE = """
+(rule scale (source "test") (lhs (mul (dot ?x ?w :as d) ?c)) (when (is-scalar ?c) (weight-only ?w))
+  (rhs (dot ?x (mul ?w ?c) :like d)))
+"""
+
+
+def test_a_node_made_like_another_keeps_its_lowering() -> None:
+    graph = graph_of("""
+      %1: float32[4,8] = input() ref=@0
+      %2: float32[8,3] = weight() ref=@1
+      %3: float32[] = const() value=2.0
+      %4: float32[4,3] = dot(%1, %2) {lhs_contract=[1], rhs_contract=[0]} lowering=3
+      %5: float32[4,3] = mul(%4, %3)
+      return %5
+    """)
+    assert body(rewritten(rules_of(SCALE), graph).graph) == lines("""
+      %1: float32[4,8] = input() ref=@0
+      %2: float32[8,3] = weight() ref=@1
+      %3: float32[] = const() value=2.0
+      %4: float32[8,3] = mul(%2, %3)
+      %5: float32[4,3] = dot(%1, %4) {lhs_contract=[1], rhs_contract=[0]} lowering=3
+      return %5
+    """)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        MADE_LIKE.replace(":like d", ":like d :lowering xla"),
+        MADE_LIKE.replace("?x (neg ?w) :like d", "?w ?x :like d"),  # operands of other types
+        MADE_LIKE.replace(":like d", ":like d :precision 2"),
+    ],
+)
+def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> None:
+    """The plain one is asked for; the operand on the right is no weight; attributes are others."""
+    graph = graph_of("""
+      %1: float32[8,8] = input() ref=@0
+      %2: float32[8,8] = weight() ref=@1
+      %3: float32[8,8] = dot(%1, %2) {lhs_contract=[1], rhs_contract=[0]} lowering=3
+      return %3
+    """)
+    for rule, kept in ((MADE_LIKE, 3), (other, 0)):
+        nodes, _, _ = nodes_of(rewritten(rules_of(rule), graph).graph)
+        assert [n.lowering for n in nodes if n.op == "dot"] == [kept]
 
 
 def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:

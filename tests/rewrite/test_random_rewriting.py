@@ -22,6 +22,7 @@ import pytest
 from experiments import models
 from tests.graph.generators import random_graph
 from tests.rewrite import harness
+from xrl_jax.backends.lowerings import applicable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
@@ -106,7 +107,7 @@ class Done(NamedTuple):
 
 def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
     """The steps of one walk (on the host) up to the first for which there was no room or no rule;
-    all graphs are well formed."""
+    all graphs are well formed, and all forms right."""
     names: list[str] = []
     for i in range(len(steps.ok)):
         if not steps.ok[i]:
@@ -116,6 +117,10 @@ def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
         graph = jax.tree.map(lambda leaf, i=i: leaf[i], steps.graph)
         check(graph, name=trail)
         assert steps.valid[i], trail
+        nodes, _, _ = nodes_of(graph)
+        for n in nodes:
+            forms = applicable(n, tuple(nodes[a] for a in n.args)) if n.lowering else (0,)
+            assert n.lowering in forms, f"{trail}: {n.op} is in a form that is not right for it"
         yield Done(names[-1], graph, trail)
 
 
