@@ -191,6 +191,29 @@ def test_operators_are_timed_the_cheapest_program_first() -> None:
     assert search.confirm(both, Stopwatch(60.0)) == 0
 
 
+def test_a_round_times_no_more_operators_than_it_may() -> None:
+    oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
+    search, both = searching(oracle), {("swapped",): in_form(3), ("flat",): in_form(1)}
+    assert search.confirm(both, Stopwatch(60.0), most=1) == len(oracle.timed) == 1
+
+
+def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rollouts would have to be compiled again."""
+
+    def rollouts(*_: Any, slots: int, **__: Any) -> Met:
+        seen.append(slots)
+        return Met([], 0, 0)
+
+    seen: list[int] = []
+    wanted = iter((16, 64))
+    monkeypatch.setattr(Decoder, "slots_for", lambda *_: next(wanted))
+    monkeypatch.setattr(Decoder, "rollouts", rollouts)
+    search = searching(FakeOracle())
+    search.turn(search.original, KEY, explores=True)
+    search.turn(search.original, KEY, explores=True)
+    assert seen == [16, 16]
+
+
 def test_a_form_that_disappoints_once_is_not_timed_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,22 +2,23 @@
 
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
-      (symmetric)                        two roots only: they may change places, so each pair is
-      found once (lhs PATTERN [PATTERN])            one or two roots; two share an operand (when
-      CONDITION ...)               all lanes of every condition must be true (let NAME EXPRESSION)
-      ...          numbers (node NAME TERM) ...               tensors of the right-hand side used
-      more than once (rhs TERM [TERM]))                 one for each root
+      (symmetric)                 two roots only: they may change places, so each pair is found once
+      (lhs PATTERN [PATTERN])     one or two roots; two share an operand
+      (when CONDITION ...)        all lanes of every condition must be true
+      (let NAME EXPRESSION) ...   numbers
+      (node NAME TERM) ...        tensors of the right-hand side used more than once
+      (rhs TERM [TERM]))          one for each root
 
 A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
 must equal it, a name binds it (or must equal what it is bound to). `:as` names the node. A term is
 `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
 :lowering NAME)`: attributes are copied from the node named by `:like`, then those given are set. A
 node that is made `:like` one of its operator, with the same attributes and with operands of the
-same types, keeps its lowering, too, unless one is named: `xla` is the plain one.
-Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
-top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
-where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
-rule with an unbound one is refused here.
+same types, keeps its lowering, too, unless one is named; `xla` is the plain one. Expressions are
+vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the top level makes
+a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put where `$OP` stands,
+inside of names too. Every variable on the right must be bound on the left: a rule with an unbound
+one is refused here.
 """
 
 from __future__ import annotations
