@@ -49,8 +49,8 @@ def parsed(text: str) -> tuple[str, Options]:
         numbers = value.split("-")
         if not all(n.isdigit() for n in numbers):
             raise ConfigError(f"--networks: {option!r} of {text!r} must be OPTION=NUMBER")
-        several = tuple(map(int, numbers))
-        found[key] = several if len(several) > 1 else several[0]
+        several = [int(n) for n in numbers]
+        found[key] = tuple(several) if len(several) > 1 else several[0]
     return name, found
 
 

@@ -420,7 +420,9 @@ def _new_node(
         after = Graph(tuple(nodes), ())
 
         def types(slots: Sequence[int]) -> list:
-            return [(_at(nodes, a).shape, _at(nodes, a).dtype, weight_only(after, a)) for a in slots]
+            return [
+                (_at(nodes, a).shape, _at(nodes, a).dtype, weight_only(after, a)) for a in slots
+            ]
 
         if (model.op, model.attrs, types(model.args)) == (term.op, tuple(row), types(args)):
             lowering = model.lowering

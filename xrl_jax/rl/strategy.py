@@ -54,8 +54,8 @@ _FEW = 0.25
 # the time left; at most so many times the cheapest by prediction.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
-# Rounds that explore before one that times programs, all but the last of them from the original, and
-# the share of the time by which some are.
+# Rounds that explore before one that times programs, all but the last of them from the original,
+# and the share of the time by which some are.
 _EXPLORES, _LATE = 3, 0.6
 # Operators that are timed in a round that explores: what they take says what their forms are worth
 # elsewhere, and the next rollouts do not go by what has disappointed.
