@@ -38,11 +38,18 @@ def test_a_model_takes_a_width_multiplier() -> None:
         ("bert", {"image_size": 64}, "has no option --image_size .it has: --layers, --tokens"),
         ("bert", {"width": 0.5}, "--width=0.5: --model=bert takes a whole number"),
         ("squeezenet", {"image_size": 8}, "--model=squeezenet: .*image_size 8 is too small"),
+        ("bert", {"tokens": (8, 4)}, "--tokens: --model=bert takes one number, not .8, 4."),
     ],
 )
 def test_a_wrong_model_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_model(name, **options)
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [((1, 2), [1, 2]), (2, [2])])
+def test_an_option_may_have_several_numbers(blocks: int | tuple[int, ...], stages: list) -> None:
+    weights, _ = from_model("resnet50", image_size=32, width=0.125, blocks=blocks).args
+    assert [len(stage) for stage in weights["stages"]] == stages
 
 
 @pytest.mark.parametrize(

@@ -130,18 +130,19 @@ def new_nodes(
             & (weight_only[each, to] == weight_only[:, root])
         )
         ok &= (to < 0) | same
-    at, present, used = jnp.maximum(new_args, 0), new_args >= 0, new_op != ops.HOLE
-    rows = each[:, None, None]
+    present, used = new_args >= 0, new_op != ops.HOLE
+
+    def types(codes: jax.Array) -> tuple[jax.Array, ...]:
+        """Shapes, ranks, dtypes and whether they are weights, of bindings [C, Q, A]."""
+        at = (each[:, None, None], jnp.maximum(codes, 0))
+        return shape[at], rank[at], dtype[at], weight_only[at]
+
+    args = types(new_args)
     # A lowering is right for an operator with these attributes on operands of these types.
     like, like_args = table.new_like[entry], table.like_args[entry]
     was = jnp.take_along_axis(bound, jnp.maximum(like, 0), axis=1)
-    model = jnp.maximum(like_args, 0)
-    alike = (
-        jnp.all(shape[rows, at] == shape[rows, model], axis=3)
-        & (rank[rows, at] == rank[rows, model])
-        & (dtype[rows, at] == dtype[rows, model])
-        & (weight_only[rows, at] == weight_only[rows, model])
-    )
+    same_shape, *same = (a == b for a, b in zip(args, types(like_args), strict=True))
+    alike = functools.reduce(jnp.logical_and, same, jnp.all(same_shape, axis=3))
     alike = jnp.all((present == (like_args >= 0)) & (~present | alike), axis=2)
     keeps = (like >= 0) & alike & jnp.all(attrs == nodes.attrs[was], axis=2)
     made = Nodes(
@@ -159,9 +160,9 @@ def new_nodes(
     return NewNodes(
         made,
         new_args,
-        jnp.where(present[..., None], shape[rows, at], 1),
-        jnp.where(present, rank[rows, at], 0),
-        jnp.where(present, dtype[rows, at], 0),
-        present & weight_only[rows, at],
+        jnp.where(present[..., None], args[0], 1),
+        jnp.where(present, args[1], 0),
+        jnp.where(present, args[2], 0),
+        present & args[3],
         ok,
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,13 +97,6 @@ class _Tree:
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
         return max(depths)
-
-
-class _Model(NamedTuple):
-    """A node of a pattern, as one that is made is to be."""
-
-    position: int
-    args: list[int]  # positions, in order
 
 
 def _flatten(root: Pattern) -> _Tree:
@@ -257,16 +249,18 @@ class _Entry:
         self.new.append(made)
         return 2 * P + len(self.new) - 1
 
-    def model(self, term: Term) -> _Model | None:
-        """The bound node whose lowering a new one may keep."""
+    def model(self, term: Term) -> tuple[int, list[int]]:
+        """The positions of the node whose lowering a new one may keep, and of its arguments; -1 and
+        none where there is no such node.
+        """
         if not term.like or term.lowering:
-            return None
-        tree, at = divmod(self.positions[term.like], P)
-        model, parents = self.trees[tree].patterns[at], self.trees[tree].parents
-        if not isinstance(model, Pattern) or model.op != term.op:
-            return None
-        args = [j + tree * P for j in range(1, len(parents)) if parents[j] == at]
-        return _Model(at + tree * P, args)
+            return -1, []
+        position = self.positions[term.like]
+        t, at = divmod(position, P)
+        tree = self.trees[t]
+        if tree.ops[at] != ops.OPS[term.op].code:
+            return -1, []
+        return position, [j + t * P for j in range(1, len(tree.ops)) if tree.parents[j] == at]
 
     @property
     def shared(self) -> tuple[int, int]:
@@ -357,10 +351,8 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
             a["new_op"][e, q] = ops.OPS[term.op].code
             a["new_attrs"][e, q] = program.results[q]
             a["new_lowering"][e, q] = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
-            like = entry.model(term)
-            if like is not None:
-                a["new_like"][e, q] = like.position
-                a["like_args"][e, q, : len(like.args)] = like.args
+            a["new_like"][e, q], like_args = entry.model(term)
+            a["like_args"][e, q, : len(like_args)] = like_args
             a["new_args"][e, q, : len(args)] = args
             a["new_dtype"][e, q] = source
             a["new_value"][e, q] = term.value

@@ -188,8 +188,7 @@ class _Search:
             run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"
         by_key = {program_key(f.program): f for f in reversed(met.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
-        few = run.clock.part(_REGIONS)
-        learned = self.confirm(new, few, most=_LEARNS) if explores else 0
+        learned = self.confirm(new, run.clock.part(_REGIONS), most=_LEARNS) if explores else 0
         if self.reference is None:
             self.kept |= new
             self.kept = dict(self._ranked(self.kept)[:_KEPT])

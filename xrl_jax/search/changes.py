@@ -18,7 +18,6 @@ from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rewrite.rule import Rule, Term
 
-_PLAIN = "xla"  # the name of lowering 0
 _HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
 
@@ -44,8 +43,8 @@ def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
     chosen: dict[tuple[str, str], str] = {}
     for rule in rules:
         for term in rule.rhs:
-            if is_lowering(rule.family) and isinstance(term, Term):
-                chosen.setdefault((term.op, term.lowering or _PLAIN), rule.name)
+            if is_lowering(rule.family) and isinstance(term, Term) and term.lowering:
+                chosen.setdefault((term.op, term.lowering), rule.name)
     return chosen
 
 
