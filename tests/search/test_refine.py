@@ -232,7 +232,8 @@ def test_only_forms_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:
 def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatch) -> None:
     back = parse_rules(
         """(rule plain (family lowering-dot) (source "test")
-             (lhs (dot ?x ?w :as d)) (when (/= (lowering d) 0)) (rhs (dot ?x ?w :like d)))"""
+             (lhs (dot ?x ?w :as d)) (when (/= (lowering d) 0))
+             (rhs (dot ?x ?w :like d :lowering xla)))"""
     )[0]
     nodes = start.program.graph.nodes
     swapped = start.program.with_graphs(
