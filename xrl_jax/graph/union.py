@@ -18,7 +18,9 @@ from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.weight_work import Hidden, hide, unhide
 
-_TRANSPOSES = 3  # of a converted convolution: of image, kernel and result
+# What operators may come to on the way: a converted convolution has transposes of image, kernel and
+# result; a shift and a scale that are folded (batch norm) leave work on weights behind.
+_ROOM = {"conv": 3, "sub": 2, "mul": 1}
 
 Part = tuple[list[Node], tuple[int, ...], Hidden]
 
@@ -46,8 +48,8 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
 
 
 def united_bucket(program: Program) -> int:
-    """The smallest bucket with room to rewrite `united`, also where the layout of every convolution
-    is converted before any of the transposes are cancelled.
+    """The smallest bucket with room to rewrite `united`, also where every batch norm is folded and
+    the layout of every convolution is converted before any of the transposes are cancelled.
 
     Raises:
       GraphError: there is none.
@@ -61,7 +63,7 @@ def united_size(program: Program) -> int:
 
 
 def _bucket(nodes: Sequence[Node]) -> int:
-    return bucket_for(len(nodes), room=_TRANSPOSES * sum(n.op == "conv" for n in nodes))
+    return bucket_for(len(nodes), room=sum(_ROOM.get(n.op, 0) for n in nodes))
 
 
 def _parts(program: Program) -> list[Part]:

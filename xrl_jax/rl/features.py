@@ -62,19 +62,22 @@ class Observation(NamedTuple):
 
 def observe(state: EnvState, params: EnvParams) -> Observation:
     """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
-    touch, make, and are predicted to save, alone and with the others of their rule; of the costs
+    touch, make, and are predicted to save, alone and with the others of their rule (of all that
+    there are, as those that are shown let one expect); of the costs
     how they are corrected, which says what forms will take that are not in the graph yet.
     """
     first, moves, valid = params.start.seconds, state.moves, state.moves.valid
     same = same_rule(moves, params.table)
-    together = same @ jnp.stack([moves.seconds, jnp.minimum(moves.seconds, 0.0)], axis=1)
+    for_each = jnp.maximum(moves.n / params.slots, 1.0)  # candidates that one in a slot stands for
+    saved = jnp.stack([moves.seconds, jnp.minimum(moves.seconds, 0.0)], axis=1)
+    together = for_each * (same @ saved)
     seen = graph_features(state.graph, params.start.counts[state.owner], first)
     of_move = [
         _share(moves.seconds / first),
         _share(moves.gone / first),
         moves.seconds < 0,
         moves.partner > 0,
-        jnp.log1p(jnp.sum(same, axis=1)) / 4,
+        jnp.log1p(for_each * jnp.sum(same, axis=1)) / 4,
         _share(together[:, 0] / first),
         _share(together[:, 1] / first),
     ]

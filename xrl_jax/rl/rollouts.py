@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +27,9 @@ from xrl_jax.search.states import place_text
 # At once: the first takes the most probable action, the others draw. Small graphs have room for
 # more: so many nodes in all.
 _FEWEST, _MOST, _NODES = 8, 16, 4096
+_TOGETHER = 4  # of these, in one batch: batches run side by side, one on each core
+_REWRITES = (8, 32)  # in a step, at least and at most: one for each so many slots of the bucket
+_SLOTS_EACH = 64
 _AT_ONCE = 16  # steps between two looks at the clock
 _STEPS = 256  # of a rollout, at most
 _HORIZON = 64  # actions of a rollout, at most
@@ -72,20 +77,29 @@ class Decoder:
           slots: candidates that the policy sees; another number has to be compiled.
           over: asked every now and then whether there is no time left.
         """
-        params = EnvParams(self.rules.table, costs, start, horizon=_HORIZON, slots=slots)
-        to_go = _following(self.config)
-        n = at_once(len(start.masks))
-        now = jax.tree.map(lambda v: jnp.stack([v] * n), begin(params))
-        parts, best = [], [float(start.seconds)]
-        for k in jax.random.split(key, _STEPS // _AT_ONCE):
-            now, trail = to_go(self.weights, params, now, k)
-            parts.append(jax.tree.map(np.asarray, trail))
-            best.append(float(now.best.seconds.min()))
-            aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
-            if over() or aimless or bool(now.state.done.all()):
-                break
+        bucket = len(start.masks)
+        params = EnvParams(
+            self.rules.table, costs, start, _HORIZON, slots=slots, at_once=rewrites_at_once(bucket)
+        )
+        n = at_once(bucket)
+        first = jax.tree.map(lambda v: jnp.stack([v] * _TOGETHER), begin(params))
+        batches, parts, best = [first] * (n // _TOGETHER), [], [float(start.seconds)]
+        temperatures = jnp.ones(n).at[0].set(0.0).reshape(-1, _TOGETHER)
+        to_go = functools.partial(_following(self.config), self.weights, params)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for k in jax.random.split(key, _STEPS // _AT_ONCE):
+                keys = jax.random.split(k, n).reshape(-1, _TOGETHER)
+                # Two threads that find nothing compiled would both compile.
+                each = pool.map if parts else map
+                made = list(each(_waited_for(to_go), batches, keys, temperatures))
+                batches = [now for now, _ in made]
+                parts.append(_in_one([trail for _, trail in made]))
+                best.append(min(float(now.best.seconds.min()) for now in batches))
+                aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
+                if over() or aimless or all(bool(now.state.done.all()) for now in batches):
+                    break
         trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
-        met = jax.device_get(now.best), trail
+        met = _in_one([now.best for now in batches]), trail
         each = [
             _found(begun, start, self.rules, *jax.tree.map(lambda v, i=i: v[i], met))
             for i in np.flatnonzero(met[0].steps)
@@ -97,25 +111,38 @@ class Decoder:
 
 @functools.cache
 def _following(config: NetworkConfig) -> Any:
-    """Some steps of all rollouts; compiled once for each bucket."""
+    """Some steps of a batch of rollouts; compiled once for each bucket."""
 
     def steps(
-        weights: Any, params: EnvParams, rollouts: Rollout, key: jax.Array
+        weights: Any, params: EnvParams, rollouts: Rollout, keys: jax.Array, temperature: jax.Array
     ) -> tuple[Rollout, Trail]:
         def one(now: Rollout, key: jax.Array, temperature: jax.Array) -> tuple[Rollout, Trail]:
             choose = by_network(config, weights)
             return follow(choose, params, now, key, temperature, _AT_ONCE)
 
-        n = rollouts.state.done.shape[0]
-        temperature = jnp.ones(n).at[0].set(0.0)
-        return jax.vmap(one)(rollouts, jax.random.split(key, n), temperature)
+        return jax.vmap(one)(rollouts, keys, temperature)
 
     return engine_jit(steps)
 
 
+def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which ends when its arrays are there: a thread is to have but one batch."""
+    return lambda *args: jax.block_until_ready(fn(*args))
+
+
+def _in_one(batches: list[Any]) -> Any:
+    """Batches [B, ...] as one, of NumPy's arrays."""
+    return jax.tree.map(lambda *v: np.concatenate([np.asarray(x) for x in v]), *batches)
+
+
 def at_once(bucket: int) -> int:
-    """How many rollouts of graphs in this bucket are made at once."""
+    """How many rollouts of graphs in this bucket are made at once; a multiple of the batch."""
     return max(_FEWEST, min(_MOST, _NODES // bucket))
+
+
+def rewrites_at_once(bucket: int) -> int:
+    """How many rewrites of a sweep are made in one step: a larger graph has more places."""
+    return int(np.clip(bucket // _SLOTS_EACH, *_REWRITES))
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
