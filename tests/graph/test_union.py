@@ -33,6 +33,26 @@ def test_the_transposes_of_every_convolution_have_room(n: int, bucket: int) -> N
     assert len(united(program)[0].nodes.op) == bucket
 
 
+def batch_norms(n: int) -> Program:
+    """Convolutions, each with a shift and a scale that can be folded into its kernel."""
+    x, w, v = jnp.ones((1, 2, 1, 1)), jnp.ones((2, 2, 1, 1)), jnp.ones((1, 2, 1, 1))
+
+    def chain(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        for _ in range(n):
+            x = (lax.conv(x, w, (1, 1), "VALID") - v) * v
+        return x
+
+    return from_jax(chain, x, w, v, weights=(1, 2), fold=False)
+
+
+@pytest.mark.parametrize(("n", "bucket"), [(13, 128), (14, 256)])
+def test_what_folded_batch_norms_leave_behind_has_room(n: int, bucket: int) -> None:
+    """3 n + 3 nodes, 3 n transposes, 2 n for shifts and n for scales."""
+    program = batch_norms(n)
+    assert united_size(program) == 3 * n + 3
+    assert united_bucket(program) == bucket
+
+
 def test_a_bucket_that_is_given_grows_where_it_is_too_small() -> None:
     program = convolutions(41)
     assert len(united(program, bucket=64)[0].nodes.op) == 128

@@ -49,6 +49,17 @@ def test_it_sees_how_costs_are_corrected() -> None:
     np.testing.assert_allclose(observe(state, given).whole[-12:], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("slots", [8, 4])
+def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
+    """Three double negatives save three times what one does, though two of them be in sight."""
+    params = params_of(chain(), own(), slots=slots)
+    state = RESET(jax.random.key(0), params)
+    moves = observe(state, params).moves[slots_of(state, own())["neg-neg"]]
+    np.testing.assert_allclose(moves[4], np.log1p(3) / 4, rtol=1e-6)
+    alone, together = (np.exp2(2 * np.abs(moves[i])) - 1 for i in (0, 5))
+    np.testing.assert_allclose(together / alone, 3.0, rtol=1e-2)
+
+
 def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
     assert probabilities.shape == (9,)  # four slots two ways, and No-Op
@@ -149,9 +160,10 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
     start = begin(params)
     stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
+    once = dataclasses.replace(CONFIG, sweeps=False)  # a step of a sweep may approve of nothing
 
     def run(key: jax.Array):
-        return follow(by_network(CONFIG, stops), params, start, key, jnp.float32(1.0), 12)
+        return follow(by_network(once, stops), params, start, key, jnp.float32(1.0), 12)
 
     done, trail = engine_jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 8))
     after = done.state

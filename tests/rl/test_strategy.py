@@ -77,6 +77,18 @@ def test_small_graphs_have_more_rollouts_at_once() -> None:
     assert [rollouts.at_once(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
 
 
+def test_large_graphs_have_more_rewrites_in_a_step() -> None:
+    assert [rollouts.rewrites_at_once(n) for n in (256, 1024, 2048, 4096)] == [8, 16, 32, 32]
+
+
+def test_rollouts_are_the_same_however_many_cores_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = found(policy=blank())
+    monkeypatch.setattr(rollouts.os, "cpu_count", lambda: 1)
+    assert [b.steps for b in found(policy=blank()).best] == [b.steps for b in several.best]
+
+
 def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps are enough to pass one trap, and there are two, and two transposes. The first step
     of a rollout begins it.
