@@ -90,8 +90,8 @@ class Decoder:
             for k in jax.random.split(key, _STEPS // _AT_ONCE):
                 keys = jax.random.split(k, n).reshape(-1, _TOGETHER)
                 # Two threads that find nothing compiled would both compile.
-                each = pool.map if parts else map
-                made = list(each(_waited_for(to_go), batches, keys, temperatures))
+                mapped = pool.map if parts else map
+                made = list(mapped(_waited_for(to_go), batches, keys, temperatures))
                 batches = [now for now, _ in made]
                 parts.append(_in_one([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))
