@@ -85,7 +85,7 @@ def test_rollouts_are_the_same_however_many_cores_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     several = found(policy=blank())
-    monkeypatch.setattr(rollouts.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(rollouts, "usable_cores", lambda: 1)
     assert [b.steps for b in found(policy=blank()).best] == [b.steps for b in several.best]
 
 

@@ -34,7 +34,7 @@ def machine_key() -> Machine:
     kernels = f" {lib.name}" if lib else ""
     versions = f"{libraries} {device.platform} {platform_version}{kernels}"
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
-    return Machine(device.device_kind, _cpu_model(), _usable_cores(), versions, flags)
+    return Machine(device.device_kind, _cpu_model(), usable_cores(), versions, flags)
 
 
 def _cpu_model() -> str:
@@ -46,7 +46,8 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -63,8 +63,8 @@ class Observation(NamedTuple):
 def observe(state: EnvState, params: EnvParams) -> Observation:
     """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
     touch, make, and are predicted to save, alone and with the others of their rule (of all that
-    there are, as those that are shown let one expect); of the costs
-    how they are corrected, which says what forms will take that are not in the graph yet.
+    there are, as those that are shown let one expect); of the costs how they are corrected, which
+    says what forms will take that are not in the graph yet.
     """
     first, moves, valid = params.start.seconds, state.moves, state.moves.valid
     same = same_rule(moves, params.table)

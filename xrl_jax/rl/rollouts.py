@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.cost.machine import usable_cores
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.union import divided
@@ -86,7 +86,7 @@ class Decoder:
         batches, parts, best = [first] * (n // _TOGETHER), [], [float(start.seconds)]
         temperatures = jnp.ones(n).at[0].set(0.0).reshape(-1, _TOGETHER)
         to_go = functools.partial(_following(self.config), self.weights, params)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             for k in jax.random.split(key, _STEPS // _AT_ONCE):
                 keys = jax.random.split(k, n).reshape(-1, _TOGETHER)
                 # Two threads that find nothing compiled would both compile.
