@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_a_sum_of_two_products_goes_to_one_of_them() -> None:
     nodes = [X, W, BIAS, PRODUCT, PRODUCT, repeated(2), repeated(2)]
     nodes += [add(3, 5), add(4, 6), add(7, 8)]
     assert found(nodes, 9) == [Chain(3, 7, bias=2), Chain(4, 9, bias=2, addend=7)]
+
+
+@pytest.mark.parametrize("order", [(4, 3), (3, 4)])
+def test_a_product_of_weights_is_an_addend_and_absorbs_nothing(order: tuple[int, int]) -> None:
+    """It is computed once, before the call; with the other product it would be in each call."""
+    nodes = [X, W, Node("weight", shape=(2, 3), ref=2), replace(PRODUCT, args=(2, 1)), PRODUCT]
+    assert found([*nodes, add(*order)], 5) == [Chain(4, 5, addend=3)]
+
+
+def test_an_array_made_of_weights_is_there() -> None:
+    array = Node("weight", shape=SHAPE, ref=2)
+    nodes = [X, W, array, Node("exp", (2,), shape=SHAPE), PRODUCT, add(3, 4)]
+    assert found(nodes, 5) == [Chain(4, 5, addend=3)]
 
 
 @pytest.mark.parametrize(

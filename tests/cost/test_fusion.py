@@ -103,6 +103,17 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
     assert found == [memory, memory, memory, memory, loop, memory, loop]
 
 
+def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
+    """Whatever its form, it is computed before the call; the sum is part of the other product."""
+    fixed = Node("weight", ref=1, shape=(4, 4))
+    product = replace(DOT, lowering=absorbing())
+    nodes = [X, W, fixed, product, replace(product, args=(2, 1)), node("add", 4, 3)]
+    graph = build(nodes, [5], bucket=64)
+    *_, first, second, _ = np.asarray(jax.jit(lambda g: fusion.origins(g))(graph))[1:7].tolist()
+    assert (first, second) == (fusion.KERNEL, fusion.MEMORY)
+    assert costs(nodes)[-1] == pytest.approx(STEP + PASS)
+
+
 def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -> None:
     """Product, sum with an input, transpose, product: one call, after a sine another. The sum
     is part of the product and reads the input.

@@ -44,6 +44,9 @@ class Chain:
 def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Chain], set[int]]:
     """Chains by their last node, and the nodes that need no value of their own.
 
+    Work on weights alone is done once, before the call, and begins no chain: with what follows it
+    would be done in every call.
+
     Args:
       nodes: in topological order.
     """
@@ -53,10 +56,15 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
             users.setdefault(a, []).append(i)
     found: dict[int, Chain] = {}
     inner: set[int] = set()
+    fixed: list[bool] = []  # of every node, whether it depends on weights and constants alone
+    for node in nodes:
+        computed = bool(node.args) and all(fixed[a] for a in node.args)
+        fixed.append(computed or node.op in ("weight", "array", "const", "iota"))
 
     def is_there(i: int) -> bool:
         """Whether the node's value is written anyhow, not computed where it is used."""
-        return i in found or len(users[i]) > 1 or nodes[i].spec.shape != "elementwise"
+        written = fixed[i] or i in found or len(users[i]) > 1
+        return written or nodes[i].spec.shape != "elementwise"
 
     def longer(chain: Chain) -> Chain | None:
         """The chain with the only node that uses its last; None where it ends."""
@@ -82,7 +90,7 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
         return None
 
     for i, node in enumerate(nodes):
-        if absorbs(node, tuple(nodes[a] for a in node.args)):
+        if not fixed[i] and absorbs(node, tuple(nodes[a] for a in node.args)):
             chain, passed = Chain(i, i), []
             while after := longer(chain):
                 passed.append(chain.last)

@@ -106,13 +106,14 @@ def _forms(test: Callable[[Lowering], bool]) -> np.ndarray:
 def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
     """Origin [...] of nodes, given those of their arguments [..., A] (MEMORY where absent)."""
     by_call = jnp.asarray(_absorbs())[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
-    # Work on weights is done and written before; only what repeats them is left for each call.
-    loop = jnp.asarray(_IS_LOOP)[f.op] & (~f.weight_only | (f.op == ops.OPS["broadcast"].code))
+    loop = jnp.asarray(_IS_LOOP)[f.op]
     joined, member = is_joined(f, arg_origins), is_member(f.op, f.lowering)
     goes_on = by_call & (f.op != ops.OPS["max"].code)
     outside = jnp.where(goes_on, CALL, jnp.where(loop & ~by_call, LOOP, MEMORY))
     inside = jnp.where(member | goes_on, KERNEL, LIBRARY)
     own = jnp.where(joined | member, inside, outside)
+    # Work on weights is done and written before; only what repeats them is left for each call.
+    own = jnp.where(f.weight_only & (f.op != ops.OPS["broadcast"].code), MEMORY, own)
     return jnp.where(jnp.asarray(_IS_VIEW)[f.op], arg_origins[..., 0], own).astype(jnp.int32)
 
 
