@@ -8,7 +8,7 @@ four rollouts of the policy reach, relative to the network's own, beside four of
 of the same sizes, four random walks, and greedy search, all in the same environment. Times are
 predicted, under a table that knows what --timed_seconds of taso's search on each network have
 timed. Printed are means and standard errors over the seeds, and by how many standard errors the
-policy is ahead. --out gets generalise.json.
+policy is ahead, for each network and for the geometric mean of all. --out gets generalise.json.
 
   --at_home=out/t64/policy.msgpack,out/t256/policy.msgpack,,
 
@@ -50,14 +50,17 @@ from xrl_jax.rl.train import TrainConfig, training_of
 
 FLAGS = flags.FLAGS
 HOME = "at home"
+ALL = "geometric mean"  # of all networks
 WAYS = ("policy", "untrained", "chance", "greedy", HOME)
 
 
-def row_of(
+Values = dict[str, list[float]]  # by way, for each seed
+
+
+def values_of(
     trained: Sequence[Reached], untrained: Sequence[Reached], at_home: Sequence[Reached] = ()
-) -> dict[str, Any]:
-    """Means and standard errors over seeds of one program, and by how many of the latter the policy
-    is ahead of what else draws.
+) -> Values:
+    """What each way reaches on one program, given what has been reached for each seed.
 
     Args:
       at_home: of a policy that was trained on this program.
@@ -68,8 +71,22 @@ def row_of(
         "chance": [float(r.chance[0]) for r in trained],
         "greedy": [float(r.greedy[0]) for r in trained],
     }
-    if at_home:
-        values[HOME] = [float(r.policy[0]) for r in at_home]
+    return values | ({HOME: [float(r.policy[0]) for r in at_home]} if at_home else {})
+
+
+def together(programs: Sequence[Values]) -> Values:
+    """Geometric means over programs, for each seed, of the ways that all of them have."""
+    return {
+        way: np.exp(np.mean(np.log([v[way] for v in programs]), axis=0)).tolist()
+        for way in WAYS
+        if all(way in v for v in programs)
+    }
+
+
+def row_of(values: Values) -> dict[str, Any]:
+    """Means and standard errors over seeds, and by how many of the latter the policy is ahead of
+    what else draws.
+    """
     means = {w: float(np.mean(v)) for w, v in values.items()}
     errors = {w: float(np.std(v, ddof=1) / np.sqrt(len(v))) for w, v in values.items()}
     ahead = {
@@ -146,6 +163,7 @@ def main(argv: Sequence[str]) -> int:
     network, weights = policy.fitted(rules)
     print(f"{FLAGS.policy}: {policy.trained}")
     rows: dict[str, dict[str, Any]] = {}
+    values: dict[str, Values] = {}
     keys, blank = jax.random.split(jax.random.key(0), FLAGS.seeds), []
     for text, program in programs.items():
         try:
@@ -164,8 +182,12 @@ def main(argv: Sequence[str]) -> int:
             of_home, its_weights = homes[text].fitted(rules)
             evaluate = evaluator(of_home, params)
             home = [evaluate(its_weights, key) for key in keys]
-        rows[text] = row_of(trained, untrained, home)
+        values[text] = values_of(trained, untrained, home)
+        rows[text] = row_of(values[text])
         show(rows)
+    if len(values) > 1:
+        rows[ALL] = row_of(together(list(values.values())))
+        show({ALL: rows[ALL]})
     result = {"policy": FLAGS.policy, "trained": policy.trained, "rows": rows}
     if FLAGS.measured_seconds:
         result["measured"] = measured(list(programs), out)

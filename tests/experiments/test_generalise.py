@@ -12,7 +12,7 @@ import pytest
 from experiments.evaluation import Reached, evaluator
 from experiments.few_timings import policy_command
 from experiments.few_timings import row_of as row_of_timings
-from experiments.generalise import at_home, row_of
+from experiments.generalise import at_home, row_of, together, values_of
 from experiments.side_by_side import Entry, SideBySide
 from experiments.targets import ConfigError
 from tests.rl.test_train import CONFIG, params
@@ -27,7 +27,7 @@ def reached(policy: float, greedy: float, chance: float) -> Reached:
 def test_the_policy_is_ahead_by_so_many_standard_errors() -> None:
     trained = [reached(0.5, 0.4, 0.8), reached(0.5, 0.4, 1.0)]
     untrained = [reached(0.6, 0.4, 0.8), reached(0.6, 0.4, 1.0)]
-    row = row_of(trained, untrained)
+    row = row_of(values_of(trained, untrained))
     assert row["mean"] == pytest.approx(
         {"policy": 0.5, "untrained": 0.6, "chance": 0.9, "greedy": 0.4}
     )
@@ -37,8 +37,17 @@ def test_the_policy_is_ahead_by_so_many_standard_errors() -> None:
 
 def test_a_policy_trained_on_the_network_itself_is_told_beside() -> None:
     once = [reached(0.5, 0.4, 0.8)] * 2
-    assert row_of(once, once, [reached(0.45, 0.4, 0.8)] * 2)["mean"]["at home"] == 0.45
-    assert "at home" not in row_of(once, once)["mean"]
+    home = values_of(once, once, [reached(0.45, 0.4, 0.8)] * 2)
+    assert row_of(home)["mean"]["at home"] == 0.45
+    assert "at home" not in row_of(values_of(once, once))["mean"]
+
+
+def test_of_all_networks_the_geometric_mean_is_taken_for_each_seed() -> None:
+    one = {"policy": [0.1, 0.4], "greedy": [0.5, 0.5], "at home": [0.1, 0.1]}
+    other = {"policy": [0.4, 0.9], "greedy": [0.5, 0.5]}
+    found = together([one, other])
+    assert found["policy"] == pytest.approx([0.2, 0.6])
+    assert set(found) == {"policy", "greedy"}
 
 
 def test_policies_at_home_are_named_for_each_network() -> None:
