@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -261,12 +262,17 @@ class _Search:
         return sorted(priced, key=lambda each: each[1].seconds)
 
     def _time_whole(self, reference: Job, clock: Stopwatch) -> None:
-        """Time the most promising of those that wait, and let that correct the costs."""
-        ranked = self._ranked(self.waiting, doubted=True)
-        hopeful = [each for each in ranked if each[1].seconds <= _HOPE * ranked[0][1].seconds]
-        for n, (key, found) in enumerate(hopeful):
+        """Time the most promising of those that wait, each of which corrects the costs that the
+        next is chosen by. What was not timed is dear to every other choice and has the benefit of
+        the doubt in the rest: where few operators were timed, the best have forms that were not.
+        """
+        for n in itertools.count():
             if self.run.out_of_budget() or (n >= _TIMED and clock.done):
                 break
+            chosen = self._most_promising(doubted=n % 2 == 0)
+            if chosen is None:
+                break
+            key, found = chosen
             del self.waiting[key]
             job = job_or_failure(found.program, (), constants=self.oracle.constants)
             failed = isinstance(job, Timing)
@@ -274,9 +280,15 @@ class _Search:
             self.timings[key] = timing
             if timing.relative is not None:
                 self.kept[key] = found
-        timed = [(f.program, self.timings[k]) for k, f in self.kept.items()]
-        if timed:
-            learn_from(self.oracle, timed, self.original.program)
+                timed = [(f.program, self.timings[k]) for k, f in self.kept.items()]
+                learn_from(self.oracle, timed, self.original.program)
+
+    def _most_promising(self, *, doubted: bool) -> tuple[Key, Found] | None:
+        """Of the programs that wait the cheapest, unless those timed whole leave it no hope."""
+        ranked = self._ranked(self.waiting | self.kept, doubted=doubted)
+        waits = [each for each in ranked if each[0] in self.waiting]
+        hopeful = bool(waits) and waits[0][1].seconds <= _HOPE * ranked[0][1].seconds
+        return waits[0] if hopeful else None
 
 
 def _relative(timing: Timing) -> float:
