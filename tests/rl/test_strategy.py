@@ -270,6 +270,41 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     assert whole == [program_job(in_form(3).program).key]
 
 
+def test_what_was_not_timed_is_doubted_or_believed() -> None:
+    """Swapped takes 0.9 of the plain form's time; flat was not timed, and usually takes less."""
+    seconds = {0: 1e-3, 3: 9e-4}
+    oracle = FakeOracle(lambda r: Timing(*3 * [seconds[r.node.lowering]], repeats=9))
+    search = searching(oracle)
+    search.confirm({("plain",): in_form(0), ("swapped",): in_form(3)}, Stopwatch(60.0))
+    search.waiting = {("flat",): in_form(1), ("swapped",): in_form(3)}
+    doubted, believed = (search._most_promising(doubted=d) for d in (True, False))
+    assert doubted is not None and doubted[0] == ("swapped",)
+    assert believed is not None and believed[0] == ("flat",)
+
+
+def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Told(InTurn):
+        def time_against(self, job: Job, reference: Job, **how: Any) -> Timing:
+            done.append("timed")
+            return super().time_against(job, reference, **how)
+
+    def choose(self: _Search, *, doubted: bool) -> tuple[Any, Found] | None:
+        done.append("doubted" if doubted else "believed")
+        return next(iter(self.waiting.items()), None)
+
+    search = searching(Told(lambda job: 0.9))
+    search.waiting = {("flat",): in_form(1), ("swapped",): in_form(3)}
+    monkeypatch.setattr(_Search, "_most_promising", choose)
+    monkeypatch.setattr("xrl_jax.rl.strategy.learn_from", lambda *_: done.append("learned"))
+    search._time_whole(program_job(one_product()), Stopwatch(60.0))
+    one = ["timed", "learned"]
+    assert done == ["doubted", *one, "believed", *one, "doubted"]
+
+
 def test_a_program_that_is_slower_whole_is_no_better() -> None:
     result = found(ENOUGH, InTurn(lambda job: 1.5), whole=True)
     assert result.stop is StopReason.STALLED

@@ -4,7 +4,7 @@ Each round follows the policy, once by its most probable actions and several tim
 Most rounds explore: forms that were not timed have the benefit of the doubt, and some operators of
 the programs that are met are timed, those of what is the cheapest by now first, a few at a time. In
 the others what was not timed is dear, and of the programs met so far the cheapest are timed whole,
-in turn with the original; they correct the costs that the next round goes by. These go on from the
+in turn with the original; each corrects the costs that the next is chosen by. These go on from the
 best program so far, as one of three that explore; the other two begin from the original, since what
 was learned may make another way the better one. Nothing else is tried: what this finds, the policy
 has found. What its steps gain is told as it was predicted when they were made.
