@@ -36,9 +36,19 @@ from xrl_jax.cost.store import TimingStore
 from xrl_jax.cost.timing import Timing
 from xrl_jax.cost.worker import Worker
 from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.search.base import Alone, Budget, Found, SearchResult, StopReason, without_engine
+from xrl_jax.search.backtracking import taso
+from xrl_jax.search.base import (
+    Alone,
+    Budget,
+    Found,
+    Problem,
+    SearchResult,
+    StopReason,
+    without_engine,
+)
 from xrl_jax.search.greedy import greedy
 from xrl_jax.search.refine import refine
+from xrl_jax.search.rounds import _of_a_search
 
 # The module: the package's attribute of that name is the function.
 front = importlib.import_module("xrl_jax.optimize")
@@ -233,6 +243,23 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
     assert second.report.steps == first.report.steps != ()
     assert second.report.predicted_ms_after == first.report.predicted_ms_after
     assert str(second.program) == str(first.program)
+
+
+def test_the_best_programs_are_timed_with_what_the_search_leaves_of_the_budget(
+    optimize, made_up, monkeypatch
+):
+    """Of ten timings five are for loops and the search, and as many for programs."""
+    spent: list[tuple[int, int | None]] = []
+
+    def search(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        spent.append((problem.oracle.spending.measurements, budget.measurements))
+        return taso(problem, budget, key)
+
+    budget = Budget(seconds=600.0, measurements=10)
+    report = optimize(network, PARAMS, X, weights=0, search=search, budget=budget).report
+    assert [limit for _, limit in spent] == [5] and spent[0][0] > 0
+    assert 5 < report.measurements <= 10
+    assert [_of_a_search(Budget(measurements=n)) for n in (0, 1, 100, None)] == [0, 1, 94, None]
 
 
 def test_what_is_judged_alone_is_not_refined(optimize, made_up, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from xrl_jax.backends import epilogue
 from xrl_jax.backends.epilogue import Chain, chains
-from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.graph import Node, build, pack_attrs
 
 SHAPE = (2, 4)
 X = Node("input", shape=(2, 3), ref=0)
@@ -39,13 +39,18 @@ def largest(a: int, b: int) -> Node:
     return Node("max", (a, b), shape=SHAPE)
 
 
+def every(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Chain], set[int]]:
+    flags = build(nodes, outputs).nodes.weight_only
+    return chains(nodes, outputs, flags[1 : len(nodes) + 1].tolist())
+
+
 def found(nodes: Sequence[Node], *outputs: int) -> list[Chain]:
-    return list(chains(nodes, outputs)[0].values())
+    return list(every(nodes, outputs)[0].values())
 
 
 def test_a_bias_and_a_rectifier_are_absorbed() -> None:
     nodes = [X, W, BIAS, ZERO, PRODUCT, repeated(2), add(4, 5), largest(6, 3)]
-    chained, inner = chains(nodes, [7])
+    chained, inner = every(nodes, [7])
     assert chained == {7: Chain(anchor=4, last=7, bias=2, relu=True)}
     assert inner == {4, 6}
 

@@ -72,6 +72,7 @@ class FakeOracle:
         index = self.keys[job.key]
         self.asked.append((index, job.options))
         self.timeouts.append(timeout)
+        self.spending.measurements += 1
         if reference is not None:
             assert self.keys[reference.key] == self.n - 1
         answer = self.seconds[index, job.options]
@@ -86,9 +87,11 @@ class FakeOracle:
         return Timing(mine, mine, mine, relative=self.in_turn or mine / other)
 
 
-def ranked(given, seconds, clock=LONG, in_turn=None):
+def ranked(given, seconds, clock=LONG, in_turn=None, measurements=None):
     oracle = FakeOracle(given, seconds, in_turn)
-    found = time_programs(oracle, given, clock)  # type: ignore[arg-type]
+    found = time_programs(  # type: ignore[arg-type]
+        oracle, given, clock, measurements=measurements
+    )
     return [(t.index, t.options) for t in found], oracle
 
 
@@ -135,6 +138,20 @@ def test_without_time_only_the_first_is_timed_once():
     found, oracle = ranked(programs(3), {(0, ()): 0.9}, Stopwatch(0.0))
     assert found == [(0, ())] and oracle.asked == [(0, ())]
     assert oracle.timeouts == [120.0]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "asked"),
+    [
+        (0, [(0, ())]),
+        (2, [(0, ()), (1, ())]),
+        (3, [(0, ()), (1, ()), (1, A)]),
+    ],
+)
+def test_no_more_is_timed_than_may_be_but_for_the_first(measurements, asked):
+    seconds = {(0, ()): 0.9, (1, ()): 0.8, (1, A): 0.7}
+    _, oracle = ranked(programs(3), seconds, measurements=measurements)
+    assert oracle.asked == asked
 
 
 def test_where_nothing_is_faster_the_original_leads() -> None:

@@ -41,7 +41,9 @@ class Chain:
         return Epilogue(bias, addend, self.relu)
 
 
-def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Chain], set[int]]:
+def chains(
+    nodes: Sequence[Node], outputs: Sequence[int], weight_only: Sequence[bool]
+) -> tuple[dict[int, Chain], set[int]]:
     """Chains by their last node, and the nodes that need no value of their own.
 
     Work on weights alone is done once, before the call, and begins no chain: with what follows it
@@ -49,6 +51,7 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
 
     Args:
       nodes: in topological order.
+      weight_only: of every node, whether it depends on weights and constants alone.
     """
     users: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
@@ -56,14 +59,10 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
             users.setdefault(a, []).append(i)
     found: dict[int, Chain] = {}
     inner: set[int] = set()
-    fixed: list[bool] = []  # of every node, whether it depends on weights and constants alone
-    for node in nodes:
-        computed = bool(node.args) and all(fixed[a] for a in node.args)
-        fixed.append(computed or node.op in ("weight", "array", "const", "iota"))
 
     def is_there(i: int) -> bool:
         """Whether the node's value is written anyhow, not computed where it is used."""
-        written = fixed[i] or i in found or len(users[i]) > 1
+        written = weight_only[i] or i in found or len(users[i]) > 1
         return written or nodes[i].spec.shape != "elementwise"
 
     def longer(chain: Chain) -> Chain | None:
@@ -90,7 +89,7 @@ def chains(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[dict[int, Cha
         return None
 
     for i, node in enumerate(nodes):
-        if not fixed[i] and absorbs(node, tuple(nodes[a] for a in node.args)):
+        if not weight_only[i] and absorbs(node, tuple(nodes[a] for a in node.args)):
             chain, passed = Chain(i, i), []
             while after := longer(chain):
                 passed.append(chain.last)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xrl_jax.backends.epilogue import chains
@@ -39,8 +40,9 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
       index: 0 for the main graph, i + 1 for body i.
       args: one array for each flat argument of the graph.
     """
-    nodes, outputs, _ = nodes_of(program.graphs[index])
-    chained, inner = chains(nodes, outputs)
+    graph = program.graphs[index]
+    nodes, outputs, slots = nodes_of(graph)
+    chained, inner = chains(nodes, outputs, np.asarray(graph.nodes.weight_only)[slots].tolist())
     values: list[Any] = []
     for i, node in enumerate(nodes):
         if i in inner:

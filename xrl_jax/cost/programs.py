@@ -134,6 +134,7 @@ def time_programs(
     programs: Sequence[Program],
     clock: Stopwatch,
     *,
+    measurements: int | None = None,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> list[Timed]:
     """Time programs (the most promising first), fastest first in the result.
@@ -141,14 +142,21 @@ def time_programs(
     All but the last, the original, are timed as they are, then the fastest under every set of
     compile options; where these win, so is the original, and the fastest in turn with the fastest
     without options, which decides. The original is the reference of all, and the first of the
-    result where nothing takes less. Programs for which there is no time left are dropped, but for
-    the first; Ctrl-C drops those that were not timed yet. What failed in the worker is dropped as
-    well, since it must not be run here; what cannot be sent to the worker (host callbacks) is kept
-    with a timing that says so. Where nothing is left, the original is the result.
+    result where nothing takes less. Programs for which no time or no timing is left are dropped, but
+    for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is dropped
+    as well, since it must not be run here; what cannot be sent to the worker (host callbacks) is
+    kept with a timing that says so. Where nothing is left, the original is the result.
+
+    Args:
+      measurements: bound for all that the oracle may measure; None for no bound.
     """
     last = len(programs) - 1
     timed: list[Timed] = []
     reference: Job | Timing | None = None
+
+    def out_of_budget() -> bool:
+        spent = oracle.spending.measurements
+        return clock.done or (measurements is not None and spent >= measurements)
 
     @plain_ctrl_c()
     def one(index: int, options: Options) -> bool:
@@ -169,23 +177,23 @@ def time_programs(
     try:
         reference = job_or_failure(programs[last], (), constants=oracle.constants)
         for index in range(max(last, 1)):
-            if index and clock.done:
+            if index and out_of_budget():
                 break
             tell(f"timing program {index + 1}")
             one(index, ())
         fastest = next((t.index for t in ranked(timed) if t.timing.ok), None)
         for options in option_sets()[1:]:
-            if fastest is None or clock.done:
+            if fastest is None or out_of_budget():
                 break
             tell(f"timing program {fastest + 1} under compile options")
             if not one(fastest, options):
                 break
         best_options = ranked(timed)[0].options if timed else ()
-        if best_options and fastest != last and not clock.done:
+        if best_options and fastest != last and not out_of_budget():
             # Options may be all that pays: the original under them is a candidate like any other.
             tell("timing the original under compile options")
             one(last, best_options)
-        if best_options and not clock.done:
+        if best_options and not out_of_budget():
             tell("timing compile options against none")
             timed = _confirmed(oracle, timed, clock)
     except KeyboardInterrupt:

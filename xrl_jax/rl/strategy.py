@@ -52,7 +52,7 @@ _REGIONS = 0.25  # of the time left, at most, for the operators of a round's che
 # round's programs: the others are for whole programs.
 _FEW = 0.25
 # Programs timed whole in a round: so many, and more while that takes no longer than this share of
-# the time left; at most so many times the cheapest by prediction.
+# the time left; predicted to take at most so many times what the fastest is.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
 # Rounds that explore before one that times programs, all but the last of them from the original,
@@ -269,7 +269,10 @@ class _Search:
         for n in itertools.count():
             if self.run.out_of_budget() or (n >= _TIMED and clock.done):
                 break
-            chosen = self._most_promising(doubted=n % 2 == 0)
+            doubted = n % 2 == 0
+            chosen = self._most_promising(doubted=doubted) or self._most_promising(
+                doubted=not doubted
+            )
             if chosen is None:
                 break
             key, found = chosen
@@ -284,11 +287,17 @@ class _Search:
                 learn_from(self.oracle, timed, self.original.program)
 
     def _most_promising(self, *, doubted: bool) -> tuple[Key, Found] | None:
-        """Of the programs that wait the cheapest, unless those timed whole leave it no hope."""
-        ranked = self._ranked(self.waiting | self.kept, doubted=doubted)
-        waits = [each for each in ranked if each[0] in self.waiting]
-        hopeful = bool(waits) and waits[0][1].seconds <= _HOPE * ranked[0][1].seconds
-        return waits[0] if hopeful else None
+        """Of the programs that wait the cheapest, unless the fastest timed whole leaves it no hope.
+
+        Args:
+          doubted: what was not timed is dear.
+        """
+        waits = self._ranked(self.waiting, doubted=doubted)
+        if not waits or not self.kept:
+            return waits[0] if waits else None
+        fastest = min(self.kept, key=lambda key: _relative(self.timings[key]))
+        (_, bound), *_ = self._ranked({fastest: self.kept[fastest]}, doubted=doubted)
+        return waits[0] if waits[0][1].seconds <= _HOPE * bound.seconds else None
 
 
 def _relative(timing: Timing) -> float:

@@ -32,7 +32,8 @@ class Budget:
     Attributes:
       seconds: of wall time, compiling and measuring included. The check of the result and its
         final timing begin when they have passed at the latest, and take as long as they take.
-      measurements: how many regions and programs may be timed; None for no bound.
+      measurements: how many regions and programs may be timed, the best programs included, of
+        which one is timed in any case; None for no bound.
     """
 
     seconds: float = 60.0

@@ -30,6 +30,7 @@ _SEARCH_SHARE = 0.5  # of the time goes to the search
 _ALONE_SHARE = 0.8  # of the time to one that is alone
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
+_CHOICE = 6  # timings kept for its best programs, or half of all where there are few
 _SEARCH_WORTH = 20.0  # seconds, at least, for a search where something is known without
 _CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
@@ -75,7 +76,7 @@ def search_in_rounds(
         clock = Stopwatch(0.0)
         strategy = _interrupted
     share = (_ALONE_SHARE if alone else _SEARCH_SHARE) * clock.left
-    share = replace(budget, seconds=max(share, 1e-3))
+    share = replace(budget, seconds=max(share, 1e-3), measurements=_of_a_search(budget))
     found = _guarded(strategy, problem, share, key)
     if problem.known is not None:
         known = problem.known
@@ -86,7 +87,13 @@ def search_in_rounds(
         return found, [Timed(recalled.program, (), unknown, 0)]
     interrupted = found.stop is StopReason.INTERRUPTED
     rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
-    timed = time_programs(oracle, [f.program for f in found.best], rest, tell=tell)
+    timed = time_programs(
+        oracle,
+        [f.program for f in found.best],
+        rest,
+        measurements=budget.measurements,
+        tell=tell,
+    )
     if interrupted or clock.left <= 0:  # not `done`: Ctrl-C is dealt with in what follows
         return found, timed
     plain = [(t.program, t.timing) for t in timed if not t.options]
@@ -112,6 +119,12 @@ def search_in_rounds(
     refined_at = len(found.best)
     found = replace(found, best=(*found.best, refined, found.best[-1]))
     return found, ranked([replace(best, index=refined_at), *timed])
+
+
+def _of_a_search(budget: Budget) -> int | None:
+    """How many timings may have been made when a search ends, of those of the budget."""
+    most = budget.measurements
+    return None if most is None else most - min(_CHOICE, most // 2)
 
 
 def _nothing_new(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
