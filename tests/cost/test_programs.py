@@ -89,9 +89,7 @@ class FakeOracle:
 
 def ranked(given, seconds, clock=LONG, in_turn=None, measurements=None):
     oracle = FakeOracle(given, seconds, in_turn)
-    found = time_programs(  # type: ignore[arg-type]
-        oracle, given, clock, measurements=measurements
-    )
+    found = time_programs(oracle, given, clock, measurements=measurements)  # type: ignore[arg-type]
     return [(t.index, t.options) for t in found], oracle
 
 

@@ -294,7 +294,8 @@ def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopef
     search = two_waiting(FakeOracle(), {0: 1e-3, 2: 1e-4, 3: seconds})
     del search.waiting["flat",]
     search.kept = {("plain",): in_form(0), ("transposed",): in_form(2)}
-    search.timings = {k: Timing(*3 * [1e-3], relative=r) for k, r in zip(search.kept, (0.9, 2.0))}
+    whole = {("plain",): 0.9, ("transposed",): 2.0}
+    search.timings = {k: Timing(1e-3, 1e-3, 1e-3, relative=r) for k, r in whole.items()}
     search.confirm(search.kept | search.waiting, Stopwatch(60.0))
     assert (search._most_promising(doubted=True) is not None) == hopeful
 

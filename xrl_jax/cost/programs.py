@@ -142,10 +142,11 @@ def time_programs(
     All but the last, the original, are timed as they are, then the fastest under every set of
     compile options; where these win, so is the original, and the fastest in turn with the fastest
     without options, which decides. The original is the reference of all, and the first of the
-    result where nothing takes less. Programs for which no time or no timing is left are dropped, but
-    for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is dropped
-    as well, since it must not be run here; what cannot be sent to the worker (host callbacks) is
-    kept with a timing that says so. Where nothing is left, the original is the result.
+    result where nothing takes less. Programs for which no time or no timing is left are dropped,
+    but for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is
+    dropped as well, since it must not be run here; what cannot be sent to the worker (host
+    callbacks) is kept with a timing that says so. Where nothing is left, the original is the
+    result.
 
     Args:
       measurements: bound for all that the oracle may measure; None for no bound.
