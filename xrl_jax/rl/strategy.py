@@ -265,6 +265,7 @@ class _Search:
         """Time the most promising of those that wait, each of which corrects the costs that the
         next is chosen by. What was not timed is dear to every other choice and has the benefit of
         the doubt in the rest: where few operators were timed, the best have forms that were not.
+        Where one way to choose leaves none hope, the other is asked.
         """
         for n in itertools.count():
             if self.run.out_of_budget() or (n >= _TIMED and clock.done):
