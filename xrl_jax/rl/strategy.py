@@ -6,8 +6,10 @@ the programs that are met are timed, those of what is the cheapest by now first,
 the others what was not timed is dear, and of the programs met so far the cheapest are timed whole,
 in turn with the original; each corrects the costs that the next is chosen by. These go on from the
 best program so far, as one of three that explore; the other two begin from the original, since what
-was learned may make another way the better one. Nothing else is tried: what this finds, the policy
-has found. What its steps gain is told as it was predicted when they were made.
+was learned may make another way the better one, and one of them from the original with images
+features last where they cross the borders of folded bodies, where no rewrite can turn them. Nothing
+else is tried: what this finds, the policy has found. What its steps gain is told as it was
+predicted when they were made.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united, united_bucket, united_size
+from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
 from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.policy import Policy, load_policy
@@ -56,7 +59,7 @@ _FEW = 0.25
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
 # Rounds that explore before one that times programs, all but the last of them from the original,
-# and the share of the time by which some are.
+# and the share of the time after which all rounds time programs.
 _EXPLORES, _LATE = 3, 0.6
 # Operators that are timed in a round that explores: what they take says what their forms are worth
 # elsewhere, and the next rollouts do not go by what has disappointed.
@@ -132,9 +135,16 @@ class _Search:
         return self.run.problem.oracle
 
     @functools.cached_property
+    def starts(self) -> tuple[Found, ...]:
+        """What rounds that begin anew begin from, in turn."""
+        turned = laid_out(self.original.program, FEATURES_LAST)
+        same = turned is self.original.program
+        return (self.original,) if same else (self.original, Found(turned, 0.0))
+
+    @functools.cached_property
     def bucket(self) -> int:
         """Where rollouts are made: another would have to be compiled."""
-        return united_bucket(self.original.program)
+        return max(united_bucket(start.program) for start in self.starts)
 
     def to_go_on_from(self) -> Found:
         """The best program so far; the original where none was timed whole, or where it has
@@ -164,9 +174,9 @@ class _Search:
 
     def may_explore(self, explored: int) -> bool:
         """Whether the next round explores, after so many that did: one where timings are bounded,
-        which are for programs rather; none where it is late and no program was timed yet.
+        which are for programs rather; none where it is late.
         """
-        late = not self.timings and self.run.clock.elapsed > _LATE * self.run.clock.seconds
+        late = self.run.clock.elapsed > _LATE * self.run.clock.seconds
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
 
@@ -318,12 +328,12 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
             if whole:
                 job = job_or_failure(original.program, (), constants=search.oracle.constants)
                 search.reference = job if isinstance(job, Job) else None
-            explored = 0
+            explored, anew = 0, itertools.cycle(search.starts)
             while not run.out_of_budget():
                 key, now = jax.random.split(key)
                 explores = search.may_explore(explored)
-                anew = explores and explored + 1 < _EXPLORES
-                begun = original if anew else search.to_go_on_from()
+                begins_anew = explores and explored + 1 < _EXPLORES
+                begun = next(anew) if begins_anew else search.to_go_on_from()
                 learned = search.turn(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
                 since = 0 if learned else since + 1
