@@ -10,6 +10,8 @@ the strongest jit. xrlflow is the policy's rollouts alone: what they find is not
 --out gets a folder for each network and search, benchmark.json and benchmark.png. A run that was
 killed goes on where it was; Ctrl-C prints what is there.
 
+--budget_measurements bounds the timings of each search as well.
+
 --seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
 seeds and how the last of --searches compares with the best of the others (over_seeds.json).
 """
@@ -53,6 +55,7 @@ class Config:
     seed: int
     rival: bool
     out: Path
+    budget_measurements: int | None = None
 
     def __post_init__(self) -> None:
         require_known("networks", self.networks, models.MODELS)
@@ -61,7 +64,10 @@ class Config:
     def command(self) -> str:
         """The command that repeats this; where results are kept is left out."""
         words = [f"--networks={','.join(self.networks)}", f"--searches={','.join(self.searches)}"]
-        words += [f"--budget_seconds={self.budget_seconds:g}", f"--seed={self.seed}"]
+        words += [f"--budget_seconds={self.budget_seconds:g}"]
+        if self.budget_measurements is not None:
+            words += [f"--budget_measurements={self.budget_measurements}"]
+        words += [f"--seed={self.seed}"]
         words += [f"--compare_seconds={self.compare_seconds:g}"]
         words += [] if self.rival else ["--norival"]
         return shlex.join(["python", "-m", "experiments.benchmark", *words])
@@ -69,9 +75,14 @@ class Config:
 
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
     """The command of one search."""
-    seconds, seed = config.budget_seconds, config.seed
     command = search_command(
-        network, search, seconds=seconds, seed=seed, cache=folder / "cache", out=folder
+        network,
+        search,
+        seconds=config.budget_seconds,
+        measurements=config.budget_measurements,
+        seed=config.seed,
+        cache=folder / "cache",
+        out=folder,
     )
     return [*command, "--alone"] if search == "xrlflow" else command
 
@@ -164,6 +175,9 @@ def define_flags() -> None:
     flags.DEFINE_list("networks", ["twelve"], f"Names, or {', '.join(GROUPS)}.")
     flags.DEFINE_list("searches", ["random", "local", "greedy", "taso"], "Names.")
     flags.DEFINE_float("budget_seconds", 300.0, "Seconds of each search.")
+    flags.DEFINE_integer(
+        "budget_measurements", None, "Timings that each search may make at most.", lower_bound=0
+    )
     flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights; the first, if there are more.")
     flags.DEFINE_integer("seeds", 1, "How many seeds.", lower_bound=1)
@@ -183,6 +197,7 @@ def config_of(values: flags.FlagValues) -> Config:
         values.seed,
         values.rival,
         Path(values.out),
+        values.budget_measurements,
     )
 
 

@@ -66,11 +66,23 @@ def _bytes_of(pid: int) -> int:
 
 
 def search_command(
-    network: str, search: str, *, seconds: float, seed: int, cache: Path, out: Path
+    network: str,
+    search: str,
+    *,
+    seconds: float,
+    measurements: int | None = None,
+    seed: int,
+    cache: Path,
+    out: Path,
 ) -> list[str]:
-    """The command of one search by `experiments.optimize`."""
+    """The command of one search by `experiments.optimize`.
+
+    Args:
+      measurements: bound for its timings; None for none.
+    """
+    bound = [] if measurements is None else [f"--budget_measurements={measurements}"]
     return [
         *(sys.executable, "-m", "experiments.optimize", f"--model={network}"),
-        *(f"--search={search}", f"--budget_seconds={seconds:g}"),
+        *(f"--search={search}", f"--budget_seconds={seconds:g}", *bound),
         *(f"--seed={seed}", f"--cache_dir={cache}", f"--out={out}"),
     ]

@@ -29,9 +29,15 @@ def policy_command(
 ) -> list[str]:
     """The command of the rollouts alone with so many timings at most."""
     command = search_command(
-        network, "xrlflow", seconds=seconds, seed=seed, cache=folder / "cache", out=folder
+        network,
+        "xrlflow",
+        seconds=seconds,
+        measurements=limit,
+        seed=seed,
+        cache=folder / "cache",
+        out=folder,
     )
-    return [*command, "--alone", f"--policy={policy}", f"--budget_measurements={limit}"]
+    return [*command, "--alone", f"--policy={policy}"]
 
 
 def _measurements(command: list[str], folder: Path) -> int:

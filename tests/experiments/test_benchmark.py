@@ -125,6 +125,13 @@ def test_a_policy_is_compared_by_its_rollouts_alone(tmp_path: Path) -> None:
     assert "--alone" not in command_of(config(tmp_path), "bert", "taso", tmp_path)
 
 
+def test_every_search_has_the_same_bound_for_its_timings(tmp_path: Path) -> None:
+    bounded = replace(config(tmp_path), budget_measurements=16)
+    for search in ("taso", "xrlflow"):
+        assert "--budget_measurements=16" in command_of(bounded, "bert", search, tmp_path)
+    assert "--budget_measurements=16" in bounded.command()
+
+
 def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "bert" / "taso"
     folder.mkdir(parents=True)

@@ -60,7 +60,7 @@ def test_policies_at_home_are_named_for_each_network() -> None:
 def test_the_policy_has_a_bound_for_its_timings() -> None:
     folder = Path("out")
     command = policy_command("vit", Path("p.msgpack"), folder, seconds=9.0, limit=7, seed=0)
-    assert command[-3:] == ["--alone", "--policy=p.msgpack", "--budget_measurements=7"]
+    assert {"--alone", "--policy=p.msgpack", "--budget_measurements=7"} < set(command)
 
 
 def test_greedys_time_is_told_in_multiples_of_the_policys() -> None:
