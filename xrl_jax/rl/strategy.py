@@ -58,7 +58,7 @@ _FEW = 0.25
 # the time left; predicted to take at most so many times what the fastest is.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
-# Rounds that explore before one that times programs, all but the last of them from the original,
+# Rounds that explore before one that times programs, all but the last of them begin anew,
 # and the share of the time after which all rounds time programs.
 _EXPLORES, _LATE = 3, 0.6
 # Operators that are timed in a round that explores: what they take says what their forms are worth
@@ -136,7 +136,7 @@ class _Search:
 
     @functools.cached_property
     def starts(self) -> tuple[Found, ...]:
-        """What rounds that begin anew begin from, in turn."""
+        """What rounds that begin anew begin from, in turn: forms of the original."""
         turned = laid_out(self.original.program, FEATURES_LAST)
         same = turned is self.original.program
         return (self.original,) if same else (self.original, Found(turned, 0.0))
