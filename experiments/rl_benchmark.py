@@ -4,9 +4,9 @@
 
 Printed for each network, folded and unfolded: environment steps per second of all environments
 together, with candidates drawn at random and with those of an untrained policy; training steps per
-second, updates included; and, apart from these, what compiling takes and the peak of memory. Each
-row is measured in a process of its own, its environments spread over --devices (of a CPU, its
-cores) as far as they can be shared out evenly. --out gets rl_benchmark.json.
+second, updates included; and, apart from these, what compiling takes and the peak of memory, of a
+GPU its own. Each row is measured in a process of its own, its environments spread over --devices
+(of a CPU, its cores) as far as they can be shared out evenly. --out gets rl_benchmark.json.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,
+        "device": devices[0].device_kind,
         "bucket": params.start.graph.nodes.op.shape[1],
         "batch": batch,
         "devices": len(devices),
@@ -116,7 +117,8 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         update = engine_jit(training.update)
         row["training"], compiling = rate(lambda s, _: update(s, params)[0], first, n=n)
         row["compile_seconds"]["training"] = compiling
-    return row
+    memory = devices[0].memory_stats()  # of a CPU, None: there it is the process that has it
+    return row | ({"peak_bytes": memory["peak_bytes_in_use"]} if memory else {})
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -183,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
             status = 1
             continue
         row = json.loads((out / "row.json").read_text(encoding="utf-8"))
-        rows.append({**row, "peak_bytes": ended.peak_bytes})
+        rows.append({"peak_bytes": ended.peak_bytes, **row})
         (out / "rl_benchmark.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     show(rows)
     return status

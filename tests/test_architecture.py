@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -184,3 +185,9 @@ def test_constraints_hold_names_and_exact_versions_only() -> None:
     assert [line for line in pins if not pin.fullmatch(line)] == []
     assert not any("://" in line for line in lines)
     assert len(pins) > 50
+
+
+def test_what_jax_export_needs_is_asked_for() -> None:
+    """JAX does not ask for it, and here it came with what only the tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert any(name.startswith("flatbuffers") for name in project["dependencies"])

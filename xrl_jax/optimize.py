@@ -20,6 +20,7 @@ from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.batch import batched
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.unroll import unrolled
+from xrl_jax.graph.engine_jit import on_cpu
 from xrl_jax.graph.program import Program, flatten_args
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
@@ -83,7 +84,8 @@ def optimize(
     original = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     program = batched(unrolled(original))
     require_verified(chosen, library)
-    rule_table = compile_rules(offered(chosen))
+    with on_cpu():
+        rule_table = compile_rules(offered(chosen))
     arguments = flatten_args(example_args, {})[0] if example_args else list(original.in_avals)
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir
@@ -99,7 +101,7 @@ def optimize(
         record = record_path(folder, program, rule_table.rules, store.machine)
         known = recall(record, program) if keeps else None
         tell = live.phase
-        with persistent_cache(os.path.join(folder, _COMPILED)):
+        with persistent_cache(os.path.join(folder, _COMPILED)), on_cpu():
             found, finalists = search_in_rounds(
                 strategy,
                 Problem(program, rule_table, oracle, live, known),
@@ -121,19 +123,20 @@ def optimize(
             seconds=min(max(0.5 * clock.left, 3.0), 30.0),
             tell=tell,
         )
-    report = make_report(
-        name=name,
-        search=search if isinstance(search, str) else getattr(search, "__name__", "custom"),
-        seed=None,
-        machine=store.machine,
-        program=program,
-        found=found,
-        settled=settled,
-        costs=oracle.table(),
-        spending=oracle.spending,
-        search_seconds=search_seconds,
-        total_seconds=whole.elapsed,
-    )
+    with on_cpu():
+        report = make_report(
+            name=name,
+            search=search if isinstance(search, str) else getattr(search, "__name__", "custom"),
+            seed=None,
+            machine=store.machine,
+            program=program,
+            found=found,
+            settled=settled,
+            costs=oracle.table(),
+            spending=oracle.spending,
+            search_seconds=search_seconds,
+            total_seconds=whole.elapsed,
+        )
     if settled.used:
         if keeps:
             remember(record, settled.program, report.steps)

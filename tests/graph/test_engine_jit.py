@@ -33,12 +33,35 @@ def test_traced_once_for_each_shape() -> None:
     assert traces == [(3,), (5,)]
 
 
-def test_a_jaxlib_without_these_options_compiles_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown: dict[str, Any] = {"xla_cpu_an_option_of_another_version": True}
-    monkeypatch.setattr(lib, "_QUICK", unknown)
+def test_options_that_this_jaxlib_does_not_know_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {
+        "xla_cpu_an_option_of_another_version": True,
+        "xla_llvm_disable_expensive_passes": True,
+    }
+    monkeypatch.setitem(lib._OPTIONS, "cpu", options)
     lib._options.cache_clear()
     try:
-        assert lib._options() is None
+        assert lib._options("cpu") == {"xla_llvm_disable_expensive_passes": True}
         assert lib.engine_jit(lambda x: x + 1)(jnp.int32(1)) == 2
     finally:
         lib._options.cache_clear()
+
+
+def test_a_search_on_a_machine_with_a_gpu_runs_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert (lib.platform(), lib.wide()) == ("gpu", True)
+    with lib.on_cpu():
+        assert (lib.platform(), lib.wide()) == ("cpu", False)
+    assert lib.wide()
+
+
+def test_without_a_cpu_to_use_it_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(backend: str) -> list[Any]:
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", none)
+    with lib.on_cpu():
+        assert lib.wide()

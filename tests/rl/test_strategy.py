@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rl import rollouts
+from xrl_jax.rl.edits import Told
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
@@ -151,6 +152,9 @@ def test_of_few_timings_some_are_for_whole_programs() -> None:
     assert len(oracle.asked) >= 2 and len(oracle.asked) + len(oracle.timed) == 6
 
 
+UNTIMED = Job("a program that nobody times", b"")
+
+
 class Round(NamedTuple):
     explores: bool
     begun: Found
@@ -161,6 +165,7 @@ def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round
     """The first six rounds of a search, none of which does anything."""
     rounds: list[Round] = []
     better = Found(program(), 1e-6)
+    monkeypatch.setattr("xrl_jax.rl.strategy.job_or_failure", lambda *_, **__: UNTIMED)
 
     def turn(search: _Search, begun: Found, key: jax.Array, *, explores: bool) -> bool:
         if len(rounds) == 6:
@@ -172,7 +177,7 @@ def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round
     monkeypatch.setattr(_Search, "measure", lambda *_: 0)
     monkeypatch.setattr(_Search, "to_go_on_from", lambda search: better)
     problem = Problem(searched, rules(), FakeOracle())
-    by_policy(blank(), whole=False)(problem, ENOUGH, KEY)
+    by_policy(blank())(problem, ENOUGH, KEY)
     return rounds
 
 
@@ -199,9 +204,15 @@ def test_images_cross_the_borders_of_bodies_features_last_where_every_other_roun
     assert crossing == [(1, 3, 4, 5), (1, 4, 5, 3), (1, 3, 4, 5), (1, 4, 5, 3)]
 
 
+def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:
+    search = searching(FakeOracle())
+    assert [search.may_explore(n) for n in range(5)] == [True] * 5
+
+
 def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
     search = _Search(Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
+    search.reference = UNTIMED
     assert search.may_explore(0)
     monkeypatch.setattr(Stopwatch, "elapsed", 61.0)
     assert not search.may_explore(0)
@@ -222,6 +233,11 @@ def searching(oracle: FakeOracle) -> _Search:
     """A search of one product that has met nothing yet."""
     run = Run(Problem(one_product(), rules(), oracle), ENOUGH)
     return _Search(Decoder(SIZES, None, rules()), run, Found(one_product(), math.inf))
+
+
+def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
+    """Rollouts that do nothing."""
+    return Met([], [Told(1.0, 0, ()) for _ in plan], 0, 0)
 
 
 def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> _Search:
@@ -257,9 +273,9 @@ def test_a_round_times_no_more_operators_than_it_may() -> None:
 def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else rollouts would have to be compiled again."""
 
-    def rollouts(*_: Any, slots: int, **__: Any) -> Met:
+    def rollouts(*_: Any, plan: Sequence[Any], slots: int, **__: Any) -> Met:
         seen.append(slots)
-        return Met([], 0, 0)
+        return nothing_met(plan=plan)
 
     seen: list[int] = []
     wanted = iter((16, 64))
@@ -299,7 +315,7 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     oracle = InTurn(lambda job: 0.9)
     search = two_waiting(oracle, {0: 1e-6, 1: 1e-3, 3: 1e-6})
     assert search._ranked(search.waiting, doubted=True)[0][0] == ("flat",)
-    monkeypatch.setattr(Decoder, "rollouts", lambda *_, **__: Met([], 0, 0))
+    monkeypatch.setattr(Decoder, "rollouts", nothing_met)
     assert search.turn(search.original, KEY, explores=False)
     assert oracle.asked == [program_job(in_form(3).program).key]
 

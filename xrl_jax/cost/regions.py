@@ -31,9 +31,12 @@ from xrl_jax.graph.hash import timing_key
 
 Options = Sequence[tuple[str, str]]
 # A region is timed as a row of copies that take about as long together at these rates: a call on
-# its own pays for waking threads, which in a network are awake. Not so XLA's convolutions and
-# pooling, which run otherwise inside of a loop, by ten times and more.
-_ROW, _FLOP_RATE, _BANDWIDTH = 2e-3, 1e11, 2e10
+# its own pays for waking threads, which in a network are awake, and on a GPU for launching it and
+# for being told of its end. Not so, on a CPU, XLA's convolutions and pooling, which run otherwise
+# inside of a loop, by ten times and more.
+_ROW = 2e-3
+_RATES = {"cpu": (1e11, 2e10)}  # operations and bytes per second
+_GPU_RATES = (1e13, 1e12)
 _LEAST_SECONDS, _MOST_COPIES = 1e-5, 16
 _LOOP_SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)  # elements, 16 KiB to 8 MiB
 _WRAPPED = ("conv", "dot", "window", "reduce")
@@ -64,11 +67,13 @@ class Region:
         bringing arrays into the library's layout and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        can_repeat = self.op_class in _IN_A_ROW and floating and 0 not in self.node.shape
+        loops = self.op_class in _IN_A_ROW or jax.default_backend() != "cpu"
+        can_repeat = loops and floating and 0 not in self.node.shape
         if not self.in_partition and not can_repeat:
             return 1
         flops, n_bytes = work.node_work(self.node, self.args)
-        each = max(flops / _FLOP_RATE, n_bytes / _BANDWIDTH, _LEAST_SECONDS)
+        flop_rate, bandwidth = _RATES.get(jax.default_backend(), _GPU_RATES)
+        each = max(flops / flop_rate, n_bytes / bandwidth, _LEAST_SECONDS)
         return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 

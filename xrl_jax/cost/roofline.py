@@ -21,6 +21,7 @@ import numpy as np
 
 from xrl_jax.cost import fusion
 from xrl_jax.graph import ops, work
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 from xrl_jax.rewrite.delta import Price
@@ -58,7 +59,7 @@ CLASS_OF: Mapping[str, str] = {
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
 _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
-_CHUNKS = 8  # in which nodes are gone through, where some of many count
+_CHUNKS = 8  # in which, on a CPU, nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
 # Passes over its arguments that a node inside of a partition takes: one of the library's, one in a
 # loop.
@@ -293,7 +294,7 @@ def seconds_where(table: CostTable, view: NodeView, where: jax.Array) -> jax.Arr
     """
     wanted = where.reshape(-1)
     rows = jax.tree.map(lambda v: v.reshape(wanted.size, *v.shape[where.ndim :]), view)
-    chunk = max(wanted.size // _CHUNKS, 1)
+    chunk = wanted.size if wide() else max(wanted.size // _CHUNKS, 1)
     total = jnp.cumsum(wanted, dtype=jnp.int32)
 
     def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

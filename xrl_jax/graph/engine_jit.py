@@ -1,10 +1,16 @@
-"""Compiling the engine itself: large programs of small integer work, compiled for each bucket and
-called thousands of times for milliseconds each. A search waits for the compiler, so it is told to
-leave out what takes long and gains nothing there.
+"""Compiling and placing the engine itself: large programs of small integer work, compiled for each
+bucket and called thousands of times for milliseconds each. A search waits for the compiler, so it
+is told to leave out what takes long and gains nothing there.
+
+A search works on one graph at a time, in loops that end when they are done. A GPU takes longer for
+one turn of such a loop than a CPU for many, so that a search runs on the CPU wherever what it finds
+will run (`on_cpu`). Thousands of environments at once are another matter: there the engine runs on
+the default device, and where that is `wide`, it does more in fewer steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -14,21 +20,58 @@ import jax
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# XLA:CPU's older emitter of fusions and the cheap half of LLVM's passes: half the time to compile,
-# the same time to run (BUILD_NOTES, "Measured: the engine").
-_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True}
+# Compile options, by platform.
+_OPTIONS: dict[str, dict[str, bool | str]] = {
+    # XLA:CPU's older emitter of fusions and the cheap half of LLVM's passes: half the time to
+    # compile, the same time to run (BUILD_NOTES, "Measured: the engine").
+    "cpu": {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True},
+    # Loops that end when they are done are part of a CUDA graph too: the host launches one graph
+    # and is not asked whether to go on. And sums are added up in one order, always.
+    "gpu": {
+        "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+        "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+        "xla_gpu_deterministic_ops": True,
+    },
+}
+
+
+def platform() -> str:
+    """Where the engine runs: the platform of JAX's default device."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def wide() -> bool:
+    """Whether the engine runs where a step takes as long for one as for thousands, as on a GPU:
+    then it takes few wide steps. On a CPU it takes many that are no wider than need be.
+    """
+    return platform() != "cpu"
+
+
+def on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """The engine runs on the CPU in this context, where JAX has one for us."""
+    if not wide():
+        return contextlib.nullcontext()
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        return contextlib.nullcontext()
 
 
 @functools.cache
-def _options() -> dict[str, bool] | None:
-    """Those options, or None where this jaxlib does not know them."""
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=_QUICK).lower().compile()
-    except (RuntimeError, ValueError):
-        return None
-    return _QUICK
+def _options(platform: str) -> dict[str, bool | str]:
+    """Those of the options that this jaxlib knows."""
+
+    def known(option: tuple[str, bool | str]) -> bool:
+        try:
+            jax.jit(lambda: 0, compiler_options=dict([option])).lower().compile()
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+    return dict(filter(known, _OPTIONS.get(platform, {}).items()))
 
 
 def engine_jit(
@@ -39,11 +82,12 @@ def engine_jit(
     """
 
     @functools.cache
-    def jitted() -> Any:
-        return jax.jit(fn, static_argnames=static_argnames, compiler_options=_options())
+    def jitted(platform: str) -> Any:
+        options = _options(platform)
+        return jax.jit(fn, static_argnames=static_argnames, compiler_options=options)
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return jitted()(*args, **kwargs)
+        return jitted(platform())(*args, **kwargs)
 
     return call

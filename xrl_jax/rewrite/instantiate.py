@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.rewrite import bytecode, interpreter
 from xrl_jax.rewrite.new_nodes import NewNodes, new_nodes
 from xrl_jax.rewrite.table import P, RuleTable
 
-_CHUNK = 64  # bindings worked on at once
+_CHUNK, _WIDE_CHUNK = 64, 1 << 16  # bindings worked on at once
 _FIRST = 4  # instructions at which half of the bindings fail that a pattern's operators allow
 _NOWHERE = jnp.iinfo(jnp.int32).max
 T = TypeVar("T")
@@ -150,7 +151,7 @@ def _ask_different(
     out before the others' programs are run: a chunk takes as long as its longest.
     """
     s = entry.shape[0]
-    width = min(s, _CHUNK)
+    width = min(s, _WIDE_CHUNK if wide() else _CHUNK)
     if bound.size < seen.nodes.op.size:
         seen = jax.tree.map(lambda v: v[bound.reshape(-1)], seen)
         bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.graph.graph import Nodes, pack_attrs
 from xrl_jax.rewrite.bytecode import CODE, LITERAL, OPCODES, K, R
 
@@ -154,10 +155,15 @@ def _execute(
 
 def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> T:
     """`start` after each of up to 32 branches whose index is in `kind` [C] (-1 for none), in
-    order.
+    order. A branch changes nothing of what is not of its kind.
 
-    A loop over those at hand takes XLA:CPU less time than asking for each whether it is.
+    A loop over those at hand takes XLA:CPU less time than asking for each whether it is. Where
+    steps are wide, all are computed.
     """
+    if wide():
+        for branch in branches:
+            start = branch(start)
+        return start
     bits = jnp.where(kind >= 0, jnp.uint32(1) << kind.astype(jnp.uint32), jnp.uint32(0))
     wanted = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (0,))
 

@@ -115,15 +115,14 @@ def _closes_cycle(
     """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
 
     The topological order prunes: only a deeper root can depend on a shallower one, so equal depths
-    are safe. The exact test is a sweep
-    over the nodes in that order with a bit for each pair left, for a few words of pairs at a time.
+    are safe. The exact test spreads a bit for each pair left from arguments to what reads them, for
+    a few words of pairs at a time.
     """
     depth, args = graph.globals.depth, args_of(graph)
     below = depth[root] <= depth[partner]
     low, high = jnp.where(below, root, partner), jnp.where(below, partner, root)
     suspicious = among & (depth[root] != depth[partner])
     n_suspicious = jnp.sum(suspicious)
-    order = jnp.argsort(depth)
     lane = jnp.arange(_SWEEP)
     word, bit = lane // 32, (lane % 32).astype(jnp.uint32)
 
@@ -136,12 +135,15 @@ def _closes_cycle(
         lowest = jnp.min(jnp.where(exists, depth[start], jnp.iinfo(jnp.int32).max))
         highest = jnp.max(jnp.where(exists, depth[end], -1))
 
-        def visit(i: jax.Array, reach: jax.Array) -> jax.Array:
-            n = order[i]
-            above = jax.lax.reduce(reach[args[n]], jnp.uint32(0), jax.lax.bitwise_or, (0,))
-            return reach.at[n].set(reach[n] | above)
+        between = ((depth > lowest) & (depth <= highest))[:, None]
 
-        reach = jax.lax.fori_loop(jnp.sum(depth < lowest), jnp.sum(depth <= highest), visit, seeds)
+        def level(reach: jax.Array) -> jax.Array:
+            above = jax.lax.reduce(reach[args], jnp.uint32(0), jax.lax.bitwise_or, (1,))
+            return jnp.where(between, reach | above, reach)
+
+        reach = jax.lax.while_loop(
+            lambda c: jnp.any(c[0] != c[1]), lambda c: (c[1], level(c[1])), (seeds, level(seeds))
+        )[1]
         hit = exists & ((reach[end, word] >> bit) & 1 == 1)
         return first + _SWEEP, closes.at[pair].max(hit)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.candidates import CandidatesNetwork, candidate_graphs, moment
 from xrl_jax.rl.env import EnvParams, EnvState
 from xrl_jax.rl.features import observe
@@ -31,10 +32,10 @@ def agent_of(config: NetworkConfig) -> Agent:
     """
     if config.encoder == "touched":
         network, see, shown = PolicyNetwork(config), observe, _as_it_is
-        at_once, slots = 64, None
+        at_once, slots = (4096 if wide() else 64), None
     elif config.encoder == "candidates":
         network, see, shown = CandidatesNetwork(config), moment, candidate_graphs
-        at_once, slots = 4, config.slots
+        at_once, slots = (256 if wide() else 4), config.slots
     else:
         raise ValueError(f"encoder {config.encoder!r} is neither 'touched' nor 'candidates'")
 

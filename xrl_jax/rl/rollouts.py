@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,15 +17,17 @@ from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.union import divided
 from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
-from xrl_jax.rl.env import EnvParams, Start
+from xrl_jax.rl.edits import Edit, Edits, Told, choices, edited, packed
+from xrl_jax.rl.env import EnvParams, EnvState, Start
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
 
-# At once: the first takes the most probable action, the others draw. Small graphs have room for
-# more: so many nodes in all.
+# At once: some take the most probable action, with edits, the others draw. Small graphs have room
+# for more: so many nodes in all.
 _FEWEST, _MOST, _NODES = 8, 16, 4096
 _TOGETHER = 4  # of these, in one batch: batches run side by side, one on each core
 _REWRITES = (8, 32)  # in a step, at least and at most: one for each so many slots of the bucket
@@ -41,6 +43,7 @@ class Met(NamedTuple):
     """What rollouts from a program have come to."""
 
     found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
+    told: list[Told]  # of each rollout with edits
     candidates: int  # how many there were to choose from, in all
     most: int  # in one state, of which the policy saw no more than there are slots
 
@@ -66,6 +69,7 @@ class Decoder:
         costs: CostTable,
         key: jax.Array,
         *,
+        plan: Sequence[Sequence[Edit]],
         slots: int,
         over: Callable[[], bool],
     ) -> Met:
@@ -74,6 +78,8 @@ class Decoder:
         Args:
           begun: the program, with the steps that led to it.
           start: made of it, under these costs.
+          plan: edits of the first rollouts, which take the most probable actions; the others draw
+            theirs.
           slots: candidates that the policy sees; another number has to be compiled.
           over: asked every now and then whether there is no time left.
         """
@@ -84,14 +90,20 @@ class Decoder:
         n = at_once(bucket)
         first = jax.tree.map(lambda v: jnp.stack([v] * _TOGETHER), begin(params))
         batches, parts, best = [first] * (n // _TOGETHER), [], [float(start.seconds)]
-        temperatures = jnp.ones(n).at[0].set(0.0).reshape(-1, _TOGETHER)
+        draws = np.arange(n) >= len(plan)
+        temperatures = jnp.float32(draws).reshape(-1, _TOGETHER)
+        edits = [packed(plan[i]) if i < len(plan) else packed(()) for i in range(n)]
+        edits = jax.tree.map(lambda *v: jnp.stack(v).reshape(-1, _TOGETHER, len(v[0])), *edits)
         to_go = functools.partial(_following(self.config), self.weights, params)
         with ThreadPoolExecutor(usable_cores()) as pool:
             for k in jax.random.split(key, _STEPS // _AT_ONCE):
-                keys = jax.random.split(k, n).reshape(-1, _TOGETHER)
+                # All with edits have one key: they see the same candidates where there are more.
+                keys = jax.random.split(k, n)[np.where(draws, np.arange(n), 0)]
+                keys = keys.reshape(-1, _TOGETHER)
                 # Two threads that find nothing compiled would both compile.
                 mapped = pool.map if parts else map
-                made = list(mapped(_waited_for(to_go), batches, keys, temperatures))
+                each = (jax.tree.map(lambda v, i=i: v[i], edits) for i in range(len(batches)))
+                made = list(mapped(_waited_for(to_go), batches, keys, temperatures, each))
                 batches = [now for now, _ in made]
                 parts.append(_in_one([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))
@@ -100,13 +112,14 @@ class Decoder:
                     break
         trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
         met = _in_one([now.best for now in batches]), trail
-        each = [
-            _found(begun, start, self.rules, *jax.tree.map(lambda v, i=i: v[i], met))
-            for i in np.flatnonzero(met[0].steps)
+        of_each = [jax.tree.map(lambda v, i=i: v[i], met) for i in range(n)]
+        found = [
+            _found(begun, start, self.rules, best, trail) for best, trail in of_each if best.steps
         ]
+        told = [_told(start, self.rules, best, trail) for best, trail in of_each[: len(plan)]]
         most = int(trail.candidates.max(initial=0))
-        cheapest_first = sorted(each, key=lambda f: f.seconds)
-        return Met(cheapest_first, int(trail.candidates.sum()), most)
+        cheapest_first = sorted(found, key=lambda f: f.seconds)
+        return Met(cheapest_first, told, int(trail.candidates.sum()), most)
 
 
 @functools.cache
@@ -114,13 +127,24 @@ def _following(config: NetworkConfig) -> Any:
     """Some steps of a batch of rollouts; compiled once for each bucket."""
 
     def steps(
-        weights: Any, params: EnvParams, rollouts: Rollout, keys: jax.Array, temperature: jax.Array
+        weights: Any,
+        params: EnvParams,
+        rollouts: Rollout,
+        keys: jax.Array,
+        temperature: jax.Array,
+        edits: Edits,
     ) -> tuple[Rollout, Trail]:
-        def one(now: Rollout, key: jax.Array, temperature: jax.Array) -> tuple[Rollout, Trail]:
-            choose = by_network(config, weights)
+        def one(
+            now: Rollout, key: jax.Array, temperature: jax.Array, edits: Edits
+        ) -> tuple[Rollout, Trail]:
+            says = by_network(config, weights)
+
+            def choose(state: EnvState, params: EnvParams) -> Logits:
+                return edited(says(state, params), state, params, edits)
+
             return follow(choose, params, now, key, temperature, _AT_ONCE)
 
-        return jax.vmap(one)(rollouts, keys, temperature)
+        return jax.vmap(one)(rollouts, keys, temperature, edits)
 
     return engine_jit(steps)
 
@@ -143,6 +167,12 @@ def at_once(bucket: int) -> int:
 def rewrites_at_once(bucket: int) -> int:
     """How many rewrites of a sweep are made in one step: a larger graph has more places."""
     return int(np.clip(bucket // _SLOTS_EACH, *_REWRITES))
+
+
+def _told(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Told:
+    """What came of one rollout."""
+    rewrites = int((trail.entry[: int(best.steps)] >= 0).sum())
+    return Told(float(best.seconds), rewrites, choices(start, rules, trail))
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:

@@ -1,6 +1,7 @@
 """Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
-Each round follows the policy, once by its most probable actions and several times by actions drawn.
+Each round follows the policy, by its most probable actions, by these but for one decision
+(`rl.edits`), and by actions drawn.
 Most rounds explore: forms that were not timed have the benefit of the doubt, and some operators of
 the programs that are met are timed, those of what is the cheapest by now first, a few at a time. In
 the others what was not timed is dear, and of the programs met so far the cheapest are timed whole,
@@ -21,6 +22,7 @@ import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 
 from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
@@ -32,10 +34,11 @@ from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united, united_bucket, united_size
 from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
+from xrl_jax.rl.edits import Edited
 from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.policy import Policy, load_policy
-from xrl_jax.rl.rollouts import Decoder
+from xrl_jax.rl.rollouts import Decoder, at_once
 from xrl_jax.search.base import (
     Budget,
     Found,
@@ -65,9 +68,10 @@ _EXPLORES, _LATE = 3, 0.6
 # elsewhere, and the next rollouts do not go by what has disappointed.
 _LEARNS = 32
 _AT_ONCE = 8  # operators that are timed before programs are ranked anew
-_STALLED = 8  # rounds without a better program, after which a search ends
+_STALLED = 8  # rounds without a better program, after which a search ends if no edit is untried
 _KEPT = 4  # programs that a search ends with
 _WAITING = 32  # programs that may be timed whole in a later round
+_DRAWN = 4  # rollouts of a round, at least, that draw their actions; the others have edits
 
 Key = tuple[str, ...]  # see `program_key`
 
@@ -119,6 +123,7 @@ class _Search:
       timings: of programs whole, in turn with the original; by key.
       reference: the original's job, where programs are timed whole.
       slots: of candidates, those that the first round needs: others would have to be compiled.
+      edited: what edits save, by where rollouts begin.
     """
 
     decoder: Decoder
@@ -129,6 +134,7 @@ class _Search:
     timings: dict[Key, Timing] = dataclasses.field(default_factory=dict)
     reference: Job | None = None
     slots: int = 0
+    edited: dict[Key, Edited] = dataclasses.field(default_factory=dict)
 
     @property
     def oracle(self) -> Oracle:
@@ -174,8 +180,10 @@ class _Search:
 
     def may_explore(self, explored: int) -> bool:
         """Whether the next round explores, after so many that did: one where timings are bounded,
-        which are for programs rather; none where it is late.
+        which are for programs rather; none where it is late; all where no program is timed whole.
         """
+        if self.reference is None:
+            return True
         late = self.run.clock.elapsed > _LATE * self.run.clock.seconds
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
@@ -191,9 +199,20 @@ class _Search:
         costs = self.oracle.table() if explores else sceptical(self.oracle.table())
         start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
         self.slots = self.slots or self.decoder.slots_for(start)
-        met = self.decoder.rollouts(
-            begun, start, costs, key, slots=self.slots, over=run.out_of_budget
+        edits = self.edited.setdefault(
+            program_key(begun.program),
+            Edited(np.random.default_rng(np.asarray(jax.random.key_data(key)))),
         )
+        met = self.decoder.rollouts(
+            begun,
+            start,
+            costs,
+            key,
+            plan=edits.plan(at_once(self.bucket) - _DRAWN),
+            slots=self.slots,
+            over=run.out_of_budget,
+        )
+        edits.learn(met.told)
         run.candidates += met.candidates
         if met.most > self.slots:
             run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"
@@ -332,14 +351,15 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
             while not run.out_of_budget():
                 key, now = jax.random.split(key)
                 explores = search.may_explore(explored)
-                begins_anew = explores and explored + 1 < _EXPLORES
+                begins_anew = explores and explored % _EXPLORES + 1 < _EXPLORES
                 begun = next(anew) if begins_anew else search.to_go_on_from()
                 learned = search.turn(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
                 since = 0 if learned else since + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")
-                if since >= _STALLED:
+                pending = any(each.pending for each in search.edited.values())
+                if since >= _STALLED and not pending:
                     run.stalled()
                     break
     except GraphError as error:

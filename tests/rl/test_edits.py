@@ -1,0 +1,183 @@
+"""Edits: one decision of a policy is another, and those that save something are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rl.test_env import OWN, chain, params_of
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.rl.actions import Logits
+from xrl_jax.rl.decode import Trail, begin, by_chance, follow
+from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, Told, choices, edited, packed
+from xrl_jax.rl.env import SWEEP, EnvParams, EnvState, reset
+
+NEVER = -1e4
+A, B, C, D = (Edit(rule, 7, NEVER) for rule in range(4))
+
+
+def rules() -> CompiledRules:
+    return compile_rules(parse_rules(OWN)[0])
+
+
+def number(name: str) -> int:
+    return [rule.name for rule in rules().rules].index(name)
+
+
+def params() -> EnvParams:
+    """A chain in which neg-neg and tanh-odd match at several nodes."""
+    return params_of(chain(), rules(), horizon=8, slots=16)
+
+
+def at(state: EnvState, name: str) -> list[int]:
+    """The slots of a rule's candidates."""
+    entry = np.asarray(state.moves.entry)
+    of_rule = np.asarray(rules().table.entry_rule)[np.maximum(entry, 0)] == number(name)
+    return np.flatnonzero(of_rule & (entry >= 0)).tolist()
+
+
+def with_edits(*edits: Edit) -> tuple[Logits, EnvState]:
+    """What is said of the first state by who says 0 of everything."""
+    given = params()
+    state = reset(jax.random.key(0), given)
+    said = Logits(jnp.zeros(2 * given.slots + 1), jnp.zeros(given.slots))
+    return edited(said, state, given, packed(edits)), state
+
+
+def test_a_rule_is_barred_everywhere() -> None:
+    logits, state = with_edits(Edit(number("neg-neg"), ANYWHERE, NEVER))
+    own, slots = at(state, "neg-neg"), params().slots
+    assert len(own) >= 2
+    barred = np.flatnonzero(logits.index == NEVER).tolist()
+    assert barred == [*own, *(SWEEP * slots + slot for slot in own)]
+    assert np.flatnonzero(logits.approval == NEVER).tolist() == own
+
+
+def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
+    _, state = with_edits()
+    slot = at(state, "neg-neg")[0]
+    logits, _ = with_edits(Edit(number("neg-neg"), int(state.moves.root[slot]), NEVER))
+    assert np.flatnonzero(logits.index == NEVER).tolist() == [slot]
+    assert np.flatnonzero(logits.approval == NEVER).tolist() == [slot]
+
+
+def test_without_edits_nothing_changes() -> None:
+    logits, _ = with_edits()
+    assert not logits.index.any() and not logits.approval.any()
+
+
+@engine_jit
+def followed(given: EnvParams, edits: Edits) -> Trail:
+    """Of a rollout that takes the first candidate there is."""
+
+    def choose(state: EnvState, params: EnvParams) -> Logits:
+        return edited(by_chance(state, params), state, params, edits)
+
+    return follow(choose, given, begin(given), jax.random.key(0), jnp.float32(0.0), 8)[1]
+
+
+def fired(trail: Trail) -> list[tuple[int, int]]:
+    """Rules and their roots, in order."""
+    entry, root = np.asarray(trail.entry), np.asarray(trail.root)
+    rule = np.asarray(rules().table.entry_rule)[entry[entry >= 0]]
+    return [(int(a), int(b)) for a, b in zip(rule, root[entry >= 0], strict=True)]
+
+
+def test_what_else_might_have_been_decided() -> None:
+    """A rule of those that fired does not; one that matched at the start and did not, does."""
+    given, none = params(), jnp.zeros((1, 1), jnp.int32)
+    state = reset(jax.random.key(0), given)
+    first, *others = at(state, "neg-neg")
+    root_of = np.asarray(state.moves.root)
+    entry, root = (f[first].reshape(1, 1) for f in (state.moves.entry, state.moves.root))
+    made = Trail(entry, root, none, none, none, none, none[0], none[0])
+    twice, odd = number("neg-neg"), number("tanh-odd")
+    assert set(choices(given.start, rules(), made)) == {
+        Edit(twice, ANYWHERE, NEVER),
+        Edit(twice, int(root_of[first]), NEVER),
+        *(Edit(twice, int(root_of[slot]), -NEVER) for slot in others),
+        *(Edit(odd, int(root_of[slot]), -NEVER) for slot in at(state, "tanh-odd")),
+    }
+
+
+def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
+    given = params()
+    rule, root = fired(followed(given, packed([])))[0]
+    barred = fired(followed(given, packed([Edit(rule, ANYWHERE, NEVER)])))
+    assert barred and rule not in {r for r, _ in barred}
+    elsewhere = fired(followed(given, packed([Edit(rule, root, NEVER)])))
+    assert elsewhere[0] != (rule, root)
+    wanted = next(made for made in elsewhere if made[0] != rule)
+    assert fired(followed(given, packed([Edit(*wanted, -NEVER)])))[0] == wanted
+
+
+def tried(seconds: Callable[[frozenset[Edit]], float], *, rounds: int, n: int = 4) -> Edited:
+    """What is known after so many rounds of `n` rollouts each, where every edit can be tried."""
+    edits = Edited(np.random.default_rng(0))
+    for _ in range(rounds):
+        plan = edits.plan(n)
+        edits.learn([Told(seconds(frozenset(p)), 10 - len(p), (A, B, C, D)) for p in plan])
+    return edits
+
+
+def test_the_first_rollout_has_no_edits() -> None:
+    assert Edited(np.random.default_rng(0)).plan(4) == [()]
+
+
+def test_every_edit_is_tried_by_itself() -> None:
+    edits = Edited(np.random.default_rng(0))
+    assert edits.plan(4) == [()]
+    edits.learn([Told(1.0, 0, (A, B, C, D))])
+    one, other = edits.plan(4), None
+    assert one[0] == () and len(one) == 4
+    edits.learn([Told(1.0, 0, ()) for _ in one])
+    other = edits.plan(4)
+    assert {e for plan in (one, other) for (e,) in plan[1:]} == {A, B, C, D}
+
+
+def test_edits_that_save_are_kept_together() -> None:
+    saved = {A: 0.1, B: 0.2, C: -0.1, D: -0.3}
+    edits = tried(lambda held: 2.0 - sum(saved[e] for e in held), rounds=8)
+    assert set(edits.kept) == {A, B}
+
+
+def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
+    def seconds(held: frozenset[Edit]) -> float:
+        return {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}.get(held, 3.0)
+
+    edits = Edited(np.random.default_rng(0))
+    for _ in range(3):
+        plan = edits.plan(8)
+        edits.learn([Told(seconds(frozenset(p)), 0, (A, B)) for p in plan])
+    assert edits.kept == (A,)
+
+
+def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None:
+    """A saves the most by itself; B saves less, and with C the most of all."""
+
+    def seconds(held: frozenset[Edit]) -> float:
+        by_held = {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}
+        return by_held.get(held, 1.0 if held == {B, C} else 3.0)
+
+    edits, least = Edited(np.random.default_rng(0)), []
+    while edits.pending:
+        plan = edits.plan(8)
+        told = [Told(seconds(frozenset(p)), 0, (A, B, C)) for p in plan]
+        least.append(min(t.seconds for t in told))
+        edits.learn(told)
+    assert edits.firsts[:2] == (A, B) and min(least) == 1.0
+
+
+@pytest.mark.parametrize(("rewrites", "kept"), [(9, (A,)), (10, ()), (11, ())])
+def test_fewer_rewrites_for_the_same_time_are_better(rewrites: int, kept: tuple[Edit, ...]) -> None:
+    edits = Edited(np.random.default_rng(0), again=0)
+    for _ in range(3):
+        plan = edits.plan(4)
+        edits.learn([Told(1.0, rewrites if p else 10, (A,)) for p in plan])
+    assert edits.kept == kept

@@ -1,0 +1,175 @@
+"""Edits: rollouts that decide otherwise, in one place or about one rule, than the policy does.
+
+A policy's most probable actions are right in most places and wrong in some, and which these are is
+seen at the end of a rollout only. Drawn actions err in every place a little, so that in a network
+of many blocks one is hardly ever right in all of them. An edit leaves everything to the policy but
+one decision: a rule is not applied, or not at one node, or it is applied at one where it was not.
+Edits of which each by itself saves something are kept together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.rl.actions import Logits
+from xrl_jax.rl.decode import Trail
+from xrl_jax.rl.env import EnvParams, EnvState, Start, rules_of
+
+ANYWHERE = -1  # in place of a root
+_SLOTS = 64  # for edits of a rollout
+_BARRED, _FIRST = -1e4, 1e4  # added to logits
+_SAVES = 1e-4  # share of the time that is more than rounding
+_FEW = 512  # decisions that are looked at one by one; of more, only what is done about each rule
+
+
+class Edit(NamedTuple):
+    """What is added to the logits of candidates of a rule at one root, or `ANYWHERE`."""
+
+    rule: int  # index
+    root: int  # slot
+    bias: float
+
+
+class Edits(NamedTuple):
+    """Edits of one rollout [E]; the rule is -1 where there is none."""
+
+    rule: jax.Array  # int32
+    root: jax.Array  # int32
+    bias: jax.Array  # float32
+
+
+class Told(NamedTuple):
+    """What came of a rollout with edits."""
+
+    seconds: float  # the least it met
+    rewrites: int  # that led there
+    choices: tuple[Edit, ...]  # see `choices`
+
+
+def packed(edits: Sequence[Edit]) -> Edits:
+    """As arrays of a size that does not change; the last are left out where there are too many."""
+    rows = [*edits[:_SLOTS], *[Edit(-1, ANYWHERE, 0.0)] * (_SLOTS - len(edits))]
+    rule, root, bias = (np.array(column) for column in zip(*rows, strict=True))
+    return Edits(jnp.int32(rule), jnp.int32(root), jnp.float32(bias))
+
+
+def edited(logits: Logits, state: EnvState, params: EnvParams, edits: Edits) -> Logits:
+    """The logits with these edits. A rule that is barred from one root may be swept; the sweep
+    passes that root by.
+    """
+    moves = state.moves
+    of_rule = rules_of(moves, params.table)[:, None] == edits.rule
+    anywhere = of_rule & (edits.root == ANYWHERE)
+    here = anywhere | (of_rule & (moves.root[:, None] == edits.root))
+    once, sweep = (jnp.sum(jnp.where(at, edits.bias, 0.0), axis=1) for at in (here, anywhere))
+    index = logits.index + jnp.concatenate([once, sweep, jnp.zeros(1)])
+    return Logits(index, logits.approval + once)
+
+
+def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Edit, ...]:
+    """What else might have been decided in a rollout [T, ...]: to bar a rule that fired, everywhere
+    or, where there are not too many, from one of the nodes there were; or to begin with one, of
+    those that match where the rollout began, that did not fire there.
+    """
+    table, live = rules.table, np.asarray(start.graph.nodes.op) > 0
+    rule_of = np.asarray(table.entry_rule)
+    made = np.asarray(trail.entry) >= 0
+    fired = zip(rule_of[np.asarray(trail.entry)[made]], np.asarray(trail.root)[made], strict=True)
+    done = {(int(rule), int(root)) for rule, root in fired}
+    words = np.asarray(start.masks)
+    matched = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(bool)
+    roots, rows = np.nonzero(matched & (np.asarray(table.row_role) == 0))
+    of_rows = rule_of[np.asarray(table.row_entry)[rows]]
+    there = {(int(rule), int(root)) for rule, root in zip(of_rows, roots, strict=True)}
+    each = [
+        *(Edit(rule, root, _BARRED) for rule, root in sorted(done) if live[root]),
+        *(Edit(rule, root, _FIRST) for rule, root in sorted(there - done)),
+    ]
+    whole = [Edit(rule, ANYWHERE, _BARRED) for rule in sorted({rule for rule, _ in done})]
+    return (*whole, *(each if len(each) <= _FEW else ()))
+
+
+@dataclasses.dataclass
+class Edited:
+    """Which edits save something, for rollouts that begin in one way. Of those found at a time the
+    best is kept, or all of them together where that takes less, until none saves anything more.
+    What is kept first decides where that ends, so it then begins again with another.
+
+    Attributes:
+      rng: shuffles what is tried.
+      again: how often it may begin again.
+      kept: the edits that are.
+      rivals: of these the best becomes `kept`; `kept` is the first.
+      untried: edits to try in addition, each by itself; None before the first rollout.
+      trying: those of the last plan.
+      changed: `kept` has changed since `untried` was filled.
+      firsts: what was kept first, each time.
+    """
+
+    rng: np.random.Generator
+    again: int = 3
+    kept: tuple[Edit, ...] = ()
+    rivals: tuple[tuple[Edit, ...], ...] = ((),)
+    untried: tuple[Edit, ...] | None = None
+    trying: tuple[Edit, ...] = ()
+    changed: bool = False
+    firsts: tuple[Edit, ...] = ()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything left to try."""
+        return self.untried is None or bool(self.untried) or len(self.rivals) > 1
+
+    def plan(self, n: int) -> list[tuple[Edit, ...]]:
+        """Edits of up to `n` rollouts, which take the most probable actions."""
+        room = max(n - len(self.rivals), 0)
+        self.trying = (self.untried or ())[:room]
+        self.untried = self.untried and self.untried[room:]
+        return [*self.rivals, *((*self.kept, edit) for edit in self.trying)]
+
+    def learn(self, told: Sequence[Told]) -> None:
+        """What came of the rollouts of the plan."""
+        n = len(self.rivals)
+        best = min(range(n), key=lambda i: told[i][:2])
+        base, now = told[best], self.rivals[best]
+        saves = sorted(
+            (other[:2], edit)
+            for other, edit in zip(told[n:], self.trying, strict=True)
+            if _better(other, base)
+        )
+        if now and not self.kept:
+            self.firsts += now[:1]
+        self.changed |= now != self.kept
+        self.kept, self.rivals = now, (now,)
+        if best == 0 and not now:
+            saves = [each for each in saves if each[1] not in self.firsts]
+        if best == 0 and saves:
+            every = (*now, *(edit for _, edit in saves))
+            self.rivals = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
+        if self.untried is None or (not self.untried and self.changed):
+            self.untried, self.changed = self._shuffled(base.choices), False
+        elif not self.pending and self.kept and self.again:
+            self.again -= 1
+            self.kept, self.rivals, self.untried = (), ((),), None
+
+    def _shuffled(self, found: Sequence[Edit]) -> tuple[Edit, ...]:
+        """What bars whole rules first."""
+        wide = [edit for edit in found if edit.root == ANYWHERE]
+        narrow = [edit for edit in found if edit.root != ANYWHERE]
+        return (*wide, *(narrow[i] for i in self.rng.permutation(len(narrow))))
+
+
+def _better(one: Told, other: Told) -> bool:
+    """Whether it saves time, or as much by fewer rewrites: what does nothing for predictions costs
+    what these do not know of.
+    """
+    if one.seconds < (1.0 - _SAVES) * other.seconds:
+        return True
+    return one.seconds <= other.seconds and one.rewrites < other.rewrites
