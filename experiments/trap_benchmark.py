@@ -6,8 +6,8 @@ For each family (experiments/traps.py) every state of every block is visited and
 timed on this machine, so the optimum is known, and so is what steps that each gain can reach at
 best (downhill). A policy is trained on small members; then greedy search, backtracking with an
 alpha of 1, taso as it comes, random search, and the rollouts alone of the policy before and after
-training search unseen members of up to twice the size, of sizes not trained on, too; each in its
---seconds. Printed are the blocks, and how far each search ends above the optimum.
+training search unseen members of up to twice the size, of sizes not trained on, too; each of
+--searches in its --seconds. Printed are the blocks, and how far each search ends above the optimum.
 Timings are kept in --out, which gets traps.json and a policy for each family, too; the same command
 goes on from what is there, also after kill -9.
 """
@@ -52,6 +52,7 @@ from xrl_jax.search.random import random
 
 AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
 _TRAP = 1e-2  # a block is one where downhill ends further above
+SEARCHES = ("greedy", "backtracking", "taso", "random", "untrained policy", "policy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Config:
     """What is tried; a field for each flag of that name."""
 
     families: tuple[str, ...]
+    searches: tuple[str, ...]
     members: int
     unseen: int
     blocks: int
@@ -71,6 +73,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_known("families", self.families, FAMILIES)
+        require_known("searches", self.searches, SEARCHES)
 
     def decides(self) -> str:
         """What decides which policy is trained, as JSON."""
@@ -155,15 +158,16 @@ def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Polici
 
 
 def searches_with(policies: Policies) -> dict[str, Strategy]:
-    """The searches that are compared, by the names they are printed with."""
-    return {
-        "greedy": greedy,
-        "backtracking, alpha 1": make_taso(alpha=1.0, opened=False),
-        "taso": taso,
-        "random": random,
-        "untrained policy": by_policy(policies.untrained, whole=False),
-        "policy": by_policy(policies.trained, whole=False),
-    }
+    """The searches, by the names they are asked for and printed with."""
+    found = (
+        greedy,
+        make_taso(alpha=1.0, opened=False),
+        taso,
+        random,
+        by_policy(policies.untrained, whole=False),
+        by_policy(policies.trained, whole=False),
+    )
+    return dict(zip(SEARCHES, found, strict=True))
 
 
 def ends(
@@ -179,8 +183,8 @@ def ends(
         known = costs.of_member(sizes, blocks)
         problem = costs.problem(member(costs.family, sizes))
         each = {}
-        for n, (name, search) in enumerate(searches.items()):
-            key = jax.random.key(config.seed + n)
+        for name, search in searches.items():
+            key = jax.random.key(config.seed + SEARCHES.index(name))
             result = search(problem, Budget(seconds=config.seconds), key)
             each[name] = min(f.seconds for f in result.best)
         found.append(Ends(sizes, known.start, known.optimum, known.downhill, each))
@@ -236,7 +240,9 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
         seed=config.seed,
     )
     both = policies(config, costs, members, config.policy_file(name))
-    found = ends(config, costs, blocks, members, searches_with(both))
+    searches = searches_with(both)
+    compared = {search: searches[search] for search in config.searches}
+    found = ends(config, costs, blocks, members, compared)
     figures = summary(found)
     for way, row in figures.items():
         console.print(
@@ -253,6 +259,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
 
 def define_flags() -> None:
     flags.DEFINE_list("families", list(FAMILIES), "Kinds of traps.")
+    flags.DEFINE_list("searches", list(SEARCHES), "Of these, what to compare.")
     flags.DEFINE_integer("members", 16, "Members to train on.", lower_bound=1)
     flags.DEFINE_integer("unseen", 10, "Members to search afterwards.", lower_bound=1)
     flags.DEFINE_integer("blocks", 6, "Blocks of a member, at most, in training.", lower_bound=1)
@@ -274,7 +281,11 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
         given: dict[str, Any] = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
         config = Config(
-            **{**given, "families": tuple(given["families"]), "out": Path(given["out"])}
+            **{
+                **given,
+                **{name: tuple(given[name]) for name in ("families", "searches")},
+                "out": Path(given["out"]),
+            }
         )
         if config.envs % config.members:
             raise ConfigError(f"--envs={config.envs} must be a multiple of --members")
