@@ -21,6 +21,7 @@ from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import by_chance
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, ended, step
 
+pytestmark = pytest.mark.slow  # what is cleared other tests of the process have to compile again
 RULES = harness.table_of(standard_rules())
 
 
@@ -60,7 +61,6 @@ def test_matches_and_rewrites_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
 
 
-@pytest.mark.slow
 def test_environments_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     program = environments.program_of("bert:layers=1", fold=True, seed=0)
     params = environments.params_of([program], RULES, envs=8, slots=16)
