@@ -37,7 +37,7 @@ _OPTIONS: dict[str, dict[str, bool | str]] = {
 
 def platform() -> str:
     """Where the engine runs: the platform of JAX's default device."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    device = getattr(jax.config, "jax_default_device", None)
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else device.platform
