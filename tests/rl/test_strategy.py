@@ -16,7 +16,7 @@ import pytest
 from tests.rewrite.test_interface import traced as with_a_body
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
-from xrl_jax.cost.programs import program_job
+from xrl_jax.cost.programs import program_job, program_key
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
@@ -24,7 +24,7 @@ from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rl import rollouts
-from xrl_jax.rl.edits import Told
+from xrl_jax.rl.edits import Edited, Told
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
@@ -207,6 +207,20 @@ def test_images_cross_the_borders_of_bodies_features_last_where_every_other_roun
 def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:
     search = searching(FakeOracle())
     assert [search.may_explore(n) for n in range(5)] == [True] * 5
+
+
+def test_edits_of_a_former_best_are_not_waited_for() -> None:
+    search, former, best = searching(FakeOracle()), in_form(1), in_form(3)
+    search.kept = {program_key(best.program): best}
+    untried, tried = (Edited(np.random.default_rng(0), untried=u) for u in (None, ()))
+    search.edited = {
+        program_key(search.original.program): tried,
+        program_key(former.program): untried,
+        program_key(best.program): tried,
+    }
+    assert untried.pending and not search.pending
+    search.edited[program_key(best.program)] = untried
+    assert search.pending
 
 
 def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,12 @@ class _Search:
         fits = bucket_for(united_size(best.program)) <= self.bucket
         return best if fits else self.original
 
+    @property
+    def pending(self) -> bool:
+        """Whether an edit is untried of what rounds begin from; a former best is left behind."""
+        begun = (program_key(f.program) for f in (*self.starts, self.to_go_on_from()))
+        return any(self.edited[key].pending for key in begun if key in self.edited)
+
     def measure(
         self, program: Program, clock: Stopwatch, limit: int | None, new: int | None = None
     ) -> int:
@@ -358,8 +364,7 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
                 since = 0 if learned else since + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")
-                pending = any(each.pending for each in search.edited.values())
-                if since >= _STALLED and not pending:
+                if since >= _STALLED and not search.pending:
                     run.stalled()
                     break
     except GraphError as error:
