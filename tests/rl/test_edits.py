@@ -117,12 +117,17 @@ def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
     assert fired(followed(given, packed([Edit(*wanted, -NEVER)])))[0] == wanted
 
 
+def others() -> tuple[Edit, ...]:
+    """What else might have been decided."""
+    return A, B, C, D
+
+
 def tried(seconds: Callable[[frozenset[Edit]], float], *, rounds: int, n: int = 4) -> Edited:
     """What is known after so many rounds of `n` rollouts each, where every edit can be tried."""
     edits = Edited(np.random.default_rng(0))
     for _ in range(rounds):
         plan = edits.plan(n)
-        edits.learn([Told(seconds(frozenset(p)), 10 - len(p), (A, B, C, D)) for p in plan])
+        edits.learn(plan, [Told(seconds(frozenset(p)), 10 - len(p), others) for p in plan])
     return edits
 
 
@@ -132,11 +137,12 @@ def test_the_first_rollout_has_no_edits() -> None:
 
 def test_every_edit_is_tried_by_itself() -> None:
     edits = Edited(np.random.default_rng(0))
-    assert edits.plan(4) == [()]
-    edits.learn([Told(1.0, 0, (A, B, C, D))])
-    one, other = edits.plan(4), None
+    first = edits.plan(4)
+    assert first == [()]
+    edits.learn(first, [Told(1.0, 0, others)])
+    one = edits.plan(4)
     assert one[0] == () and len(one) == 4
-    edits.learn([Told(1.0, 0, ()) for _ in one])
+    edits.learn(one, [Told(1.0, 0, others) for _ in one])
     other = edits.plan(4)
     assert {e for plan in (one, other) for (e,) in plan[1:]} == {A, B, C, D}
 
@@ -154,7 +160,7 @@ def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
     edits = Edited(np.random.default_rng(0))
     for _ in range(3):
         plan = edits.plan(8)
-        edits.learn([Told(seconds(frozenset(p)), 0, (A, B)) for p in plan])
+        edits.learn(plan, [Told(seconds(frozenset(p)), 0, lambda: (A, B)) for p in plan])
     assert edits.kept == (A,)
 
 
@@ -168,9 +174,9 @@ def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None
     edits, least = Edited(np.random.default_rng(0)), []
     while edits.pending:
         plan = edits.plan(8)
-        told = [Told(seconds(frozenset(p)), 0, (A, B, C)) for p in plan]
+        told = [Told(seconds(frozenset(p)), 0, lambda: (A, B, C)) for p in plan]
         least.append(min(t.seconds for t in told))
-        edits.learn(told)
+        edits.learn(plan, told)
     assert edits.firsts[:2] == (A, B) and min(least) == 1.0
 
 
@@ -179,5 +185,5 @@ def test_fewer_rewrites_for_the_same_time_are_better(rewrites: int, kept: tuple[
     edits = Edited(np.random.default_rng(0), again=0)
     for _ in range(3):
         plan = edits.plan(4)
-        edits.learn([Told(1.0, rewrites if p else 10, (A,)) for p in plan])
+        edits.learn(plan, [Told(1.0, rewrites if p else 10, lambda: (A,)) for p in plan])
     assert edits.kept == kept

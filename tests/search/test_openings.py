@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests.rewrite.test_interface import traced as with_a_body
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
@@ -92,6 +93,14 @@ def test_the_steps_are_told() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     last, _ = opened(program, rules())
     assert Counter(s.rule for s in last.steps)["conv-to-nhwc"] == 3
+
+
+def test_values_turned_where_they_enter_a_body_are_told_first() -> None:
+    last, *_ = opened(with_a_body(), rules())
+    assert last.steps[0].rule == "laid-out-features-last"
+    assert "conv-to-nhwc" in {s.rule for s in last.steps}
+    flat = from_jax(plain, W, B, X, weights=(0, 1))  # has no border inside
+    assert "laid-out-features-last" not in {s.rule for s in opened(flat, rules())[0].steps}
 
 
 def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:

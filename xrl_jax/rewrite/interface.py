@@ -28,12 +28,14 @@ class Layout(NamedTuple):
     """A way to lay out activations.
 
     Attributes:
+      name: as reports call it.
       perm: the transpose into it, by the number of dimensions.
       concerns: which values of a graph are laid out so; None where there is nothing to gain.
       sources: whether values that a graph's operators do not compute (inputs, opaque results) are
         turned and turned back where they come from, so that others can follow.
     """
 
+    name: str
     perm: Callable[[int], Perm]
     concerns: Callable[[HostGraph], Which | None]
     sources: bool
@@ -68,8 +70,12 @@ def _rows(graph: HostGraph) -> Which | None:
     )
 
 
-FEATURES_LAST = Layout(lambda rank: (0, *range(2, rank), 1), _images, sources=False)
-FEATURES_FIRST = Layout(lambda rank: (rank - 1, *range(rank - 1)), _rows, sources=True)
+FEATURES_LAST = Layout(
+    "features-last", lambda rank: (0, *range(2, rank), 1), _images, sources=False
+)
+FEATURES_FIRST = Layout(
+    "features-first", lambda rank: (rank - 1, *range(rank - 1)), _rows, sources=True
+)
 
 
 def laid_out(program: Program, layout: Layout) -> Program:

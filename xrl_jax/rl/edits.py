@@ -10,7 +10,7 @@ Edits of which each by itself saves something are kept together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ class Told(NamedTuple):
 
     seconds: float  # the least it met
     rewrites: int  # that led there
-    choices: tuple[Edit, ...]  # see `choices`
+    choices: Callable[[], tuple[Edit, ...]]  # see `choices`; one rollout's of a round are asked for
 
 
 def packed(edits: Sequence[Edit]) -> Edits:
@@ -108,7 +108,6 @@ class Edited:
       kept: the edits that are.
       rivals: of these the best becomes `kept`; `kept` is the first.
       untried: edits to try in addition, each by itself; None before the first rollout.
-      trying: those of the last plan.
       changed: `kept` has changed since `untried` was filled.
       firsts: what was kept first, each time.
     """
@@ -118,7 +117,6 @@ class Edited:
     kept: tuple[Edit, ...] = ()
     rivals: tuple[tuple[Edit, ...], ...] = ((),)
     untried: tuple[Edit, ...] | None = None
-    trying: tuple[Edit, ...] = ()
     changed: bool = False
     firsts: tuple[Edit, ...] = ()
 
@@ -130,18 +128,18 @@ class Edited:
     def plan(self, n: int) -> list[tuple[Edit, ...]]:
         """Edits of up to `n` rollouts, which take the most probable actions."""
         room = max(n - len(self.rivals), 0)
-        self.trying = (self.untried or ())[:room]
+        trying = (self.untried or ())[:room]
         self.untried = self.untried and self.untried[room:]
-        return [*self.rivals, *((*self.kept, edit) for edit in self.trying)]
+        return [*self.rivals, *((*self.kept, edit) for edit in trying)]
 
-    def learn(self, told: Sequence[Told]) -> None:
-        """What came of the rollouts of the plan."""
+    def learn(self, plan: Sequence[tuple[Edit, ...]], told: Sequence[Told]) -> None:
+        """What came of the rollouts of the last plan."""
         n = len(self.rivals)
         best = min(range(n), key=lambda i: told[i][:2])
         base, now = told[best], self.rivals[best]
         saves = sorted(
-            (other[:2], edit)
-            for other, edit in zip(told[n:], self.trying, strict=True)
+            (other[:2], tried[-1])
+            for tried, other in zip(plan[n:], told[n:], strict=True)
             if _better(other, base)
         )
         if now and not self.kept:
@@ -154,7 +152,7 @@ class Edited:
             every = (*now, *(edit for _, edit in saves))
             self.rivals = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
         if self.untried is None or (not self.untried and self.changed):
-            self.untried, self.changed = self._shuffled(base.choices), False
+            self.untried, self.changed = self._shuffled(base.choices()), False
         elif not self.pending and self.kept and self.again:
             self.again -= 1
             self.kept, self.rivals, self.untried = (), ((),), None

@@ -172,7 +172,7 @@ def rewrites_at_once(bucket: int) -> int:
 def _told(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Told:
     """What came of one rollout."""
     rewrites = int((trail.entry[: int(best.steps)] >= 0).sum())
-    return Told(float(best.seconds), rewrites, choices(start, rules, trail))
+    return Told(float(best.seconds), rewrites, functools.partial(choices, start, rules, trail))
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:

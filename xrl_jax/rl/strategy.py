@@ -33,7 +33,7 @@ from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united, united_bucket, united_size
-from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
+from xrl_jax.rewrite.interface import FEATURES_LAST
 from xrl_jax.rl.edits import Edited
 from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
@@ -51,6 +51,7 @@ from xrl_jax.search.base import (
     without_engine,
 )
 from xrl_jax.search.descend import measure_graph
+from xrl_jax.search.openings import turned
 
 _START = 0.15  # of the time, at most, for the operators of the original
 _REGIONS = 0.25  # of the time left, at most, for the operators of a round's cheapest programs
@@ -143,9 +144,9 @@ class _Search:
     @functools.cached_property
     def starts(self) -> tuple[Found, ...]:
         """What rounds that begin anew begin from, in turn: forms of the original."""
-        turned = laid_out(self.original.program, FEATURES_LAST)
-        same = turned is self.original.program
-        return (self.original,) if same else (self.original, Found(turned, 0.0))
+        last = turned(self.original.program, FEATURES_LAST)
+        same = last.program is self.original.program
+        return (self.original,) if same else (self.original, Found(last.program, 0.0, last.steps))
 
     @functools.cached_property
     def bucket(self) -> int:
@@ -209,16 +210,17 @@ class _Search:
             program_key(begun.program),
             Edited(np.random.default_rng(np.asarray(jax.random.key_data(key)))),
         )
+        plan = edits.plan(at_once(self.bucket) - _DRAWN)
         met = self.decoder.rollouts(
             begun,
             start,
             costs,
             key,
-            plan=edits.plan(at_once(self.bucket) - _DRAWN),
+            plan=plan,
             slots=self.slots,
             over=run.out_of_budget,
         )
-        edits.learn(met.told)
+        edits.learn(plan, met.told)
         run.candidates += met.candidates
         if met.most > self.slots:
             run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"

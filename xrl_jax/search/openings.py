@@ -26,7 +26,7 @@ from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, laid_out
+from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
 from xrl_jax.rewrite.rule import Rule
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.search.base import Reached, Step, assemble
@@ -66,6 +66,18 @@ class Opening(NamedTuple):
 
     program: Program
     steps: tuple[Step, ...] = ()
+
+
+def turned(program: Program, layout: Layout) -> Opening:
+    """The program in this layout, with a step that says so; as it is where that concerns nothing.
+
+    It is no rule's step: what crosses the border of a folded body is turned on both sides at once.
+    """
+    there = laid_out(program, layout)
+    if there is program:
+        return Opening(program)
+    step = Step(0, f"laid-out-{layout.name}", "values at the borders of graphs", 0.0)
+    return Opening(there, (step,))
 
 
 class Sweep(NamedTuple):
@@ -161,11 +173,11 @@ def openings(
     absorbs = entries_of(rules, lambda r: r.name in _ABSORBS)
     stores = entries_of(rules, lambda r: r.name in _STORES)
 
-    def through(start: Program, *sweeps: Sweep) -> tuple[Opening, list[int]]:
+    def through(start: Opening, *sweeps: Sweep) -> tuple[Opening, list[int]]:
         """The opening that sweeps lead to, and how many steps each took."""
-        space = Space(rules, jnp.asarray(start.digests()))
-        graphs, steps, taken = {}, [], [0] * len(sweeps)
-        for index, graph in enumerate(in_one_bucket(start)):
+        space = Space(rules, jnp.asarray(start.program.digests()))
+        graphs, steps, taken = {}, list(start.steps), [0] * len(sweeps)
+        for index, graph in enumerate(in_one_bucket(start.program)):
             reached: Reached = (space.start(graph, costs), [])
             for n, sweep in enumerate(sweeps):
                 before = len(reached[1])
@@ -173,23 +185,23 @@ def openings(
                 taken[n] += len(reached[1]) - before
             graphs[index] = reached[0].graph
             steps += reached[1]
-        return Opening(assemble(start, graphs), tuple(steps)), taken
+        return Opening(assemble(start.program, graphs), tuple(steps)), taken
 
     kernels = entries_of(rules, lambda r: r.name in _KERNELS and library() is not None)
     fold = Sweep(joins), Sweep(folds, gain=True)
     kernels_last = Sweep(kernels, gain=True)
     found = []
-    folded, _ = through(program, *fold)
+    folded, _ = through(Opening(program), *fold)
     handed, steps = in_library(folded.program, rules.rules)
     found += [Opening(handed, (*folded.steps, *steps))] if steps else []
     if converts.any():
-        start = laid_out(program, FEATURES_LAST)
+        start = turned(program, FEATURES_LAST)
         opening, taken = through(
             start, *fold, Sweep(converts), Sweep(sinks | cancels), kernels_last
         )
         found += [opening] if taken[2] else []
     if turns.any() and _share_on_weights(program, costs) > _WORTH:
-        start = laid_out(program, FEATURES_FIRST)
+        start = turned(program, FEATURES_FIRST)
         down = sinks | absorbs
         # What is turned at a source is turned back next to it: first the others must meet it.
         opening, taken = through(
@@ -202,5 +214,5 @@ def openings(
             kernels_last,
         )
         found += [opening] if taken[2] else []
-    as_it_is, _ = through(folded.program, kernels_last)
-    return [*found, as_it_is._replace(steps=(*folded.steps, *as_it_is.steps))]
+    as_it_is, _ = through(folded, kernels_last)
+    return [*found, as_it_is]
