@@ -61,6 +61,7 @@ def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.A
         return of_all(params, jax.random.split(key, len(ways)), ways, temperatures)
 
     def evaluate(weights: Any, key: jax.Array) -> Reached:
+        weights = jax.device_get(weights)  # else all devices of a training would do the same
         found, way = np.asarray(least(weights, params, key)), np.asarray(ways)
         return Reached(*(found[:, way == i].min(axis=1) for i in range(3)))
 

@@ -124,6 +124,13 @@ def test_rules_keep_their_rows_whatever_their_order() -> None:
     np.testing.assert_allclose(fitted["params"]["rules"]["kernel"], rows, rtol=1e-6)
 
 
+def test_fitted_weights_are_on_no_device() -> None:
+    """Those of a training over several devices would take every rollout to all of them."""
+    policy = Policy(CONFIG, jax.tree.map(jnp.asarray, weights()), ("tanh-odd", "neg-neg"))
+    _, fitted = policy.fitted(own())
+    assert {type(v) for v in jax.tree.leaves(fitted)} == {np.ndarray}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"", "damaged or no policy"), (b"\x93abc", "damaged or no policy")],

@@ -48,7 +48,9 @@ class Policy:
     trained: str = ""
 
     def fitted(self, rules: CompiledRules) -> tuple[NetworkConfig, Any]:
-        """Sizes and weights for the rules, forms and operators that there are now."""
+        """Sizes and weights for the rules, forms and operators that there are now. The weights are
+        NumPy's: those of a training over several devices would have all of them do the same.
+        """
         names = [r.name for r in rules.rules]
         config = dataclasses.replace(self.config, n_rules=max(len(names), 1))
         tables = {
@@ -61,7 +63,7 @@ class Policy:
             return {
                 name: fit(value, tables.get(name, table))
                 if isinstance(value, Mapping)
-                else (_rows(np.asarray(value), *table) if table else value)
+                else (_rows(np.asarray(value), *table) if table else np.asarray(value))
                 for name, value in weights.items()
             }
 
