@@ -74,6 +74,12 @@ def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float
     return n / usual, max(seconds[0] - usual, 0.0)
 
 
+def told(name: str, found: tuple[float, float]) -> tuple[float, float]:
+    """What `rate` has found, after a line about it in the log: a row can take many minutes."""
+    print(f"{name}: {found[0]:,.0f} steps a second, compiled in {found[1]:.0f} s", flush=True)
+    return found
+
+
 def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     """One row."""
     rules = compile_rules(offered(standard_rules()))
@@ -88,7 +94,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     training = spread(settings, devices)
     first = engine_jit(training.init)(jax.random.key(0), params)
 
-    def rate_of(choose: Choice) -> tuple[float, float]:
+    def rate_of(name: str, choose: Choice) -> tuple[float, float]:
         of_all = jax.vmap(lambda p, s, k: walk(choose, p, s, k, FLAGS.steps), in_axes=(axes, 0, 0))
         if len(devices) > 1:
             ins = (batch_specs(params, each, same), each, each)
@@ -98,10 +104,11 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         def go_on(states: EnvState, run: int) -> EnvState:
             return steps(params, states, jax.random.split(jax.random.key(run), batch))
 
-        return rate(go_on, first.envs, n=n)
+        return told(name, rate(go_on, first.envs, n=n))
 
-    chance, chance_compile = rate_of(by_chance)
-    policy, policy_compile = rate_of(by_network(sizes, jax.device_get(first.weights)))
+    chance, chance_compile = rate_of("random", by_chance)
+    says = by_network(sizes, jax.device_get(first.weights))
+    policy, policy_compile = rate_of("policy", says)
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,
@@ -115,7 +122,8 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     }
     if n // len(devices) % settings.minibatches == 0:
         update = engine_jit(training.update)
-        row["training"], compiling = rate(lambda s, _: update(s, params)[0], first, n=n)
+        trained = rate(lambda s, _: update(s, params)[0], first, n=n)
+        row["training"], compiling = told("training", trained)
         row["compile_seconds"]["training"] = compiling
     memory = devices[0].memory_stats()  # of a CPU, None: there it is the process that has it
     return row | ({"peak_bytes": memory["peak_bytes_in_use"]} if memory else {})

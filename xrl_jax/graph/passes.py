@@ -33,7 +33,7 @@ def remove_dead(graph: TensorGraph) -> TensorGraph:
     def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         uses, live = carry
         gone = jnp.nonzero(dead(uses, live), size=_DEAD_AT_ONCE, fill_value=0)[0]
-        return uses.at[table[gone]].add(-1), live.at[gone].set(False)
+        return uses.at[table[gone]].add(-1), live.at[gone].min(False)
 
     start = (use_counts(graph), code != ops.HOLE)
     live = jax.lax.while_loop(lambda c: jnp.any(dead(*c)), some, start)[1]

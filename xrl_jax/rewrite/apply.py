@@ -55,10 +55,12 @@ def apply(
     fits = entry_ok & matched & new.ok & independent(graph, root, partner)
     ok = fits & ~full
     where = jnp.concatenate([bound, slots])  # code -> slot
-    target = jnp.where(ok & used, slots, n)  # out of range: dropped
+    # Out of range what is dropped; no two alike, so that nothing need be put into an order.
+    target = jnp.where(ok & used, slots, n + jnp.arange(Q))
 
     def put(field: jax.Array, values: jax.Array) -> jax.Array:
-        return field.at[target].set(values.astype(field.dtype), mode="drop")
+        values = values.astype(field.dtype)
+        return field.at[target].set(values, mode="drop", unique_indices=True)
 
     nodes = jax.tree.map(put, old_nodes, new.nodes)
     args, outputs = args_of(graph), graph.globals.outputs
@@ -68,7 +70,7 @@ def apply(
         args = jnp.where(args == old, where[jnp.maximum(to, 0)], args)
         outputs = jnp.where(outputs == old, where[jnp.maximum(to, 0)], outputs)
     new_args = jnp.where(new.args >= 0, where[jnp.maximum(new.args, 0)], 0)
-    args = args.at[target].set(new_args, mode="drop")
+    args = put(args, new_args)
     depth = _place(graph.globals.depth, new_args, jnp.where(ok, slots, 0), used)
     rewritten = graph._replace(
         nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
@@ -78,7 +80,7 @@ def apply(
     changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (
         rewritten.nodes.op != old_nodes.op
     )
-    changed = changed.at[target].set(True, mode="drop")
+    changed = put(changed, used)
     return Applied(rewritten, changed, ok, fits & full)
 
 

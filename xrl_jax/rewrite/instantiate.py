@@ -176,8 +176,8 @@ def _ask_different(
     def phase(n: jax.Array, carry: tuple) -> tuple:
         """All of the last phase that have passed: their first instructions, or to the end."""
         leaders, like, passed, registers, out = carry
-        place, count = jnp.where(passed, jnp.cumsum(passed) - 1, _NOWHERE), jnp.sum(passed)
-        leaders = jnp.zeros_like(leaders).at[place].set(leaders, mode="drop")
+        place, count = _packed(passed), jnp.sum(passed)
+        leaders = jnp.zeros_like(leaders).at[place].set(leaders, mode="drop", unique_indices=True)
         like = place.at[like].get(mode="fill", fill_value=_NOWHERE)
         length = jnp.where(n == 0, jnp.minimum(table.length, _FIRST), table.length)
 
@@ -208,6 +208,14 @@ def _ask_different(
     return jax.tree.map(lambda v: v.at[like].get(mode="fill", fill_value=0), made)
 
 
+def _packed(wanted: jax.Array) -> jax.Array:
+    """[S] places of those wanted [S], the first at 0; of the others out of range. No two are alike,
+    so that what is put there need not be put into an order first.
+    """
+    each = jnp.arange(len(wanted), dtype=jnp.int32)
+    return jnp.where(wanted, jnp.cumsum(wanted, dtype=jnp.int32) - 1, len(wanted) + each)
+
+
 def _different(
     table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -236,8 +244,8 @@ def _different(
     ordered = identity[order]
     new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
     new &= entry[order] >= 0
-    place = jnp.cumsum(new) - 1
-    leaders = jnp.zeros(s, jnp.int32).at[jnp.where(new, place, s)].set(order, mode="drop")
-    like = jnp.zeros(s, jnp.int32).at[order].set(place)
+    none = jnp.zeros(s, jnp.int32)
+    leaders = none.at[_packed(new)].set(order, mode="drop", unique_indices=True)
+    like = none.at[order].set(jnp.cumsum(new) - 1, unique_indices=True)
     like = jnp.where(entry >= 0, like, _NOWHERE)
     return leaders, like, jnp.sum(new)

@@ -20,7 +20,7 @@ class Agent(NamedTuple):
     see: Callable[[EnvState, EnvParams], Any]  # what is kept of a state for learning
     init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, by a key and what was seen
     say: Callable[[Any, Any, EnvParams], Output]  # by weights and what was seen
-    at_once: int  # states that a gradient is computed for at once, for the caches (BUILD_NOTES)
+    at_once: int  # states that are evaluated at once: for caches, for a GPU's memory (BUILD_NOTES)
     slots: int | None  # how many the environment must have; None where that does not matter
 
 
@@ -32,10 +32,10 @@ def agent_of(config: NetworkConfig) -> Agent:
     """
     if config.encoder == "touched":
         network, see, shown = PolicyNetwork(config), observe, _as_it_is
-        at_once, slots = (4096 if wide() else 64), None
+        at_once, slots = (512 if wide() else 64), None
     elif config.encoder == "candidates":
         network, see, shown = CandidatesNetwork(config), moment, candidate_graphs
-        at_once, slots = (256 if wide() else 4), config.slots
+        at_once, slots = (64 if wide() else 4), config.slots
     else:
         raise ValueError(f"encoder {config.encoder!r} is neither 'touched' nor 'candidates'")
 

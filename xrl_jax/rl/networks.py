@@ -21,9 +21,11 @@ import jax
 import jax.numpy as jnp
 import jraph
 
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
 from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatures, Observation
+from xrl_jax.rl.rows import rows
 
 NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention
@@ -84,17 +86,23 @@ class Attention(nn.Module):
         logits = nn.Dense(self.heads, use_bias=False)(x)
         weights = jnp.exp(_MOST_LOGIT * jnp.tanh(logits / _MOST_LOGIT))
         # A product with ones gives each head's weight to all of its columns: faster than reshaping.
-        wide = jnp.repeat(jnp.eye(self.heads), self.width // self.heads, axis=1)
-        total = jnp.maximum(neighbours(weights) @ wide, 1e-6)
-        return neighbours(values * (weights @ wide)) / total
+        to_columns = jnp.repeat(jnp.eye(self.heads), self.width // self.heads, axis=1)
+        both = neighbours(jnp.concatenate([values * (weights @ to_columns), weights], axis=1))
+        return both[:, : self.width] / jnp.maximum(both[:, self.width :] @ to_columns, 1e-6)
 
 
 Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over neighbours
 
 
 def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
-    """Sums along the edges, and against them."""
+    """Sums along the edges, and against them: where steps are wide products with a matrix of the
+    edges, which need no scattering (`rl.rows`).
+    """
     exists, n = graph.senders > 0, graph.form.shape[0]
+    if wide():
+        edges = jnp.zeros((n, n), jnp.int32).at[graph.receivers, graph.senders].add(exists)
+        edges = edges.astype(jnp.float32)
+        return (lambda x: edges @ x), (lambda x: edges.T @ x)
 
     def along(x: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
         return jraph.segment_sum(jnp.where(exists[:, None], x[start], 0.0), end, n)
@@ -114,7 +122,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, codes: jax.Array) -> jax.Array:
         small = nn.initializers.normal(self.width**-0.5)
-        return jnp.asarray(self.param("kernel", small, (self.n, self.width)))[codes]
+        return rows(jnp.asarray(self.param("kernel", small, (self.n, self.width))), codes)
 
 
 class PolicyNetwork(nn.Module):
@@ -138,7 +146,7 @@ class PolicyNetwork(nn.Module):
         whole = nn.relu(nn.Dense(c.width)(jnp.concatenate([mean, jnp.max(x, axis=0), seen.whole])))
         made = Embedding(N_OPS, c.width, name="makes")(seen.made)
         makes = jnp.sum(jnp.where((seen.made > 0)[..., None], made, 0.0), axis=1)
-        touched = jnp.concatenate([x[seen.root], x[seen.partner]], axis=1)
+        touched = jnp.concatenate([rows(x, seen.root), rows(x, seen.partner)], axis=1)
         moves = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(seen.rule, 0)) + makes
         moves += nn.Dense(c.width)(jnp.concatenate([touched, seen.moves], axis=1))
         moves += nn.Dense(c.width)(whole)

@@ -79,7 +79,8 @@ def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, epsilon: float) ->
 
 def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     """Logarithm of the probability of one action under logits [K]."""
-    return jax.nn.log_softmax(logits)[action]
+    # Not by index: the gradient of that scatters, see `rl.rows`.
+    return jnp.sum(jnp.where(jnp.arange(len(logits)) == action, jax.nn.log_softmax(logits), 0.0))
 
 
 def entropy(logits: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl import actions, ppo
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.env import (
@@ -214,7 +215,13 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
         return TrainState(weights, optimiser.init(weights), envs, key, best, best)
 
     def evaluate(weights: Any, seen: Any, params: EnvParams) -> Output:
-        return jax.vmap(lambda one: agent.say(weights, one, params))(seen)
+        def one(of_one: Any) -> Output:
+            return agent.say(weights, of_one, params)
+
+        n = len(jax.tree.leaves(seen)[0])
+        if n <= agent.at_once or not wide():
+            return jax.vmap(one)(seen)
+        return jax.lax.map(one, seen, batch_size=agent.at_once)
 
     def collect(state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))

@@ -1,0 +1,39 @@
+"""Rows of a table by index, with gradients that a GPU can add up in one order."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from xrl_jax.graph.engine_jit import wide
+
+
+def rows(table: jax.Array, index: jax.Array) -> jax.Array:
+    """`table[index]`: rows [..., D] of a table [n, D] by indices [...].
+
+    The gradient of a row that was read many times is a sum. Scattering adds it up in any order, or,
+    where it is always to be the same, as good as one after the other, which takes a GPU long. So
+    where steps are wide it is a product with a one-hot matrix.
+    """
+    return _rows(len(table), table, index) if wide() else table[index]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rows(n: int, table: jax.Array, index: jax.Array) -> jax.Array:
+    return table[index]
+
+
+def _forward(n: int, table: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return table[index], index
+
+
+def _backward(n: int, index: jax.Array, gradient: jax.Array) -> tuple[jax.Array, Any]:
+    hot = jax.nn.one_hot(index.reshape(-1), n, axis=0, dtype=gradient.dtype)  # [n, rows]
+    of_table = hot @ gradient.reshape(index.size, -1)
+    return of_table, np.zeros(index.shape, jax.dtypes.float0)
+
+
+_rows.defvjp(_forward, _backward)
