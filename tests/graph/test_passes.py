@@ -56,6 +56,14 @@ def test_depths_are_raised_only_where_they_must():
     assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
 
 
+def test_depths_that_are_known_to_be_in_order_are_not_looked_at():
+    graph = build(NODES, (4,))
+    depth = graph.globals.depth.at[3].set(20)
+    given = graph._replace(globals=graph.globals._replace(depth=depth))
+    left = jax.jit(lambda g, n: raise_depths(g, needed=n))(given, False)
+    np.testing.assert_array_equal(left.globals.depth, depth)
+
+
 def test_no_depths_make_a_cyclic_graph_acyclic():
     graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,8 +13,9 @@ from tests.rewrite.harness import graph_of, rewritten, rules_of
 from tests.rewrite.test_match import SIBLINGS
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, n_live, nodes_of
-from xrl_jax.graph.passes import is_acyclic
+from xrl_jax.graph.passes import is_acyclic, use_counts
 from xrl_jax.graph.text import format_graph
+from xrl_jax.rewrite.apply import apply_ready, ready
 from xrl_jax.rewrite.library import select_rules, standard_rules
 
 
@@ -186,6 +188,7 @@ def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
             )
             assert bool(after.ok), candidate
             assert bool(is_acyclic(after.graph)), candidate
+            np.testing.assert_array_equal(after.uses, use_counts(after.graph))
             check(after.graph)
             assert int(n_live(after.graph)) == len(oracle.host_graph(after.graph).slots())
             results.setdefault(candidate, set()).add(
@@ -222,4 +225,53 @@ def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
     assert bool(first.ok)
     second = merged(rules, first.graph, 5, 9)
     assert not bool(second.ok) and not bool(second.full)
+    assert format_graph(second.graph) == format_graph(first.graph)
+
+
+@jax.jit
+def one_after_the_other(
+    rules: harness.RuleTable, graph: harness.TensorGraph, roots: jax.Array
+) -> list[harness.Applied]:
+    """The table's first rule at each of these roots, made ready on the graph as it is."""
+    candidates = [ready(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
+    done, now, uses = [], graph, use_counts(graph)
+    for candidate in candidates:
+        done.append(apply_ready(rules, now, uses, graph, candidate))
+        now, uses = done[-1].graph, done[-1].uses
+    return done
+
+
+def test_candidates_that_were_made_ready_together_apply_one_after_the_other() -> None:
+    graph = graph_of("""
+      %1: float32[2,3] = input() ref=@0
+      %2: float32[2,3] = tanh(%1)
+      %3: float32[2,3] = add(%1, %1)
+      %4: float32[2,3] = add(%2, %2)
+      return %3, %4
+    """)
+    first, second = one_after_the_other(rules_of(harness.DOUBLE).table, graph, jnp.array([3, 4]))
+    assert bool(first.ok) and bool(second.ok)
+    assert body(second.graph) == lines("""
+      %1: float32[2,3] = input() ref=@0
+      %2: float32[] = const() value=2.0
+      %3: float32[] = const() value=2.0
+      %4: float32[2,3] = tanh(%1)
+      %5: float32[2,3] = mul(%1, %3)
+      %6: float32[2,3] = mul(%4, %2)
+      return %5, %6
+    """)
+
+
+def test_a_candidate_that_was_made_ready_for_what_looks_otherwise_by_now_is_left() -> None:
+    """The second would turn %3 back, whose place another permutation has taken."""
+    graph = graph_of("""
+      %1: float32[2,3,4] = input() ref=@0
+      %2: float32[3,4,2] = transpose(%1) {perm=(1, 2, 0)}
+      %3: float32[4,3,2] = transpose(%2) {perm=(1, 0, 2)}
+      %4: float32[3,4,2] = transpose(%3) {perm=(1, 0, 2)}
+      return %4
+    """)
+    rules = rules_of(harness.TURN_BACK).table
+    first, second = one_after_the_other(rules, graph, jnp.array([3, 4]))
+    assert bool(first.ok) and not bool(second.ok) and not bool(second.full)
     assert format_graph(second.graph) == format_graph(first.graph)

@@ -24,7 +24,11 @@ def use_counts(graph: TensorGraph) -> jax.Array:
 
 def remove_dead(graph: TensorGraph) -> TensorGraph:
     """Turn into holes what no output and no pinned node depends on; slots do not move."""
+    return without_dead(graph, use_counts(graph))[0]
 
+
+def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.Array]:
+    """`remove_dead` of a graph whose `use_counts` [N] are known, and these counts then."""
     table, code = args_of(graph), graph.nodes.op
 
     def dead(uses: jax.Array, live: jax.Array) -> jax.Array:
@@ -35,14 +39,15 @@ def remove_dead(graph: TensorGraph) -> TensorGraph:
         gone = jnp.nonzero(dead(uses, live), size=_DEAD_AT_ONCE, fill_value=0)[0]
         return uses.at[table[gone]].add(-1), live.at[gone].min(False)
 
-    start = (use_counts(graph), code != ops.HOLE)
-    live = jax.lax.while_loop(lambda c: jnp.any(dead(*c)), some, start)[1]
+    start = (uses, code != ops.HOLE)
+    uses, live = jax.lax.while_loop(lambda c: jnp.any(dead(*c)), some, start)
     nodes = graph.nodes._replace(
         op=jnp.where(live, code, ops.HOLE), cost=jnp.where(live, graph.nodes.cost, 0.0)
     )
     depth = jnp.where(live, graph.globals.depth, 0)
     graph = graph._replace(nodes=nodes, globals=graph.globals._replace(depth=depth))
-    return with_args(graph, jnp.where(live[:, None], table, 0))
+    # What is gathered in vain lowers the count of slot 0, which is a hole.
+    return with_args(graph, jnp.where(live[:, None], table, 0)), uses.at[0].set(0)
 
 
 def joined(graphs: TensorGraph) -> TensorGraph:
@@ -64,12 +69,15 @@ def joined(graphs: TensorGraph) -> TensorGraph:
     )
 
 
-def raise_depths(graph: TensorGraph) -> TensorGraph:
+def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> TensorGraph:
     """Lift `depth` where an argument is not below its consumer: a topological order again, after a
     rewrite.
 
     On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and
     `is_acyclic` is then false.
+
+    Args:
+      needed: false where it is known that all depths are in order; then nothing is looked at.
     """
     table = args_of(graph)
     n = table.shape[0]
@@ -79,12 +87,13 @@ def raise_depths(graph: TensorGraph) -> TensorGraph:
         need = jnp.max(jnp.where(table > 0, depth[table], 0), axis=1) + 1
         return jnp.where(live, jnp.maximum(depth, need), 0)
 
-    def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
-        old, new = carry
-        return jnp.any(old != new) & (jnp.max(new) < 4 * n * DEPTH_STEP)
+    def again(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        old = carry[1]
+        new = lift(old)
+        return jnp.any(old != new) & (jnp.max(new) < 4 * n * DEPTH_STEP), new
 
-    first = graph.globals.depth
-    depth = jax.lax.while_loop(unsettled, lambda c: (c[1], lift(c[1])), (first, lift(first)))[1]
+    start = jnp.asarray(needed), graph.globals.depth
+    depth = jax.lax.while_loop(lambda c: c[0], again, start)[1]
     return graph._replace(globals=graph.globals._replace(depth=depth))
 
 

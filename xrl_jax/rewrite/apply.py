@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
-from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.rewrite import interpreter
 from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.instantiate import instantiate
 from xrl_jax.rewrite.match import Candidates
@@ -24,6 +25,7 @@ class Applied(NamedTuple):
     changed: jax.Array  # [N] bool, nodes made, removed or with other arguments
     ok: jax.Array  # bool; where false the graph is the old one (no match there, or no free slots)
     full: jax.Array  # bool, the bucket has no room: grow the graph and try again
+    uses: jax.Array  # [N] int32, `use_counts` of the graph
 
 
 def apply(
@@ -41,10 +43,63 @@ def apply(
     Args:
       entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
     """
-    entry_ok = entry >= 0
-    entry = jnp.maximum(entry, 0)
-    bound, matched = bind(table, entry, root, partner, graph)
-    new = instantiate(table, jnp.where(matched & entry_ok, entry, -1), bound, graph)
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
+    candidate = Ready(entry, root, partner, new.nodes, new.args)
+    return _with_new(table, graph, passes.use_counts(graph), bound, candidate, new.ok)
+
+
+class Ready(NamedTuple):
+    """A candidate of a graph and the nodes it makes there, or many [K]."""
+
+    entry: jax.Array  # -1 for none, also where it does not apply
+    root: jax.Array
+    partner: jax.Array
+    nodes: Nodes  # [Q, ...]; op 0 where not used
+    args: jax.Array  # [Q, A] binding codes
+
+
+def ready(
+    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
+) -> Ready:
+    """A candidate with the nodes it makes."""
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
+    return Ready(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
+
+
+def apply_ready(
+    table: RuleTable, graph: TensorGraph, uses: jax.Array, before: TensorGraph, candidate: Ready
+) -> Applied:
+    """`apply` without working out what the candidate makes. Where what it is bound to looks
+    otherwise than it did, nothing is done: it may make something else there.
+
+    Args:
+      uses: [N], `use_counts` of the graph.
+      before: the graph that the candidate was made ready for; this one, or an earlier one.
+    """
+
+    def look(graph: TensorGraph) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """What it is bound to, whether it matches, and all that programs can see of that."""
+        entry, root, partner, *_ = candidate
+        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+        seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
+        return bound, matched, seen
+
+    bound, matched, seen = look(graph)
+    ok = (candidate.entry >= 0) & matched & jnp.all(seen == look(before)[2])
+    return _with_new(table, graph, uses, bound, candidate, ok)
+
+
+def _with_new(
+    table: RuleTable,
+    graph: TensorGraph,
+    uses: jax.Array,
+    bound: jax.Array,
+    new: Ready,
+    fits: jax.Array,
+) -> Applied:
+    """The graph with the candidate's nodes in place of what they replace, if it fits."""
     old_nodes, n = graph.nodes, graph.nodes.op.shape[0]
     used = new.nodes.op != ops.HOLE
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
@@ -52,7 +107,7 @@ def apply(
     # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
     slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
     full = jnp.any(used & (slots == 0))
-    fits = entry_ok & matched & new.ok & independent(graph, root, partner)
+    fits &= independent(graph, new.root, new.partner)
     ok = fits & ~full
     where = jnp.concatenate([bound, slots])  # code -> slot
     # Out of range what is dropped; no two alike, so that nothing need be put into an order.
@@ -63,25 +118,35 @@ def apply(
         return field.at[target].set(values, mode="drop", unique_indices=True)
 
     nodes = jax.tree.map(put, old_nodes, new.nodes)
-    args, outputs = args_of(graph), graph.globals.outputs
-    for role in range(2):
-        to = table.root_to[entry, role]
-        old = jnp.where(ok & (to >= 0), bound[role * P], -2)
-        args = jnp.where(args == old, where[jnp.maximum(to, 0)], args)
-        outputs = jnp.where(outputs == old, where[jnp.maximum(to, 0)], outputs)
+    args, outputs, depth = args_of(graph), graph.globals.outputs, graph.globals.depth
     new_args = jnp.where(new.args >= 0, where[jnp.maximum(new.args, 0)], 0)
+    depth = _place(depth, new_args, jnp.where(ok, slots, 0), used)
+    too_low = jnp.zeros(n, bool)
+    for role in range(2):
+        to = table.root_to[jnp.maximum(new.entry, 0), role]
+        old = jnp.where(ok & (to >= 0), bound[role * P], -2)
+        instead = where[jnp.maximum(to, 0)]
+        reads = args == old
+        args = jnp.where(reads, instead, args)
+        too_low |= jnp.any(reads, axis=1) & (depth <= depth[instead])
+        outputs = jnp.where(outputs == old, instead, outputs)
+        moved = jnp.where(old >= 0, uses[old], 0)
+        uses = uses.at[instead].add(moved).at[old].add(-moved, mode="drop")
+    reads = (ok & used)[:, None] & (new_args > 0)
+    uses = uses.at[new_args].add(reads.astype(jnp.int32))
     args = put(args, new_args)
-    depth = _place(graph.globals.depth, new_args, jnp.where(ok, slots, 0), used)
     rewritten = graph._replace(
         nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
     )
     rewritten = graph_lib.with_args(rewritten, args)
-    rewritten = passes.remove_dead(passes.raise_depths(rewritten))
+    rewritten, uses = passes.without_dead(
+        passes.raise_depths(rewritten, needed=jnp.any(too_low)), uses
+    )
     changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (
         rewritten.nodes.op != old_nodes.op
     )
     changed = put(changed, used)
-    return Applied(rewritten, changed, ok, fits & full)
+    return Applied(rewritten, changed, ok, fits & full, uses)
 
 
 def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Array) -> jax.Array:

@@ -31,6 +31,9 @@ from xrl_jax.rewrite.table import HEIGHT, N_ARG_BITS, P, RuleTable
 
 _SEARCH = 8  # argument steps looked at for a pair drawn at random
 _FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
+# Nodes, and what survives of their rows, looked at at once after a rewrite: at least so many, and
+# so many for each rewrite. In one pass all that are alike are one.
+_AT_LEAST, _FOR_EACH = 64, (8, 32)
 
 
 class Candidates(NamedTuple):
@@ -171,10 +174,14 @@ def rematch(
     masks: jax.Array,
     changed: jax.Array,
     *,
-    capacity: int = 64,
+    rewrites: int = 1,
 ) -> jax.Array:
-    """Masks after a rewrite: rows are matched again at the nodes from which they reach down to one
-    of `changed` [N] bool, the others kept."""
+    """Masks after rewrites: rows are matched again at the nodes from which they reach down to one
+    of `changed` [N] bool, the others kept.
+
+    Args:
+      rewrites: how many there were at most; affects speed only.
+    """
     args = args_of(graph)
     steps = jnp.where(changed, 0, _FAR)
     for _ in range(HEIGHT):
@@ -182,7 +189,8 @@ def rematch(
         steps = jnp.minimum(steps, below + 1)
     live = graph.nodes.op != ops.HOLE
     masks = jnp.where(live[:, None], masks, 0)
-    return _match_nodes(table, graph, jnp.where(live, steps, _FAR), masks, 64, capacity)
+    n_nodes, capacity = (max(_AT_LEAST, each * rewrites) for each in _FOR_EACH)
+    return _match_nodes(table, graph, jnp.where(live, steps, _FAR), masks, n_nodes, capacity)
 
 
 def candidates(
@@ -224,7 +232,13 @@ def candidates(
 
 
 def sample(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, size: int
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    key: jax.Array,
+    *,
+    size: int,
+    checked: bool = True,
 ) -> Candidates:
     """Candidates of the matched graph: all of them where there is room, else as many as there is
     room for, each with the same probability.
@@ -232,6 +246,9 @@ def sample(
     Candidates, and pairs that turn out not to hold, are numbered through. Where there are more than
     `size`, those at equal distances from a random first are taken (systematic sampling). What does
     not hold leaves its slot empty: slots are not compressed to the front.
+
+    Args:
+      checked: see `pairs_at`.
 
     Returns:
       Candidates; `count` is how many there are, pairs that turn out not to hold included, and more
@@ -246,7 +263,7 @@ def sample(
     number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
     node, row, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
     of_pair = jnp.where(number >= n_single, number - n_single, -1)
-    pair_entry, root, partner = pairs_at(table, graph, halves, of_pair)
+    pair_entry, root, partner = pairs_at(table, graph, halves, of_pair, checked=checked)
     return Candidates(
         jnp.where(exists, table.row_entry[row], pair_entry),
         jnp.where(exists, node, root),

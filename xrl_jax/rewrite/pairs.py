@@ -83,10 +83,18 @@ def halves_of(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int)
 
 
 def pairs_at(
-    table: RuleTable, graph: TensorGraph, halves: Halves, numbers: jax.Array
+    table: RuleTable,
+    graph: TensorGraph,
+    halves: Halves,
+    numbers: jax.Array,
+    *,
+    checked: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The two-root candidates with these numbers [M]: entry (-1 for the number -1 and where the
     pair does not hold), root, partner.
+
+    Args:
+      checked: false for pairs, too, whose conditions do not hold, or that have no types.
     """
     entry, node, bound, order, low, ends, *_ = halves
     present, size = numbers >= 0, len(entry)
@@ -102,9 +110,10 @@ def pairs_at(
         (cross < 0) | (jnp.take_along_axis(joint, jnp.maximum(cross, 0), axis=1) == bound[right]),
         axis=1,
     )
-    keep &= jax.vmap(applies, in_axes=(None, 0, 0, None))(
-        table, jnp.where(keep, e, -1), joint, graph
-    )
+    if checked:
+        keep &= jax.vmap(applies, in_axes=(None, 0, 0, None))(
+            table, jnp.where(keep, e, -1), joint, graph
+        )
     keep &= ~_closes_cycle(graph, root, partner, keep)
     return jnp.where(keep, e, -1), root, partner
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.rewrite.apply import ready
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
@@ -78,8 +79,9 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
         return graph_features(graph, kept.counts[owner], kept.first)
 
     def made(entry: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
-        place = entry[None], root[None], partner[None]
-        after = rewritten(params, kept.graph, kept.owner, *place)
+        candidate = ready(params.table, kept.graph, entry, root, partner)
+        alone = jax.tree.map(lambda v: v[None], candidate)
+        after = rewritten(params, kept.graph, kept.owner, alone)
         return seen(after.graph, after.owner)
 
     candidates = jax.vmap(made)(kept.entry, kept.root, kept.partner)

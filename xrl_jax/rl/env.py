@@ -36,11 +36,11 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united
 from xrl_jax.rewrite import match
-from xrl_jax.rewrite.apply import apply
+from xrl_jax.rewrite.apply import Ready, apply_ready
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
 
@@ -95,7 +95,8 @@ class Moves(NamedTuple):
     partner: jax.Array  # [M] int32
     seconds: jax.Array  # [M] float32 it would add to one run of the program; 0 where empty
     gone: jax.Array  # [M] float32 seconds of the nodes that would go
-    made: jax.Array  # [M, Q] int32, operators of the nodes it would make; 0 for none
+    nodes: Nodes  # [M, Q, ...] it would make; op 0 for none
+    args: jax.Array  # [M, Q, A] int32, their arguments as binding codes
     n: jax.Array  # how many there are; more than M where only some are listed
 
     @property
@@ -210,8 +211,9 @@ def ended(params: EnvParams) -> EnvState:
     graph, masks, owner, _, seconds = params.start
     none = jnp.zeros(params.slots, jnp.int32)
     nothing = none.astype(jnp.float32)
-    made = jnp.zeros((params.slots, Q), jnp.int32)
-    moves = Moves(none - 1, none, none, nothing, nothing, made, jnp.int32(0))
+    like = jax.tree.map(lambda f: jnp.zeros((params.slots, Q, *f.shape[1:]), f.dtype), graph.nodes)
+    args = jnp.zeros((params.slots, Q, ops.MAX_ARGS), jnp.int32)
+    moves = Moves(none - 1, none, none, nothing, nothing, like, args, jnp.int32(0))
     sweep = Sweep(jnp.int32(-1), jnp.int32(0))
     whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
     return EnvState(graph, masks, owner, moves, sweep, *whole)
@@ -269,9 +271,10 @@ def step(
     found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < sweep.left)
     entry = jnp.where(takes, moves.entry[cheapest], -1)
-    place = entry, moves.root[cheapest], moves.partner[cheapest]
-    made = rewritten(params, state.graph, state.owner, *place)
-    masks = match.rematch(params.table, made.graph, state.masks, made.changed)
+    place = moves.root[cheapest], moves.partner[cheapest]
+    new = jax.tree.map(lambda v: v[cheapest], (moves.nodes, moves.args))
+    made = rewritten(params, state.graph, state.owner, Ready(entry, *place, *new))
+    masks = match.rematch(params.table, made.graph, state.masks, made.changed, rewrites=most)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, sweep.rule)
     passed = jnp.sum(swept & ~action.approved) + jnp.sum(made.ok)
@@ -301,7 +304,7 @@ def step(
         asked,
         applied,
         jnp.where(made.ok, entry, -1),
-        place[1],
+        place[0],
     )
 
 
@@ -338,29 +341,34 @@ def rewritten(
     params: EnvParams,
     graph: TensorGraph,
     owner: jax.Array,
-    entry: jax.Array,
-    root: jax.Array,
-    partner: jax.Array,
+    candidates: Ready,
 ) -> Rewritten:
-    """What candidates [K] make of a priced graph, one after the other, those that still match.
+    """What candidates [K] of a priced graph make of it, one after the other, those that still match
+    and are bound to what looks as it did.
 
     Args:
-      entry: [K]; -1 for no candidate, behind those that there are.
+      candidates: those that there are first.
     """
+    entry, before = candidates.entry, graph
     most = len(entry)
 
-    def going(carry: tuple[jax.Array, Rewritten]) -> jax.Array:
+    def going(carry: tuple[jax.Array, jax.Array, Rewritten]) -> jax.Array:
         return (carry[0] < most) & (entry[jnp.minimum(carry[0], most - 1)] >= 0)
 
-    def one(carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
-        i, (graph, owner, changed, ok) = carry
-        made = apply(params.table, graph, entry[i], root[i], partner[i])
+    def one(
+        carry: tuple[jax.Array, jax.Array, Rewritten],
+    ) -> tuple[jax.Array, jax.Array, Rewritten]:
+        i, uses, (graph, owner, changed, ok) = carry
+        candidate = jax.tree.map(lambda v: v[i], candidates)
+        made = apply_ready(params.table, graph, uses, before, candidate)
         new = made.changed & (graph.nodes.op == ops.HOLE)
-        owner = jnp.where(new, owner[root[i]], owner)
-        return i + 1, Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
+        owner = jnp.where(new, owner[candidate.root], owner)
+        after = Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
+        return i + 1, made.uses, after
 
     nothing = jnp.zeros(owner.shape, bool), jnp.zeros(most, bool)
-    _, made = jax.lax.while_loop(going, one, (jnp.int32(0), Rewritten(graph, owner, *nothing)))
+    start = jnp.int32(0), passes.use_counts(graph), Rewritten(graph, owner, *nothing)
+    made = jax.lax.while_loop(going, one, start)[2]
     return made._replace(graph=roofline.repriced(params.costs, made.graph, graph))
 
 
@@ -373,9 +381,11 @@ def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.A
 def _moves(
     key: jax.Array, graph: TensorGraph, masks: jax.Array, owner: jax.Array, params: EnvParams
 ) -> Moves:
-    found = match.sample(params.table, graph, masks, key, size=params.slots)
+    # Whether pairs hold the price tells, too.
+    found = match.sample(params.table, graph, masks, key, size=params.slots, checked=False)
     price = roofline.price_of_new(params.costs, graph)
-    change = deltas(params.table, graph, found, price, keep=lambda new: new.nodes.op)
+    change = deltas(params.table, graph, found, price, keep=lambda new: (new.nodes, new.args))
+    nodes, args = change.kept
     times = params.start.counts[owner[found.root]]
     return Moves(
         jnp.where(change.ok, found.entry, -1),
@@ -383,6 +393,7 @@ def _moves(
         found.partner,
         jnp.where(change.ok, times * change.seconds, 0.0),
         jnp.where(change.ok, times * change.gone, 0.0),
-        jnp.where(change.ok[:, None], change.kept, 0),
+        nodes._replace(op=jnp.where(change.ok[:, None], nodes.op, ops.HOLE)),
+        args,
         found.count,
     )

@@ -97,7 +97,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         rule=rules_of(moves, params.table),
         root=moves.root,
         partner=moves.partner,
-        made=moves.made,
+        made=moves.nodes.op,
         moves=jnp.where(
             valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
         ),
