@@ -6,6 +6,7 @@ the lines are printed at the end of the run, whichever process ran the test.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -38,11 +39,16 @@ _MOST_MAPS = 20_000  # a process may have 65,530, and XLA aborts where it gets n
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Give up compiled functions between files once there are many of them."""
+    """Between files, give up compiled functions once there are many of them, and keep what is left
+    out of garbage collections: `optimize` makes some, and each would take as long as there is much.
+    """
     if nextitem is not None and nextitem.path == item.path:
         return
     if _MAPS.is_file() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:
         jax.clear_caches()
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

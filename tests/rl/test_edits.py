@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rl.test_env import OWN, chain, params_of
+from tests.rl.test_env import OWN, RESET, chain, params_of
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail, begin, by_chance, follow
 from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, Told, choices, edited, packed
-from xrl_jax.rl.env import SWEEP, EnvParams, EnvState, reset
+from xrl_jax.rl.env import SWEEP, EnvParams, EnvState
 
 NEVER = -1e4
 A, B, C, D = (Edit(rule, 7, NEVER) for rule in range(4))
@@ -45,7 +45,7 @@ def at(state: EnvState, name: str) -> list[int]:
 def with_edits(*edits: Edit) -> tuple[Logits, EnvState]:
     """What is said of the first state by who says 0 of everything."""
     given = params()
-    state = reset(jax.random.key(0), given)
+    state = RESET(jax.random.key(0), given)
     said = Logits(jnp.zeros(2 * given.slots + 1), jnp.zeros(given.slots))
     return edited(said, state, given, packed(edits)), state
 
@@ -92,7 +92,7 @@ def fired(trail: Trail) -> list[tuple[int, int]]:
 def test_what_else_might_have_been_decided() -> None:
     """A rule of those that fired does not; one that matched at the start and did not, does."""
     given, none = params(), jnp.zeros((1, 1), jnp.int32)
-    state = reset(jax.random.key(0), given)
+    state = RESET(jax.random.key(0), given)
     first, *others = at(state, "neg-neg")
     root_of = np.asarray(state.moves.root)
     entry, root = (f[first].reshape(1, 1) for f in (state.moves.entry, state.moves.root))

@@ -86,7 +86,7 @@ def slots_of(state, rules: CompiledRules) -> dict[str, int]:
 
 
 def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     slots = slots_of(state, own())
     assert sorted(slots) == ["neg-neg", "tanh-odd"]
@@ -100,7 +100,7 @@ def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
 
 
 def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     worse, first = taken(1, state, slots_of(state, own())["tanh-odd"], params)
     assert float(first.reward) < 0
@@ -109,7 +109,7 @@ def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
 
 
 def test_the_least_time_of_the_episode_is_kept() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     worse, _ = taken(1, state, slots_of(state, own())["tanh-odd"], params)
     assert float(worse.best) == float(state.seconds) < float(worse.seconds)
@@ -121,7 +121,7 @@ def test_the_least_time_of_the_episode_is_kept() -> None:
 
 
 def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     state, _ = taken(1, state, slots_of(state, own())["neg-neg"], params)
     ended, outcome = taken(2, state, params.no_op, params)
@@ -133,21 +133,21 @@ def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
 
 
 def test_the_step_after_what_has_ended_begins_as_a_reset_does() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     begun, outcome = taken(5, ended(params), params.no_op, params)
     assert not outcome.counts and not outcome.asked
     jax.tree.map(np.testing.assert_array_equal, begun, RESET(jax.random.key(5), params))
 
 
 def test_the_horizon_truncates() -> None:
-    params = params_of(negated(), own(), slots=4, horizon=1)
+    params = params_of(negated(), own(), slots=8, horizon=1)
     state = RESET(jax.random.key(0), params)
     state, outcome = taken(1, state, slots_of(state, own())["tanh-odd"], params)
     assert outcome.truncated and not outcome.terminated and state.done
 
 
 def test_an_empty_slot_changes_nothing() -> None:
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     empty = int(np.flatnonzero(~np.asarray(state.moves.valid))[0])
     after, outcome = taken(1, state, empty, params)
@@ -274,9 +274,9 @@ def test_what_a_body_saves_counts_as_often_as_it_runs() -> None:
     def fn(x):
         return jax.lax.scan(lambda c, _: (twice(jnp.tanh(c)), None), x, None, length=10)[0]
 
-    params = params_of(from_jax(fn, X), own(), slots=4)
+    params = params_of(from_jax(fn, X), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    once = RESET(jax.random.key(0), params_of(negated(), own(), slots=4))
+    once = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
     ten, one = (float(s.moves.seconds[slots_of(s, own())["neg-neg"]]) for s in (state, once))
     assert ten == pytest.approx(10 * one, rel=1e-4)
 
