@@ -11,7 +11,7 @@ import pytest
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import NodeView, Rates
-from xrl_jax.graph import ops
+from xrl_jax.graph import engine_jit, ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 
 SUM = pack_attrs("reduce_sum", {"axes": 1})  # of axis 0
@@ -152,6 +152,17 @@ def test_sources_are_free(op):
 def test_a_reshape_is_free():
     attrs = pack_attrs("reshape", {"shape": (24,), "rank": 1})
     assert cost((matrix(), Node("reshape", (0,), attrs, shape=(24,)))) == 0.0
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])  # where steps are narrow, and wide
+def test_seconds_of_some_nodes_are_theirs_and_0_elsewhere(monkeypatch, platform):
+    monkeypatch.setattr(engine_jit, "platform", lambda: platform)
+    table, nodes = roofline.cost_table({}, PLAIN), (*DOT, Node("tanh", (2,), shape=(4, 8)))
+    graph = view(*nodes)
+    alone = jnp.arange(64) == len(DOT)
+    found = jax.jit(lambda where: roofline.seconds_where(table, graph, where))(alone)
+    assert float(found[len(DOT)]) == float(SECONDS(table, graph)[len(DOT)]) > 0
+    assert np.flatnonzero(found).tolist() == [len(DOT)]
 
 
 def test_the_total_of_a_priced_graph_is_the_sum_of_its_nodes():

@@ -130,10 +130,10 @@ def _with_new(
         args = jnp.where(reads, instead, args)
         too_low |= jnp.any(reads, axis=1) & (depth <= depth[instead])
         outputs = jnp.where(outputs == old, instead, outputs)
-        moved = jnp.where(old >= 0, uses[old], 0)
-        uses = uses.at[instead].add(moved).at[old].add(-moved, mode="drop")
-    reads = (ok & used)[:, None] & (new_args > 0)
-    uses = uses.at[new_args].add(reads.astype(jnp.int32))
+        moved = jnp.where(old >= 0, uses[old], 0)  # none where nothing is replaced
+        uses = uses.at[instead].add(moved).at[old].add(-moved)
+    read_anew = (ok & used)[:, None] & (new_args > 0)
+    uses = uses.at[new_args].add(read_anew.astype(jnp.int32))
     args = put(args, new_args)
     rewritten = graph._replace(
         nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)

@@ -20,7 +20,9 @@ class Agent(NamedTuple):
     see: Callable[[EnvState, EnvParams], Any]  # what is kept of a state for learning
     init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, by a key and what was seen
     say: Callable[[Any, Any, EnvParams], Output]  # by weights and what was seen
-    at_once: int  # states that are evaluated at once: for caches, for a GPU's memory (BUILD_NOTES)
+    # States that a gradient is computed for at once, for the caches; where steps are wide, that
+    # anything is: the memory holds no more (BUILD_NOTES).
+    at_once: int
     slots: int | None  # how many the environment must have; None where that does not matter
 
 

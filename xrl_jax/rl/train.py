@@ -219,9 +219,9 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             return agent.say(weights, of_one, params)
 
         n = len(jax.tree.leaves(seen)[0])
-        if n <= agent.at_once or not wide():
-            return jax.vmap(one)(seen)
-        return jax.lax.map(one, seen, batch_size=agent.at_once)
+        if wide() and n > agent.at_once:  # a matrix of the edges of each would not fit in memory
+            return jax.lax.map(one, seen, batch_size=agent.at_once)
+        return jax.vmap(one)(seen)
 
     def collect(state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
