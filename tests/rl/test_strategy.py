@@ -157,25 +157,23 @@ UNTIMED = Job("a program that nobody times", b"")
 
 class Round(NamedTuple):
     explores: bool
-    begun: Found
+    anew: Found | None  # None goes on from the best
     original: Found
 
 
 def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round]:
     """The first six rounds of a search, none of which does anything."""
     rounds: list[Round] = []
-    better = Found(program(), 1e-6)
     monkeypatch.setattr("xrl_jax.rl.strategy.job_or_failure", lambda *_, **__: UNTIMED)
 
-    def turn(search: _Search, begun: Found, key: jax.Array, *, explores: bool) -> bool:
+    def turn(search: _Search, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
         if len(rounds) == 6:
             raise KeyboardInterrupt
-        rounds.append(Round(explores, begun, search.original))
+        rounds.append(Round(explores, anew, search.original))
         return True
 
     monkeypatch.setattr(_Search, "turn", turn)
     monkeypatch.setattr(_Search, "measure", lambda *_: 0)
-    monkeypatch.setattr(_Search, "to_go_on_from", lambda search: better)
     problem = Problem(searched, rules(), FakeOracle())
     by_policy(blank())(problem, ENOUGH, KEY)
     return rounds
@@ -187,7 +185,7 @@ def test_three_rounds_explore_before_one_that_times_programs(
     """Two from the original, then one from the best, as that which times programs."""
     rounds = six_rounds(monkeypatch, program())
     four = [(True, True), (True, True), (True, False), (False, False)]
-    assert [(r.explores, r.begun is r.original) for r in rounds] == [
+    assert [(r.explores, r.anew is r.original) for r in rounds] == [
         *four,
         (True, True),
         (True, True),
@@ -199,7 +197,7 @@ def test_images_cross_the_borders_of_bodies_features_last_where_every_other_roun
 ) -> None:
     """No rewrite could turn them there."""
     rounds = six_rounds(monkeypatch, with_a_body())
-    bodies = [body for r in rounds for body in r.begun.program.bodies]  # the best has none
+    bodies = [body for r in rounds if r.anew for body in r.anew.program.bodies]
     crossing = [min(a.shape for a in b.in_avals) for b in bodies]  # the kernel is [3, 3, 1, 1]
     assert crossing == [(1, 3, 4, 5), (1, 4, 5, 3), (1, 3, 4, 5), (1, 4, 5, 3)]
 
@@ -334,6 +332,27 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     assert oracle.asked == [program_job(in_form(3).program).key]
 
 
+@pytest.mark.parametrize(("measurements", "goes_on"), [(None, 3), (16, 0)])
+def test_rollouts_go_on_from_the_fastest_of_what_waits(
+    monkeypatch: pytest.MonkeyPatch, measurements: int | None, goes_on: int
+) -> None:
+    """Swapped takes half of the plain form's time. Few timings are kept for later rounds."""
+    takes = {program_job(in_form(k).program).key: t for k, t in ((1, 0.9), (3, 0.5))}
+    oracle = InTurn(lambda job: takes[job.key])
+    search = two_waiting(oracle, {0: 1e-3, 1: 1e-3, 3: 1e-3})
+    search.confirm(search.waiting, Stopwatch(60.0))
+    search.run.budget = Budget(ENOUGH.seconds, measurements)
+
+    def rollouts(_: Any, begun: Found, *__: Any, plan: Sequence[Any], **___: Any) -> Met:
+        begins.extend(n.lowering for n in nodes_of(begun.program.graph)[0] if n.op == "dot")
+        return nothing_met(plan=plan)
+
+    begins: list[int] = []
+    monkeypatch.setattr(Decoder, "rollouts", rollouts)
+    search.turn(None, KEY, explores=True)
+    assert begins == [goes_on]
+
+
 def test_what_was_not_timed_is_doubted_or_believed() -> None:
     """Swapped takes 0.9 of the plain form's time; flat was not timed, and usually takes less."""
     search = two_waiting(FakeOracle(), {0: 1e-3, 3: 9e-4})
@@ -374,7 +393,7 @@ def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
     search = two_waiting(InTurn(whole), {})
     monkeypatch.setattr(_Search, "_most_promising", choose)
     monkeypatch.setattr("xrl_jax.rl.strategy.learn_from", lambda *_: done.append("learned"))
-    search._time_whole(program_job(one_product()), Stopwatch(60.0))
+    search.time_whole()
     one = ["timed", "learned"]
     assert done == ["doubted", "believed", *one, "believed", *one, "doubted", "believed"]
 

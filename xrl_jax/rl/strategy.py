@@ -6,11 +6,11 @@ Most rounds explore: forms that were not timed have the benefit of the doubt, an
 the programs that are met are timed, those of what is the cheapest by now first, a few at a time. In
 the others what was not timed is dear, and of the programs met so far the cheapest are timed whole,
 in turn with the original; each corrects the costs that the next is chosen by. These go on from the
-best program so far, as one of three that explore; the other two begin from the original, since what
-was learned may make another way the better one, and one of them from the original with images
-features last where they cross the borders of folded bodies, where no rewrite can turn them. Nothing
-else is tried: what this finds, the policy has found. What its steps gain is told as it was
-predicted when they were made.
+best program so far, as one of three that explore, and the first that does times what was met before
+so that there is one; the other two begin from the original, since what was learned may make another
+way the better one, and one of them from the original with images features last where they cross the
+borders of folded bodies, where no rewrite can turn them. Nothing else is tried: what this finds,
+the policy has found. What its steps gain is told as it was predicted when they were made.
 """
 
 from __future__ import annotations
@@ -195,14 +195,19 @@ class _Search:
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
 
-    def turn(self, begun: Found, key: jax.Array, *, explores: bool) -> bool:
+    def turn(self, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
         """One round; whether it has learned anything that another may go by.
 
         Args:
+          anew: what rollouts begin from; None for the best program so far.
           explores: what was not timed has the benefit of the doubt, and operators are timed; else
             programs are.
         """
         run, before = self.run, self.best()
+        if anew is None and not self.kept and run.budget.measurements is None:
+            # The best is not known. Timings that are bounded are for what later rounds meet, too.
+            self.time_whole()
+        begun = self.to_go_on_from() if anew is None else anew
         costs = self.oracle.table() if explores else sceptical(self.oracle.table())
         start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
         self.slots = self.slots or self.decoder.slots_for(start)
@@ -234,7 +239,7 @@ class _Search:
             self.waiting = dict(self._ranked(self.waiting | new, doubted=True)[:_WAITING])
             if not explores:
                 learned += self.confirm(self.waiting, run.clock.part(_REGIONS), doubted=True)
-                self._time_whole(self.reference, run.clock.part(_WHOLE))
+                self.time_whole()
         return learned > 0 or self.best() < _BETTER * before
 
     def confirm(
@@ -298,12 +303,16 @@ class _Search:
         ]
         return sorted(priced, key=lambda each: each[1].seconds)
 
-    def _time_whole(self, reference: Job, clock: Stopwatch) -> None:
-        """Time the most promising of those that wait, each of which corrects the costs that the
-        next is chosen by. What was not timed is dear to every other choice and has the benefit of
-        the doubt in the rest: where few operators were timed, the best have forms that were not.
-        Where one way to choose leaves none hope, the other is asked.
+    def time_whole(self) -> None:
+        """Time the most promising of those that wait, in turn with the original, unless that cannot
+        be timed; each corrects the costs that the next is chosen by. What was not timed is dear to
+        every other choice and has the benefit of the doubt in the rest: where few operators were
+        timed, the best have forms that were not. Where one way to choose leaves none hope, the
+        other is asked.
         """
+        if self.reference is None:
+            return
+        clock = self.run.clock.part(_WHOLE)
         for n in itertools.count():
             if self.run.out_of_budget() or (n >= _TIMED and clock.done):
                 break
@@ -317,7 +326,7 @@ class _Search:
             del self.waiting[key]
             job = job_or_failure(found.program, (), constants=self.oracle.constants)
             failed = isinstance(job, Timing)
-            timing = job if failed else self.oracle.time_against(job, reference)
+            timing = job if failed else self.oracle.time_against(job, self.reference)
             self.timings[key] = timing
             if timing.relative is not None:
                 self.kept[key] = found
@@ -360,7 +369,7 @@ def _followed(search: _Search, key: jax.Array, *, whole: bool) -> tuple[Found, .
                 key, now = jax.random.split(key)
                 explores = search.may_explore(explored)
                 begins_anew = explores and explored % _EXPLORES + 1 < _EXPLORES
-                begun = next(anew) if begins_anew else search.to_go_on_from()
+                begun = next(anew) if begins_anew else None
                 learned = search.turn(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
                 since = 0 if learned else since + 1
