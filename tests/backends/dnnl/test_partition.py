@@ -141,6 +141,52 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
+def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
+    """A bias and a rectifier; then a residual, which is such a kernel's result, and a rectifier."""
+
+    def first(y):
+        return jnp.transpose(y, (0, 3, 1, 2))
+
+    def last(y):
+        return jnp.transpose(y, (0, 2, 3, 1))
+
+    def fn(w, b, x):
+        y = lax.max(first(conv(x, w)) + b[:, None, None], 0.0)
+        z = lax.max(first(conv(last(y), w)) + y, 0.0)
+        return conv(last(z), w)
+
+    args = (POINTWISE, jnp.arange(16.0, dtype=jnp.float32) - 8, IMAGE)
+    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
+    assert found == "Reshape+Conv+Transpose+Transpose+Conv+Transpose+Transpose+Conv"
+    assert_computes(fn, *args, weights=2)
+
+
+def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
+    """An image as two of 2 x 16 pixels, with features first."""
+
+    def fn(w, b, x):
+        y = jnp.transpose(conv(x, w).reshape(2, 2, 16, 16), (0, 3, 1, 2)) + b[:, None, None]
+        return conv(jnp.transpose(y, (0, 2, 3, 1)).reshape(1, 8, 8, 16), w)
+
+    args = (POINTWISE, jnp.arange(16.0, dtype=jnp.float32), IMAGE)
+    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
+    assert found == "Reshape+Conv+Reshape+Transpose+Transpose+Reshape+Conv"
+    assert_computes(fn, *args, weights=2)
+
+
+def test_one_number_for_each_row_is_no_bias_of_a_kernel() -> None:
+    """With features first, what is repeated along the last axis is one for each row."""
+
+    def fn(w, b, x):
+        y = jnp.transpose(conv(x, w), (0, 3, 1, 2)) + b[:, None]
+        return conv(jnp.transpose(y, (0, 2, 3, 1)), w)
+
+    args = (POINTWISE, jnp.arange(8.0, dtype=jnp.float32), IMAGE)
+    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
+    assert found == "Conv+Transpose+Reshape+Binary+Transpose+Conv"
+    assert_computes(fn, *args, weights=2)
+
+
 def test_clipped_and_averaged_values() -> None:
     """As in MobileNet and NASNet; the factor of an average is in its pooling."""
 
@@ -501,6 +547,20 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
     (found,) = equations(hoisted(fn, w, x, weights=1), x)
     assert found == "Dot+Slice+Slice+Dot+Loop+Slice+Dot+Slice+Dot"
     assert_computes(fn, w, x, weights=1)
+
+
+def test_a_slice_of_a_slice_is_one_slice() -> None:
+    """Columns 1 to 12, of these every second from the third on: 3, 5, .., 11. Nothing is copied."""
+
+    def fn(w, v, x):
+        y = kernel_p.bind(x, w, op=Dot(False, False))[:, 1:13][:, 2:12:2]
+        return kernel_p.bind(y, v, op=Dot(False, False))
+
+    w = jnp.asarray(RNG.standard_normal((8, 24)) / 3, jnp.float32)
+    x = jnp.asarray(RNG.standard_normal((18, 8)), jnp.float32)
+    (found,) = equations(hoisted(fn, w, w[:5], x, weights=2), x)
+    assert found == "Dot+Slice+Dot"
+    assert_computes(fn, w, w[:5], x, weights=2)
 
 
 def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:

@@ -1,4 +1,4 @@
-"""Sums, bounds and factors of a partition into what they follow.
+"""Sums, bounds and factors of a partition into what they follow, and slices of slices.
 
 `epilogue` does so among the nodes of one graph. Here all graphs of a program are one, so what
 follows the call of a folded body is seen too.
@@ -7,6 +7,7 @@ follows the call of a folded body is seen too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xrl_jax.backends.dnnl.spec import (
@@ -21,6 +22,8 @@ from xrl_jax.backends.dnnl.spec import (
     Reshape,
     Scale,
     Shape,
+    Slice,
+    Transpose,
 )
 
 
@@ -53,7 +56,15 @@ def fused(part: Partition) -> Partition:
 
 
 def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
-    """The value as part of what it is made from and nothing else uses; None where it cannot be."""
+    """The value as part of what it is made from and nothing else uses, or as a slice of what that
+    is a slice of; None where it cannot be.
+    """
+    if isinstance(v.made_by, Slice):
+        (whole,) = v.args
+        outer = whole.made_by
+        if not isinstance(outer, Slice):
+            return None
+        return _Value(_of_slice(outer, v.made_by, v.shape), whole.args, v.shape)
     if isinstance(v.made_by, Scale):
         (pool,) = v.args
         if not isinstance(pool.made_by, Pool) or pool.made_by.kind != "sum" or uses[pool] != 1:
@@ -64,10 +75,12 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         return None
     for at in reversed(range(len(v.args))):
         kernel, addend = v.args[at], v.args[1 - at] if len(v.args) == 2 else None
-        while isinstance(kernel.made_by, Reshape) and uses.get(kernel) == 1:
+        between: list[_Value] = []  # the kernel's result in other shapes, the last one first
+        while isinstance(kernel.made_by, (Reshape, Transpose)) and uses.get(kernel) == 1:
+            between.append(kernel)
             kernel = kernel.args[0]
         op = kernel.made_by
-        if not isinstance(op, Kernel) or uses.get(kernel) != 1:
+        if not isinstance(op, Kernel) or uses.get(kernel) != 1 or v.args[at].shape != v.shape:
             continue
         clip = op.after.clip
         if isinstance(v.made_by, Clip):
@@ -77,8 +90,8 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
             continue
         elif addend.shape == v.shape and not op.after.addend:
             after = replace(op.after, addend=True)
-            args = [*kernel.args, _reshaped(addend, kernel.shape)]
-        elif _is_bias(addend.shape, v.shape, kernel.shape) and not op.after.bias:
+            args = [*kernel.args, _before(between, addend, uses)]
+        elif _is_bias(addend.shape, between, kernel.shape) and not op.after.bias:
             after = replace(op.after, bias=True)
             flat = kernel.shape[-1:]
             one = (1,) * (len(kernel.shape) - 1) + flat
@@ -88,16 +101,67 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         else:
             continue
         made = _Value(replace(op, after=after), args, kernel.shape)
+        for step in reversed(between):
+            uses[made], by = 1, step.made_by
+            turns = isinstance(by, Transpose)
+            made = _turned(made, by.order) if turns else _reshaped(made, step.shape)
         uses[made] = 1
-        return _reshaped(made, v.shape)
+        return made
     return None
 
 
-def _is_bias(shape: Shape, of: Shape, kernel: Shape) -> bool:
-    """Whether an array of this shape is one number for each feature of a kernel's result, which is
-    reshaped to `of`.
+def _of_slice(outer: Slice, inner: Slice, shape: Shape) -> Slice:
+    """A slice, of this shape, of a slice."""
+    start = tuple(a + s * b for a, s, b in zip(outer.start, outer.step, inner.start, strict=True))
+    step = tuple(a * b for a, b in zip(outer.step, inner.step, strict=True))
+    stop = tuple(a + s * (n - 1) + 1 for a, s, n in zip(start, step, shape, strict=True))
+    return Slice(start, stop, step)
+
+
+def _is_bias(shape: Shape, between: Sequence[_Value], kernel: Shape) -> bool:
+    """Whether an array of this shape, added to a kernel's result in another shape, is one number
+    for each feature.
     """
-    return of == kernel and shape[-1] == of[-1] and math.prod(shape) == of[-1]
+    size = math.prod(shape)
+    if size not in shape:
+        return False
+    axis = max(a for a, n in enumerate(shape) if n == size)  # that it differs along
+    for step in between:
+        by, before = step.made_by, step.args[0].shape
+        if isinstance(by, Transpose):
+            axis = by.order[axis]
+            continue
+        beyond = math.prod(step.shape[axis + 1 :])
+        same = [
+            a for a, n in enumerate(before) if n == size and math.prod(before[a + 1 :]) == beyond
+        ]
+        if not same:
+            return False
+        axis = same[-1]
+    return axis == len(kernel) - 1 and kernel[-1] == size
+
+
+def _before(between: Sequence[_Value], v: _Value, uses: dict[_Value, int]) -> _Value:
+    """What becomes this value by the same changes of shape."""
+    for step in between:
+        by = step.made_by
+        turns = isinstance(by, Transpose)
+        v = _turned(v, _inverse(by.order)) if turns else _reshaped(v, step.args[0].shape)
+        uses[v] = uses.get(v, 0) + 1
+    return v
+
+
+def _inverse(order: Shape) -> Shape:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _turned(v: _Value, order: Shape) -> _Value:
+    by = v.made_by
+    if isinstance(by, Transpose):
+        order, (v,) = tuple(by.order[a] for a in order), v.args
+    if order == tuple(range(len(order))):
+        return v
+    return _Value(Transpose(order), [v], tuple(v.shape[a] for a in order))
 
 
 def _reshaped(v: _Value, shape: Shape) -> _Value:
