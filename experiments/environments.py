@@ -13,6 +13,7 @@ from experiments.targets import ConfigError
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import with_room_for_outputs
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united_bucket
 from xrl_jax.rewrite.table import CompiledRules
@@ -86,6 +87,8 @@ def params_of(
         costs = roofline.cost_table({}, rates)
     bucket = max(united_bucket(p) for p in programs)
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
+    results = max(len(s.graph.globals.outputs) for s in starts)
+    starts = [s._replace(graph=with_room_for_outputs(s.graph, results)) for s in starts]
     each = envs // len(starts)
     batch = jax.tree.map(lambda *v: jnp.repeat(jnp.stack(v), each, axis=0), *starts)
     return EnvParams(rules.table, costs, batch, horizon=horizon, slots=slots)

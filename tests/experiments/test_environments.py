@@ -1,11 +1,15 @@
-"""Networks as environments: how they are named."""
+"""Networks as environments: how they are named, and that they share a batch."""
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import pytest
 
-from experiments.environments import parsed
+from experiments.environments import params_of, parsed
 from experiments.targets import ConfigError
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.table import compile_rules
 
 
 def test_networks_have_options_after_colons() -> None:
@@ -24,3 +28,15 @@ def test_networks_have_options_after_colons() -> None:
 def test_what_is_not_written_so_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(text)
+
+
+def test_networks_of_one_result_and_of_many_share_a_batch() -> None:
+    """One, and nine, as DALL-E's layers have: more than a graph has room for at first."""
+    x = jnp.ones((2, 2))
+    one = from_jax(lambda x: x @ x, x)
+    nine = from_jax(lambda x: [(x + n) @ x for n in range(9)], x)
+    start = params_of([one, nine], compile_rules(standard_rules()[:8]), envs=4).start
+    outputs = start.graph.globals.outputs
+    assert outputs.shape == (4, 16)
+    assert (outputs >= 0).sum(axis=1).tolist() == [1, 1, 9, 9]
+    assert start.seconds[0] == start.seconds[1] < start.seconds[2] == start.seconds[3]
