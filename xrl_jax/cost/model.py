@@ -263,8 +263,9 @@ class Oracle:
         """A whole program in turn with another; kept in the store, so that what is decided by it is
         decided again in the same way. `turn` counts timings of the same two.
         """
-        # The number goes up with how it is timed: for less, or cold, must not decide.
-        key = timing_key([], (), extra=["against 3", str(turn), job.key, reference.key])
+        # The number goes up with how it is timed, and with what a program is compiled to: for less,
+        # cold, or as an older back end computed it, must not decide.
+        key = timing_key([], (), extra=["against 4", str(turn), job.key, reference.key])
         timing = self.store.get([key]).get(key)
         if timing is not None:
             self.spending.from_store += 1
