@@ -101,16 +101,19 @@ def test_a_number_for_each_feature_is_a_bias() -> None:
         assert found.code[-1].args == ((0, 1, 2) if len(ops) == 1 else (3, 2))
 
 
-def test_a_bias_may_follow_another_sum_but_no_second_bias() -> None:
-    """The kernel adds its bias first."""
-    inputs = SQUARE, SQUARE, (1, 4)
+def test_a_bias_may_follow_another_sum_or_bias() -> None:
+    """x @ w + x + b + c: two biases are one, and the kernel adds it first."""
+    inputs = SQUARE, SQUARE, (1, 4), (1, 4)
     add = Binary("add")
     code = (
         Instruction(PLAIN, (0, 1), SQUARE),
-        Instruction(add, (3, 0), SQUARE),
-        Instruction(add, (4, 2), SQUARE),
+        Instruction(add, (4, 0), SQUARE),
         Instruction(add, (5, 2), SQUARE),
+        Instruction(add, (3, 6), SQUARE),
     )
-    found = fused(Partition(inputs, (False, True, False), code, (6,)))
+    found = fused(Partition(inputs, (False, True, False, False), code, (7,)))
     both = Dot(False, False, Epilogue(bias=True, addend=True))
-    assert [(i.op, i.args) for i in found.code] == [(both, (0, 1, 2, 0)), (add, (3, 2))]
+    assert found.code == (
+        Instruction(add, (2, 3), (1, 4)),
+        Instruction(both, (0, 1, 4, 0), SQUARE),
+    )

@@ -248,6 +248,17 @@ def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
     assert_computes(fn, POINTWISE, b, IMAGE, weights=2)
 
 
+def test_two_biases_are_one() -> None:
+    """What rewriting leaves of a folded mean and shift; then a residual and a rectifier, which are
+    part of the kernel too. The two are added to each other: 16 numbers.
+    """
+    fn = lambda w, b, c, x: conv(lax.max(conv(x, w) + b + x + c, 0.0), w)  # noqa: E731
+    args = (POINTWISE, jnp.linspace(-1, 1, 16), jnp.linspace(0, 3, 16), IMAGE)
+    parts = hoisted(fn, *args, weights=3)
+    assert equations(parts, IMAGE) == ["Binary+Conv+Conv"]
+    assert_computes(fn, *args, weights=3)
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8, 16), (1, 1, 1, 16), (1, 8, 8, 1), (1, 8, 1, 16)])
 @pytest.mark.parametrize("op", [lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.min])
 def test_operations_on_two_arrays(op, shape: tuple[int, ...]) -> None:

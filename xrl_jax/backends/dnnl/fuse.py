@@ -91,13 +91,16 @@ def _absorbed(v: _Value, uses: dict[_Value, int]) -> _Value | None:
         elif addend.shape == v.shape and not op.after.addend:
             after = replace(op.after, addend=True)
             args = [*kernel.args, _before(between, addend, uses)]
-        elif _is_bias(addend.shape, between, kernel.shape) and not op.after.bias:
+        elif _is_bias(addend.shape, between, kernel.shape):
             after = replace(op.after, bias=True)
             flat = kernel.shape[-1:]
             one = (1,) * (len(kernel.shape) - 1) + flat
-            number = _reshaped(addend, one if isinstance(op, Dot) else flat)
+            bias = _reshaped(addend, one if isinstance(op, Dot) else flat)
             x, w, *more = kernel.args
-            args = [x, w, number, *more]
+            if op.after.bias:  # two of them are one, of so few numbers that adding them is free
+                first, *more = more
+                bias = _Value(Binary("add"), [first, bias], bias.shape)
+            args = [x, w, bias, *more]
         else:
             continue
         made = _Value(replace(op, after=after), args, kernel.shape)
