@@ -22,14 +22,8 @@ from xrl_jax.rewrite.apply import ready
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
-from xrl_jax.rl.networks import (
-    NEVER,
-    Attention,
-    Embedding,
-    NetworkConfig,
-    Output,
-    neighbours_of,
-)
+from xrl_jax.rl.neighbours import neighbours_of
+from xrl_jax.rl.networks import NEVER, Attention, Embedding, NetworkConfig, Output
 
 _GLOBAL = 32  # numbers that a graph is summed up in
 _HIDDEN = (256, 64)  # widths of the heads

@@ -12,19 +12,17 @@ order and number do not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jraph
 
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
-from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, GraphFeatures, Observation
+from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, Observation
+from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
 
 NEVER = -1e9  # logit of an action that does nothing
@@ -89,28 +87,6 @@ class Attention(nn.Module):
         to_columns = jnp.repeat(jnp.eye(self.heads), self.width // self.heads, axis=1)
         both = neighbours(jnp.concatenate([values * (weights @ to_columns), weights], axis=1))
         return both[:, : self.width] / jnp.maximum(both[:, self.width :] @ to_columns, 1e-6)
-
-
-Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over neighbours
-
-
-def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
-    """Sums along the edges, and against them: where steps are wide products with a matrix of the
-    edges, which need no scattering (`rl.rows`).
-    """
-    exists, n = graph.senders > 0, graph.form.shape[0]
-    if wide():
-        edges = jnp.zeros((n, n), jnp.int32).at[graph.receivers, graph.senders].add(exists)
-        edges = edges.astype(jnp.float32)
-        return (lambda x: edges @ x), (lambda x: edges.T @ x)
-
-    def along(x: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
-        return jraph.segment_sum(jnp.where(exists[:, None], x[start], 0.0), end, n)
-
-    return (
-        lambda x: along(x, graph.senders, graph.receivers),
-        lambda x: along(x, graph.receivers, graph.senders),
-    )
 
 
 class Embedding(nn.Module):
