@@ -34,7 +34,7 @@ class GraphFeatures(NamedTuple):
     form: jax.Array  # [N] int32, operator and lowering; 0 for holes
     numbers: jax.Array  # [N, N_NODE] float32
     senders: jax.Array  # [E] int32; 0 for no edge
-    receivers: jax.Array  # [E] int32
+    receivers: jax.Array  # [E] int32, ascending as long as there are edges
 
     @property
     def live(self) -> jax.Array:

@@ -2,8 +2,9 @@
 
 Scattering adds up in any order, or, where it is always to be the same, as good as one after the
 other, which takes a GPU long. So where steps are wide small graphs are multiplied by the matrix of
-their edges; of large ones, whose matrices are nearly all zeros and would be most of what is read,
-the edges are put in order of where they end and added up by a scan that begins anew there.
+their edges. Those of large ones are nearly all zeros and would be most of what is read: there a
+node adds up its few arguments as they are listed, and its users, of which there may be many, are
+put in order of what they read and added up by a scan that begins anew with each node.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from xrl_jax.graph import ops
 from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.features import GraphFeatures
 
@@ -37,53 +39,66 @@ def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
         edges = jnp.zeros((n, n), jnp.int32).at[graph.receivers, graph.senders].add(exists)
         edges = edges.astype(jnp.float32)
         return (lambda x: edges @ x), (lambda x: edges.T @ x)
-    there = _sorted(exists, graph.senders, graph.receivers, n)
-    back = _sorted(exists, graph.receivers, graph.senders, n)
-    return (lambda x: _summed(x, there, back)), (lambda x: _summed(x, back, there))
+    edges = _edges(graph, exists)
+    return (lambda x: _along(x, edges)), (lambda x: _against(x, edges))
 
 
 def _scattered(x: jax.Array, exists: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
     return jraph.segment_sum(jnp.where(exists[:, None], x[start], 0.0), end, len(x))
 
 
-class _Runs(NamedTuple):
-    """Edges in order of the nodes where they end."""
+class _Edges(NamedTuple):
+    """The edges of a graph from both sides."""
 
-    start: jax.Array  # [E] nodes
-    first: jax.Array  # [E] bool, of those that end there
-    last: jax.Array  # [N] places of the last edges that end there; -1 where none does
-
-
-def _sorted(exists: jax.Array, start: jax.Array, end: jax.Array, n: int) -> _Runs:
-    end = jnp.where(exists, end, n)
-    order = jnp.argsort(end)
-    counts = jnp.zeros(n, jnp.int32).at[end].add(1, mode="drop")
-    end = end[order]
-    first = jnp.concatenate([jnp.ones(1, bool), end[1:] != end[:-1]])
-    return _Runs(start[order], first, jnp.where(counts > 0, jnp.cumsum(counts) - 1, -1))
+    args: jax.Array  # [N, MAX_ARGS] what each node reads; 0 for nothing
+    users: jax.Array  # [E] what reads, in order of what it reads
+    first: jax.Array  # [E] bool, of those that read the same
+    last: jax.Array  # [N] places of the last users of each node; -1 where it has none
 
 
-@jax.custom_vjp
-def _summed(x: jax.Array, there: _Runs, back: _Runs) -> jax.Array:
-    """Sums over where the edges that end in each node start; `back` has the edges turned round,
-    along which the gradient goes.
-    """
+def _edges(graph: GraphFeatures, exists: jax.Array) -> _Edges:
+    n, slot = graph.form.shape[0], jnp.arange(ops.MAX_ARGS)
+    reads = jnp.zeros(n, jnp.int32).at[graph.receivers].add(exists)
+    at = (jnp.cumsum(reads) - reads)[:, None] + slot  # edges are in order of their receivers
+    args = jnp.where(slot < reads[:, None], graph.senders[at], 0)
+    read = jnp.where(exists, graph.senders, n)
+    order = jnp.argsort(read)
+    uses = jnp.zeros(n, jnp.int32).at[read].add(1, mode="drop")
+    read = read[order]
+    first = jnp.concatenate([jnp.ones(1, bool), read[1:] != read[:-1]])
+    last = jnp.where(uses > 0, jnp.cumsum(uses) - 1, -1)
+    return _Edges(args, graph.receivers[order], first, last)
 
+
+def _of_args(x: jax.Array, edges: _Edges) -> jax.Array:
+    return jnp.sum(jnp.where((edges.args > 0)[..., None], x[edges.args], 0.0), axis=1)
+
+
+def _of_users(x: jax.Array, edges: _Edges) -> jax.Array:
     def add(a: Any, b: Any) -> Any:
         return a[0] | b[0], jnp.where(b[0][:, None], b[1], a[1] + b[1])
 
-    sums = jax.lax.associative_scan(add, (there.first, x[there.start]))[1]
-    return jnp.where((there.last >= 0)[:, None], sums[there.last], 0.0)
+    sums = jax.lax.associative_scan(add, (edges.first, x[edges.users]))[1]
+    return jnp.where((edges.last >= 0)[:, None], sums[edges.last], 0.0)
 
 
-def _forward(x: jax.Array, there: _Runs, back: _Runs) -> tuple[jax.Array, tuple[_Runs, _Runs]]:
-    return _summed(x, there, back), (there, back)
+Sum = Callable[[jax.Array, _Edges], jax.Array]
 
 
-def _backward(runs: tuple[_Runs, _Runs], gradient: jax.Array) -> tuple[Any, ...]:
-    there, back = runs
-    none = jax.tree.map(lambda v: np.zeros(v.shape, jax.dtypes.float0), runs)
-    return _summed(gradient, back, there), *none
+def _with_gradient(total: Sum, turned: Sum) -> Sum:
+    """A sum along edges, whose gradient is that along the same edges turned round."""
+
+    def forward(x: jax.Array, edges: _Edges) -> tuple[jax.Array, _Edges]:
+        return total(x, edges), edges
+
+    def backward(edges: _Edges, gradient: jax.Array) -> tuple[jax.Array, Any]:
+        none = jax.tree.map(lambda v: np.zeros(v.shape, jax.dtypes.float0), edges)
+        return turned(gradient, edges), none
+
+    found = jax.custom_vjp(total)
+    found.defvjp(forward, backward)
+    return found
 
 
-_summed.defvjp(_forward, _backward)
+_along = _with_gradient(_of_args, _of_users)
+_against = _with_gradient(_of_users, _of_args)

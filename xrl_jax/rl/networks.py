@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
 from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, Observation
@@ -83,10 +84,15 @@ class Attention(nn.Module):
         values = nn.Dense(self.width, use_bias=False)(x)
         logits = nn.Dense(self.heads, use_bias=False)(x)
         weights = jnp.exp(_MOST_LOGIT * jnp.tanh(logits / _MOST_LOGIT))
-        # A product with ones gives each head's weight to all of its columns: faster than reshaping.
-        to_columns = jnp.repeat(jnp.eye(self.heads), self.width // self.heads, axis=1)
-        both = neighbours(jnp.concatenate([values * (weights @ to_columns), weights], axis=1))
-        return both[:, : self.width] / jnp.maximum(both[:, self.width :] @ to_columns, 1e-6)
+        both = neighbours(jnp.concatenate([values * self.columns(weights), weights], axis=1))
+        return both[:, : self.width] / jnp.maximum(self.columns(both[:, self.width :]), 1e-6)
+
+    def columns(self, of_heads: jax.Array) -> jax.Array:
+        """What each head has, [N, heads], for all of its columns."""
+        each = self.width // self.heads
+        if wide():
+            return jnp.repeat(of_heads, each, axis=1)
+        return of_heads @ jnp.repeat(jnp.eye(self.heads), each, axis=1)  # sooner done on a CPU
 
 
 class Embedding(nn.Module):
