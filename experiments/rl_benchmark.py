@@ -30,6 +30,7 @@ from rich.table import Table
 
 from experiments import children, models, targets
 from experiments.environments import params_of, program_of
+from experiments.memory import peak_bytes
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rewrite.library import offered, standard_rules
 from xrl_jax.rewrite.table import compile_rules
@@ -125,8 +126,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
         trained = rate(lambda s, _: update(s, params)[0], first, n=n)
         row["training"], compiling = told("training", trained)
         row["compile_seconds"]["training"] = compiling
-    memory = devices[0].memory_stats()  # of a CPU, None: there it is the process that has it
-    return row | ({"peak_bytes": memory["peak_bytes_in_use"]} if memory else {})
+    return row | {"peak_bytes": peak_bytes()}
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -193,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
             status = 1
             continue
         row = json.loads((out / "row.json").read_text(encoding="utf-8"))
-        rows.append({"peak_bytes": ended.peak_bytes, **row})
+        rows.append(row)
         (out / "rl_benchmark.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     show(rows)
     return status

@@ -41,6 +41,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.environments import devices, params_of, program_of
 from experiments.evaluation import Reached, evaluator
+from experiments.memory import peak_bytes
 from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
@@ -229,7 +230,7 @@ def main(argv: Sequence[str]) -> int:
     trained += f"{config.envs * config.steps} steps in {seconds / 60:.0f} min, seed {config.seed}"
     names = tuple(r.name for r in rules.rules)
     Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")
-    print(f"results are in {out}")
+    print(f"results are in {out}; {peak_bytes() / 2**30:.2f} GiB of memory at most")
     return 0
 
 

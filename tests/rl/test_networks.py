@@ -13,7 +13,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from tests.rl.test_env import RESET, negated, own, params_of
 from xrl_jax.graph import engine_jit
-from xrl_jax.rl import neighbours
 from xrl_jax.rl.features import N_NODE, GraphFeatures, Observation, observe
 from xrl_jax.rl.neighbours import neighbours_of
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
@@ -34,16 +33,10 @@ def on_gpu() -> str:
     return "gpu"
 
 
-def widened(monkeypatch: pytest.MonkeyPatch, *, graphs: str) -> None:
-    """From now on steps are wide, and all graphs count as small ones or as large ones."""
-    monkeypatch.setattr(engine_jit, "platform", on_gpu)
-    monkeypatch.setattr(neighbours, "_DENSE", {"small": 2048, "large": 0}[graphs])
-
-
-@pytest.fixture(params=["narrow", "small", "large"])
+@pytest.fixture(params=[False, True], ids=["narrow", "wide"])
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "narrow":
-        widened(monkeypatch, graphs=request.param)
+    if request.param:
+        monkeypatch.setattr(engine_jit, "platform", on_gpu)
 
 
 def observed() -> Observation:
@@ -74,20 +67,16 @@ def test_rows_that_are_read_twice_get_both_gradients() -> None:
     np.testing.assert_array_equal(found, [[10, 10], [0, 0], [1101, 1101]])
 
 
-@pytest.mark.parametrize("graphs", ["small", "large"])
-def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch, graphs: str) -> None:
+def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed()
     weights = PolicyNetwork(SIZES).init(jax.random.key(0), seen)
     narrow = jax.value_and_grad(loss, argnums=1)(seen, weights)
-    widened(monkeypatch, graphs=graphs)
+    monkeypatch.setattr(engine_jit, "platform", on_gpu)
     wide = jax.value_and_grad(loss, argnums=1)(seen, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), narrow, wide)
 
 
-@pytest.mark.parametrize("graphs", ["small", "large"])
-def test_no_gradient_scatters_floats_where_steps_are_wide(
-    monkeypatch: pytest.MonkeyPatch, graphs: str
-) -> None:
+def test_no_gradient_scatters_floats_where_steps_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """One such sum takes a GPU as long as the rest, where it is to have the same bits twice."""
     seen = observed()
     weights = PolicyNetwork(SIZES).init(jax.random.key(0), seen)
@@ -96,7 +85,7 @@ def test_no_gradient_scatters_floats_where_steps_are_wide(
         return jax.make_jaxpr(lambda w: jax.grad(loss, argnums=1)(seen, w))(weights)
 
     assert list(scattered_floats(traced()))
-    widened(monkeypatch, graphs=graphs)
+    monkeypatch.setattr(engine_jit, "platform", on_gpu)
     assert not list(scattered_floats(traced()))
 
 

@@ -1,10 +1,10 @@
 """Sums over neighbours in a graph, which a GPU, too, adds up in one order.
 
 Scattering adds up in any order, or, where it is always to be the same, as good as one after the
-other, which takes a GPU long. So where steps are wide small graphs are multiplied by the matrix of
-their edges. Those of large ones are nearly all zeros and would be most of what is read: there a
-node adds up its few arguments as they are listed, and its users, of which there may be many, are
-put in order of what they read and added up by a scan that begins anew with each node.
+other, which takes a GPU long; the matrix of a graph's edges is nearly all zeros and most of what a
+product with it reads. So where steps are wide a node adds up its few arguments as they are listed,
+and its users, of which there may be many, are put in order of what they read and added up by a scan
+that begins anew with each node.
 """
 
 from __future__ import annotations
@@ -23,22 +23,15 @@ from xrl_jax.rl.features import GraphFeatures
 
 Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over neighbours
 
-_DENSE = 512  # nodes of the largest graph whose matrix is multiplied
-
 
 def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
     """Sums along the edges, and against them."""
-    n = graph.form.shape[0]
     exists = graph.senders > 0
     if not wide():
         return (
             lambda x: _scattered(x, exists, graph.senders, graph.receivers),
             lambda x: _scattered(x, exists, graph.receivers, graph.senders),
         )
-    if n <= _DENSE:
-        edges = jnp.zeros((n, n), jnp.int32).at[graph.receivers, graph.senders].add(exists)
-        edges = edges.astype(jnp.float32)
-        return (lambda x: edges @ x), (lambda x: edges.T @ x)
     edges = _edges(graph, exists)
     return (lambda x: _along(x, edges)), (lambda x: _against(x, edges))
 

@@ -219,7 +219,7 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
             return agent.say(weights, of_one, params)
 
         n = len(jax.tree.leaves(seen)[0])
-        if wide() and n > agent.at_once:  # a matrix of the edges of each would not fit in memory
+        if wide() and n > agent.at_once:  # what lies between of more would not fit in memory
             return jax.lax.map(one, seen, batch_size=agent.at_once)
         return jax.vmap(one)(seen)
 
