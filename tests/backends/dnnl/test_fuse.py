@@ -14,6 +14,7 @@ from xrl_jax.backends.dnnl.spec import (
     Partition,
     Reshape,
     Shape,
+    Transpose,
 )
 
 SQUARE = (4, 4)
@@ -117,3 +118,63 @@ def test_a_bias_may_follow_another_sum_or_bias() -> None:
         Instruction(add, (2, 3), (1, 4)),
         Instruction(both, (0, 1, 4, 0), SQUARE),
     )
+
+
+def test_the_bias_of_an_addend_is_the_products() -> None:
+    """x @ w + (y + b), with y and b in one more axis: nothing is left but the product."""
+    inputs, shape = ((2, 4), (4, 4), (4,), (1, 2, 4)), (2, 4)
+    code = (
+        Instruction(Reshape((1, 1, 4)), (2,), (1, 1, 4)),
+        Instruction(Binary("add"), (3, 4), (1, 2, 4)),
+        Instruction(PLAIN, (0, 1), shape),
+        Instruction(Reshape(shape), (5,), shape),
+        Instruction(Binary("add"), (6, 7), shape),
+    )
+    found = fused(Partition(inputs, (False, True, False, False), code, (8,)))
+    both = Dot(False, False, Epilogue(bias=True, addend=True))
+    assert found.code == (
+        Instruction(Reshape((1, 4)), (2,), (1, 4)),
+        Instruction(Reshape(shape), (3,), shape),
+        Instruction(both, (0, 1, 4, 5), shape),
+    )
+
+
+def test_a_second_addend_is_added_to_the_first_where_both_are_weights() -> None:
+    """x @ w + a + b."""
+    add = Binary("add")
+    code = (
+        Instruction(PLAIN, (0, 1), SQUARE),
+        Instruction(add, (4, 2), SQUARE),
+        Instruction(add, (5, 3), SQUARE),
+    )
+    part = Partition((SQUARE,) * 4, (False, True, False, False), code, (6,))
+    assert fused(part, [False, True, True, True]).code == (
+        Instruction(add, (2, 3), SQUARE),
+        Instruction(dot(addend=True), (0, 1, 4), SQUARE),
+    )
+    assert [i.op for i in fused(part, [False, True, True, False]).code] == [dot(addend=True), add]
+
+
+def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
+    """(a b')' = b a'; not where b is packed, and not where one of them would be read across."""
+    for packed, right_turned, ops in (
+        (False, True, [(Dot(False, True), (1, 0))]),
+        (True, True, [(Dot(False, True), (0, 1)), (Transpose((1, 0)), (2,))]),
+        (False, False, [(PLAIN, (0, 1)), (Transpose((1, 0)), (2,))]),
+    ):
+        op = Dot(False, right_turned)
+        code = Instruction(op, (0, 1), SQUARE), Instruction(Transpose((1, 0)), (2,), SQUARE)
+        found = fused(Partition((SQUARE, SQUARE), (False, packed), code, (3,)))
+        assert [(i.op, i.args) for i in found.code] == ops
+
+
+def test_products_of_several_images_are_turned_round_one_by_one() -> None:
+    """[3, 2, 2], seen as [1, 3, 2, 2]; with images and rows swapped it stays as it is."""
+    inputs, more = ((3, 2, 4), (3, 2, 4)), (1, 3, 2, 2)
+    for order, op in (((0, 1, 3, 2), Reshape(more)), ((0, 2, 1, 3), Transpose((0, 2, 1, 3)))):
+        code = (
+            Instruction(Dot(False, True), (0, 1), (3, 2, 2)),
+            Instruction(Reshape(more), (2,), more),
+            Instruction(Transpose(order), (3,), tuple(more[a] for a in order)),
+        )
+        assert fused(Partition(inputs, (False, False), code, (4,))).code[-1].op == op

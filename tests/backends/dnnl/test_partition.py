@@ -250,12 +250,12 @@ def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
 
 def test_two_biases_are_one() -> None:
     """What rewriting leaves of a folded mean and shift; then a residual and a rectifier, which are
-    part of the kernel too. The two are added to each other: 16 numbers.
+    part of the kernel too. The two are weights and are added up before.
     """
     fn = lambda w, b, c, x: conv(lax.max(conv(x, w) + b + x + c, 0.0), w)  # noqa: E731
     args = (POINTWISE, jnp.linspace(-1, 1, 16), jnp.linspace(0, 3, 16), IMAGE)
     parts = hoisted(fn, *args, weights=3)
-    assert equations(parts, IMAGE) == ["Binary+Conv+Conv"]
+    assert equations(parts, IMAGE) == ["Conv+Conv"]
     assert_computes(fn, *args, weights=3)
 
 
@@ -558,6 +558,32 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
     (found,) = equations(hoisted(fn, w, x, weights=1), x)
     assert found == "Dot+Slice+Slice+Dot+Loop+Slice+Dot+Slice+Dot"
     assert_computes(fn, w, x, weights=1)
+
+
+def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> None:
+    """Two heads of four numbers for six tokens: two weights are added, the scores are turned round,
+    and the residual has the bias of the last product.
+    """
+
+    def dot(x, w):
+        return kernel_p.bind(x, w, op=Dot(False, False))
+
+    def fn(w, a, b, out, bias, x):
+        y = dot(x, w) + a + b
+        q, k, v = (
+            lax.slice_in_dim(y, i, i + 8, axis=1).reshape(6, 2, 4).transpose(1, 0, 2)
+            for i in (0, 8, 16)
+        )
+        scores = kernel_p.bind(k, q, op=Dot(False, True)).transpose(0, 2, 1)
+        mixed = dot(jax.nn.softmax(scores, axis=-1), v)
+        return dot(dot(mixed.transpose(1, 0, 2).reshape(6, 8), out) + (x + bias), out)
+
+    shapes = (8, 24), (6, 24), (6, 24), (8, 8), (8,), (6, 8)
+    args = [jnp.asarray(RNG.standard_normal(s) / 3, jnp.float32) for s in shapes]
+    *_, found = equations(hoisted(fn, *args, weights=5), args[-1])
+    kinds = [op for op in found.split("+") if op not in ("Slice", "Reshape", "Transpose")]
+    assert kinds == ["Dot", "Dot", "Loop", "Dot", "Dot", "Dot"]
+    assert_computes(fn, *args, weights=5)
 
 
 def test_a_slice_of_a_slice_is_one_slice() -> None:

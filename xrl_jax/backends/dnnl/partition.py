@@ -19,6 +19,7 @@ from xrl_jax.backends import equations
 from xrl_jax.backends.dnnl import kernels
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.lift import Lifted, lifted
 from xrl_jax.backends.dnnl.loops import looped
 from xrl_jax.backends.dnnl.members import Member, as_member, is_broadcast, made_shape
 from xrl_jax.backends.dnnl.spec import (
@@ -70,6 +71,7 @@ class _Stage:
     before: list[Any]
     members: list[Member]
     outputs: list[Any]
+    fixed: set[Any]  # variables that are made of weights alone
 
 
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
@@ -102,7 +104,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             continue  # members take what it repeats
         for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
-    stages = [_Stage([], [], []) for _ in range(max(level.values(), default=0) + 2)]
+    stages = [_Stage([], [], [], fixed) for _ in range(max(level.values(), default=0) + 2)]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
         if v in inside:
@@ -138,22 +140,26 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     """
     if not stage.members:
         return
-    part, inputs = _partition(stage)
+    (part, taken, before, needs), inputs = _partition(stage)
+    part = looped(part)
     if not kernels.is_possible(part):
         equations.run([m.equation for m in stage.members], env)
         return
+
+    def array(i: int) -> jax.Array:
+        return env[inputs[i]].astype(jax.numpy.float32).reshape(_shape(inputs[i]))
+
     operands = [
-        kernels.pack(part, i, env[v])
-        if part.packed[i]
-        else env[v].astype(jax.numpy.float32).reshape(part.inputs[i])
-        for i, v in enumerate(inputs)
+        kernels.pack(part, at, env[inputs[i]]) if part.packed[at] else array(i)
+        for at, i in enumerate(taken)
     ]
+    operands += [] if before is None else before(*map(array, needs))
     for v, y in zip(stage.outputs, kernels.run(part, *operands), strict=True):
         env[v] = y.astype(v.aval.dtype)
 
 
-def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
-    """The partition and the variables that are its inputs."""
+def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:
+    """The partition, sums of weights apart, and the variables that are inputs of the whole."""
     inputs: list[Any] = []
     packed: list[bool] = []
     place: dict[Any, int] = {}  # of a variable: its input, or -1 - its instruction
@@ -189,7 +195,9 @@ def _partition(stage: _Stage) -> tuple[Partition, list[Any]]:
     numbered = tuple(replace(i, args=tuple(number(a) for a in i.args)) for i in code)
     shapes = tuple(_shape(v) for v in inputs)
     outputs = tuple(number(place[v]) for v in stage.outputs)
-    return looped(fused(Partition(shapes, tuple(packed), numbered, outputs))), inputs
+    known = [v in stage.fixed for v in inputs]
+    whole = fused(Partition(shapes, tuple(packed), numbered, outputs), known)
+    return lifted(whole, known), inputs
 
 
 def _shape(v: Any) -> tuple[int, ...]:

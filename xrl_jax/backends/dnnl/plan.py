@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ from xrl_jax.backends.dnnl.spec import (
     Winograd,
 )
 from xrl_jax.backends.dnnl.stream import MOST_ROWS, STRIP, Streamed
+from xrl_jax.backends.dnnl.strides import written
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 from xrl_jax.backends.winograd import n_tiles
 
@@ -87,6 +89,7 @@ class _Planner(Builder):
     """Steps for each operator."""
 
     partition: Partition = field(kw_only=True)
+    strides: dict[int, Shape] = field(kw_only=True)  # of results, see `strides.written`
     weights: dict[int, Packing] = field(default_factory=dict)
 
     def add(self, instruction: Instruction, output: Place | None) -> Value:
@@ -270,6 +273,11 @@ class _Planner(Builder):
                 return self.streamed(op, i, x, w, args[2:], output)
             weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
+        if output is None and (strides := self.strides.get(len(self.values))) is not None:
+            with contextlib.suppress(UnimplementedError):
+                turned = self.lib.desc(i.shape, strides)
+                self.lib.matmul(x.desc, weights, None, turned, PostOps())
+                dst = turned
 
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
             return self.lib.matmul(x.desc, weights, bias, dst, post_ops)
@@ -425,7 +433,7 @@ def plan(lib: Library, partition: Partition) -> Plan:
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
     """
-    b = _Planner(lib, partition=partition)
+    b = _Planner(lib, partition=partition, strides=written(partition))
     for i, shape in enumerate(partition.inputs):
         b.values.append(Value(lib.desc(shape), Place.argument(i)))
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
