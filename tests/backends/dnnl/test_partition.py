@@ -15,75 +15,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from tests.backends.dnnl.calls import (
+    IMAGE,
+    KERNEL,
+    POINTWISE,
+    RNG,
+    SAME,
+    assert_computes,
+    average,
+    conv,
+    equations,
+    hoisted,
+    in_lax,
+    pool,
+)
 from xrl_jax.backends import export, onednn
 from xrl_jax.backends.dnnl.kernels import kernel_p
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.dnnl.spec import RELU, Clip, Conv, Dot, Epilogue
-from xrl_jax.backends.equations import bind, read
+from xrl_jax.backends.dnnl.spec import RELU, Conv, Dot, Epilogue
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.hoist import Hoisted, split
 from xrl_jax.frontends.jaxpr import from_jax
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-
-RNG = np.random.default_rng(0)
-IMAGE = jnp.asarray(RNG.standard_normal((1, 8, 8, 16)), jnp.float32)
-POINTWISE = jnp.asarray(RNG.standard_normal((1, 1, 16, 16)) / 4, jnp.float32)
-KERNEL = jnp.asarray(RNG.standard_normal((3, 3, 16, 16)) / 12, jnp.float32)
-SAME = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
-VALID = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
-
-
-def conv(x, w):
-    return kernel_p.bind(x, w, op=SAME if w.shape[0] == 3 else VALID)
-
-
-def pool(x):
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
-
-
-def average(x):
-    """Of 3x3 windows, the padding counts as zeros."""
-    edges = ((0, 0), (1, 1), (1, 1), (0, 0))
-    return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), edges) / 9
-
-
-def hoisted(fn, *args, weights: int) -> Hoisted:
-    """`fn` in two parts; the first `weights` arguments are weights."""
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
-    return split(lambda *a: jax.tree.leaves(fn(*a)), avals, [i < weights for i in range(len(args))])
-
-
-def equations(parts: Hoisted, *inputs) -> list[str]:
-    """Names of the call's equations; a partition as the names of its operators."""
-    jaxpr = jax.make_jaxpr(parts.call)(parts.avals, list(inputs))
-    return [
-        "+".join(type(i.op).__name__ for i in e.params["part"].code)
-        if e.primitive.name == "onednn_partition"
-        else e.primitive.name
-        for e in jaxpr.eqns
-    ]
-
-
-def assert_computes(fn, *args, weights: int) -> None:
-    """The call equals `fn` with lax in place of the library, up to rounding."""
-    parts = hoisted(fn, *args, weights=weights)
-    got = jax.jit(parts.call)(parts.prepare(args[:weights]), list(args[weights:]))
-    for g, e in zip(got, in_lax(fn, *args), strict=True):
-        np.testing.assert_allclose(g, e, rtol=0, atol=1e-5 * max(1.0, float(np.abs(e).max())))
-
-
-def in_lax(fn, *args):
-    """`fn` with every kernel as lax code."""
-    closed = jax.make_jaxpr(fn)(*args)
-    env = dict(zip(closed.jaxpr.invars, args, strict=True))
-    env |= dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for e in closed.jaxpr.eqns:
-        values = [read(env, v) for v in e.invars]
-        is_kernel = e.primitive is kernel_p
-        results = [e.params["op"](*values)] if is_kernel else bind(e, values)
-        env |= dict(zip(e.outvars, results, strict=True))
-    return [env[v] for v in closed.jaxpr.outvars]
 
 
 def fire(w1, w2, w3, x):
@@ -141,52 +94,6 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
-    """A bias and a rectifier; then a residual, which is such a kernel's result, and a rectifier."""
-
-    def first(y):
-        return jnp.transpose(y, (0, 3, 1, 2))
-
-    def last(y):
-        return jnp.transpose(y, (0, 2, 3, 1))
-
-    def fn(w, b, x):
-        y = lax.max(first(conv(x, w)) + b[:, None, None], 0.0)
-        z = lax.max(first(conv(last(y), w)) + y, 0.0)
-        return conv(last(z), w)
-
-    args = (POINTWISE, jnp.arange(16.0, dtype=jnp.float32) - 8, IMAGE)
-    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
-    assert found == "Reshape+Conv+Transpose+Transpose+Conv+Transpose+Transpose+Conv"
-    assert_computes(fn, *args, weights=2)
-
-
-def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
-    """An image as two of 2 x 16 pixels, with features first."""
-
-    def fn(w, b, x):
-        y = jnp.transpose(conv(x, w).reshape(2, 2, 16, 16), (0, 3, 1, 2)) + b[:, None, None]
-        return conv(jnp.transpose(y, (0, 2, 3, 1)).reshape(1, 8, 8, 16), w)
-
-    args = (POINTWISE, jnp.arange(16.0, dtype=jnp.float32), IMAGE)
-    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
-    assert found == "Reshape+Conv+Reshape+Transpose+Transpose+Reshape+Conv"
-    assert_computes(fn, *args, weights=2)
-
-
-def test_one_number_for_each_row_is_no_bias_of_a_kernel() -> None:
-    """With features first, what is repeated along the last axis is one for each row."""
-
-    def fn(w, b, x):
-        y = jnp.transpose(conv(x, w), (0, 3, 1, 2)) + b[:, None]
-        return conv(jnp.transpose(y, (0, 2, 3, 1)), w)
-
-    args = (POINTWISE, jnp.arange(8.0, dtype=jnp.float32), IMAGE)
-    *_, found = equations(hoisted(fn, *args, weights=2), IMAGE)
-    assert found == "Conv+Transpose+Reshape+Binary+Transpose+Conv"
-    assert_computes(fn, *args, weights=2)
-
-
 def test_clipped_and_averaged_values() -> None:
     """As in MobileNet and NASNet; the factor of an average is in its pooling."""
 
@@ -238,25 +145,6 @@ def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
     found = equations(hoisted(fn, POINTWISE, s, IMAGE, weights=1), s, IMAGE)
     assert found == ["Conv+Binary+Conv"]
     assert_computes(fn, POINTWISE, s, IMAGE, weights=1)
-
-
-def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
-    fn = lambda w, b, x: conv(conv(x, w) + b, w)  # noqa: E731
-    b = jnp.linspace(-1, 1, 16)
-    parts = hoisted(fn, POINTWISE, b, IMAGE, weights=2)
-    assert equations(parts, IMAGE) == ["Conv+Conv"]
-    assert_computes(fn, POINTWISE, b, IMAGE, weights=2)
-
-
-def test_two_biases_are_one() -> None:
-    """What rewriting leaves of a folded mean and shift; then a residual and a rectifier, which are
-    part of the kernel too. The two are weights and are added up before.
-    """
-    fn = lambda w, b, c, x: conv(lax.max(conv(x, w) + b + x + c, 0.0), w)  # noqa: E731
-    args = (POINTWISE, jnp.linspace(-1, 1, 16), jnp.linspace(0, 3, 16), IMAGE)
-    parts = hoisted(fn, *args, weights=3)
-    assert equations(parts, IMAGE) == ["Conv+Conv"]
-    assert_computes(fn, *args, weights=3)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8, 16), (1, 1, 1, 16), (1, 8, 8, 1), (1, 8, 1, 16)])
@@ -313,23 +201,6 @@ def test_products_of_inputs_are_not_packed() -> None:
     for op, right in ((Dot(False, True), a), (Dot(False, False), jnp.swapaxes(a, 1, 2))):
         fn = lambda x, y, op=op: kernel_p.bind(x, y, op=op)  # noqa: E731
         assert_computes(fn, a, right, weights=0)
-
-
-@pytest.mark.parametrize("addend", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("clip", [None, RELU, Clip(0.0, 1.5), Clip(None, 0.5)])
-def test_epilogues(bias: bool, addend: bool, clip: Clip | None) -> None:
-    after = Epilogue(bias, addend, clip)
-    more = [jnp.linspace(-3, 3, 16)] * bias + [-IMAGE] * addend
-    for op, w in (
-        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, after), KERNEL),
-        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 4, after), KERNEL[:, :, :4]),
-    ):
-        fn = lambda w, *a, op=op: kernel_p.bind(a[0], w, *a[1:], op=op)  # noqa: E731
-        assert_computes(fn, w, IMAGE, *more, weights=1)
-    rows = [m.reshape(1, 16) if m.ndim == 1 else m.reshape(64, 16) for m in more]
-    fn = lambda w, *a: kernel_p.bind(a[0], w, *a[1:], op=Dot(False, True, after))  # noqa: E731
-    assert_computes(fn, POINTWISE[0, 0], IMAGE.reshape(64, 16), *rows, weights=1)
 
 
 @st.composite
@@ -541,63 +412,6 @@ def test_a_number_for_each_row_is_added_by_a_loop() -> None:
     (*_, found) = equations(hoisted(fn, *args, weights=2), x)
     assert found == "Dot+Reshape+Reshape+Loop+Dot"
     assert_computes(fn, *args, weights=2)
-
-
-def test_slices_of_a_product_lie_where_it_does() -> None:
-    """Queries, keys and values from one product; the first two rows of what they give go."""
-
-    def fn(w, x):
-        y = kernel_p.bind(x, w, op=Dot(False, False))
-        q, k, v = (lax.slice_in_dim(y, i, i + 8, axis=1) for i in (0, 8, 16))
-        scores = kernel_p.bind(q, k, op=Dot(False, True))
-        mixed = kernel_p.bind(jax.nn.softmax(scores, axis=-1), v, op=Dot(False, False))
-        return kernel_p.bind(lax.slice_in_dim(mixed, 2, 18), w, op=Dot(False, False))
-
-    w = jnp.asarray(RNG.standard_normal((8, 24)) / 3, jnp.float32)
-    x = jnp.asarray(RNG.standard_normal((18, 8)), jnp.float32)
-    (found,) = equations(hoisted(fn, w, x, weights=1), x)
-    assert found == "Dot+Slice+Slice+Dot+Loop+Slice+Dot+Slice+Dot"
-    assert_computes(fn, w, x, weights=1)
-
-
-def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> None:
-    """Two heads of four numbers for six tokens: two weights are added, the scores are turned round,
-    and the residual has the bias of the last product.
-    """
-
-    def dot(x, w):
-        return kernel_p.bind(x, w, op=Dot(False, False))
-
-    def fn(w, a, b, out, bias, x):
-        y = dot(x, w) + a + b
-        q, k, v = (
-            lax.slice_in_dim(y, i, i + 8, axis=1).reshape(6, 2, 4).transpose(1, 0, 2)
-            for i in (0, 8, 16)
-        )
-        scores = kernel_p.bind(k, q, op=Dot(False, True)).transpose(0, 2, 1)
-        mixed = dot(jax.nn.softmax(scores, axis=-1), v)
-        return dot(dot(mixed.transpose(1, 0, 2).reshape(6, 8), out) + (x + bias), out)
-
-    shapes = (8, 24), (6, 24), (6, 24), (8, 8), (8,), (6, 8)
-    args = [jnp.asarray(RNG.standard_normal(s) / 3, jnp.float32) for s in shapes]
-    *_, found = equations(hoisted(fn, *args, weights=5), args[-1])
-    kinds = [op for op in found.split("+") if op not in ("Slice", "Reshape", "Transpose")]
-    assert kinds == ["Dot", "Dot", "Loop", "Dot", "Dot", "Dot"]
-    assert_computes(fn, *args, weights=5)
-
-
-def test_a_slice_of_a_slice_is_one_slice() -> None:
-    """Columns 1 to 12, of these every second from the third on: 3, 5, .., 11. Nothing is copied."""
-
-    def fn(w, v, x):
-        y = kernel_p.bind(x, w, op=Dot(False, False))[:, 1:13][:, 2:12:2]
-        return kernel_p.bind(y, v, op=Dot(False, False))
-
-    w = jnp.asarray(RNG.standard_normal((8, 24)) / 3, jnp.float32)
-    x = jnp.asarray(RNG.standard_normal((18, 8)), jnp.float32)
-    (found,) = equations(hoisted(fn, w, w[:5], x, weights=2), x)
-    assert found == "Dot+Slice+Dot"
-    assert_computes(fn, w, w[:5], x, weights=2)
 
 
 def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
