@@ -265,7 +265,7 @@ class Oracle:
         """
         # The number goes up with how it is timed, and with what a program is compiled to: for less,
         # cold, or as an older back end computed it, must not decide.
-        key = timing_key([], (), extra=["against 6", str(turn), job.key, reference.key])
+        key = timing_key([], (), extra=["against 7", str(turn), job.key, reference.key])
         timing = self.store.get([key]).get(key)
         if timing is not None:
             self.spending.from_store += 1

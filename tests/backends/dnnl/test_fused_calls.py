@@ -149,6 +149,33 @@ def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> No
     assert_computes(fn, *args, weights=5)
 
 
+def test_biases_of_slices_are_those_of_the_product() -> None:
+    """Columns 1 to 8 and 9 to 24 of a product, the latter in two: three biases."""
+
+    def fn(w, a, b, c, out, x):
+        y = kernel_p.bind(x, w, op=Dot(False, False)).reshape(1, 18, 24)
+        q, both = y[..., :8] + a, y[..., 8:]
+        k, v = both[..., :8] + b, both[..., 8:] + c
+        return kernel_p.bind((q * k + v)[0], out, op=Dot(False, False))
+
+    shapes = (8, 24), (8,), (8,), (8,), (8, 8), (18, 8)
+    args = [jnp.asarray(RNG.standard_normal(s) / 3, jnp.float32) for s in shapes]
+    *_, found = equations(hoisted(fn, *args, weights=5), args[-1])
+    assert found == "Dot+Reshape+Slice+Slice+Binary+Slice+Binary+Reshape+Dot"  # a product, a sum
+    assert_computes(fn, *args, weights=5)
+
+
+def test_a_bias_of_one_slice_alone_stays_where_it_is() -> None:
+    def fn(w, a, out, x):
+        y = kernel_p.bind(x, w, op=Dot(False, False))
+        return kernel_p.bind((y[:, :8] + a) * y[:, 8:], out, op=Dot(False, False))
+
+    args = [jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((8, 16), 8, (8, 8), (18, 8))]
+    *_, found = equations(hoisted(fn, *args, weights=3), args[-1])
+    assert found == "Dot+Slice+Reshape+Binary+Slice+Binary+Dot"
+    assert_computes(fn, *args, weights=3)
+
+
 def test_a_slice_of_a_slice_is_one_slice() -> None:
     """Columns 1 to 12, of these every second from the third on: 3, 5, .., 11. Nothing is copied."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from xrl_jax.backends.dnnl.spec import (
     Binary,
     Clip,
+    Concat,
     Dot,
     Epilogue,
     Instruction,
@@ -41,6 +42,7 @@ class _Value:
 
 
 _Uses = dict[_Value, int]
+_Users = dict[_Value, list[_Value | None]]  # None for who gets an output
 
 
 def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
@@ -67,7 +69,7 @@ def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
         if became is not None:
             now[v] = became
             uses[became] = uses.get(v, 0)
-    return _listed(part, [now.get(o, o) for o in outputs])
+    return _listed(part, _with_biases_of_slices([now.get(o, o) for o in outputs]))
 
 
 def _made(op: Op, args: list[_Value], shape: Shape) -> _Value:
@@ -203,6 +205,73 @@ def _with_bias(op: Kernel, args: list[_Value], bias: _Value, shape: Shape) -> li
     if first:
         bias = _made(Binary("add"), [first[0], bias], bias.shape)
     return [x, w, bias]
+
+
+def _with_biases_of_slices(outputs: list[_Value]) -> list[_Value]:
+    """Where a kernel's result is cut into slices of its features, each with a bias, as queries,
+    keys and values from one product are: the kernel's own bias, side by side. The outputs then.
+    """
+    users: _Users = {o: [None] for o in outputs}
+    values, stack = [], [*outputs]
+    seen = set(stack)
+    while stack:
+        v = stack.pop()
+        values.append(v)
+        for a in v.args:
+            users.setdefault(a, []).append(v)
+            if a not in seen:
+                seen.add(a)
+                stack.append(a)
+    became: dict[_Value, _Value] = {}
+    for v in values:
+        op = v.made_by
+        if not isinstance(op, Kernel) or op.after.addend or op.after.clip is not None:
+            continue
+        found = _slices_with_biases(v, users)
+        if found:
+            flat = [_reshaped(bias, part.shape[-1:]) for part, _, bias in found]
+            whole = flat[0] if len(flat) == 1 else _made(Concat(0), flat, v.shape[-1:])
+            v.args = _with_bias(op, v.args, whole, v.shape)
+            v.made_by = replace(op, after=replace(op.after, bias=True))
+            became |= {total: part for part, total, _ in found}
+    for v in values:
+        v.args = [became.get(a, a) for a in v.args]
+    return [became.get(o, o) for o in outputs]
+
+
+def _slices_with_biases(v: _Value, users: _Users) -> list[tuple[_Value, _Value, _Value]]:
+    """Slices of a kernel's result, in order, their sums with weights, and these; none where they do
+    not make up the whole.
+    """
+    whole = v
+    while (reader := _only(users, whole)) is not None and isinstance(reader.made_by, Reshape):
+        whole = reader
+    parts = users.get(whole, [])
+    found: list[tuple[_Value, _Value, _Value]] = []
+    end = 0
+    for part in sorted((p for p in parts if p is not None), key=_first_feature):
+        op, total = part.made_by, _only(users, part)
+        if not isinstance(op, Slice) or part.shape[:-1] != whole.shape[:-1] or total is None:
+            return []
+        others = [a for a in total.args if a is not part]
+        if total.made_by != Binary("add") or len(others) != 1 or not others[0].known:
+            return []
+        if (op.start[-1], op.step[-1]) != (end, 1) or not _is_bias(others[0].shape, [], part.shape):
+            return []
+        found.append((part, total, others[0]))
+        end = op.stop[-1]
+    covers = len(found) == len(parts) and end == whole.shape[-1] == v.shape[-1]
+    return found if covers else []
+
+
+def _only(users: _Users, v: _Value) -> _Value | None:
+    """What alone uses the value."""
+    found = users.get(v, [])
+    return found[0] if len(found) == 1 else None
+
+
+def _first_feature(v: _Value) -> int:
+    return v.made_by.start[-1] if isinstance(v.made_by, Slice) else -1
 
 
 class _Change(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a partition adds up of weights alone, to be done before its calls."""
+"""What a partition makes of weights alone, to be done before its calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from xrl_jax.backends.dnnl.spec import Binary, Partition
+from xrl_jax.backends.dnnl.spec import Partition, Repeat, Reshape, Slice, Transpose
+
+_FREE = (Repeat, Reshape, Slice, Transpose)  # no work
 
 
 class Lifted(NamedTuple):
@@ -24,22 +26,24 @@ class Lifted(NamedTuple):
 
 
 def lifted(part: Partition, known: Sequence[bool]) -> Lifted:
-    """Sums of weights apart from the rest.
+    """Sums of weights, and weights put side by side, apart from the rest.
 
     Args:
       known: for each input, whether it is made of weights alone.
     """
     n = len(part.inputs)
-    fixed, summed = list(known), [False] * n
+    fixed, worked = list(known), [False] * n
     for i in part.code:
         fixed.append(all(fixed[a] for a in i.args))
-        summed.append(fixed[-1] and (i.op == Binary("add") or any(summed[a] for a in i.args)))
+        works = not isinstance(i.op, _FREE) or any(worked[a] for a in i.args)
+        worked.append(fixed[-1] and works)
     used = {a for v, i in enumerate(part.code, n) if not fixed[v] for a in i.args}
-    sums = tuple(v for v in range(n, len(fixed)) if summed[v] and v in used.union(part.outputs))
-    if not sums:
+    used.update(part.outputs)
+    made = tuple(v for v in range(n, len(fixed)) if worked[v] and v in used)
+    if not made:
         return Lifted(part, tuple(range(n)), None, ())
-    before, needs = _cut(part, sums, ())
-    rest, taken = _cut(part, part.outputs, sums)
+    before, needs = _cut(part, made, ())
+    rest, taken = _cut(part, part.outputs, made)
     return Lifted(rest, taken, before, needs)
 
 
