@@ -75,10 +75,10 @@ def _of_users(x: jax.Array, edges: _Edges) -> jax.Array:
     return jnp.where((edges.last >= 0)[:, None], sums[edges.last], 0.0)
 
 
-Sum = Callable[[jax.Array, _Edges], jax.Array]
+_Sum = Callable[[jax.Array, _Edges], jax.Array]
 
 
-def _with_gradient(total: Sum, turned: Sum) -> Sum:
+def _with_gradient(total: _Sum, turned: _Sum) -> _Sum:
     """A sum along edges, whose gradient is that along the same edges turned round."""
 
     def forward(x: jax.Array, edges: _Edges) -> tuple[jax.Array, _Edges]:
