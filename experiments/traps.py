@@ -158,10 +158,12 @@ FAMILIES: Mapping[str, Family] = {
 def member(family: Family, sizes: Sequence[Size]) -> Program:
     """The chain of blocks of these sizes, a sine before, between and after them."""
     shapes = [family.weights(size) for size in sizes]
-    keys = iter(jax.random.split(jax.random.key(0), sum(map(len, shapes)) + 1))
-    weights = [
-        [jax.random.normal(next(keys), s) / np.sqrt(np.prod(s[1:])) for s in of] for of in shapes
-    ]
+    rng = np.random.default_rng(0)  # NumPy's: JAX's have to be compiled for each shape
+
+    def normal(shape: tuple[int, ...]) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+    weights = [[normal(s) / np.sqrt(np.prod(s[1:])) for s in of] for of in shapes]
 
     def chain(x: jax.Array, weights: Sequence[Weights]) -> jax.Array:
         x = jnp.sin(x)
@@ -169,8 +171,7 @@ def member(family: Family, sizes: Sequence[Size]) -> Program:
             x = jnp.sin(family.block(x, of))
         return x
 
-    x = jax.random.normal(next(keys), family.shape)
-    return from_jax(chain, x, weights, weights=(1,), fold=False)
+    return from_jax(chain, normal(family.shape), weights, weights=(1,), fold=False)
 
 
 class Drawn(NamedTuple):

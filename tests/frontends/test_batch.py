@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -109,13 +110,16 @@ def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
     np.testing.assert_allclose(to_jax(after)(W, U, XS, H), fn(W, U, XS, H), rtol=1e-5, atol=1e-6)
 
 
+quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+
+
 @given(st.integers(2, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, seed) -> None:
     """With two things read and kernels computed from weights; a product is used twice."""
-    keys = jax.random.split(jax.random.key(seed), 5)
-    w, u = jax.random.normal(keys[0], (2, 3, 4)), jax.random.normal(keys[1], (4, 4))
-    xs, ys = (jax.random.normal(k, (steps, rows, 3)) for k in keys[2:4])
-    h = jax.random.normal(keys[4], (rows, 4))
+    rng = np.random.default_rng(seed)
+    shapes = (2, 3, 4), (4, 4), (steps, rows, 3), (steps, rows, 3), (rows, 4)
+    # Halves: a recurrence makes differences of rounding large where its weights are.
+    w, u, xs, ys, h = (0.5 * rng.standard_normal(shape, np.float32) for shape in shapes)
 
     def fn(w, u, xs, ys, h):
         def step(h, read):
@@ -129,7 +133,7 @@ def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, see
     program = batched(unrolled(from_jax(fn, w, u, xs, ys, h, weights=(0, 1))))
     check_program(program)
     assert products(program)[0] == {(rows * steps, 4): 3}
-    got, expected = to_jax(program)(w, u, xs, ys, h), fn(w, u, xs, ys, h)
+    got, expected = (quickly(f)(w, u, xs, ys, h) for f in (to_jax(program), fn))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

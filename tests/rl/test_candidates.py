@@ -18,16 +18,16 @@ from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.train import PAPER, make_train
 
-SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=4, n_rules=2)
+SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=8, n_rules=2)
 
 
 def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
-    given = params_of(negated(), own(), slots=4)
+    given = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), given)
     slot = slots_of(state, own())["neg-neg"]
     seen = candidate_graphs(moment(state, given), given)
     after, _ = taken(0, state, slot, given)
-    for each, s in ((slot, after), (4, state)):  # the last is the current one
+    for each, s in ((slot, after), (8, state)):  # the last is the current one
         counts = given.start.counts[s.owner]
         expected = graph_features(s.graph, counts, given.start.seconds)
         found = jax.tree.map(lambda v, i=each: v[i], seen.graphs)
@@ -39,12 +39,12 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
 
 
 def test_empty_slots_are_never_chosen() -> None:
-    given, agent = params_of(negated(), own(), slots=4), agent_of(SIZES)
+    given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     state = RESET(jax.random.key(0), given)
     kept = agent.see(state, given)
     said = agent.say(agent.init(jax.random.key(0), kept, given), kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
-    sweeps = [False] * 4  # it takes candidates once
+    sweeps = [False] * 8  # it takes candidates once
     np.testing.assert_array_equal(
         probabilities > 0, [*np.asarray(state.moves.valid), *sweeps, True]
     )
@@ -57,8 +57,8 @@ def first_said(agent: Agent, slots: int) -> None:
 
 
 def test_it_is_bound_to_its_slots() -> None:
-    with pytest.raises(ValueError, match="bound to its 4 slots, and the environment has 5"):
-        first_said(agent_of(SIZES), 5)
+    with pytest.raises(ValueError, match="bound to its 8 slots, and the environment has 4"):
+        first_said(agent_of(SIZES), 4)
 
 
 def test_an_encoder_that_there_is_not_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_an_encoder_that_there_is_not_is_refused() -> None:
 
 
 def test_its_table_of_forms_follows_their_names() -> None:
-    given, agent = params_of(negated(), own(), slots=4), agent_of(SIZES)
+    given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     kept = agent.see(RESET(jax.random.key(0), given), given)
     weights = agent.init(jax.random.key(0), kept, given)
     policy = Policy(SIZES, weights, ("neg-neg", "tanh-odd"))

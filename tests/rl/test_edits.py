@@ -32,7 +32,7 @@ def number(name: str) -> int:
 
 def params() -> EnvParams:
     """A chain in which neg-neg and tanh-odd match at several nodes."""
-    return params_of(chain(), rules(), horizon=8, slots=16)
+    return params_of(chain(), rules(), horizon=8, slots=8)
 
 
 def at(state: EnvState, name: str) -> list[int]:

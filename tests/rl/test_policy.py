@@ -25,8 +25,8 @@ CONFIG = NetworkConfig(width=8, layers=1, heads=2, n_rules=2)
 NETWORK = PolicyNetwork(CONFIG)
 
 
-def seen() -> Observation:
-    params = params_of(negated(), own(), slots=4)
+def seen(slots: int = 8) -> Observation:
+    params = params_of(negated(), own(), slots=slots)
     return observe(RESET(jax.random.key(0), params), params)
 
 
@@ -40,7 +40,7 @@ def said(observation: Observation) -> Output:
 
 def test_it_sees_how_costs_are_corrected() -> None:
     """Relative to each other: e times as dear products are 11/12 above the mean of the twelve."""
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     costs = params.costs
     scale = costs.scale.at[CORRECTED.index("dot")].mul(np.e) * 3.0
     state = RESET(jax.random.key(0), params)
@@ -62,14 +62,14 @@ def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
 
 def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
-    assert probabilities.shape == (9,)  # four slots two ways, and No-Op
+    assert probabilities.shape == (17,)  # eight slots two ways, and No-Op
     np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
 
 def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     """exp(greed * log2(1 + 1000 share) / 2) times as probable as what saves nothing."""
     config = dataclasses.replace(CONFIG, greed=1.0)
-    params = params_of(negated(), own(), slots=4)
+    params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     shown, slots = observe(state, params), slots_of(state, own())
     network = PolicyNetwork(config)
@@ -85,7 +85,7 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
 
 
 def test_the_order_of_candidates_does_not_matter() -> None:
-    order, before = jnp.array([3, 1, 0, 2]), seen()
+    order, before = jnp.array([3, 1, 0, 2]), seen(slots=4)
     moved = before._replace(
         **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")},
         allowed=before.allowed.at[:4].set(before.allowed[order]),
@@ -99,9 +99,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
 
 
 def test_more_slots_change_nothing() -> None:
-    params = params_of(negated(), own(), slots=9)
-    wide = observe(RESET(jax.random.key(0), params), params)
-    logits, few = (np.asarray(said(s).logits.index) for s in (wide, seen()))
+    logits, few = (np.asarray(said(seen(slots)).logits.index) for slots in (8, 4))
     np.testing.assert_allclose(np.sort(logits[logits > -1e8]), np.sort(few[few > -1e8]), rtol=1e-4)
 
 

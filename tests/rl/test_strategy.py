@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -14,42 +13,21 @@ import numpy as np
 import pytest
 
 from tests.rewrite.test_interface import traced as with_a_body
+from tests.rl.trap import SIZES, trained
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.cost.programs import program_job, program_key
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.edits import Edited, Told
-from xrl_jax.rl.env import EnvParams, start_of
-from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.rollouts import Decoder, Met
 from xrl_jax.rl.strategy import _Search, by_policy
-from xrl_jax.rl.train import TrainConfig, make_train
 from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
-
-SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)
-
-
-@cache
-def trained() -> Policy:
-    """A policy trained on the network whose cheapest form lies behind a dearer one."""
-    oracle = FakeOracle()
-    run("taso", oracle=oracle)  # times all forms
-    start = start_of(program(), rules(), oracle.table())
-    batch = jax.tree.map(lambda v: jnp.repeat(v[None], 8, axis=0), start)
-    params = EnvParams(rules().table, oracle.table(), batch, horizon=12, slots=16)
-    config = TrainConfig(
-        network=SIZES, updates=40, steps=16, learning_rate=1e-2, gamma=0.97, entropy_weight=0.02
-    )
-    state, _ = engine_jit(make_train(config))(jax.random.key(0), params)
-    names = tuple(r.name for r in rules().rules)
-    return Policy(SIZES, state.weights, names, trained="the trap")
 
 
 def blank() -> Policy:
@@ -92,14 +70,9 @@ def test_rollouts_are_the_same_however_many_cores_there_are(
 
 
 def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps are enough to pass one trap, and there are two, and two transposes. The first step
-    of a rollout begins it.
-    """
-    monkeypatch.setattr(rollouts, "_STEPS", 3)
-    monkeypatch.setattr(rollouts, "_AT_ONCE", 3)
-    rollouts._following.cache_clear()
+    """Two actions are enough to pass one trap, and there are two, and two transposes."""
+    monkeypatch.setattr(rollouts, "_HORIZON", 2)
     result = found()
-    rollouts._following.cache_clear()
     assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
 
 

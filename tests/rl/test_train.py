@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.rl import trap
 from tests.rl.test_env import X, own, params_of, twice
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
@@ -39,30 +40,24 @@ def params(n_envs: int) -> EnvParams:
     return dataclasses.replace(one, start=batch)
 
 
-@pytest.fixture(scope="module")
-def trained():
-    train = engine_jit(make_train(CONFIG))
-    return train, train(jax.random.key(0), params(4))
-
-
-def test_the_reward_grows(trained) -> None:
-    _, (_, metrics) = trained
+def test_the_reward_grows() -> None:
+    _, metrics = trap.training()
     reward = np.asarray(metrics.reward)
     assert reward[-5:].mean() > reward[:5].mean() + 1.0
     assert np.asarray(metrics.entropy)[-1] < np.asarray(metrics.entropy)[0]
 
 
-def test_the_same_key_gives_the_same_weights_bit_for_bit(trained) -> None:
-    train, (state, _) = trained
-    again, _ = train(jax.random.key(0), params(4))
+def test_the_same_key_gives_the_same_weights_bit_for_bit() -> None:
+    state, _ = trap.training()
+    again, _ = trap.TRAIN(jax.random.key(0), trap.params())
     jax.tree.map(np.testing.assert_array_equal, again.weights, state.weights)
-    other, _ = train(jax.random.key(1), params(4))
+    other, _ = trap.TRAIN(jax.random.key(1), trap.params())
     leaves = zip(jax.tree.leaves(other.weights), jax.tree.leaves(state.weights), strict=True)
     assert any(not np.array_equal(a, b) for a, b in leaves)
 
 
 @pytest.mark.slow
-def test_several_trainings_at_once_are_each_by_itself(trained) -> None:
+def test_several_trainings_at_once_are_each_by_itself() -> None:
     config = dataclasses.replace(CONFIG, updates=2)
     keys = jax.random.split(jax.random.key(3), 2)
     train = make_train(config)

@@ -1,0 +1,45 @@
+"""A policy trained where the cheapest form of a network lies behind a dearer one."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests.search.fakes import FakeOracle
+from tests.search.test_strategies import program, rules, run
+from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.rl.env import EnvParams, start_of
+from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.train import TrainConfig, make_train
+
+SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)
+CONFIG = TrainConfig(
+    network=SIZES, updates=40, steps=16, learning_rate=1e-2, gamma=0.97, entropy_weight=0.02
+)
+TRAIN = engine_jit(make_train(CONFIG))
+
+
+@cache
+def params() -> EnvParams:
+    """Eight environments, under the timings of all forms."""
+    oracle = FakeOracle()
+    run("taso", oracle=oracle)  # times all forms
+    start = start_of(program(), rules(), oracle.table())
+    batch = jax.tree.map(lambda v: jnp.repeat(v[None], 8, axis=0), start)
+    return EnvParams(rules().table, oracle.table(), batch, horizon=12, slots=16)
+
+
+@cache
+def training() -> Any:
+    """The state after it, and its metrics."""
+    return TRAIN(jax.random.key(0), params())
+
+
+@cache
+def trained() -> Policy:
+    names = tuple(r.name for r in rules().rules)
+    return Policy(SIZES, training()[0].weights, names, trained="the trap")
