@@ -25,7 +25,7 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
     given = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), given)
     slot = slots_of(state, own())["neg-neg"]
-    seen = candidate_graphs(moment(state, given), given)
+    seen = engine_jit(lambda s, g: candidate_graphs(moment(s, g), g))(state, given)
     after, _ = taken(0, state, slot, given)
     for each, s in ((slot, after), (8, state)):  # the last is the current one
         counts = given.start.counts[s.owner]
@@ -42,7 +42,8 @@ def test_empty_slots_are_never_chosen() -> None:
     given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     state = RESET(jax.random.key(0), given)
     kept = agent.see(state, given)
-    said = agent.say(agent.init(jax.random.key(0), kept, given), kept, given)
+    weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
+    said = engine_jit(agent.say)(weights, kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
     sweeps = [False] * 8  # it takes candidates once
     np.testing.assert_array_equal(
@@ -69,7 +70,7 @@ def test_an_encoder_that_there_is_not_is_refused() -> None:
 def test_its_table_of_forms_follows_their_names() -> None:
     given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     kept = agent.see(RESET(jax.random.key(0), given), given)
-    weights = agent.init(jax.random.key(0), kept, given)
+    weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
     policy = Policy(SIZES, weights, ("neg-neg", "tanh-odd"))
     turned = dataclasses.replace(policy, forms=tuple(reversed(policy.forms)))
     _, fitted = turned.fitted(own())

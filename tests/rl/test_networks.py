@@ -19,6 +19,7 @@ from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.rows import rows
 
 SIZES = NetworkConfig(width=8, layers=2, heads=2, n_rules=2)
+INIT = jax.jit(PolicyNetwork(SIZES).init)
 # Node 3 reads 1 and 2, node 4 reads 3 twice; the last slot holds no edge.
 GRAPH = GraphFeatures(
     form=jnp.array([0, 5, 5, 5, 5], jnp.int32),
@@ -41,7 +42,7 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def observed() -> Observation:
     given = params_of(negated(), own(), slots=4)
-    return observe(RESET(jax.random.key(0), given), given)
+    return jax.jit(observe)(RESET(jax.random.key(0), given), given)
 
 
 def loss(seen: Observation, weights: Any) -> jax.Array:
@@ -69,17 +70,17 @@ def test_rows_that_are_read_twice_get_both_gradients() -> None:
 
 def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed()
-    weights = PolicyNetwork(SIZES).init(jax.random.key(0), seen)
-    narrow = jax.value_and_grad(loss, argnums=1)(seen, weights)
+    weights = INIT(jax.random.key(0), seen)
+    narrow = jax.jit(jax.value_and_grad(loss, argnums=1))(seen, weights)
     monkeypatch.setattr(engine_jit, "platform", on_gpu)
-    wide = jax.value_and_grad(loss, argnums=1)(seen, weights)
+    wide = jax.jit(jax.value_and_grad(loss, argnums=1))(seen, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), narrow, wide)
 
 
 def test_no_gradient_scatters_floats_where_steps_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """One such sum takes a GPU as long as the rest, where it is to have the same bits twice."""
     seen = observed()
-    weights = PolicyNetwork(SIZES).init(jax.random.key(0), seen)
+    weights = INIT(jax.random.key(0), seen)
 
     def traced() -> Any:
         return jax.make_jaxpr(lambda w: jax.grad(loss, argnums=1)(seen, w))(weights)

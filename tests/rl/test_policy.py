@@ -23,19 +23,20 @@ from xrl_jax.rl.policy import Policy, PolicyError, load_policy
 
 CONFIG = NetworkConfig(width=8, layers=1, heads=2, n_rules=2)
 NETWORK = PolicyNetwork(CONFIG)
+INIT, APPLY, OBSERVE = map(jax.jit, (NETWORK.init, NETWORK.apply, observe))
 
 
 def seen(slots: int = 8) -> Observation:
     params = params_of(negated(), own(), slots=slots)
-    return observe(RESET(jax.random.key(0), params), params)
+    return OBSERVE(RESET(jax.random.key(0), params), params)
 
 
 def weights(seed: int = 0):
-    return NETWORK.init(jax.random.key(seed), seen())
+    return INIT(jax.random.key(seed), seen())
 
 
 def said(observation: Observation) -> Output:
-    return NETWORK.apply(weights(), observation)  # type: ignore[return-value]
+    return APPLY(weights(), observation)  # type: ignore[return-value]
 
 
 def test_it_sees_how_costs_are_corrected() -> None:
@@ -46,7 +47,7 @@ def test_it_sees_how_costs_are_corrected() -> None:
     state = RESET(jax.random.key(0), params)
     given = dataclasses.replace(params, costs=dataclasses.replace(costs, scale=scale))
     expected = np.where(np.array(CORRECTED) == "dot", 11 / 12, -1 / 12)
-    np.testing.assert_allclose(observe(state, given).whole[-12:], expected, atol=1e-6)
+    np.testing.assert_allclose(OBSERVE(state, given).whole[-12:], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("slots", [8, 4])
@@ -54,7 +55,7 @@ def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
     """Three double negatives save three times what one does, though two of them be in sight."""
     params = params_of(chain(), own(), slots=slots)
     state = RESET(jax.random.key(0), params)
-    moves = observe(state, params).moves[slots_of(state, own())["neg-neg"]]
+    moves = OBSERVE(state, params).moves[slots_of(state, own())["neg-neg"]]
     np.testing.assert_allclose(moves[4], np.log1p(3) / 4, rtol=1e-6)
     alone, together = (np.exp2(2 * np.abs(moves[i])) - 1 for i in (0, 5))
     np.testing.assert_allclose(together / alone, 3.0, rtol=1e-2)
@@ -71,9 +72,10 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     config = dataclasses.replace(CONFIG, greed=1.0)
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    shown, slots = observe(state, params), slots_of(state, own())
+    shown, slots = OBSERVE(state, params), slots_of(state, own())
     network = PolicyNetwork(config)
-    output: Any = network.apply(network.init(jax.random.key(0), shown), shown)
+    init, apply = map(jax.jit, (network.init, network.apply))
+    output: Any = apply(init(jax.random.key(0), shown), shown)
     share = -float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
     gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))
     assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)

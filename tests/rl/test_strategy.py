@@ -20,8 +20,9 @@ from xrl_jax.cost.programs import program_job, program_key
 from xrl_jax.cost.timing import Stopwatch, Timing
 from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.graph import build, nodes_of
+from xrl_jax.graph.graph import GraphError, build, nodes_of
 from xrl_jax.graph.program import Program
+from xrl_jax.graph.union import united_bucket
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.edits import Edited, Told
 from xrl_jax.rl.policy import Policy
@@ -173,6 +174,19 @@ def test_images_cross_the_borders_of_bodies_features_last_where_every_other_roun
     bodies = [body for r in rounds if r.anew for body in r.anew.program.bodies]
     crossing = [min(a.shape for a in b.in_avals) for b in bodies]  # the kernel is [3, 3, 1, 1]
     assert crossing == [(1, 3, 4, 5), (1, 4, 5, 3), (1, 3, 4, 5), (1, 4, 5, 3)]
+
+
+def test_where_that_is_too_large_all_rounds_begin_from_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bucket(program: Program) -> int:
+        if any(min(a.shape for a in b.in_avals) == (1, 4, 5, 3) for b in program.bodies):
+            raise GraphError("a graph of 9999 nodes exceeds the largest bucket")
+        return united_bucket(program)
+
+    monkeypatch.setattr("xrl_jax.rl.strategy.united_bucket", bucket)
+    rounds = six_rounds(monkeypatch, with_a_body())
+    assert [r.anew is r.original for r in rounds] == [True, True, False, False, True, True]
 
 
 def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:

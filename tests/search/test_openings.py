@@ -30,6 +30,7 @@ from xrl_jax.search.openings import Opening, openings
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
 B, S = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 2.0, 4.0])
 X = jax.random.normal(jax.random.key(1), (1, 3, 4, 4))
+ROWS = 512  # of all tables here: each size is compiled
 IMAGE = ("transpose", "conv", "add", "max", "mul", "window_max", "concat")
 
 
@@ -49,7 +50,7 @@ def plain(w: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
 @cache
 def rules() -> CompiledRules:
     families = ("layout", "movement", "identity", "fold")
-    return compile_rules(select_rules(standard_rules(), families))
+    return compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
 
 
 def opened(program: Program, table: CompiledRules, seconds: float = 600.0) -> list[Opening]:
@@ -137,7 +138,7 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
 
     program = from_jax(fn, W, V, X, weights=(0, 1))
     families = ("layout", "movement", "identity", "fold", "lowering_conv", "lowering_dot")
-    table = compile_rules(offered(select_rules(standard_rules(), families)))
+    table = compile_rules(offered(select_rules(standard_rules(), families)), min_rows=ROWS)
     dear = cost_table({}, replace(DEFAULT_RATES, form=dict.fromkeys(_library_forms(), 1e3)))
     first, *_ = openings(program, table, dear, Stopwatch(600.0))
     assert _kernels(first.program) == {("conv", "onednn"): 1, ("dot", "onednn"): 1}
@@ -193,9 +194,8 @@ def test_products_with_weights_have_features_first_between_the_borders() -> None
 
 
 def test_weights_on_the_left_are_stored_by_output() -> None:
-    table = compile_rules(
-        select_rules(standard_rules(), ("layout", "movement", "identity", "fold", "lowering_dot"))
-    )
+    families = ("layout", "movement", "identity", "fold", "lowering_dot")
+    table = compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
     *_, first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
     forms = [n.spec.lowerings[n.lowering] for n in nodes if n.op == "dot"]

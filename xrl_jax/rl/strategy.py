@@ -145,6 +145,10 @@ class _Search:
     def starts(self) -> tuple[Found, ...]:
         """What rounds that begin anew begin from, in turn: forms of the original."""
         last = turned(self.original.program, FEATURES_LAST)
+        try:
+            united_bucket(last.program)
+        except GraphError:  # too large with its transposes: the original may fit
+            return (self.original,)
         same = last.program is self.original.program
         return (self.original,) if same else (self.original, Found(last.program, 0.0, last.steps))
 
