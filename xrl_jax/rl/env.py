@@ -385,15 +385,14 @@ def _moves(
     found = match.sample(params.table, graph, masks, key, size=params.slots, checked=False)
     price = roofline.price_of_new(params.costs, graph)
     change = deltas(params.table, graph, found, price, keep=lambda new: (new.nodes, new.args))
-    nodes, args = change.kept
+
+    def of_those(made: jax.Array) -> jax.Array:
+        ok = jnp.expand_dims(change.ok, range(1, made.ndim))
+        return jnp.where(ok, made, jnp.zeros_like(made))
+
+    # Where there is no candidate, what was made depends on what else is in the batch.
+    nodes, args = jax.tree.map(of_those, change.kept)
     times = params.start.counts[owner[found.root]]
-    return Moves(
-        jnp.where(change.ok, found.entry, -1),
-        found.root,
-        found.partner,
-        jnp.where(change.ok, times * change.seconds, 0.0),
-        jnp.where(change.ok, times * change.gone, 0.0),
-        nodes._replace(op=jnp.where(change.ok[:, None], nodes.op, ops.HOLE)),
-        args,
-        found.count,
-    )
+    entry = jnp.where(change.ok, found.entry, -1)
+    seconds, gone = (jnp.where(change.ok, times * s, 0.0) for s in (change.seconds, change.gone))
+    return Moves(entry, found.root, found.partner, seconds, gone, nodes, args, found.count)
