@@ -164,7 +164,7 @@ def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path)
         unseen=3,
         blocks=3,
         envs=16,
-        updates=120,  # 40 are too few
+        updates=240,  # 120 are too few
         devices=1,
         seconds=60.0,
         seed=0,
