@@ -95,8 +95,8 @@ class Moves(NamedTuple):
     partner: jax.Array  # [M] int32
     seconds: jax.Array  # [M] float32 it would add to one run of the program; 0 where empty
     gone: jax.Array  # [M] float32 seconds of the nodes that would go
-    nodes: Nodes  # [M, Q, ...] it would make; op 0 for none
-    args: jax.Array  # [M, Q, A] int32, their arguments as binding codes
+    nodes: Nodes  # [M, Q, ...] it would make; zeros for none
+    args: jax.Array  # [M, Q, A] int32, their arguments as binding codes; zeros for none
     n: jax.Array  # how many there are; more than M where only some are listed
 
     @property
