@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.backends.generators import GENERATORS, Sample
+from tests.quick import QUICK
 from xrl_jax.backends.lowerings import LOWERINGS, applicable, lower
 from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.backends.plain import nothing
@@ -75,9 +76,8 @@ def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str
         sizes = [jnp.abs(d) for d in doubles]
         return results, lower(wide, *doubles), lower(wide, *sizes)
 
-    options: dict[str, Any] = {"xla_backend_optimization_level": "0"}  # the cheapest to compile
     args = (*values, *exact)
-    results, reference, scale = jax.jit(run).lower(*args).compile(compiler_options=options)(*args)
+    results, reference, scale = jax.jit(run).lower(*args).compile(compiler_options=QUICK)(*args)
     reference = np.asarray(reference)
     for form, result in zip(forms, results, strict=True):
         assert result.shape == node.shape and result.dtype.name == node.dtype, form.name

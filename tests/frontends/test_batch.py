@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from tests.quick import QUICK
 from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends import batch
 from xrl_jax.frontends.batch import batched
@@ -110,9 +110,6 @@ def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
     np.testing.assert_allclose(to_jax(after)(W, U, XS, H), fn(W, U, XS, H), rtol=1e-5, atol=1e-6)
 
 
-quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
-
-
 @given(st.integers(2, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, seed) -> None:
     """With two things read and kernels computed from weights; a product is used twice."""
@@ -133,7 +130,9 @@ def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, see
     program = batched(unrolled(from_jax(fn, w, u, xs, ys, h, weights=(0, 1))))
     check_program(program)
     assert products(program)[0] == {(rows * steps, 4): 3}
-    got, expected = (quickly(f)(w, u, xs, ys, h) for f in (to_jax(program), fn))
+    got, expected = (
+        jax.jit(f, compiler_options=QUICK)(w, u, xs, ys, h) for f in (to_jax(program), fn)
+    )
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

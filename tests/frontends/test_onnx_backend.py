@@ -15,13 +15,13 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 from onnx.numpy_helper import to_array
 
+from tests.quick import QUICK
 from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx
 from xrl_jax.frontends.onnx_ops.base import UnknownValueError
 
 SAMPLE_SIZE = 200
 # Unoptimised compilation: the cases are tiny, and compiling them is most of the time.
-FAST_COMPILE: Any = {"xla_backend_optimization_level": "0"}
 
 
 def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
@@ -30,7 +30,7 @@ def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) ->
 
     def call(*arrays: np.ndarray) -> Any:
         lowered = jax.jit(program).lower(*arrays)
-        return lowered.compile(compiler_options=FAST_COMPILE)(*arrays)
+        return lowered.compile(compiler_options=QUICK)(*arrays)
 
     return call
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from jax import lax
 
 from tests.graph.generators import graphs
+from tests.quick import QUICK
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import Node, build, nodes_of
@@ -154,5 +155,4 @@ def results(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Any]:
             values.append(given[n.ref] if n.ref >= 0 else lower(n, *args))
         return [values[o] for o in outputs]
 
-    options = {"xla_backend_optimization_level": "0"}  # the cheapest to compile
-    return jax.jit(run, compiler_options=options)(given)
+    return jax.jit(run, compiler_options=QUICK)(given)

@@ -36,7 +36,7 @@ def weights(seed: int = 0):
 
 
 def said(observation: Observation) -> Output:
-    return APPLY(weights(), observation)  # type: ignore[return-value]
+    return APPLY(weights(), observation)
 
 
 def test_it_sees_how_costs_are_corrected() -> None:

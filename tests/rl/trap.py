@@ -41,5 +41,6 @@ def training() -> Any:
 
 @cache
 def trained() -> Policy:
+    """The policy that came of it."""
     names = tuple(r.name for r in rules().rules)
     return Policy(SIZES, training()[0].weights, names, trained="the trap")

@@ -1,0 +1,7 @@
+"""Compile options of tests that compile much and run it once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": "0"}  # the cheapest to compile
