@@ -2,13 +2,15 @@
 
   python -m experiments.benchmark --searches=random,local,greedy,taso --budget_seconds=300
 
-Each search runs in a process of its own, from an empty timing store. Then everything of a network
-is timed in turn in this process: jax.jit with weights as arguments and closed over (and under the
-compile options a result uses), every search's result, ONNX Runtime with the same weights and as
-many threads, and an A/A control; every result is checked against float64 first. A speed-up is over
-the strongest jit. xrlflow is the policy's rollouts alone: what they find is not refined. The folder
---out gets a folder for each network and search, benchmark.json and benchmark.png. A run that was
-killed goes on where it was; Ctrl-C prints what is there.
+Each search runs in a process of its own, from an empty timing store. What was compiled of the
+engine is kept in --out for those that come later, as it is on a user's machine: the first search
+and seed pay for it. Then everything of a network is timed in turn in this process: jax.jit with
+weights as arguments and closed over (and under the compile options a result uses), every search's
+result, ONNX Runtime with the same weights and as many threads, and an A/A control; every result is
+checked against float64 first. A speed-up is over the strongest jit. xrlflow is the policy's
+rollouts alone: what they find is not refined. The folder --out gets a folder for each network and
+search, benchmark.json and benchmark.png. A run that was killed goes on where it was; Ctrl-C prints
+what is there.
 
 --budget_measurements bounds the timings of each search as well.
 
@@ -23,6 +25,7 @@ import datetime
 import gc
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
 from experiments.targets import require_known
+from xrl_jax.optimize import COMPILED
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.strategies import STRATEGIES
 
@@ -46,7 +50,11 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @dataclass(frozen=True)
 class Config:
-    """What is compared."""
+    """What is compared.
+
+    Attributes:
+      engine: folder of what is compiled of the engine, for all searches; None for one in `out`.
+    """
 
     networks: tuple[str, ...]
     searches: tuple[str, ...]
@@ -56,6 +64,7 @@ class Config:
     rival: bool
     out: Path
     budget_measurements: int | None = None
+    engine: Path | None = None
 
     def __post_init__(self) -> None:
         require_known("networks", self.networks, models.MODELS)
@@ -96,7 +105,7 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
         values = json.loads(record.read_text(encoding="utf-8"))
         if values["made_by"] == made_by:
             return values
-    folder.mkdir(parents=True, exist_ok=True)
+    share_engine(folder / "cache", config.engine or config.out / COMPILED)
     ended = run(command, log=folder / "log.txt")
     if ended.interrupted:
         raise KeyboardInterrupt
@@ -111,6 +120,14 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
         return values  # not kept: the next run tries again
     record.write_text(json.dumps(values), encoding="utf-8")
     return values
+
+
+def share_engine(cache: Path, engine: Path) -> None:
+    """An empty cache folder in which only what is compiled of the engine is shared."""
+    shutil.rmtree(cache, ignore_errors=True)
+    engine.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True)
+    (cache / COMPILED).symlink_to(engine.resolve(), target_is_directory=True)
 
 
 def compared(config: Config, network: str) -> SideBySide | None:
@@ -236,7 +253,9 @@ def run_seeds(config: Config, n: int) -> int:
     of_seeds, status = [], 0
     for seed in range(config.seed, config.seed + n):
         print(f"seed {seed}", file=sys.stderr)
-        of_one = dataclasses.replace(config, seed=seed, out=config.out / f"seed_{seed}")
+        of_one = dataclasses.replace(
+            config, seed=seed, out=config.out / f"seed_{seed}", engine=config.out / COMPILED
+        )
         results, ended = run_seed(of_one)
         of_seeds += [results] if results else []
         status |= ended

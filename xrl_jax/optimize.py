@@ -32,7 +32,7 @@ from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
 
-_COMPILED = "compiled"
+COMPILED = "compiled"  # the folder within a cache folder
 
 
 def optimize(
@@ -101,7 +101,7 @@ def optimize(
         record = record_path(folder, program, rule_table.rules, store.machine)
         known = recall(record, program) if keeps else None
         tell = live.phase
-        with persistent_cache(os.path.join(folder, _COMPILED)), on_cpu():
+        with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
             found, finalists = search_in_rounds(
                 strategy,
                 Problem(program, rule_table, oracle, live, known),

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments import benchmark
-from experiments.benchmark import Config, command_of, days, run_search, run_seeds
+from experiments.benchmark import (
+    Config,
+    command_of,
+    days,
+    run_search,
+    run_seeds,
+    share_engine,
+)
 from experiments.benchmark_table import (
     best_of,
     beyond_noise,
@@ -130,6 +137,19 @@ def test_every_search_has_the_same_bound_for_its_timings(tmp_path: Path) -> None
     for search in ("taso", "xrlflow"):
         assert "--budget_measurements=16" in command_of(bounded, "bert", search, tmp_path)
     assert "--budget_measurements=16" in bounded.command()
+
+
+def test_searches_share_the_compiled_engine_and_no_timings(tmp_path: Path) -> None:
+    engine = tmp_path / "compiled"
+    for name in ("taso", "xrlflow"):
+        share_engine(tmp_path / name, engine)
+    (tmp_path / "taso" / "compiled" / "step").write_text("machine code")
+    (tmp_path / "taso" / "timings").write_text("1 ms")
+    assert (tmp_path / "xrlflow" / "compiled" / "step").read_text() == "machine code"
+    assert [p.name for p in (tmp_path / "xrlflow").iterdir()] == ["compiled"]
+    share_engine(tmp_path / "taso", engine)  # a search that failed is run again
+    assert [p.name for p in (tmp_path / "taso").iterdir()] == ["compiled"]
+    assert (engine / "step").is_file()
 
 
 def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
