@@ -40,7 +40,7 @@ from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
 from experiments.targets import require_known
-from xrl_jax.optimize import COMPILED
+from xrl_jax.backends.compile_cache import COMPILED
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.strategies import STRATEGIES
 
@@ -124,7 +124,8 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
 
 def share_engine(cache: Path, engine: Path) -> None:
     """An empty cache folder in which only what is compiled of the engine is shared."""
-    shutil.rmtree(cache, ignore_errors=True)
+    if cache.exists():
+        shutil.rmtree(cache)
     engine.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True)
     (cache / COMPILED).symlink_to(engine.resolve(), target_is_directory=True)

@@ -26,7 +26,7 @@ from rich.progress import track
 from scipy.stats import spearmanr
 
 from experiments import models, targets
-from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import constants_pay, program_job
 from xrl_jax.cost.store import STORE_FILE, TimingStore
@@ -173,7 +173,7 @@ def main(argv: list[str]) -> None:
     with (
         TimingStore(out / STORE_FILE) as store,
         Worker() as worker,
-        persistent_cache(out / "compiled"),
+        persistent_cache(out / COMPILED),
     ):
         for name in FLAGS.networks:
             target = targets.from_model(name, seed=FLAGS.seed)

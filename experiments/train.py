@@ -46,7 +46,7 @@ from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
-from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.cost.calibration import sceptical, varied
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
@@ -193,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
     network = settings.network
     training = spread(settings, over)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), "compiled")))
+        stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), COMPILED)))
         if config.timed_seconds:
             named = dict(zip(config.networks, programs, strict=True))
             seconds, seed = config.timed_seconds, config.seed

@@ -32,7 +32,7 @@ from rich.table import Table
 from experiments.environments import devices, params_of
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
-from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.backends.files import replacing
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.store import STORE_FILE, TimingStore
@@ -308,7 +308,7 @@ def main(argv: Sequence[str]) -> int:
     console, results = Console(width=120), config.out / "traps.json"
     figures = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
     with (
-        persistent_cache(str(config.out / "compiled")),
+        persistent_cache(str(config.out / COMPILED)),
         TimingStore(str(config.out / STORE_FILE)) as store,
         Worker() as worker,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from xrl_jax.backends.baselines import CLOSED_OVER
-from xrl_jax.backends.compile_cache import persistent_cache
+from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
@@ -31,8 +31,6 @@ from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
-
-COMPILED = "compiled"  # the folder within a cache folder
 
 
 def optimize(

@@ -21,7 +21,6 @@ from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx
 from xrl_jax.frontends.onnx_ops.base import UnknownValueError
 
 SAMPLE_SIZE = 200
-# Unoptimised compilation: the cases are tiny, and compiling them is most of the time.
 
 
 def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+COMPILED = "compiled"  # its folder within a cache folder, or within one of results
+
 _LOCK = threading.Lock()
 _SETTING = "jax_compilation_cache_dir"
 _users = 0
