@@ -17,15 +17,15 @@ from xrl_jax.backends.compile_cache import persistent_cache
 
 @pytest.fixture(autouse=True)
 def no_cache() -> Iterator[None]:
-    """The user has set no cache; what the tests use is put back."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    """The user has set no cache, and JAX is as it comes; what the tests use is put back."""
+    as_it_comes = {
+        "jax_compilation_cache_dir": None,
+        "jax_persistent_cache_min_compile_time_secs": 1.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in as_it_comes}
+    for name, value in as_it_comes.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
     yield
     for name, value in before.items():
@@ -48,6 +48,20 @@ def test_what_is_compiled_inside_is_kept_in_the_folder(tmp_path: Path):
     assert setting() is None
 
 
+def test_it_does_not_matter_where_the_folder_lies(tmp_path: Path):
+    first, moved, link = (tmp_path / name for name in ("first", "moved", "link"))
+    with persistent_cache(first):
+        compile_something(6.0)
+    kept = {p.name for p in first.iterdir()}
+    assert kept
+    first.rename(moved)
+    link.symlink_to(moved, target_is_directory=True)
+    for folder in (moved, link):
+        with persistent_cache(folder):
+            compile_something(6.0)
+    assert {p.name for p in moved.iterdir()} == kept
+
+
 def test_what_is_compiled_outside_is_not(tmp_path: Path):
     with persistent_cache(tmp_path):
         pass
@@ -66,6 +80,7 @@ def test_an_error_inside_puts_the_configuration_back(tmp_path: Path):
     with pytest.raises(ZeroDivisionError), persistent_cache(tmp_path):
         raise ZeroDivisionError
     assert setting() is None
+    assert jax.config.values["jax_persistent_cache_min_compile_time_secs"] == 1.0
 
 
 def test_the_last_of_several_users_puts_the_configuration_back(tmp_path: Path):
