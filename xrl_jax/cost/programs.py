@@ -103,8 +103,9 @@ def constants_pay(oracle: Oracle, program: Program) -> bool:
         as_arguments = program_job(program, oracle.options)
     except Exception:  # a program that cannot be exported is not timed in the worker at all
         return False
-    timing = oracle.time_against(as_constants, as_arguments)
-    return timing.relative is not None and timing.relative < 1 - _CONSTANTS_MUST_GAIN
+    # The worker keeps what it times others against, and where constants pay that is what it needs.
+    timing = oracle.time_against(as_arguments, as_constants)
+    return timing.relative is not None and 1 / timing.relative < 1 - _CONSTANTS_MUST_GAIN
 
 
 def _convolved(program: Program) -> float:
