@@ -304,6 +304,16 @@ def test_references_are_kept_as_far_as_their_memory_goes(monkeypatch):
     assert hold("f") == ["f"]
 
 
+def test_a_job_is_the_same_wherever_it_was_made():
+    def made_elsewhere() -> bytes:
+        return artifact(lambda x: jnp.tanh(x) + 1.0, f32(64))
+
+    again = Job("small", made_elsewhere())
+    assert again.artifact != SMALL.artifact  # it has lines of source in it
+    assert again.identity == SMALL.identity
+    assert Job("small", artifact(lambda x: jnp.tanh(x) + 2.0, f32(64))).identity != SMALL.identity
+
+
 def test_prints_do_not_get_between_the_frames():
     body = """
 import os

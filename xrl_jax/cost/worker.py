@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
+import jax.export
+from jax.interpreters import mlir
 
 from xrl_jax.backends.dnnl.kernels import Target
 from xrl_jax.cost.machine import Machine
@@ -50,8 +52,21 @@ class Job:
         digest = hashlib.sha256(
             json.dumps([sorted(self.options), self.launches, self.constants]).encode()
         )
-        digest.update(self.artifact)
+        digest.update(_code_of(self.artifact))
         return digest.hexdigest()
+
+
+def _code_of(artifact: bytes) -> bytes:
+    """What an artifact computes, without the lines of source that it was made by: these differ with
+    who asks for the same program.
+    """
+    try:
+        exported = jax.export.deserialize(bytearray(artifact))
+        with mlir.make_ir_context():
+            module = exported.mlir_module(serialized=False)
+            return mlir.module_to_string(module, enable_debug_info=False).encode()
+    except Exception:  # of many types; the worker will say what it is
+        return artifact
 
 
 class WorkerError(RuntimeError):
