@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends.kept_trace import kept_trace
 from xrl_jax.cost.machine import usable_cores
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.union import divided
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.actions import Logits
@@ -37,6 +37,7 @@ _STEPS = 256  # of a rollout, at most
 _HORIZON = 64  # actions of a rollout, at most
 _AIMLESS = 4  # looks without a better state, after which all rollouts end
 _SLOTS = (16, 64, 128)  # candidates that the policy sees: the first that suffices at the start
+_TRAIL = Trail._make(range(len(Trail._fields)))  # its structure
 
 
 class Met(NamedTuple):
@@ -124,7 +125,7 @@ class Decoder:
 
 @functools.cache
 def _following(config: NetworkConfig) -> Any:
-    """Some steps of a batch of rollouts; compiled once for each bucket."""
+    """Some steps of a batch of rollouts; traced and compiled once for each bucket."""
 
     def steps(
         weights: Any,
@@ -146,7 +147,7 @@ def _following(config: NetworkConfig) -> Any:
 
         return jax.vmap(one)(rollouts, keys, temperature, edits)
 
-    return engine_jit(steps)
+    return kept_trace(steps, settings=repr(config), like=lambda _w, _p, now, *_: (now, _TRAIL))
 
 
 def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
