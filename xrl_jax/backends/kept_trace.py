@@ -23,7 +23,7 @@ from xrl_jax.backends.files import replacing
 from xrl_jax.graph.engine_jit import engine_jit, platform
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+_PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy")
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -56,7 +56,7 @@ def kept_trace(
     def call(*args: Any) -> Any:
         given, tree = jax.tree.flatten(args)
         # Results are bound to a device. Were arguments not, results as arguments would be others.
-        given = jax.device_put(given, jax.local_devices(backend=platform())[0])
+        given = jax.device_put(given, _device())
         types = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
         made = flat(tree, types, platform())(*given)
         return jax.tree.unflatten(jax.tree.structure(like(*args)), made)
@@ -88,6 +88,12 @@ def _kept(
     except OSError:  # a full disk costs the next process the trace
         pass
     return exported.call
+
+
+def _device() -> jax.Device:
+    """JAX's default device."""
+    device = getattr(jax.config, "jax_default_device", None)
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=platform())[0]
 
 
 def _lowered_for() -> str:
