@@ -90,7 +90,7 @@ def _kept(
     return exported.call
 
 
-def _device() -> jax.Device:
+def _device() -> Any:
     """JAX's default device."""
     device = getattr(jax.config, "jax_default_device", None)
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=platform())[0]
