@@ -15,7 +15,7 @@ from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, n_live, nodes_of
 from xrl_jax.graph.passes import is_acyclic, use_counts
 from xrl_jax.graph.text import format_graph
-from xrl_jax.rewrite.apply import apply_ready, ready
+from xrl_jax.rewrite.apply import apply_ready, look, ready
 from xrl_jax.rewrite.library import select_rules, standard_rules
 
 
@@ -236,7 +236,8 @@ def one_after_the_other(
     candidates = [ready(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
     done, now, uses = [], graph, use_counts(graph)
     for candidate in candidates:
-        done.append(apply_ready(rules, now, uses, graph, candidate))
+        seen = look(rules, graph, candidate).seen
+        done.append(apply_ready(rules, now, uses, candidate, seen))
         now, uses = done[-1].graph, done[-1].uses
     return done
 

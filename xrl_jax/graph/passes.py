@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.batch import largest_of_batch
+from xrl_jax.graph.bits import first_set
 from xrl_jax.graph.graph import DEPTH_STEP, Globals, TensorGraph, args_of, with_args
 
-_DEAD_AT_ONCE = 16  # nodes removed in a step: more are gathered in vain, fewer take more steps
+_DEAD_AT_ONCE = 8  # nodes removed in a step: more are gathered in vain, fewer take more steps
 
 
 def use_counts(graph: TensorGraph) -> jax.Array:
@@ -36,7 +38,7 @@ def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.
 
     def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         uses, live = carry
-        gone = jnp.nonzero(dead(uses, live), size=_DEAD_AT_ONCE, fill_value=0)[0]
+        gone = first_set(dead(uses, live), _DEAD_AT_ONCE)
         return uses.at[table[gone]].add(-1), live.at[gone].min(False)
 
     start = (uses, code != ops.HOLE)
@@ -92,8 +94,12 @@ def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> Tens
         new = lift(old)
         return jnp.any(old != new) & (jnp.max(new) < 4 * n * DEPTH_STEP), new
 
-    start = jnp.asarray(needed), graph.globals.depth
-    depth = jax.lax.while_loop(lambda c: c[0], again, start)[1]
+    def raised(needed: jax.Array, depth: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda c: c[0], again, (needed, depth))[1]
+
+    needed, depth = jnp.asarray(needed), graph.globals.depth
+    # A loop without a turn would work out where to gather for all that.
+    depth = jax.lax.cond(largest_of_batch(needed), raised, lambda _, depth: depth, needed, depth)
     return graph._replace(globals=graph.globals._replace(depth=depth))
 
 

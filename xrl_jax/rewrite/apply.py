@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
+from xrl_jax.graph.batch import largest_of_batch
+from xrl_jax.graph.bits import first_set
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.rewrite import interpreter
 from xrl_jax.rewrite.bind import bind
@@ -68,27 +70,35 @@ def ready(
     return Ready(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
 
 
+class Look(NamedTuple):
+    """A candidate as it is found in a graph."""
+
+    bound: jax.Array  # [2P] slots
+    matched: jax.Array  # bool
+    seen: jax.Array  # [2P, F], all that programs can see of what it is bound to
+
+
+def look(table: RuleTable, graph: TensorGraph, candidate: Ready) -> Look:
+    """The candidate in this graph."""
+    entry, root, partner, *_ = candidate
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
+    return Look(bound, matched, seen)
+
+
 def apply_ready(
-    table: RuleTable, graph: TensorGraph, uses: jax.Array, before: TensorGraph, candidate: Ready
+    table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Ready, seen: jax.Array
 ) -> Applied:
     """`apply` without working out what the candidate makes. Where what it is bound to looks
     otherwise than it did, nothing is done: it may make something else there.
 
     Args:
       uses: [N], `use_counts` of the graph.
-      before: the graph that the candidate was made ready for; this one, or an earlier one.
+      seen: how it looked (`look`) in the graph that it was made ready for.
     """
-
-    def look(graph: TensorGraph) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What it is bound to, whether it matches, and all that programs can see of that."""
-        entry, root, partner, *_ = candidate
-        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
-        seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
-        return bound, matched, seen
-
-    bound, matched, seen = look(graph)
-    ok = (candidate.entry >= 0) & matched & jnp.all(seen == look(before)[2])
-    return _with_new(table, graph, uses, bound, candidate, ok)
+    now = look(table, graph, candidate)
+    ok = (candidate.entry >= 0) & now.matched & jnp.all(now.seen == seen)
+    return _with_new(table, graph, uses, now.bound, candidate, ok)
 
 
 def _with_new(
@@ -103,7 +113,7 @@ def _with_new(
     old_nodes, n = graph.nodes, graph.nodes.op.shape[0]
     used = new.nodes.op != ops.HOLE
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
-    free = jnp.nonzero(is_free, size=Q, fill_value=0)[0].astype(jnp.int32)
+    free = first_set(is_free, Q)
     # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
     slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
     full = jnp.any(used & (slots == 0))
@@ -157,7 +167,8 @@ def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Ar
         slot = jnp.where(used[q] & (slots[q] > 0), slots[q], depth.shape[0])
         return depth.at[slot].set(above, mode="drop")
 
-    return jax.lax.fori_loop(0, Q, one, depth)
+    turns = jnp.max(jnp.where(used, jnp.arange(Q) + 1, 0))
+    return jax.lax.fori_loop(0, largest_of_batch(turns), one, depth)
 
 
 def apply_all(table: RuleTable, graph: TensorGraph, candidates: Candidates) -> Applied:

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bits import at_ranks, ranked, words_of
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.passes import joined
 from xrl_jax.rewrite.bind import bind, bind_tree
-from xrl_jax.rewrite.bits import at_ranks, ranked
 from xrl_jax.rewrite.instantiate import applies
 from xrl_jax.rewrite.pairs import halves_of, independent, pairs_at
 from xrl_jax.rewrite.table import HEIGHT, N_ARG_BITS, P, RuleTable
@@ -55,25 +55,19 @@ def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> ja
     return bits
 
 
-def _words(rows: jax.Array) -> jax.Array:
-    """Flags of rows [T] as words [W]."""
-    bits = rows.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
-    return jnp.sum(bits, axis=1, dtype=jnp.uint32)
-
-
 def _single_rows(table: RuleTable) -> jax.Array:
     """Rows of rules with one root, as words [W]."""
-    return _words((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
+    return words_of((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
 
 
 def rows_of_role(table: RuleTable, role: int) -> jax.Array:
     """Rows that are the root `role` of their entry, as words [W]."""
-    return _words(table.row_role == role)
+    return words_of(table.row_role == role)
 
 
 def rows_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
     """Rows of one rule, given by its index, as words [W]."""
-    return _words((table.entry_rule[table.row_entry] == rule) & (table.row_role >= 0))
+    return words_of((table.entry_rule[table.row_entry] == rule) & (table.row_role >= 0))
 
 
 def _match_nodes(

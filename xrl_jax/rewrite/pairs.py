@@ -10,9 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.graph.batch import largest_of_batch
+from xrl_jax.graph.bits import ranked
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.rewrite.bind import bind_tree
-from xrl_jax.rewrite.bits import ranked
 from xrl_jax.rewrite.instantiate import applies
 from xrl_jax.rewrite.table import RuleTable
 
@@ -27,6 +28,19 @@ def independent(
     Args:
       steps: argument steps looked at; where they do not suffice, the answer is no.
     """
+    if steps is None:
+        # A loop without a turn would work out where to gather for all that.
+        return jax.lax.cond(
+            largest_of_batch(partner > 0),
+            lambda: _independent(graph, root, partner, None),
+            lambda: jnp.bool_(True),
+        )
+    return _independent(graph, root, partner, steps)
+
+
+def _independent(
+    graph: TensorGraph, root: jax.Array, partner: jax.Array, steps: int | None
+) -> jax.Array:
     depth, args = graph.globals.depth, args_of(graph)
     deeper = depth[root] > depth[partner]
     start, end = jnp.where(deeper, partner, root), jnp.where(deeper, root, partner)

@@ -35,12 +35,13 @@ import jax.numpy as jnp
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops, passes
+from xrl_jax.graph.batch import largest_of_batch
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.union import united
 from xrl_jax.rewrite import match
-from xrl_jax.rewrite.apply import Ready, apply_ready
+from xrl_jax.rewrite.apply import Ready, apply_ready, look
 from xrl_jax.rewrite.delta import deltas
 from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
 
@@ -349,26 +350,24 @@ def rewritten(
     Args:
       candidates: those that there are first.
     """
-    entry, before = candidates.entry, graph
-    most = len(entry)
+    entry, table = candidates.entry, params.table
+    seen = jax.vmap(look, in_axes=(None, None, 0))(table, graph, candidates).seen
 
-    def going(carry: tuple[jax.Array, jax.Array, Rewritten]) -> jax.Array:
-        return (carry[0] < most) & (entry[jnp.minimum(carry[0], most - 1)] >= 0)
-
-    def one(
-        carry: tuple[jax.Array, jax.Array, Rewritten],
-    ) -> tuple[jax.Array, jax.Array, Rewritten]:
-        i, uses, (graph, owner, changed, ok) = carry
+    def one(i: jax.Array, carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
+        uses, (graph, owner, changed, ok) = carry
         candidate = jax.tree.map(lambda v: v[i], candidates)
-        made = apply_ready(params.table, graph, uses, before, candidate)
+        made = apply_ready(table, graph, uses, candidate, seen[i])
         new = made.changed & (graph.nodes.op == ops.HOLE)
         owner = jnp.where(new, owner[candidate.root], owner)
         after = Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
-        return i + 1, made.uses, after
+        return made.uses, after
 
-    nothing = jnp.zeros(owner.shape, bool), jnp.zeros(most, bool)
-    start = jnp.int32(0), passes.use_counts(graph), Rewritten(graph, owner, *nothing)
-    made = jax.lax.while_loop(going, one, start)[2]
+    nothing = jnp.zeros(owner.shape, bool), jnp.zeros(len(entry), bool)
+    start = passes.use_counts(graph), Rewritten(graph, owner, *nothing)
+    # As many turns in all environments of a batch: else each turn would copy the graphs of all, to
+    # leave those as they are that have no more.
+    turns = largest_of_batch(jnp.sum(entry >= 0))
+    made = jax.lax.fori_loop(0, turns, one, start)[1]
     return made._replace(graph=roofline.repriced(params.costs, made.graph, graph))
 
 

@@ -1,0 +1,30 @@
+"""What unbatched code knows of its batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph.batch import largest_of_batch
+
+
+def doubled(n: jax.Array) -> jax.Array:
+    """2 to the power of the largest number of the batch."""
+    return jax.lax.fori_loop(0, largest_of_batch(n), lambda _, x: 2 * x, jnp.int32(1))
+
+
+def test_alone_a_number_is_the_largest() -> None:
+    assert doubled(jnp.int32(3)) == 8
+
+
+def test_a_batch_takes_as_many_turns_as_the_largest() -> None:
+    assert jax.jit(jax.vmap(doubled))(jnp.array([3, 0, 5])).tolist() == [32, 32, 32]
+
+
+def test_batches_of_batches_share_the_largest_of_all() -> None:
+    assert jax.vmap(jax.vmap(doubled))(jnp.array([[1, 2], [4, 0]])).tolist() == [[16, 16]] * 2
+
+
+def test_what_is_no_part_of_the_batch_is_left_alone() -> None:
+    both = jax.vmap(lambda x, n: x + largest_of_batch(n), in_axes=(0, None))
+    assert both(jnp.array([10, 20]), jnp.int32(3)).tolist() == [13, 23]
