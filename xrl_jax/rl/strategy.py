@@ -62,9 +62,9 @@ _FEW = 0.25
 # the time left; predicted to take at most so many times what the fastest is.
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
-# Rounds that explore before one that times programs, all but the last of them begin anew,
-# and the share of the time after which all rounds time programs.
-_EXPLORES, _LATE = 3, 0.6
+# Rounds that explore before one that times programs, all but the last of them begin anew, the
+# share of the time that these have at most, and that after which all rounds time programs.
+_EXPLORES, _UNTIMED, _LATE = 3, 0.3, 0.6
 # Operators that are timed in a round that explores: what they take says what their forms are worth
 # elsewhere, and the next rollouts do not go by what has disappointed.
 _LEARNS = 32
@@ -125,6 +125,7 @@ class _Search:
       reference: the original's job, where programs are timed whole.
       slots: of candidates, those that the first round needs: others would have to be compiled.
       edited: what edits save, by where rollouts begin.
+      timed_at: when a round that timed programs ended, in seconds of the search.
     """
 
     decoder: Decoder
@@ -136,6 +137,7 @@ class _Search:
     reference: Job | None = None
     slots: int = 0
     edited: dict[Key, Edited] = dataclasses.field(default_factory=dict)
+    timed_at: float = 0.0
 
     @property
     def oracle(self) -> Oracle:
@@ -191,11 +193,14 @@ class _Search:
 
     def may_explore(self, explored: int) -> bool:
         """Whether the next round explores, after so many that did: one where timings are bounded,
-        which are for programs rather; none where it is late; all where no program is timed whole.
+        which are for programs rather; fewer where they take long, none where it is late; all where
+        no program is timed whole.
         """
         if self.reference is None:
             return True
-        late = self.run.clock.elapsed > _LATE * self.run.clock.seconds
+        clock = self.run.clock
+        since = clock.elapsed - self.timed_at
+        late = clock.elapsed > _LATE * clock.seconds or since > _UNTIMED * clock.seconds
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
 
@@ -244,6 +249,7 @@ class _Search:
             if not explores:
                 learned += self.confirm(self.waiting, run.clock.part(_REGIONS), doubted=True)
                 self.time_whole()
+                self.timed_at = run.clock.elapsed
         return learned > 0 or self.best() < _BETTER * before
 
     def confirm(
