@@ -217,6 +217,19 @@ def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -
     assert not search.may_explore(0)
 
 
+def test_fewer_rounds_explore_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One does at least; the next only where the last timing was in the last 30 of 100 seconds."""
+    run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
+    search = _Search(Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
+    search.reference = UNTIMED
+    monkeypatch.setattr(Stopwatch, "elapsed", 29.0)
+    assert search.may_explore(1)
+    monkeypatch.setattr(Stopwatch, "elapsed", 31.0)
+    assert search.may_explore(0) and not search.may_explore(1)
+    search.timed_at = 2.0
+    assert search.may_explore(1) and search.may_explore(2) and not search.may_explore(3)
+
+
 def one_product() -> Program:
     return from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
 

@@ -2,15 +2,16 @@
 
 Each round follows the policy, by its most probable actions, by these but for one decision
 (`rl.edits`), and by actions drawn.
-Most rounds explore: forms that were not timed have the benefit of the doubt, and some operators of
-the programs that are met are timed, those of what is the cheapest by now first, a few at a time. In
-the others what was not timed is dear, and of the programs met so far the cheapest are timed whole,
-in turn with the original; each corrects the costs that the next is chosen by. These go on from the
-best program so far, as one of three that explore, and the first that does times what was met before
-so that there is one; the other two begin from the original, since what was learned may make another
-way the better one, and one of them from the original with images features last where they cross the
-borders of folded bodies, where no rewrite can turn them. Nothing else is tried: what this finds,
-the policy has found. What its steps gain is told as it was predicted when they were made.
+Up to three rounds explore, fewer where these take long: forms that were not timed have the benefit
+of the doubt, and some operators of the programs that are met are timed, those of what is the
+cheapest by now first, a few at a time. In the next what was not timed is dear, and of the programs
+met so far the cheapest are timed whole, in turn with the original; each corrects the costs that the
+next is chosen by. This one goes on from the best program so far, as the third that explores, and
+the first that does times what was met before so that there is one; the other two begin from the
+original, since what was learned may make another way the better one, and every other time from the
+original with images features last where they cross the borders of folded bodies, where no rewrite
+can turn them. Nothing else is tried: what this finds, the policy has found. What its steps gain is
+told as it was predicted when they were made.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _FEW = 0.25
 _TIMED, _WHOLE, _HOPE = 3, 0.2, 1.2
 _BETTER = 0.99  # of the best so far must be left, for a program to be better
 # Rounds that explore before one that times programs, all but the last of them begin anew, the
-# share of the time that these have at most, and that after which all rounds time programs.
+# share of the time after which the second or third does not begin, and that after which all rounds
+# time programs.
 _EXPLORES, _UNTIMED, _LATE = 3, 0.3, 0.6
 # Operators that are timed in a round that explores: what they take says what their forms are worth
 # elsewhere, and the next rollouts do not go by what has disappointed.
@@ -199,8 +201,8 @@ class _Search:
         if self.reference is None:
             return True
         clock = self.run.clock
-        since = clock.elapsed - self.timed_at
-        late = clock.elapsed > _LATE * clock.seconds or since > _UNTIMED * clock.seconds
+        untimed = (clock.elapsed - self.timed_at) / clock.seconds
+        late = clock.elapsed > _LATE * clock.seconds or (explored > 0 and untimed > _UNTIMED)
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
 
