@@ -201,8 +201,8 @@ class _Search:
         if self.reference is None:
             return True
         clock = self.run.clock
-        untimed = (clock.elapsed - self.timed_at) / clock.seconds
-        late = clock.elapsed > _LATE * clock.seconds or (explored > 0 and untimed > _UNTIMED)
+        untimed = clock.elapsed - self.timed_at > _UNTIMED * clock.seconds
+        late = clock.elapsed > _LATE * clock.seconds or (explored > 0 and untimed)
         most = _EXPLORES if self.run.budget.measurements is None else 1
         return explored < most and not late
 
