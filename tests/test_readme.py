@@ -11,6 +11,8 @@ import pytest
 from absl import flags
 
 from experiments import optimize as cli
+from experiments import train_flags
+from experiments.environments import parsed
 from experiments.readme_table import filled
 
 ROOT = Path(__file__).parents[1]
@@ -51,18 +53,30 @@ def test_the_python_blocks_run_in_order(
     assert capsys.readouterr().out.count("errors against") == 2
 
 
+def commands_of(module: str) -> list[list[str]]:
+    """The words of each command that runs the module, from the module's name on."""
+    lines = "".join(blocks("sh")).replace("\\\n", "").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [given[2:] for given in words if given[:3] == ["python", "-m", module]]
+
+
 def test_the_commands_have_flags_that_exist() -> None:
-    commands = [
-        shlex.split(line, comments=True)
-        for line in "".join(blocks("sh")).splitlines()
-        if "-m experiments.optimize" in line and "--help" not in line
-    ]
-    assert len(commands) >= 3
+    commands = [words for words in commands_of("experiments.optimize") if "--help" not in words]
+    assert len(commands) == 5
     for words in commands:
         values = flags.FlagValues()
         cli.define_flags(values)
-        values(words[2:])  # python -m, then the module in place of the program
+        values(words)  # the module in place of the program
         cli.config_of(values)
+
+
+def test_the_trainings_have_networks_and_flags_that_exist() -> None:
+    (shipped,) = [words for words in commands_of("experiments.train") if len(words) > 1]
+    values = flags.FlagValues()
+    train_flags.define_flags(values)
+    config = train_flags.chosen(values(shipped), values)
+    networks = {parsed(network)[0] for network in config.networks}
+    assert networks == {"squeezenet", "bert", "vit", "vgg19", "resnet50"}
 
 
 def test_the_make_targets_exist() -> None:
