@@ -249,7 +249,7 @@ def searching(oracle: FakeOracle) -> _Search:
 
 def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
     """Rollouts that do nothing."""
-    return Met([], [Told(1.0, 0, tuple) for _ in plan], 0, 0)
+    return Met([], [Told(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
 
 
 def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> _Search:

@@ -4,12 +4,15 @@ A policy's most probable actions are right in most places and wrong in some, and
 seen at the end of a rollout only. Drawn actions err in every place a little, so that in a network
 of many blocks one is hardly ever right in all of them. An edit leaves everything to the policy but
 one decision: a rule is not applied, or not at one node, or it is applied at one where it was not.
-Edits of which each by itself saves something are kept together.
+Edits of which each by itself saves something are kept together. Where a policy accepts a loss in
+places that never repay it, no single edit may make up for all of them: a rollout that met nothing
+better than its start is judged by where it ended, so that each of these edits counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -50,6 +53,7 @@ class Told(NamedTuple):
 
     seconds: float  # the least it met
     rewrites: int  # that led there
+    end: float  # seconds at its end; infinite where it rewrote nothing
     choices: Callable[[], tuple[Edit, ...]]  # see `choices`; one rollout's of a round are asked for
 
 
@@ -135,10 +139,10 @@ class Edited:
     def learn(self, plan: Sequence[tuple[Edit, ...]], told: Sequence[Told]) -> None:
         """What came of the rollouts of the last plan."""
         n = len(self.rivals)
-        best = min(range(n), key=lambda i: told[i][:2])
+        best = min(range(n), key=lambda i: told[i][:3])
         base, now = told[best], self.rivals[best]
         saves = sorted(
-            (other[:2], tried[-1])
+            (other[:3], tried[-1])
             for tried, other in zip(plan[n:], told[n:], strict=True)
             if _better(other, base)
         )
@@ -166,8 +170,11 @@ class Edited:
 
 def _better(one: Told, other: Told) -> bool:
     """Whether it saves time, or as much by fewer rewrites: what does nothing for predictions costs
-    what these do not know of.
+    what these do not know of. Of two that saved nothing, what ended lower.
     """
     if one.seconds < (1.0 - _SAVES) * other.seconds:
         return True
-    return one.seconds <= other.seconds and one.rewrites < other.rewrites
+    if one.seconds > other.seconds:
+        return False
+    lower = math.isfinite(other.end) and one.end < (1.0 - _SAVES) * other.end
+    return one.rewrites < other.rewrites or (one.rewrites == other.rewrites == 0 and lower)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -172,8 +173,11 @@ def rewrites_at_once(bucket: int) -> int:
 
 def _told(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Told:
     """What came of one rollout."""
-    rewrites = int((trail.entry[: int(best.steps)] >= 0).sum())
-    return Told(float(best.seconds), rewrites, functools.partial(choices, start, rules, trail))
+    made = trail.entry >= 0
+    rewrites = int(made[: int(best.steps)].sum())
+    end = float(trail.seconds[-1]) if made.any() else math.inf
+    what_else = functools.partial(choices, start, rules, trail)
+    return Told(float(best.seconds), rewrites, end, what_else)
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
