@@ -1,0 +1,35 @@
+"""What a search is told and tells."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.cost.model import signatures
+from xrl_jax.cost.roofline import cost_table, view_graph
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.program import Program
+from xrl_jax.search.base import predicted
+
+SIZES = (4, 5, 6)  # of three products of square matrices
+SECONDS = (1.0, 2.0**-24, 2.0**-24)  # in single precision 1 + 2^-24 is 1, and 2^-24 + 2^-24 + 1 is not
+
+
+def products(order: tuple[int, ...]) -> Program:
+    """The three products, their nodes numbered in that order."""
+
+    def fn(*xs: jax.Array) -> tuple[jax.Array, ...]:
+        made = {i: xs[i] @ xs[i] for i in order}
+        return tuple(made[i] for i in range(len(xs)))
+
+    return from_jax(fn, *(jnp.ones((n, n)) for n in SIZES))
+
+
+def test_a_prediction_is_the_same_to_the_last_bit_however_nodes_are_numbered() -> None:
+    views = view_graph(products((0, 1, 2)).graphs[0])
+    keys = dict(zip(views.shape[:, 0].tolist(), signatures(jax.device_get(views)), strict=True))
+    costs = cost_table({keys[n]: s for n, s in zip(SIZES, SECONDS, strict=True)})
+    found = {predicted(products(order), costs) for order in itertools.permutations(range(3))}
+    assert found == {1.0 + 2.0**-23}
