@@ -39,12 +39,12 @@ _MOST_MAPS = 20_000  # a process may have 65,530, and XLA aborts where it gets n
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Between files, give up compiled functions once there are many of them, and keep what is left
-    out of garbage collections: `optimize` makes some, and each would take as long as there is much.
+    """Keep what a test leaves out of later garbage collections: `optimize` makes eleven, and each
+    would take as long as there is much. Between files, give up compiled functions once there are
+    many of them.
     """
-    if nextitem is not None and nextitem.path == item.path:
-        return
-    if _MAPS.is_file() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:
+    another = nextitem is None or nextitem.path != item.path
+    if another and _MAPS.is_file() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:
         jax.clear_caches()
         gc.unfreeze()
     gc.collect()
