@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 from xrl_jax.cost import fusion, roofline
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
 
 SHAPE = (4, 8)
@@ -33,7 +33,7 @@ def priced(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> TensorGr
     """The graph of these nodes, with the last as output."""
     graph = build(nodes, [len(nodes) - 1], bucket=64)
     # A function of its own: what forms do is fixed when they are traced.
-    return jax.jit(lambda table, graph: roofline.priced(table, graph))(table, graph)
+    return engine_jit(lambda table, graph: roofline.priced(table, graph))(table, graph)
 
 
 def costs(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> list[float]:
@@ -98,7 +98,7 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
     twice = Node("mul", (2, 2), shape=(8,))
     repeated = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": [1]}), shape=SHAPE)
     graph = build([X, W, row, twice, repeated, DOT, node("add", 5, 4)], [6], bucket=64)
-    found = np.asarray(jax.jit(lambda g: fusion.origins(g))(graph))[1:8].tolist()
+    found = np.asarray(engine_jit(lambda g: fusion.origins(g))(graph))[1:8].tolist()
     memory, loop = fusion.MEMORY, fusion.LOOP
     assert found == [memory, memory, memory, memory, loop, memory, loop]
 
@@ -109,7 +109,7 @@ def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
     product = replace(DOT, lowering=absorbing())
     nodes = [X, W, fixed, product, replace(product, args=(2, 1)), node("add", 4, 3)]
     graph = build(nodes, [5], bucket=64)
-    *_, first, second, _ = np.asarray(jax.jit(lambda g: fusion.origins(g))(graph))[1:7].tolist()
+    *_, first, second, _ = np.asarray(engine_jit(lambda g: fusion.origins(g))(graph))[1:7].tolist()
     assert (first, second) == (fusion.KERNEL, fusion.MEMORY)
     assert costs(nodes)[-1] == pytest.approx(STEP + PASS)
 
@@ -215,7 +215,7 @@ def test_shares_are_by_correction(partitions: None) -> None:
     """A product of the library, its negative and its sine, which XLA computes."""
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
-    found = jax.jit(lambda table, graph: roofline.shares(table, graph))(TABLE, priced(nodes))
+    found = engine_jit(lambda table, graph: roofline.shares(table, graph))(TABLE, priced(nodes))
     expected = {"partition dot": product - fusion.ENTER, "crossing": fusion.ENTER}
     expected |= {"partition": negative, "elementwise": sine}
     np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-5)

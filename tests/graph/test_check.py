@@ -14,6 +14,7 @@ from tests.graph.generators import graphs
 from xrl_jax.graph import ops
 from xrl_jax.graph.check import check
 from xrl_jax.graph.check_program import check_program
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import (
     GraphError,
     Node,
@@ -27,7 +28,7 @@ from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
 from xrl_jax.graph.text import parse_graph
 from xrl_jax.graph.valid import is_valid
 
-_valid = jax.jit(is_valid)
+_valid = engine_jit(is_valid)
 _GRAPH = parse_graph("""graph {
   %1: float32[4,6] = input() ref=@0
   %2: float32[6,3] = weight() ref=@1
@@ -64,7 +65,7 @@ def test_random_graphs_are_well_formed(case):
 
 
 def test_a_graph_with_new_holes_is_well_formed():
-    cleaned = jax.jit(remove_dead)(_globals(outputs=(0, 4)))
+    cleaned = engine_jit(remove_dead)(_globals(outputs=(0, 4)))
     check(cleaned)
     assert bool(_valid(cleaned))
 
@@ -129,7 +130,7 @@ def test_the_error_names_the_node(graph, message):
 
 def test_the_form_for_jit_sees_what_is_local_to_a_node():
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), _GRAPH, *(g for g, _ in _LOCAL))
-    assert jax.jit(jax.vmap(is_valid))(batch).tolist() == [True] + [False] * len(_LOCAL)
+    assert engine_jit(jax.vmap(is_valid))(batch).tolist() == [True] + [False] * len(_LOCAL)
 
 
 def test_the_report_shows_the_node_its_arguments_and_its_consumers():

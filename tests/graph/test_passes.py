@@ -8,13 +8,14 @@ import numpy as np
 
 from tests.graph.test_graph import NODES, PINNED
 from xrl_jax.graph import ops
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, args_of, build, n_live, pack_attrs, with_args
 from xrl_jax.graph.passes import is_acyclic, raise_depths, remove_dead, use_counts
 
 
 def test_dead_nodes_become_holes_and_slots_stay():
     graph = build(NODES, (2,))
-    cleaned = jax.jit(remove_dead)(graph)
+    cleaned = engine_jit(remove_dead)(graph)
     assert [ops.OP_NAMES[c] for c in cleaned.nodes.op[:6]] == (
         ["hole", "input", "weight", "mul", "hole", "hole"]
     )
@@ -32,7 +33,7 @@ def test_a_chain_of_dead_nodes_goes_whole_but_what_pinned_nodes_read_stays():
         Node("tanh", (2,), shape=(3,)),
         Node("input", shape=(), ref=2),
     ]
-    cleaned = jax.jit(remove_dead)(build(nodes, (5,)))
+    cleaned = engine_jit(remove_dead)(build(nodes, (5,)))
     assert np.flatnonzero(cleaned.nodes.op).tolist() == [1, 2, 4, 6]
 
 
@@ -44,7 +45,7 @@ def test_uses_count_arguments_outputs_and_pins():
 def test_dead_code_and_depths_work_under_vmap():
     pair = [build(NODES, (2,)), build(NODES, (3,))]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair)
-    cleaned = jax.jit(jax.vmap(lambda g: raise_depths(remove_dead(g))))(batch)
+    cleaned = engine_jit(jax.vmap(lambda g: raise_depths(remove_dead(g))))(batch)
     assert jax.vmap(n_live)(cleaned).tolist() == [3, 2]
     assert jax.vmap(is_acyclic)(cleaned).tolist() == [True, True]
 
@@ -52,7 +53,7 @@ def test_dead_code_and_depths_work_under_vmap():
 def test_depths_are_raised_only_where_they_must():
     graph = build(NODES, (4,))
     depth = graph.globals.depth.at[3].set(20)
-    lifted = jax.jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
+    lifted = engine_jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
     assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
 
 
@@ -60,7 +61,7 @@ def test_depths_that_are_known_to_be_in_order_are_not_looked_at():
     graph = build(NODES, (4,))
     depth = graph.globals.depth.at[3].set(20)
     given = graph._replace(globals=graph.globals._replace(depth=depth))
-    left = jax.jit(lambda g, n: raise_depths(g, needed=n))(given, False)
+    left = engine_jit(lambda g, n: raise_depths(g, needed=n))(given, False)
     np.testing.assert_array_equal(left.globals.depth, depth)
 
 
@@ -68,4 +69,4 @@ def test_no_depths_make_a_cyclic_graph_acyclic():
     graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))
     assert bool(is_acyclic(graph))
-    assert not bool(is_acyclic(jax.jit(raise_depths)(closed)))
+    assert not bool(is_acyclic(engine_jit(raise_depths)(closed)))

@@ -3,14 +3,15 @@ once, and host-side views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tests.rewrite import oracle
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, build
 from xrl_jax.graph.text import parse_graph
 from xrl_jax.rewrite import match as match_lib
@@ -54,15 +55,15 @@ class Found(NamedTuple):
     partner: int
 
 
-@jax.jit
-def full(table: RuleTable, graph: TensorGraph) -> tuple[jax.Array, Candidates]:
+def matched(table: RuleTable, graph: TensorGraph) -> tuple[jax.Array, Candidates]:
     """Masks and candidates of a graph."""
     masks = match_lib.match(table, graph)
     return masks, match_lib.candidates(table, graph, masks, size=SIZE)
 
 
-rematch = jax.jit(match_lib.rematch)
-rewrite = jax.jit(apply)
+full = engine_jit(matched)
+rematch = engine_jit(match_lib.rematch)
+rewrite: Callable[..., Any] = engine_jit(apply)
 
 
 def rules_of(*texts: str) -> CompiledRules:

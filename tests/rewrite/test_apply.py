@@ -12,6 +12,7 @@ from tests.rewrite import harness, oracle
 from tests.rewrite.harness import graph_of, rewritten, rules_of
 from tests.rewrite.test_match import SIBLINGS
 from xrl_jax.graph.check import check
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import build, n_live, nodes_of
 from xrl_jax.graph.passes import is_acyclic, use_counts
 from xrl_jax.graph.text import format_graph
@@ -228,7 +229,7 @@ def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
     assert format_graph(second.graph) == format_graph(first.graph)
 
 
-@jax.jit
+@engine_jit
 def one_after_the_other(
     rules: harness.RuleTable, graph: harness.TensorGraph, roots: jax.Array
 ) -> list[harness.Applied]:

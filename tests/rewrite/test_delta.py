@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.graph.generators import random_graph
 from xrl_jax.cost.roofline import CostTable, cost_table
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, build, pack_attrs
 from xrl_jax.rewrite.bind import bind
 from xrl_jax.rewrite.library import select_rules, standard_rules
@@ -32,7 +34,7 @@ OWN = """
   (lhs (dot ?x ?y :as d)) (when (= (lowering d) 0)) (rhs (dot ?x ?y :like d :lowering flat)))
 (rule both (source "test") (lhs (add ?x ?y) (mul ?x ?z)) (rhs (add ?y ?x) (mul ?z ?x)))
 """
-BIND = jax.jit(bind)
+BIND: Callable[..., Any] = engine_jit(bind)
 
 
 @cache

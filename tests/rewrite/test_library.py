@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
@@ -101,12 +102,12 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         select_rules(standard_rules(), ["neg-ngg"])
 
 
-@jax.jit
+@engine_jit
 def find(table: Any, graph: Any) -> Any:
     return candidates(table, graph, match(table, graph), size=64)
 
 
-change = jax.jit(apply)
+change = engine_jit(apply)
 
 
 def rewritten(

@@ -9,7 +9,6 @@ in the same way, the last one also by its values.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from tests.rewrite import harness
 from xrl_jax.backends.lowerings import applicable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check import check
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
 from xrl_jax.graph.program import Equation, Input
 from xrl_jax.graph.valid import is_valid
@@ -60,8 +60,7 @@ class Steps(NamedTuple):
     valid: jax.Array  # [S] bool
 
 
-@functools.partial(jax.jit, static_argnames="n_steps")
-def walk(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH) -> Steps:
+def wander(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH) -> Steps:
     """Random rewrites, one after the other; a rule is drawn first, then a place where it holds, so
     that rare rules get their turn."""
     n, n_rules = graph.nodes.op.shape[0], table.entry_rule.shape[0]
@@ -81,7 +80,8 @@ def walk(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int =
     return jax.lax.scan(step, start, jax.random.split(key, n_steps))[1]
 
 
-walk_batch = jax.jit(jax.vmap(walk, in_axes=(None, 0, 0)))
+walk = engine_jit(wander, static_argnames="n_steps")
+walk_batch = engine_jit(jax.vmap(wander, in_axes=(None, 0, 0)))
 
 
 def results(graph: TensorGraph, values: Values) -> list[np.ndarray]:

@@ -290,8 +290,14 @@ def library() -> CompiledRules:
     return compile_rules(standard_rules())
 
 
-@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "squeezenet"])
-def test_the_environment_conforms(name: str) -> None:
+def test_the_environment_conforms() -> None:
+    params = params_of(chain(), own(), slots=8, horizon=5)
+    conforms(params, chain(), (X,), seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_environment_conforms_on_networks(name: str) -> None:
     model = models.get(name, **NETWORKS[name])
     args = (model.weights, *model.inputs)
     program = from_jax(model.fn, *args, weights=(0,))

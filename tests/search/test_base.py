@@ -14,7 +14,8 @@ from xrl_jax.graph.program import Program
 from xrl_jax.search.base import predicted
 
 SIZES = (4, 5, 6)  # of three products of square matrices
-SECONDS = (1.0, 2.0**-24, 2.0**-24)  # in single precision 1 + 2^-24 is 1, and 2^-24 + 2^-24 + 1 is not
+LEAST = 2.0**-24  # in single precision 1 + LEAST is 1, 1 + 2 * LEAST is not
+SECONDS = (1.0, LEAST, LEAST)
 
 
 def products(order: tuple[int, ...]) -> Program:
@@ -32,4 +33,4 @@ def test_a_prediction_is_the_same_to_the_last_bit_however_nodes_are_numbered() -
     keys = dict(zip(views.shape[:, 0].tolist(), signatures(jax.device_get(views)), strict=True))
     costs = cost_table({keys[n]: s for n, s in zip(SIZES, SECONDS, strict=True)})
     found = {predicted(products(order), costs) for order in itertools.permutations(range(3))}
-    assert found == {1.0 + 2.0**-23}
+    assert found == {1.0 + 2 * LEAST}

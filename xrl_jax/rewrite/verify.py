@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.compare import degree, difference, ill_formed
@@ -140,13 +141,12 @@ def _chunks(rules: Sequence[Rule]) -> Iterable[list[Rule]]:
         yield chunk
 
 
-@cache
-def _engine() -> Any:
-    def rewrite(table: Any, graph: TensorGraph, entry: Any, root: Any, partner: Any) -> Any:
-        done = apply(table, graph, entry, root, partner)
-        return done.graph, done.ok
+def _rewrite(table: Any, graph: TensorGraph, entry: Any, root: Any, partner: Any) -> Any:
+    done = apply(table, graph, entry, root, partner)
+    return done.graph, done.ok
 
-    return jax.jit(jax.vmap(rewrite, in_axes=(None, 0, 0, 0, 0)))
+
+_ENGINE = engine_jit(jax.vmap(_rewrite, in_axes=(None, 0, 0, 0, 0)))
 
 
 def _verify_chunk(
@@ -254,7 +254,7 @@ def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorG
     entry = np.array([e for e, _ in filled], np.int32)
     root = np.array([i.roots[0] + 1 for _, i in filled], np.int32)
     partner = np.array([i.roots[1] + 1 if len(i.roots) > 1 else 0 for _, i in filled], np.int32)
-    graph, ok = jax.device_get(_engine()(table, stacked, entry, root, partner))
+    graph, ok = jax.device_get(_ENGINE(table, stacked, entry, root, partner))
     return [jax.tree.map(lambda a, i=i: a[i], graph) if ok[i] else None for i in range(len(part))]
 
 
