@@ -69,6 +69,11 @@ def test_a_rewritten_body_takes_its_place_in_the_loop() -> None:
     np.testing.assert_array_equal(gradient, [1, 2**4, 3**4])
 
 
+def test_a_program_is_compiled_as_a_function_is() -> None:
+    program = scan_program()
+    np.testing.assert_array_equal(jax.jit(program)(X, XS)[0], [5, 46, 201])
+
+
 def test_a_graph_is_evaluated_on_flat_arguments() -> None:
     carry, row = evaluate(scan_program(), 1, [X, 2 * X])
     np.testing.assert_array_equal(carry, [3, 6, 9])

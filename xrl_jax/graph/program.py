@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -133,9 +133,9 @@ class Body:
     name: str = "body"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays are not comparable; `jax.jit` asks for a hash
 class Program:
-    """What `from_jax` returns and searches rewrite.
+    """What `from_jax` returns and searches rewrite; two are equal where they are one object.
 
     Attributes:
       graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat
@@ -161,7 +161,7 @@ class Program:
     in_tree: Any
     out_tree: Any
     n_outputs: int
-    fn: Callable[..., Any] | None = field(default=None, compare=False)
+    fn: Callable[..., Any] | None = None
     weak_outputs: tuple[int, ...] = ()
 
     @property
