@@ -368,7 +368,8 @@ def test_a_program_is_read_back_into_the_one_it_is_like():
     edited = parse_program(text, like=program)
     assert format_program(edited) == text
     assert edited.bindings is program.bindings
-    assert replace(edited, graph=program.graph, bodies=program.bodies) == program
+    again = replace(edited, graph=program.graph, bodies=program.bodies)
+    assert vars(again) == vars(program)
 
 
 def test_a_program_with_other_graphs_is_refused():
