@@ -120,7 +120,7 @@ def checked(
         return jax.tree.leaves(fast(*args, **kwargs))
 
     original = flat_original(program)
-    found = assess(jax.jit(original), flat, original, samples(program, leaves))
+    found = assess(jax.jit(original), flat, program, samples(program, leaves))
     if not found.ok:
         raise WrongResultError(f"the result of {name} is wrong: {found.reason}")
     return found.error, found.tolerance

@@ -1,42 +1,69 @@
-"""How far a program is from a float64 reference, beside how far the original is."""
+"""How far a program is from its values in double precision, beside how far the original is.
+
+Two things are judged. The largest error of an array, relative to the array's largest value: it may
+be a few times the original's. And every element by itself: it may err by a few times what the
+original errs there, or by what rounding explains at that element (`reference`); so an error that
+spreads to where nothing large was summed is seen, however large the rest of the array is.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.backends.reference import Reference, reference
+from xrl_jax.graph.program import Program
+
 TIMES_ORIGINAL = (
     4.0  # the default tolerance: the result may err this many times as much as the original
 )
 _ULPS = 8.0  # an original that is exact still grants this many units in the last place
+# Standard errors that one element may be off: the largest of a million normal errors is 5, XLA's
+# fast functions and sums in another order take the rest.
+_STANDARD_ERRORS = 64.0
+_USUAL = 99.0  # percentile of the original's own errors, in standard errors
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Relative errors over all results and samples: max |x - reference| / max |reference| for each
-    array, the largest of them.
+    """Errors over all results and samples.
 
     Attributes:
-      error: of the optimised function.
+      error: of the optimised function: max |x - reference| / max |reference| for each array, the
+        largest of them.
       original_error: of the original function.
       tolerance: what `error` may be.
-      reference: "float64", or "original" where the function cannot be run in float64 (then
-        `original_error` is 0).
-      ok: within tolerance; integers, booleans, NaN and infinities agree with the original.
+      element: the largest error of an element beside what is allowed for that element; at most 1.
+      narrow: names of equations that the reference had to run in the program's own precision.
+      ok: within tolerance; integers and booleans agree with the original but where a rounding error
+        decides them, NaN and infinities are where the original's are.
       reason: what failed, "" if ok.
     """
 
     error: float
     original_error: float
     tolerance: float
-    reference: str
+    element: float
+    narrow: tuple[str, ...]
     ok: bool
+    reason: str = ""
+
+
+@dataclass
+class _Worst:
+    """The largest figures so far."""
+
+    error: float = 0.0
+    own: float = 0.0
+    unit: float = 0.0
+    element: float = 0.0
+    where: str = ""
+    narrow: set[str] = field(default_factory=set)
     reason: str = ""
 
 
@@ -44,14 +71,9 @@ def relative_error(got: Any, reference: Any) -> float:
     """max |got - reference| / max |reference| where the reference is finite; inf where NaN or
     infinities differ.
     """
-    a, b = np.asarray(got), np.asarray(reference)
-    wide = np.complex128 if np.iscomplexobj(b) or np.iscomplexobj(a) else np.float64
-    a, b = a.astype(wide), b.astype(wide)
+    a, b = _wide(got), _wide(reference)
     finite = np.isfinite(b)
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
-        return float("inf")
-    beyond = ~finite & ~np.isnan(b)
-    if not np.array_equal(a[beyond], b[beyond]):
+    if misplaced(a, b):
         return float("inf")
     if not finite.any():
         return 0.0
@@ -60,40 +82,42 @@ def relative_error(got: Any, reference: Any) -> float:
     return worst / scale if scale > 0 else (0.0 if worst == 0 else float("inf"))
 
 
-def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-    """Flat results of `fn` on arguments widened to float64 (complex128), on the host; None where it
-    cannot be run so.
+def misplaced(got: np.ndarray, expected: np.ndarray) -> int:
+    """How many elements are NaN or infinite in one of the arrays and not the same in the other."""
+    with np.errstate(invalid="ignore"):
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    return int(np.sum(~same & ~(np.isfinite(got) & np.isfinite(expected))))
+
+
+def element_error(
+    got: np.ndarray, before: np.ndarray, exact: np.ndarray, bar: np.ndarray, unit: float
+) -> tuple[float, int]:
+    """The largest error of an element over what is allowed for it, and which element that is.
+
+    Args:
+      got: results of the optimised function, wide.
+      before: of the original, wide.
+      exact: the reference.
+      bar: the standard rounding error of every element.
+      unit: a unit in the last place of 1.
     """
-    widen: dict[Any, Any] = {
-        jnp.dtype(d): jnp.dtype("float64") for d in ("float16", "bfloat16", "float32")
-    }
-    widen[jnp.dtype("complex64")] = jnp.dtype("complex128")
-
-    def wide(x: Any) -> Any:
-        if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
-        host = np.asarray(x)
-        # To the device at once: two copies of all weights are none of one array.
-        return jax.device_put(host.astype(widen.get(jnp.dtype(host.dtype), host.dtype)))
-
-    try:
-        with jax.enable_x64(True), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = jax.jit(fn)(*jax.tree.map(wide, list(args)))
-            return [_host(r) for r in jax.tree.leaves(results)]
-    except Exception:
-        # The function fixes a dtype somewhere: the caller says so in `Accuracy.reference`.
-        return None
-
-
-def _host(x: Any) -> Any:
-    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
+    with np.errstate(all="ignore"):
+        least = _ULPS * (unit * np.abs(exact) + np.finfo(np.float32).tiny)
+        own, ours = np.abs(before - exact), np.abs(got - exact)
+        usual = own / np.maximum(bar, least / _ULPS)
+        known = np.isfinite(usual)
+        times = TIMES_ORIGINAL * np.percentile(usual[known], _USUAL) if known.any() else 0.0
+        allowed = np.maximum(max(_STANDARD_ERRORS, times) * bar, TIMES_ORIGINAL * own)
+        ratio = ours / np.maximum(allowed, least)
+    ratio = np.where(np.isfinite(ratio), ratio, 0.0).reshape(-1)
+    at = int(np.argmax(ratio))
+    return float(ratio[at]), at
 
 
 def assess(
     original: Callable[..., Any],
     optimised: Callable[..., Any],
-    reference: Callable[..., Any],
+    program: Program,
     samples: Sequence[Sequence[Any]],
     *,
     tolerance: float | None = None,
@@ -102,10 +126,11 @@ def assess(
     """Compare an optimised function with the original.
 
     Args:
-      original, optimised: functions of the same arguments with the same results.
-      reference: the original, to be run in float64.
+      original, optimised: functions of the same flat arguments with the same results.
+      program: the original as traced, to be evaluated in double precision.
       samples: argument lists to compare on.
-      tolerance: relative error allowed; None for `TIMES_ORIGINAL` times the original's own.
+      tolerance: relative error allowed; None for `TIMES_ORIGINAL` times the original's own, and for
+        elements to be judged by themselves.
       ran: called once both functions have run on all samples, before the reference does, whose
         weights take twice the memory.
     """
@@ -114,30 +139,68 @@ def assess(
         for args in samples
     ]
     ran()
-    error = own = 0.0
-    kind, reason = "float64", ""
-    unit = 0.0
+    worst, in_float64 = _Worst(), reference(program)
     for args, (before, after) in zip(samples, results, strict=True):
-        exact = in_float64(reference, args)
-        if exact is None or [e.shape for e in exact] != [b.shape for b in before]:
-            kind, exact = "original", before
-        for i, (b, a, e) in enumerate(zip(before, after, exact, strict=True)):
-            if a.dtype != b.dtype or a.shape != b.shape:
-                reason = reason or (
-                    f"result {i} is {a.dtype}{list(a.shape)}, "
-                    f"the original gives {b.dtype}{list(b.shape)}"
-                )
-            elif not jnp.issubdtype(b.dtype, jnp.inexact):
-                if not np.array_equal(a, b):
-                    reason = reason or f"result {i} ({b.dtype}) differs from the original's"
-            elif b.size:
-                against = e if np.array_equal(np.isfinite(e), np.isfinite(b)) else b.astype(e.dtype)
-                error, own = (
-                    max(error, relative_error(a, against)),
-                    max(own, relative_error(b, against)),
-                )
-                unit = max(unit, float(jnp.finfo(b.dtype).eps))
-    allowed = max(TIMES_ORIGINAL * own, _ULPS * unit) if tolerance is None else tolerance
-    if not reason and not error <= allowed:
-        reason = f"the result errs by {error:.2e} against {kind}, allowed are {allowed:.2e}"
-    return Accuracy(error, own, allowed, kind, not reason, reason)
+        exact = in_float64(args)
+        worst.narrow |= set(exact.narrow)
+        for i, pair in enumerate(zip(before, after, strict=True)):
+            _compare(worst, i, *pair, exact)
+    allowed = tolerance
+    if allowed is None:
+        allowed = max(TIMES_ORIGINAL * worst.own, _ULPS * worst.unit)
+    reason = worst.reason
+    if not reason and not worst.error <= allowed:
+        reason = f"the result errs by {worst.error:.2e} against float64, allowed are {allowed:.2e}"
+    if not reason and tolerance is None and worst.element > 1.0:
+        reason = worst.where
+    narrow = tuple(sorted(worst.narrow))
+    return Accuracy(worst.error, worst.own, allowed, worst.element, narrow, not reason, reason)
+
+
+def _compare(
+    worst: _Worst, i: int, before: np.ndarray, after: np.ndarray, reference: Reference
+) -> None:
+    """Take one more result into the figures."""
+    exact, bar = reference.exact[i], reference.error[i]
+    if after.dtype != before.dtype or after.shape != before.shape:
+        problem = (
+            f"result {i} is {after.dtype}{list(after.shape)}, "
+            f"the original gives {before.dtype}{list(before.shape)}"
+        )
+    elif not jnp.issubdtype(before.dtype, jnp.inexact):
+        in_doubt = bar if bar.dtype == bool and bar.shape == before.shape else False
+        differs = (before != after) & ~np.asarray(in_doubt)
+        problem = (
+            f"result {i} ({before.dtype}) differs from the original's" if differs.any() else ""
+        )
+    elif not before.size:
+        return
+    else:
+        b, a = _wide(before), _wide(after)
+        wrong = misplaced(a, b)
+        problem = f"result {i} has NaN or infinity in {wrong} other places than the original's"
+        problem = problem if wrong else ""
+        finite = np.isfinite(b) & np.isfinite(exact)
+        against = np.where(finite, exact, b)  # what overflows in the original's precision only
+        worst.error = max(worst.error, relative_error(a, against))
+        worst.own = max(worst.own, relative_error(b, against))
+        unit = float(jnp.finfo(before.dtype).eps)
+        worst.unit = max(worst.unit, unit)
+        element, at = element_error(a, b, against, np.where(finite, bar, np.inf), unit)
+        if element > worst.element:
+            worst.element = element
+            index = tuple(int(n) for n in np.unravel_index(at, b.shape))
+            worst.where = (
+                f"element {list(index)} of result {i} is {a[index]:.9g}, in float64 "
+                f"{against[index]:.9g}: {element:.2g} times the error that is allowed there"
+            )
+    worst.reason = worst.reason or problem
+
+
+def _wide(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def _host(x: Any) -> Any:
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)

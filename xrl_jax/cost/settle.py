@@ -222,7 +222,8 @@ class _InTurn(NamedTuple):
 
 
 def _unknown(reason: str) -> Accuracy:
-    return Accuracy(float("inf"), float("inf"), 0.0, "float64", False, reason)
+    inf = float("inf")
+    return Accuracy(inf, inf, 0.0, inf, (), False, reason)
 
 
 def _check(
@@ -244,7 +245,7 @@ def _check(
             return assess(
                 before,
                 flat_call(fast),
-                original,
+                program,
                 checks,
                 tolerance=tolerance,
                 ran=without_prepared_weights,

@@ -55,7 +55,7 @@ def make_report(
         max_error=settled.accuracy.error,
         reference_error=settled.accuracy.original_error,
         tolerance=settled.accuracy.tolerance,
-        reference=settled.accuracy.reference,
+        narrow=settled.accuracy.narrow,
         weight_bytes_added=settled.weight_bytes_added,
         predicted_ms_before=1e3 * predicted(program, costs),
         predicted_ms_after=1e3 * predicted(settled.program, costs),

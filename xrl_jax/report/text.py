@@ -56,8 +56,8 @@ class Report:
       max_error: of the optimised function.
       reference_error: of the original.
       tolerance: what `max_error` was allowed to be.
-      reference: "float64", or "original" where the function cannot be run in float64: errors are
-        then relative to the original, whose own is 0.
+      narrow: names of equations that could not be run in float64: the reference has their results
+        in the precision that the function has them in.
       weight_bytes_added: memory that prepared weights take beyond the original ones.
       predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
       steps: the rewrites that led to the result.
@@ -109,7 +109,7 @@ class Report:
     measure_seconds: float
     search_seconds: float
     total_seconds: float
-    reference: str = "float64"
+    narrow: tuple[str, ...] = ()
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -176,7 +176,6 @@ class Report:
         return "\n".join(_lines(self))
 
 
-_REFERENCES = {"original": "the original, which cannot be run in float64"}
 _DERIVED = ("baseline_ms", "optimized_ms", "rules_fired", "break_even_calls")
 
 
@@ -206,7 +205,7 @@ def _step(value: Any) -> Step:
 # How each field is read back; `as_dict` writes them all.
 _READ: dict[str, Any] = {
     **dict.fromkeys(("name", "search", "machine", "versions", "used"), str),
-    **dict.fromkeys(("reason", "reference", "baseline_name", "note"), str),
+    **dict.fromkeys(("reason", "baseline_name", "note"), str),
     **dict.fromkeys(("weight_bytes_added", "nodes_before", "nodes_after"), int),
     **dict.fromkeys(("candidates", "measurements", "from_store", "failures"), int),
     **dict.fromkeys(("speedup", "traced_speedup"), _float),
@@ -217,6 +216,7 @@ _READ: dict[str, Any] = {
     **dict.fromkeys(("interval", "noise_interval", "body_counts"), _floats),
     "seed": lambda value: None if value is None else int(value),
     "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
+    "narrow": lambda names: tuple(map(str, names)),
     "stop_reason": lambda name: StopReason[name],
     "baselines": lambda named: {str(n): Timing.from_dict(t) for n, t in named.items()},
     "optimized": Timing.from_dict,
@@ -244,9 +244,9 @@ def _lines(r: Report) -> Iterator[str]:
     before, after = (seconds_text(ms / 1e3) for ms in (r.predicted_ms_before, r.predicted_ms_after))
     yield f"  the cost model predicted {before} before, {after} after"
     yield ""
-    reference = _REFERENCES.get(r.reference, r.reference)
+    narrow = f" ({', '.join(r.narrow)} in their own precision)" if r.narrow else ""
     yield (
-        f"errors against {reference}: original {r.reference_error:.1e}, "
+        f"errors against float64{narrow}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
     if r.used == "optimized":

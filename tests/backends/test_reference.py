@@ -1,0 +1,129 @@
+"""The reference is the traced program in double precision, with an error bar on every element."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.backends.reference import reference
+from xrl_jax.frontends.jaxpr import from_jax
+
+THIRD = np.float32(1) / np.float32(3)
+
+
+def of(fn, *args):
+    return reference(from_jax(fn, *args))(args)
+
+
+def test_casts_and_constants_are_wide():
+    def fn(x):
+        return (x + 1e-12).astype(jnp.bfloat16).astype(jnp.float32) * jnp.float32(3)
+
+    found = of(fn, jnp.ones(2))
+    assert found.exact[0].dtype == np.float64 and found.narrow == ()
+    assert found.exact[0] == pytest.approx(3 + 3 * float(np.float32(1e-12)), rel=1e-15)
+
+
+def test_arrays_that_a_function_closes_over_are_wide():
+    w = jnp.full((3, 2), THIRD)
+
+    def fn(x):
+        return jax.lax.dot(x, w)  # refuses arguments of two dtypes
+
+    found = of(fn, jnp.ones((1, 3)))
+    assert found.exact[0].tolist() == [[3 * float(THIRD)] * 2]
+
+
+def test_control_flow_is_wide():
+    def fn(x):
+        last, rows = jax.lax.scan(lambda c, y: (c * THIRD, c + y), jnp.float32(1), x)
+        chosen = jax.lax.cond(x[0] > 0, lambda v: v * THIRD, lambda v: v, last)
+        return rows, jax.lax.fori_loop(0, 2, lambda _, c: c * THIRD, chosen)
+
+    found = of(fn, jnp.ones(3))
+    third = float(THIRD)
+    assert found.narrow == ()
+    assert found.exact[0] == pytest.approx([2, 1 + third, 1 + third**2], rel=1e-15)
+    assert found.exact[1] == pytest.approx(third**6, rel=1e-14)
+
+
+def test_equations_kept_as_they_are_are_wide_where_they_can_be():
+    index = jnp.asarray([1, 1])
+
+    def fn(x):
+        return jnp.sort(x.at[index].add(THIRD))[::-1], jnp.linalg.solve(3 * jnp.eye(3), x)
+
+    found = of(fn, jnp.zeros(3).at[0].set(1.0))
+    assert found.narrow == ()
+    assert found.exact[0] == pytest.approx([1, 2 * float(THIRD), 0], rel=1e-15)
+    assert found.exact[1] == pytest.approx([1 / 3, 0, 0], rel=1e-15)
+
+
+def test_what_cannot_be_wide_is_named():
+    def fn(x):
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+        return jax.lax.bitcast_convert_type(bits, jnp.float32) * THIRD
+
+    found = of(fn, jnp.ones(2))
+    assert found.narrow == ("bitcast_convert_type",)
+    assert found.exact[0].tolist() == [float(THIRD)] * 2
+
+
+def test_integers_and_keys_stay_what_they_are():
+    key = jax.random.key(3)
+    found = of(lambda n, k: (n + 1, k), jnp.arange(3), key)
+    assert found.exact[0].tolist() == [1, 2, 3] and found.exact[0].dtype == np.int32
+    assert (found.exact[1] == np.asarray(jax.random.key_data(key))).all()
+
+
+def test_an_operand_that_is_exact_brings_one_rounding():
+    found = of(lambda x: x * x, jnp.asarray([3.0]))
+    assert found.error[0] == pytest.approx([9 * 2.0**-24])
+    assert of(lambda x: -x, jnp.asarray([3.0])).error[0].tolist() == [0.0]
+
+
+def test_the_bar_of_a_sum_is_that_of_its_terms():
+    found = of(lambda x, y: x @ y, jnp.asarray([[1e4, 0.0], [1.0, 1.0]]), jnp.ones((2, 1)))
+    large, small = found.error[0][:, 0] / 2.0**-24
+    assert large == pytest.approx(np.sqrt(2) * 1e4, rel=1e-3)
+    assert small == pytest.approx(np.sqrt(2 + 4), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jax.nn.softmax(x @ x.T / 7),
+        lambda x: jnp.tanh(x @ x.T) @ x,
+        lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5),
+        lambda x: jnp.cumsum(x, -1) * jax.nn.gelu(x),
+        lambda x: jnp.take(x @ x.T, jnp.asarray([3, 1]), axis=0).astype(jnp.bfloat16),
+        lambda x: jax.lax.scan(lambda c, y: (jnp.sin(c + y), c), x[0], x)[1],
+    ],
+    ids=["softmax", "products", "normalisation", "gelu", "bfloat16", "scan"],
+)
+def test_the_bars_are_as_large_as_the_errors(fn):
+    x = jax.random.normal(jax.random.key(0), (32, 48))
+    found = of(fn, x)
+    error = np.abs(np.asarray(fn(x), np.float64) - found.exact[0]) / found.error[0]
+    assert error.max() < 32 and 0.1 < np.median(error) < 8
+
+
+def test_what_a_rounding_error_could_change_is_marked():
+    x = jnp.asarray([0.5, 1.0, 1.5])
+
+    def fn(x):
+        y = (x * THIRD) * 3
+        return y >= 1, jnp.floor(y), jnp.argmax(jnp.stack([y, y + 1]), 0), jnp.argmax(y - y)
+
+    found = of(fn, x)
+    assert found.error[0].tolist() == [False, True, False]
+    assert found.error[1].tolist() == [0.0, 1.0, 0.0]
+    assert found.error[2].tolist() == [False, False, False]
+    assert bool(found.error[3])
+
+
+def test_a_choice_in_doubt_is_an_error_of_the_difference():
+    found = of(lambda x: jnp.where(x * THIRD * 3 > 1, x, 5 * x), jnp.asarray([0.5, 1.0]))
+    assert found.error[0] == pytest.approx([2.5 * 2.0**-24, 4.0], rel=1e-3)
