@@ -13,7 +13,7 @@ an argmax) is marked where an error of that size could change it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import CONTROL_FLOW, Array, Call, Equation, Input, Program
 
+_MOST_NODES = 48  # compiled together: twice as many take more than twice as long
 _SURE = 32.0  # standard errors beyond which a comparison is not in doubt
 _EXACT = "neg abs max min clamp copy nextafter iota input weight array const hole pack proj".split()
 _MOVES = "transpose reshape broadcast slice rev concat pad".split()
@@ -80,11 +81,6 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
     run = _Run(program, narrow.add, rounding=True)
     kept: dict[int, tuple[Any, Any]] = {}
 
-    @jax.jit
-    def results(leaves: Sequence[Any]) -> Any:
-        found = run.graph(0, [Value(x) for x in leaves])
-        return [(v.exact, _bar(v)) for v in found]
-
     def wide(i: int, x: Any) -> Any:
         if i in kept and kept[i][0] is x:
             return kept[i][1]
@@ -96,9 +92,9 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
 
     def call(args: Sequence[Any]) -> Reference:
         with jax.enable_x64(True):
-            pairs = results([wide(i, x) for i, x in enumerate(args)])
-            exact = [_on_host(x) for x, _ in pairs]
-            return Reference(exact, [np.asarray(e) for _, e in pairs], tuple(sorted(narrow)))
+            found = run.graph(0, [Value(wide(i, x)) for i, x in enumerate(args)])
+            exact, error = [_on_host(v.exact) for v in found], [np.asarray(_bar(v)) for v in found]
+            return Reference(exact, error, tuple(sorted(narrow)))
 
     return call
 
@@ -114,44 +110,73 @@ def _on_host(x: Any) -> np.ndarray:
 
 
 class _Run:
-    """One evaluation of a program; without `rounding`, no value has an error."""
+    """One evaluation of a program; without `rounding`, no value has an error.
+
+    A graph is compiled in pieces, between its calls of folded bodies, and each body once.
+    """
 
     def __init__(self, program: Program, tell: Callable[[str], Any], *, rounding: bool) -> None:
         self.program = program
         self.tell = tell
         self.rounding = rounding
+        self.pieces: dict[int, _Pieces] = {}  # by the index of the graph
+        self.compiled: dict[tuple[int, int], Any] = {}  # by graph and first node
 
     def graph(self, index: int, args: Sequence[Value]) -> list[Value]:
         """The results of a graph of the program."""
-        nodes, outputs, _ = nodes_of(self.program.graphs[index])
-        values: list[Any] = []  # a list where a node has several results
-        for node in nodes:
-            values.append(self.node(node, nodes, values, args))
+        if index not in self.pieces:
+            self.pieces[index] = _in_pieces(self.program, index)
+        nodes, outputs, pieces = self.pieces[index]
+        values: dict[int, Any] = {}  # a list where a node has several results
+        for i, node in enumerate(nodes):
+            match self.program.bindings[node.ref] if node.ref >= 0 else None:
+                case Input(position):
+                    values[i] = args[position]
+                case Array(value):
+                    values[i] = Value(jnp.asarray(widened(value)))
+        for piece in pieces:
+            first = piece.members[0]
+            call = self.called(nodes[first])
+            if call is not None:
+                operands = [values[a] for a in flat_operands(nodes, nodes[first])]
+                results = self.graph(call + 1, operands)
+                values[first] = results[0] if len(results) == 1 else results
+            else:
+                run = functools.partial(self.piece, nodes, piece)
+                run = self.compiled.setdefault((index, first), jax.jit(run))
+                values |= run({a: values[a] for a in piece.taken})
+            for a in piece.done:
+                values.pop(a, None)
         return [values[o] for o in outputs]
 
-    def node(
-        self, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Value]
-    ) -> Any:
-        match self.program.bindings[node.ref] if node.ref >= 0 else None:
-            case Input(position):
-                return args[position]
-            case Array(value):
-                return Value(jnp.asarray(widened(value)))
-            case Equation() | Call() as bound:
-                held = flat_operands(nodes, node)
-                operands = [values[i] for i in held]
-                dtypes = [_dtype_of(nodes[i], values[i]) for i in held]
-                results = self.bound(bound, operands, dtypes)
-                return results[0] if len(results) == 1 else results
-        match node.op:
-            case "pack":
-                return None
-            case "proj":
-                return values[node.args[0]][node.attr("index")]
-        return self.native(node, [values[a] for a in node.args], [nodes[a] for a in node.args])
+    def called(self, node: Node) -> int | None:
+        """The body that a node stands for; None where it is something else."""
+        match self.program.bindings[node.ref] if node.op == "call" else None:
+            case Call("inline", (body,)):
+                return body
+        return None
 
-    def native(self, node: Node, xs: Sequence[Value], args: Sequence[Node]) -> Value:
-        """An operator of the table."""
+    def piece(
+        self, nodes: Sequence[Node], piece: _Piece, taken: Mapping[int, Any]
+    ) -> dict[int, Any]:
+        """The values that a piece gives to others."""
+        values = dict(taken)
+        for i in piece.members:
+            node = nodes[i]
+            if node.op in ("opaque", "call"):
+                held = flat_operands(nodes, node)
+                operands = [values[a] for a in held]
+                results = self.bound(node, operands, [_dtype_of(nodes[a]) for a in held])
+                values[i] = results[0] if len(results) == 1 else results
+            elif node.op == "proj":
+                values[i] = values[node.args[0]][node.attr("index")]
+            elif node.op != "pack":
+                dtypes = [nodes[a].dtype for a in node.args]
+                values[i] = self.native(node, dtypes, [values[a] for a in node.args])
+        return {i: values[i] for i in piece.given}
+
+    def native(self, node: Node, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
+        """An operator of the table, on operands that have these dtypes in the program."""
         wide = _wide_node(node)
         y = lower(wide, *(x.exact for x in xs))
         if not self.rounding or not xs:
@@ -159,28 +184,26 @@ class _Run:
         if not _is_inexact(y):
             return Value(y, _doubt(node, wide, y, xs))
         error = _passed_on(node, wide, y, xs)
-        if _rounds(node, args):
-            error = _sum(error, _unit(node.dtype) ** 2 * _square(y))
+        if _rounds(node, dtypes):
+            error = _sum(error, _rounding(y, jnp.dtype(node.dtype)))
         return Value(y, error)
 
-    def bound(
-        self, bound: Equation | Call, operands: Sequence[Value], dtypes: Sequence[Any]
-    ) -> list[Value]:
-        """An equation the table cannot say, or the bodies of a call."""
-        if isinstance(bound, Call) and bound.equation is None:
-            return self.graph(bound.bodies[0] + 1, operands)
+    def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
+        """An equation that the table cannot say, or control flow."""
+        bound = self.program.bindings[node.ref]
         equation = bound.equation if isinstance(bound, Call) else bound
-        assert equation is not None
-        avals = equation.avals
+        assert isinstance(equation, Equation)
         if isinstance(bound, Call):
             equation = replace(equation, params=equation.params | self._bodies(bound))
+        avals = equation.avals
 
-        def run(*xs: Any) -> list[Any]:
-            return wide_results(equation, xs, dtypes, avals, self.tell)
+        def run(*exact: Any) -> list[Any]:
+            own = [x.dtype if d is None else d for x, d in zip(exact, dtypes, strict=True)]
+            return wide_results(equation, exact, own, avals, self.tell)
 
-        if not self.rounding:
-            return [Value(y) for y in run(*(x.exact for x in operands))]
-        return _by_random_signs(run, operands, [a.dtype for a in avals])
+        if self.rounding:
+            return _by_random_signs(run, avals, xs)
+        return [Value(y) for y in run(*(x.exact for x in xs))]
 
     def _bodies(self, call: Call) -> dict[str, Any]:
         """The parameters of control flow that hold its jaxprs, in double precision."""
@@ -203,6 +226,52 @@ class _Run:
         return dict(zip(CONTROL_FLOW[call.kind], traced, strict=True))
 
 
+class _Piece(NamedTuple):
+    """Nodes that are evaluated together, or one call of a body.
+
+    Attributes:
+      members: their indices.
+      taken, given: values from other pieces, and for them.
+      done: values that nobody uses after it.
+    """
+
+    members: list[int]
+    taken: list[int]
+    given: list[int]
+    done: list[int]
+
+
+_Pieces = tuple[list[Node], tuple[int, ...], list[_Piece]]
+
+
+def _in_pieces(program: Program, index: int) -> _Pieces:
+    """The nodes of a graph, its outputs, and what is evaluated together."""
+    nodes, outputs, _ = nodes_of(program.graphs[index])
+    groups: list[list[int]] = [[]]
+    uses: list[list[int]] = []
+    for i, node in enumerate(nodes):
+        bound = program.bindings[node.ref] if node.ref >= 0 else None
+        is_bound = isinstance(bound, Equation | Call)
+        args = flat_operands(nodes, node) if is_bound else list(node.args)
+        uses.append([] if node.op == "pack" else args)
+        if isinstance(bound, Call) and bound.equation is None:
+            groups += [[i], []]
+        elif is_bound or node.ref < 0:
+            if len(groups[-1]) >= _MOST_NODES:
+                groups.append([])
+            groups[-1].append(i)
+    groups = [g for g in groups if g]
+    last: dict[int, int] = {a: n for n, g in enumerate(groups) for i in g for a in uses[i]}
+    last |= dict.fromkeys(outputs, len(groups))
+    pieces = []
+    for n, members in enumerate(groups):
+        own = set(members)
+        taken = list(dict.fromkeys(a for i in members for a in uses[i] if a not in own))
+        given = [i for i in members if last.get(i, -1) > n]
+        pieces.append(_Piece(members, taken, given, [a for a in taken if last[a] == n]))
+    return nodes, outputs, pieces
+
+
 # --- what an operator passes on of its operands' errors ---
 
 
@@ -223,6 +292,8 @@ def _passed_on(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
         return None
     if op in _MOVES:
         return lower(wide, *map(_variance, xs))
+    if op in ("reduce_max", "reduce_min"):
+        return _of_extreme(node, y, xs[0])
     if op in _EXTREMES:
         return lower(replace(wide, op=_EXTREMES[op]), xs[0].error)
     if op in _STEPS:
@@ -231,7 +302,8 @@ def _passed_on(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
         return _of_softmax(node, y, xs[0])
     if node.spec.shape == "elementwise":
         return _of_elementwise(wide, xs)
-    (result,) = _by_random_signs(lambda *a: [lower(wide, *a)], xs, [jnp.dtype(node.dtype)])
+    aval = jax.ShapeDtypeStruct(node.shape, jnp.dtype(node.dtype))
+    (result,) = _by_random_signs(lambda *a: [lower(wide, *a)], [aval], xs)
     return result.error
 
 
@@ -284,6 +356,14 @@ def _near_step(op: str, x: Any, error: Any) -> Any:
     return jnp.abs(x - border) <= _SURE * jnp.sqrt(error)
 
 
+def _of_extreme(node: Node, y: Any, x: Value) -> Any:
+    """The largest of the errors of those elements that may be the one found."""
+    axes = axes_of(node)
+    apart = jnp.abs(x.exact - jnp.expand_dims(y, axes))
+    error = jnp.where(_square(apart) <= _SURE * x.error, x.error, 0.0)
+    return jnp.max(error, axis=axes)
+
+
 def _of_softmax(node: Node, y: Any, x: Value) -> Any:
     """dy = y (dx - sum y dx)."""
     axes = axes_of(node)
@@ -306,7 +386,7 @@ def _of_elementwise(wide: Node, xs: Sequence[Value]) -> Any:
 
 
 def _by_random_signs(
-    run: Callable[..., Sequence[Any]], xs: Sequence[Value], dtypes: Sequence[Any]
+    run: Callable[..., Sequence[Any]], avals: Sequence[Any], xs: Sequence[Value]
 ) -> list[Value]:
     """What `run` passes on, by its derivative along errors of random signs, roundings of its
     operands among them, for it may sum them up; without a derivative, an error as large relatively
@@ -315,7 +395,6 @@ def _by_random_signs(
     exact = [x.exact for x in xs]
     moving = [i for i, x in enumerate(xs) if _is_inexact(x.exact)]
     doubt = [x.error for x in xs if x.error is not None and not _is_inexact(x.exact)]
-    rest = [(_unit(d.name) ** 2 if _is_inexact_dtype(d) else 0.0) for d in dtypes]
 
     def of_moving(*moved: Any) -> list[Any]:
         given = list(exact)
@@ -338,12 +417,12 @@ def _by_random_signs(
     unsure = jnp.any(jnp.stack([jnp.any(d) for d in doubt])) if doubt else None
     of = iter(slopes)
     found = []
-    for y, unit in zip(results, rest, strict=True):
+    for y, aval in zip(results, avals, strict=True):
         if not _is_inexact(y):
             found.append(Value(y, None if unsure is None else jnp.broadcast_to(unsure, y.shape)))
             continue
         slope = next(of)
-        error = unit * _square(y)
+        error = _rounding(y, aval.dtype)
         error = error if slope is None else error + _square(slope)
         if unsure is not None:
             error = jnp.where(unsure, jnp.inf, error)
@@ -395,16 +474,18 @@ def _of_argmax(node: Node, wide: Node, x: Value) -> Any:
 # --- helpers ---
 
 
-def _rounds(node: Node, args: Sequence[Node]) -> bool:
-    """Whether the operator rounds its result."""
+def _rounds(node: Node, dtypes: Sequence[str]) -> bool:
+    """Whether the operator rounds its result, of operands of these dtypes."""
     if node.op == "cast":
-        return (
-            ops.DTYPE_BYTES[ops.DTYPE_CODE[node.dtype]]
-            < ops.DTYPE_BYTES[ops.DTYPE_CODE[args[0].dtype]]
-            or "int" in args[0].dtype
-        )
+        source, target = (ops.DTYPE_BYTES[ops.DTYPE_CODE[d]] for d in (*dtypes, node.dtype))
+        return target < source or "int" in dtypes[0]
     exact = node.op in _EXACT or node.op in _MOVES or node.op in _EXTREMES or node.op in _STEPS
     return not exact and node.op != "select"
+
+
+def _rounding(y: Any, dtype: Any) -> Any:
+    """The variance of a result's rounding; none where the dtype holds it exactly."""
+    return jnp.where(y == y.astype(dtype), 0.0, _unit(dtype.name) ** 2 * _square(y))
 
 
 def _unit(dtype: str) -> float:
@@ -469,5 +550,6 @@ def _with_dtype(node: Node, dtype: str) -> Node:
     return replace(node, attrs=tuple(attrs))
 
 
-def _dtype_of(node: Node, value: Any) -> Any:
-    return value.exact.dtype if node.dtype in _UNTYPED else jnp.dtype(node.dtype)
+def _dtype_of(node: Node) -> Any:
+    """The dtype of a node in the program; None where that is the value's own."""
+    return None if node.dtype in _UNTYPED else jnp.dtype(node.dtype)
