@@ -26,7 +26,7 @@ from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import offered, select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rewrite.verify import require_verified
+from xrl_jax.rewrite.verify import verified
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
@@ -42,6 +42,7 @@ def optimize(
     budget: Budget | None = None,
     key: jax.Array | None = None,
     tolerance: float | None = None,
+    assume: Sequence[str] = (),
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Fast:
@@ -58,6 +59,9 @@ def optimize(
       budget: seconds and measurements that may be spent; 60 seconds by default.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
+      assume: what may be taken for granted of values. ("finite",) allows rules that lose NaN,
+        infinities or the range of floats somewhere; without it none of them is used but those given
+        as Rule objects.
       cache_dir: where timings and results are kept; None for the user's cache folder. A second
         search of the same program goes on from the result of the first.
       progress: show a live display.
@@ -72,16 +76,16 @@ def optimize(
     Raises:
       RuleError: a rule that is not the library's fails its verification.
       TraceError: `fn` cannot be traced.
-      ValueError: an unknown search or rule, by name.
+      ValueError: an unknown search, rule or assumption, by name.
     """
     budget = budget or Budget()
     clock = whole = Stopwatch(budget.seconds)
     strategy = find_strategy(search)
-    library = standard_rules()
+    library = standard_rules(tuple(assume))
     chosen = select_rules(library, rules)
     original = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     program = batched(unrolled(original))
-    require_verified(chosen, library)
+    chosen = verified(chosen, library)
     with on_cpu():
         rule_table = compile_rules(offered(chosen))
     arguments = flatten_args(example_args, {})[0] if example_args else list(original.in_avals)
@@ -130,6 +134,7 @@ def optimize(
             program=program,
             found=found,
             settled=settled,
+            rules=chosen,
             costs=oracle.table(),
             spending=oracle.spending,
             search_seconds=search_seconds,

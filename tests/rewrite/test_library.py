@@ -19,7 +19,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.rewrite.apply import apply
-from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
+from xrl_jax.rewrite.library import all_rules, load_rules, select_rules, standard_rules
 from xrl_jax.rewrite.match import candidates, match
 from xrl_jax.rewrite.rule import parse_rules
 from xrl_jax.rewrite.sexpr import RuleError
@@ -30,7 +30,7 @@ SHIFT = '(rule shift (source "s") (lhs (add ?x ?y)) (when (is-scalar ?y)) (rhs (
 
 
 def test_the_library_has_many_rules_of_every_family() -> None:
-    rules = standard_rules()
+    rules = all_rules()
     families = Counter(r.family for r in rules)
     assert len(rules) >= 75
     assert set(families) == {
@@ -41,7 +41,7 @@ def test_the_library_has_many_rules_of_every_family() -> None:
 
 
 def test_the_library_leaves_room_for_a_hundred_patterns_of_the_user() -> None:
-    roles = compile_rules(standard_rules()).table.row_role
+    roles = compile_rules(all_rules()).table.row_role
     assert roles.shape == (640,)
     assert int((roles < 0).sum()) >= 100
 
@@ -50,6 +50,23 @@ def test_a_pattern_that_reaches_further_than_the_matcher_looks_is_refused() -> N
     tall = '(rule tall (source "test") (lhs (neg (neg (neg (neg (neg ?x)))))) (rhs (neg ?x)))'
     with pytest.raises(RuleError, match=r"rule tall: .* reaches 5 argument steps .* at most 4"):
         compile_rules(parse_rules(tall)[0])
+
+
+def test_rules_that_need_finite_values_are_used_where_that_is_assumed() -> None:
+    cautious, bold = standard_rules(), standard_rules(("finite",))
+    assert set(bold) == set(all_rules()) and set(cautious) < set(bold)
+    assert "tanh-by-logistic" in {r.name for r in set(bold) - set(cautious)}
+    with pytest.raises(ValueError, match=r"'mul-factor' takes for granted that .* are finite"):
+        select_rules(cautious, ["mul-factor"])
+    with pytest.raises(ValueError, match="known are 'finite'"):
+        standard_rules(("positive",))
+
+
+def test_a_rule_says_what_it_assumes() -> None:
+    (rule,) = load_rules(SHIFT.replace("(when", "(assumes finite) (when"))
+    assert rule.assumes == ("finite",)
+    with pytest.raises(RuleError, match="a rule assumes one of finite"):
+        load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
 
 
 def test_rule_text_may_use_the_macros_of_the_prelude() -> None:
@@ -115,7 +132,7 @@ def rewritten(
 ) -> Any:
     """The program with the first candidate applied until there is none."""
     program = from_jax(fn, *args, weights=weights)
-    table = compile_rules(select_rules(standard_rules(), rules), min_rows=ROWS, min_code=CODE).table
+    table = compile_rules(select_rules(all_rules(), rules), min_rows=ROWS, min_code=CODE).table
     graph = program.graph
     for _ in range(40):
         found = find(table, graph)

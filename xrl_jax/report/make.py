@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jaxlib.version
 
@@ -12,6 +14,7 @@ from xrl_jax.cost.settle import Settled
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
 from xrl_jax.report.text import Report
+from xrl_jax.rewrite.rule import Rule
 from xrl_jax.search.base import SearchResult, predicted
 
 
@@ -24,17 +27,24 @@ def make_report(
     program: Program,
     found: SearchResult,
     settled: Settled,
+    rules: Sequence[Rule],
     costs: CostTable,
     spending: Spending,
     search_seconds: float,
     total_seconds: float,
 ) -> Report:
-    """The report of one optimisation; `program` is the original, `costs` what was known in the
-    end.
+    """The report of one optimisation.
+
+    Args:
+      program: the original.
+      rules: that were searched with.
+      costs: what was known in the end.
     """
     chosen = found.best[settled.index]
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
     speedup = settled.speedup
+    fired = {step.rule for step in chosen.steps}
+    assumed = tuple(r.name for r in rules if r.assumes and r.name in fired)
     return Report(
         name=name,
         search=search,
@@ -55,6 +65,7 @@ def make_report(
         max_error=settled.accuracy.error,
         reference_error=settled.accuracy.original_error,
         tolerance=settled.accuracy.tolerance,
+        assumed=assumed if settled.used else (),
         narrow=settled.accuracy.narrow,
         weight_bytes_added=settled.weight_bytes_added,
         predicted_ms_before=1e3 * predicted(program, costs),

@@ -58,6 +58,7 @@ class Report:
       tolerance: what `max_error` was allowed to be.
       narrow: names of equations that could not be run in float64: the reference has their results
         in the precision that the function has them in.
+      assumed: rules of the result that hold only where all values are finite, and in range.
       weight_bytes_added: memory that prepared weights take beyond the original ones.
       predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
       steps: the rewrites that led to the result.
@@ -110,6 +111,7 @@ class Report:
     search_seconds: float
     total_seconds: float
     narrow: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -216,7 +218,7 @@ _READ: dict[str, Any] = {
     **dict.fromkeys(("interval", "noise_interval", "body_counts"), _floats),
     "seed": lambda value: None if value is None else int(value),
     "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
-    "narrow": lambda names: tuple(map(str, names)),
+    **dict.fromkeys(("narrow", "assumed"), lambda names: tuple(map(str, names))),
     "stop_reason": lambda name: StopReason[name],
     "baselines": lambda named: {str(n): Timing.from_dict(t) for n, t in named.items()},
     "optimized": Timing.from_dict,
@@ -249,6 +251,8 @@ def _lines(r: Report) -> Iterator[str]:
         f"errors against float64{narrow}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
+    if r.assumed:
+        yield f"taken for granted: all values are finite (by {', '.join(r.assumed)})"
     if r.used == "optimized":
         faster = f"{r.traced_speedup:.2f} times as fast"
         yield (

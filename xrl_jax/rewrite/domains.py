@@ -239,10 +239,14 @@ _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 1e-3, -20.0, 30.0])
 
 @dataclass(frozen=True)
 class Floats:
-    """Double precision; a cast to a narrower dtype rounds as that dtype does."""
+    """Double precision, or single; a cast to a narrower dtype rounds as that dtype does."""
 
     seed: int = 0
-    dtype: np.dtype = field(default=np.dtype(np.float64), init=False)
+    single: bool = False
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32 if self.single else np.float64)
 
     def variable(self, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> Value:
         if dtype == "bool":
@@ -255,7 +259,7 @@ class Floats:
         )
 
     def const(self, value: float) -> Value:
-        return np.asarray(value, np.float64)
+        return np.asarray(value, self.dtype)
 
     def add(self, a: Value, b: Value) -> Value:
         return a + b

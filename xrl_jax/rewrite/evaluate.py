@@ -51,6 +51,8 @@ def evaluate(
             else:
                 args = [values[a] for a in node.args]
                 value = _apply(node, args, [nodes[a].dtype for a in node.args], domain)
+                if isinstance(domain, Floats):
+                    value = np.asarray(value, domain.dtype)
                 values.append(np.broadcast_to(value, node.shape))
     return [values[o] for o in outputs]
 

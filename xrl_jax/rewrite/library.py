@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from xrl_jax.backends.lowerings import is_offered
-from xrl_jax.rewrite.rule import Macros, Rule, parse_rules
+from xrl_jax.rewrite.rule import ASSUMPTIONS, Macros, Rule, parse_rules
 from xrl_jax.rewrite.sexpr import RuleError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -82,9 +82,26 @@ def _distinct(rules: Sequence[Rule]) -> None:
 
 
 @cache
-def standard_rules() -> tuple[Rule, ...]:
+def all_rules() -> tuple[Rule, ...]:
     """All rules that come with the project; each is verified by the tests (see `verify`)."""
     return load_rules(rules_folder())
+
+
+@cache
+def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
+    """Those rules of the project that keep NaN, infinities and the range of floats, and those that
+    need no more than what is assumed.
+
+    Args:
+      assume: what is taken for granted of values, from `rule.ASSUMPTIONS`.
+
+    Raises:
+      ValueError: something else is assumed.
+    """
+    for name in assume:
+        if name not in ASSUMPTIONS:
+            raise ValueError(f"assume={assume!r}: known are {', '.join(map(repr, ASSUMPTIONS))}")
+    return tuple(r for r in all_rules() if set(r.assumes) <= set(assume))
 
 
 def offered(rules: Iterable[Rule]) -> list[Rule]:
@@ -113,6 +130,12 @@ def select_rules(
     unwanted = [e[1:] for e in entries if isinstance(e, str) and e.startswith("-")]
     known = {r.name for r in rules} | {r.family for r in rules} | {r.name for r in given}
     for name in (*wanted, *unwanted):
+        held_back = {r.name: r for r in all_rules()}.get(name)
+        if name not in known and held_back is not None:
+            raise ValueError(
+                f"rule {name!r} takes for granted that all values are "
+                f"{' and '.join(held_back.assumes)}: allow it by assume={held_back.assumes!r}"
+            )
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4)
             hint = f"; near it: {', '.join(near)}" if near else ""

@@ -8,7 +8,7 @@ program = xrl_jax.apply(program, candidate)
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -59,18 +59,24 @@ class Candidate:
 
 
 def candidates(
-    program: Program, rules: Iterable[str | Rule] | str | Rule | None = None
+    program: Program,
+    rules: Iterable[str | Rule] | str | Rule | None = None,
+    *,
+    assume: Sequence[str] = (),
 ) -> tuple[Candidate, ...]:
     """Every rewrite that the rules allow, in all graphs of the program, each once.
 
     Args:
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off.
+      assume: what may be taken for granted of values, as for `xrl_jax.optimize`.
 
     Raises:
-      ValueError: an unknown rule, by name.
+      ValueError: an unknown rule, by name, or one that needs an assumption.
     """
-    chosen = select_rules(standard_rules(), [rules] if isinstance(rules, Rule) else rules)
+    chosen = select_rules(
+        standard_rules(tuple(assume)), [rules] if isinstance(rules, Rule) else rules
+    )
     compiled = _compiled(chosen)
     return tuple(
         candidate

@@ -2,6 +2,7 @@
 
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
+      (assumes finite)            it may lose NaN, infinities, or the range of floats (`contract`)
       (symmetric)                 two roots only: they may change places, so each pair is found once
       (lhs PATTERN [PATTERN])     one or two roots; two share an operand
       (when CONDITION ...)        all lanes of every condition must be true
@@ -31,6 +32,7 @@ from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.sexpr import Atom, Place, RuleError, SExpr, SList, read
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
+ASSUMPTIONS = ("finite",)  # what may be taken for granted of values
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Rule:
     lets: tuple[tuple[str, SExpr], ...] = ()
     nodes: tuple[tuple[str, Term], ...] = ()
     symmetric: bool = False
+    assumes: tuple[str, ...] = ()
     place: Place | None = field(default=None, compare=False)
 
     @property
@@ -197,6 +200,7 @@ class _Parser:
         lets: list[tuple[str, SExpr]] = []
         nodes: list[tuple[str, Term]] = []
         symmetric = False
+        assumes: tuple[str, ...] = ()
         for clause in form.items[2:]:
             if isinstance(clause, Atom):
                 raise RuleError(
@@ -210,6 +214,8 @@ class _Parser:
                     single[clause.head] = body[0].text
                 case "symmetric" if not body:
                     symmetric = True
+                case "assumes":
+                    assumes = tuple(self.assumption(e) for e in body)
                 case "lhs" if not lhs:
                     lhs = tuple(self.root(e) for e in body)
                 case "when":
@@ -250,8 +256,14 @@ class _Parser:
             tuple(lets),
             tuple(nodes),
             symmetric,
+            assumes,
             form.place,
         )
+
+    def assumption(self, e: SExpr) -> str:
+        if _symbol(e) not in ASSUMPTIONS:
+            raise RuleError(f"a rule assumes one of {', '.join(ASSUMPTIONS)}", e.place)
+        return _symbol(e)
 
     def root(self, e: SExpr) -> Pattern:
         pattern = self.pattern(e)

@@ -12,10 +12,14 @@ candidate; so ordinary graphs, whose sizes are rarely equal, rarely show it.
 
 A rule is refused when one instance differs, is ill-typed or not in normal form, or when no instance
 of some turning fires.
+
+What a rule does to special values is found out beside that (`contract`): what it breaks must be
+stated in its text, by `(assumes finite)`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,9 +31,11 @@ import numpy as np
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
+from xrl_jax.rewrite import contract
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.compare import degree, difference, ill_formed
 from xrl_jax.rewrite.domains import Q
+from xrl_jax.rewrite.evaluate import CannotEvaluateError
 from xrl_jax.rewrite.instances import Hints, Instance, hints_of, propose
 from xrl_jax.rewrite.rule import Pattern, Rule, Term, Var
 from xrl_jax.rewrite.sexpr import RuleError, SList
@@ -41,6 +47,7 @@ ROWS = (
 )
 CODE = 128
 BATCH = 128
+_TURNS = 3  # samples that share the kinds of special values between them
 _TOLERANCE = 1e-9  # of float64, relative to the largest element
 _ROUNDS = 60
 _DRAWS = 24  # for one turning in one round
@@ -62,6 +69,8 @@ class Verdict:
       bound: in the field, the chance that one instance hides a difference (degree / prime); for
         floats, the largest error.
       counterexample: the instance that differs, or why none could be tried; "" where `ok`.
+      breaks: what the rule does to special values, as it must not be used unless values are taken
+        to be finite; "" where it keeps them all.
     """
 
     rule: str
@@ -70,6 +79,7 @@ class Verdict:
     samples: int
     bound: float
     counterexample: str = ""
+    breaks: str = ""
 
 
 @dataclass
@@ -277,6 +287,11 @@ def _compare(
     limit = _TOLERANCE if verdict.evidence == "float64" else 0.0
     if not problem and error > limit:
         problem = f"the sides differ (error {error:.3g})"
+    breaks = verdict.breaks
+    if not problem and not breaks and not any(n.lowering for n in (*before.nodes, *nodes)):
+        kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _TURNS == 0]
+        with contextlib.suppress(CannotEvaluateError):
+            breaks = contract.broken(before, nodes, outputs, rng, kinds)
     bound = max(verdict.bound, error)
     if verdict.evidence in ("field", "exp"):
         bound = max(verdict.bound, max(degree(before.nodes), degree(nodes)) / Q)
@@ -286,7 +301,7 @@ def _compare(
             verdict, ok=False, samples=samples, bound=bound, counterexample=text
         )
     else:
-        state.verdict = replace(verdict, samples=samples, bound=bound)
+        state.verdict = replace(verdict, samples=samples, bound=bound, breaks=breaks)
 
 
 @cache
@@ -294,18 +309,23 @@ def _own_verdict(rule: Rule) -> Verdict:
     return verify_rule(rule)
 
 
-def require_verified(rules: Iterable[Rule], trusted: Sequence[Rule]) -> None:
-    """Verify the rules that are not among the trusted ones (the library's, which the tests verify).
-
-    A rule is verified once in a process.
+def verified(rules: Iterable[Rule], trusted: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules, verified where they are not among the trusted ones (the library's, which the tests
+    verify); each once in a process. One that breaks special values says so in its `assumes`.
 
     Raises:
       RuleError: a rule is refused; the message has the counterexample.
     """
     known = set(trusted)
-    for rule in rules:
-        if rule not in known:
-            require(_own_verdict(rule))
+
+    def checked(rule: Rule) -> Rule:
+        if rule in known:
+            return rule
+        verdict = _own_verdict(rule)
+        require(verdict)
+        return replace(rule, assumes=("finite",)) if verdict.breaks else rule
+
+    return tuple(map(checked, rules))
 
 
 def require(verdict: Verdict) -> None:
