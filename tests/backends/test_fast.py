@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import export, lax
 
+from xrl_jax.backends.export import load
 from xrl_jax.backends.fast import Fast, PreparedWeights
 from xrl_jax.frontends.jaxpr import from_jax
 
@@ -109,6 +110,60 @@ def test_other_shapes_and_dtypes_run_the_original_with_one_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same(fast(W, jnp.ones((2, 3), jnp.int32)), dense(W, jnp.ones((2, 3), jnp.int32)))
+
+
+@pytest.mark.parametrize("number", [2.0, 3, True, 1j, np.float32(2), np.float64(2), np.int64(3)])
+def test_numbers_are_arguments_as_arrays_are(number) -> None:
+    def fn(x, s):
+        return x * s
+
+    fast = make(fn, X, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fast(X, number)
+    same(result, fn(X, number))
+    assert result.dtype == fn(X, number).dtype
+
+
+def test_a_message_says_where_only_the_weakness_of_types_differs() -> None:
+    fast = make(lambda x, s: x * s, X, 2.0)
+    with pytest.warns(UserWarning, match=r"made for an argument weak float32\[\], got float32\[\]"):
+        fast(X, jnp.float32(2.0))
+
+
+def firsts(x, n):
+    return x[:n] * 2
+
+
+@pytest.mark.parametrize("fn", [firsts, jax.jit(firsts, static_argnums=1)])
+def test_a_number_that_tracing_needs_is_static(fn) -> None:
+    fast = make(fn, X, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(fast(X, 1), X[:1] * 2)
+        same(fast(x=X, n=1), X[:1] * 2)
+        same(jax.jit(lambda x: fast(x, 1))(X), X[:1] * 2)
+        same(jax.grad(lambda x: fast(x, 1).sum())(X), jax.grad(lambda x: firsts(x, 1).sum())(X))
+    with pytest.warns(UserWarning, match="runs the original here"):
+        same(fast(X, 2), X * 2)
+
+
+def test_numbers_among_weights_may_be_static_too() -> None:
+    def fn(params, x, scale):
+        return firsts(x @ params["w"], params["n"]) * scale
+
+    params = {"n": 1, "w": W}
+    fast = make(fn, params, X, 3.0, weights=(0,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(fast(params, X, 4.0), fn(params, X, 4.0))
+        same(fast.call(fast.prepare(params), X, 4.0), fn(params, X, 4.0))
+        same(fast.program(params, X, 4.0), fn(params, X, 4.0))
+
+
+def test_static_numbers_are_saved(tmp_path) -> None:
+    make(firsts, X, 1).save(tmp_path / "saved")
+    same(load(tmp_path / "saved")(X, 1), X[:1] * 2)
 
 
 def test_compile_options_are_applied_where_the_call_is_compiled_here() -> None:
