@@ -72,8 +72,8 @@ def optimize(
         search of the same program goes on from the result of the first.
       progress: show a live display.
 
-    Under `jax.disable_jit`, `jax_debug_nans` and `jax_debug_infs` the result runs `fn` itself. While
-    `fn` is optimised, its callbacks run once or a few times; those without results do not run.
+    Under `jax.disable_jit`, `jax_debug_nans` and `jax_debug_infs` the result runs `fn` itself.
+    While `fn` is optimised, its callbacks run once or a few times; those without results do not.
 
     Ctrl-C ends the phase it falls into and goes on with what was found so far: after the search,
     only the best program is timed and checked, and after the check, its timing in the worker

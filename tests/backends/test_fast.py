@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import threading
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +162,41 @@ def test_numbers_among_weights_may_be_static_too() -> None:
         same(fast(params, X, 4.0), fn(params, X, 4.0))
         same(fast.call(fast.prepare(params), X, 4.0), fn(params, X, 4.0))
         same(fast.program(params, X, 4.0), fn(params, X, 4.0))
+
+
+def test_defaults_may_be_spelt_out_or_left_out() -> None:
+    def fn(x, s=2.0, mode="up"):
+        return x * s + (mode == "up")
+
+    calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [
+        ((X,), (X, 2.0, "up")),
+        ((X, 2.0, "up"), (X,)),
+        ((X, 3.0), (X, 2.0)),
+    ]
+    for example, call in calls:
+        fast = make(fn, *example)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            same(fast(*call), fn(*call))
+
+
+def test_where_settings_make_another_function_of_it_the_original_runs() -> None:
+    fast = make(lambda x: x + jnp.zeros(()), X)
+    assert fast(X).dtype == "float32"
+    with jax.enable_x64(True), pytest.warns(UserWarning, match="jax_enable_x64=False"):
+        assert fast(X).dtype == "float64"
+
+
+def test_copies_are_functions_of_their_own(fast: Fast) -> None:
+    for copied in (copy.copy(fast), copy.deepcopy(fast)):
+        same(copied(W, X), dense(W, X))
+        copied.forget()
+        assert copied.report is fast.report and copied._lock is not fast._lock
+
+
+def test_pickling_says_what_to_do_instead(fast: Fast) -> None:
+    with pytest.raises(TypeError, match=r"fast\.save\(path\) .* xrl_jax\.load\(path\)"):
+        pickle.dumps(fast)
 
 
 def test_static_numbers_are_saved(tmp_path) -> None:

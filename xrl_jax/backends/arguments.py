@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -48,6 +48,7 @@ class Arguments:
             return leaves, tree
         example_args, example_kwargs = unflatten_args(self.tree, self.avals)
         names = list(bound.parameters)[: len(example_args)]
+        given = _as_in({*names, *example_kwargs}, given, bound)
         if set(given) != {*names, *example_kwargs}:
             return leaves, tree
         by_place = tuple(given[n] for n in names)
@@ -95,6 +96,24 @@ class Arguments:
         return [not w for w in self.weights]
 
 
+def _as_in(
+    names: set[str], given: Mapping[str, Any], signature: inspect.Signature
+) -> dict[str, Any]:
+    """The given arguments with the defaults spelt out, or left out, where the example has them
+    so.
+    """
+    defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
+    same = {n for n, v in given.items() if n in defaults and _is_same(v, defaults[n])}
+    added = {n: v for n, v in defaults.items() if n in names}
+    return added | {n: v for n, v in given.items() if n in names or n not in same}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Whether a value is the default, of which plain ones come as other objects."""
+    plain = type(value) is type(default) and isinstance(value, (bool, int, float, complex, str))
+    return value is default or (plain and value == default)
+
+
 def fits(leaf: Any, kind: Kind) -> bool:
     """Whether a leaf has the shape, dtype and weak type that the program was made for."""
     shape, dtype, weak_type = kind
@@ -116,9 +135,7 @@ def fits(leaf: Any, kind: Kind) -> bool:
 
 def text(leaf: Any) -> str:
     """A type for a message, weakness included: `float32[2, 3]`, `weak float32[]`."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        dtype = jnp.result_type(leaf) if is_array_like(leaf) else type(leaf).__name__
+    dtype = jnp.result_type(leaf) if is_array_like(leaf) else type(leaf).__name__
     return f"{'weak ' if _is_weak(leaf) else ''}{dtype}{list(np.shape(leaf))}"
 
 

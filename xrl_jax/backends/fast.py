@@ -8,6 +8,7 @@ rules included.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import operator
@@ -35,7 +36,7 @@ from xrl_jax.graph.program import (
     static_numbers,
     unflatten_args,
 )
-from xrl_jax.graph.settings import debugging, own_settings, under_own_settings
+from xrl_jax.graph.settings import debugging, meaning, own_settings, under_own_settings
 
 Flat = Callable[..., list[Any]]
 
@@ -97,6 +98,7 @@ class Fast:
         self.program = program
         self.baseline = fn
         self._arguments = Arguments(program)
+        self._meaning = None if fn is None else meaning()
         self.options = dict(options)
         self.report = report
         self._close_over = close_over
@@ -120,7 +122,7 @@ class Fast:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.program.in_tree:  # static leaves, or passed otherwise than in the example
             leaves, tree = self._arguments.flattened(args, kwargs, self)
-        difference = self._arguments.difference(leaves, tree)
+        difference = self._arguments.difference(leaves, tree) or self._other_meaning()
         if difference is not None:
             return self._original(difference, args, kwargs)
         weights, inputs = self._arguments.divided(leaves)
@@ -184,7 +186,7 @@ class Fast:
         if debugging() and self.baseline is not None:
             return self._debugged(args, kwargs)
         leaves, tree = flatten_as(self.program.in_tree, args, kwargs)
-        difference = ours.difference(leaves, tree)
+        difference = ours.difference(leaves, tree) or self._other_meaning()
         if difference is not None:
             raise TypeError(f"fast.call runs the optimised program only: {difference}")
         _, inputs = ours.divided(leaves)
@@ -195,6 +197,20 @@ class Fast:
             with take_current_trace():
                 flat = self._compiled(prepared.values, inputs)
         return jax.tree.unflatten(self.program.out_tree, flat)
+
+    def __copy__(self) -> Fast:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), _lock=threading.RLock(), _originals=dict(self._originals))
+        return copied
+
+    def __deepcopy__(self, memo: Any) -> Fast:
+        return copy.copy(self)  # what it holds is never changed
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an optimised function cannot be pickled, for it holds compiled code: fast.save(path) "
+            "writes it to a file, and xrl_jax.load(path) reads that"
+        )
 
     def forget(self) -> None:
         """Give up the prepared weights of the last call; the next one prepares them again."""
@@ -273,7 +289,7 @@ class Fast:
         go the long way. Networks of few milliseconds feel every microsecond here.
         """
         kept = self._kept
-        if kept is None or debugging():
+        if kept is None or debugging() or self._other_meaning():
             return None
         try:
             leaves = self.program.in_tree.flatten_up_to((args, kwargs))
@@ -330,6 +346,16 @@ class Fast:
 
         structured = _flattened(fn, self.program.in_tree)
         return lambda *leaves: jax.tree.leaves(structured(*leaves))
+
+    def _other_meaning(self) -> str | None:
+        """What JAX's settings would now make of the original that they did not when it was traced;
+        None if nothing. Without an original there is but the program.
+        """
+        if self._meaning is None or (now := meaning()) == self._meaning:
+            return None
+        return "it was made under jax_enable_x64={}, jax_default_matmul_precision={}, ".format(
+            *self._meaning
+        ) + "now they are {} and {}".format(*now)
 
     def _original(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original function on other arguments than the example's."""

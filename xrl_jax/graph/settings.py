@@ -74,6 +74,12 @@ def debugging() -> bool:
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
 
 
+def meaning() -> tuple[Any, ...]:
+    """The settings that change what one and the same function computes."""
+    config: Any = jax.config
+    return config.jax_enable_x64, config.jax_default_matmul_precision
+
+
 @contextlib.contextmanager
 def _under(values: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
