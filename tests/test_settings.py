@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.core import Tracer
+from onnx import TensorProto, helper, numpy_helper
 
 import xrl_jax
 from tests import test_optimize
@@ -57,7 +58,9 @@ def test_optimize_works_under_all_settings_together(optimize: Callable[..., Any]
     with setting(**ALL):
         fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "optimized"
-    np.testing.assert_allclose(fast(PARAMS, X), expected, rtol=1e-4, atol=1e-5)
+    with jax.default_matmul_precision("highest"):
+        result = fast(PARAMS, X)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rewriting_step_by_step_works_under_all_settings_together() -> None:
@@ -172,7 +175,8 @@ def test_saving_and_loading_work_under_strict_types_and_without_jit(tmp_path) ->
 def test_the_precision_of_products_is_the_one_the_function_was_traced_with() -> None:
     with jax.default_matmul_precision("highest"):
         fast = made(lambda x: x @ x, X)
-    assert "HIGHEST" in jax.jit(fast).lower(X).as_text()
+        text = jax.jit(fast).lower(X).as_text()
+    assert "HIGHEST" in text
 
 
 def test_transfers_may_be_guarded_around_a_call_on_device_arrays() -> None:
@@ -181,3 +185,21 @@ def test_transfers_may_be_guarded_around_a_call_on_device_arrays() -> None:
     with jax.transfer_guard("disallow"):
         result = fast(X)
     np.testing.assert_array_equal(result, expected)
+
+
+def test_an_onnx_model_is_read_under_strict_types() -> None:
+    gemm = helper.make_node("Gemm", ["x", "w", "b"], ["y"], alpha=0.5)
+    power = helper.make_node("Pow", ["y", "two"], ["z"])
+    constants = {"w": np.eye(6, dtype=np.float32), "b": np.ones(6, np.float32), "two": np.int64(2)}
+    graph = helper.make_graph(
+        [gemm, power],
+        "model",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 6])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [6, 6])],
+        [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        program = xrl_jax.from_onnx(model)
+        result = program(X)
+    np.testing.assert_allclose(result, (X / 2 + 1) ** 2, rtol=1e-5)

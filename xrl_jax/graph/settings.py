@@ -45,6 +45,16 @@ def own_settings() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def types_mixed() -> Iterator[None]:
+    """JAX in this context lets types and ranks mix: for a translation into JAX, which does mix
+    them, of what is the user's in all else.
+    """
+    names = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+    with _under({name: _SETTINGS[name][1] for name in names}):
+        yield
+
+
 def under_own_settings(fn: Callable[P, R]) -> Callable[P, R]:
     """`fn`, called (or traced) under `own_settings`."""
 
