@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,10 +19,17 @@ from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.batch import batched
+from xrl_jax.frontends.callbacks import (
+    has_callbacks,
+    program_without_callbacks,
+    with_callbacks,
+    without_callbacks,
+)
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.unroll import unrolled
 from xrl_jax.graph.engine_jit import on_cpu
-from xrl_jax.graph.program import Program, flatten_args
+from xrl_jax.graph.program import Program, flatten_as
+from xrl_jax.graph.settings import own_settings, under_users_settings
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import offered, select_rules, standard_rules
@@ -51,7 +59,9 @@ def optimize(
 
     Args:
       fn: a JAX function of pytrees (arrays it closes over are weights), or a Program.
-      example_args: arrays or `jax.ShapeDtypeStruct`; for a Program they may be left out.
+      example_args: arrays, numbers or `jax.ShapeDtypeStruct`; for a Program they may be left out. A
+        number that `fn` must know while it is traced, and what is no array, is static: for others
+        the result runs `fn` itself.
       weights: positions of arguments that stay the same between calls.
       search: a name (see `xrl_jax.strategies.STRATEGIES`) or a strategy.
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
@@ -65,6 +75,9 @@ def optimize(
       cache_dir: where timings and results are kept; None for the user's cache folder. A second
         search of the same program goes on from the result of the first.
       progress: show a live display.
+
+    Under `jax.disable_jit`, `jax_debug_nans` and `jax_debug_infs` the result runs `fn` itself.
+    While `fn` is optimised, its callbacks run once or a few times; those without results do not.
 
     Ctrl-C ends the phase it falls into and goes on with what was found so far: after the search,
     only the best program is timed and checked, and after the check, its timing in the worker
@@ -83,15 +96,19 @@ def optimize(
     strategy = find_strategy(search)
     library = standard_rules(tuple(assume))
     chosen = select_rules(library, rules)
-    original = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
-    program = batched(unrolled(original))
+    given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    original = _to_judge(given, fn, example_args, weights)
     chosen = verified(chosen, library)
     with on_cpu():
+        program = batched(unrolled(original))
         rule_table = compile_rules(offered(chosen))
-    arguments = flatten_args(example_args, {})[0] if example_args else list(original.in_avals)
+    arguments: list[Any] = list(original.in_avals)
+    if example_args:
+        arguments, _ = flatten_as(original.in_tree, example_args, {})
     name = getattr(fn, "__name__", None) or "program"
     folder = default_cache_dir() if cache_dir is None else cache_dir
     with (
+        own_settings(),
         lost_ctrl_c_kept(),
         LiveProgress(name, budget.seconds, progress=progress) as live,
         TimingStore(os.path.join(folder, STORE_FILE)) as store,
@@ -144,13 +161,33 @@ def optimize(
         if keeps:
             remember(record, settled.program, report.steps)
         return Fast(
-            settled.program,
-            program.fn,
+            replace(with_callbacks(settled.program), fn=given.fn),
+            given.fn,
             options=settled.options,
             report=report,
             close_over=settled.close_over,
-            traced_program=original if settled.traced_speedup == 1.0 else None,
+            traced_program=given if settled.traced_speedup == 1.0 else None,
         )
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = settled.baseline.startswith(CLOSED_OVER)
-    return Fast(original, original.fn, report=report, close_over=as_constants)
+    return Fast(given, given.fn, report=report, close_over=as_constants)
+
+
+def _to_judge(
+    given: Program,
+    fn: Callable[..., Any] | Program,
+    example_args: tuple[Any, ...],
+    weights: int | Sequence[int],
+) -> Program:
+    """The program as it is run while it is optimised: its callbacks are not the user's, and its
+    function is traced under the user's settings, whatever ours are.
+    """
+    if has_callbacks(given):
+        if isinstance(fn, Program):
+            given = program_without_callbacks(given)
+        else:
+            quiet = without_callbacks(fn, given.in_tree)
+            leaves, _ = flatten_as(given.in_tree, example_args, {})
+            args, _ = jax.tree.unflatten(given.in_tree, leaves)
+            given = from_jax(quiet, *args, weights=weights)
+    return given if given.fn is None else replace(given, fn=under_users_settings(given.fn))

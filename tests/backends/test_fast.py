@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import threading
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 from jax import export, lax
 
+from xrl_jax.backends.export import load
 from xrl_jax.backends.fast import Fast, PreparedWeights
 from xrl_jax.frontends.jaxpr import from_jax
 
@@ -109,6 +113,95 @@ def test_other_shapes_and_dtypes_run_the_original_with_one_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same(fast(W, jnp.ones((2, 3), jnp.int32)), dense(W, jnp.ones((2, 3), jnp.int32)))
+
+
+@pytest.mark.parametrize("number", [2.0, 3, True, 1j, np.float32(2), np.float64(2), np.int64(3)])
+def test_numbers_are_arguments_as_arrays_are(number) -> None:
+    def fn(x, s):
+        return x * s
+
+    fast = make(fn, X, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fast(X, number)
+    same(result, fn(X, number))
+    assert result.dtype == fn(X, number).dtype
+
+
+def test_a_message_says_where_only_the_weakness_of_types_differs() -> None:
+    fast = make(lambda x, s: x * s, X, 2.0)
+    with pytest.warns(UserWarning, match=r"made for an argument weak float32\[\], got float32\[\]"):
+        fast(X, jnp.float32(2.0))
+
+
+def firsts(x, n):
+    return x[:n] * 2
+
+
+@pytest.mark.parametrize("fn", [firsts, jax.jit(firsts, static_argnums=1)])
+def test_a_number_that_tracing_needs_is_static(fn) -> None:
+    fast = make(fn, X, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(fast(X, 1), X[:1] * 2)
+        same(fast(x=X, n=1), X[:1] * 2)
+        same(jax.jit(lambda x: fast(x, 1))(X), X[:1] * 2)
+        same(jax.grad(lambda x: fast(x, 1).sum())(X), jax.grad(lambda x: firsts(x, 1).sum())(X))
+    with pytest.warns(UserWarning, match="runs the original here"):
+        same(fast(X, 2), X * 2)
+
+
+def test_numbers_among_weights_may_be_static_too() -> None:
+    def fn(params, x, scale):
+        return firsts(x @ params["w"], params["n"]) * scale
+
+    params = {"n": 1, "w": W}
+    fast = make(fn, params, X, 3.0, weights=(0,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(fast(params, X, 4.0), fn(params, X, 4.0))
+        same(fast.call(fast.prepare(params), X, 4.0), fn(params, X, 4.0))
+        same(fast.program(params, X, 4.0), fn(params, X, 4.0))
+
+
+def test_defaults_may_be_spelt_out_or_left_out() -> None:
+    def fn(x, s=2.0, mode="up"):
+        return x * s + (mode == "up")
+
+    calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [
+        ((X,), (X, 2.0, "up")),
+        ((X, 2.0, "up"), (X,)),
+        ((X, 3.0), (X, 2.0)),
+    ]
+    for example, call in calls:
+        fast = make(fn, *example)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            same(fast(*call), fn(*call))
+
+
+def test_where_settings_make_another_function_of_it_the_original_runs() -> None:
+    fast = make(lambda x: x + jnp.zeros(()), X)
+    assert fast(X).dtype == "float32"
+    with jax.enable_x64(True), pytest.warns(UserWarning, match="jax_enable_x64=False"):
+        assert fast(X).dtype == "float64"
+
+
+def test_copies_are_functions_of_their_own(fast: Fast) -> None:
+    for copied in (copy.copy(fast), copy.deepcopy(fast)):
+        same(copied(W, X), dense(W, X))
+        copied.forget()
+        assert copied.report is fast.report and copied._lock is not fast._lock
+
+
+def test_pickling_says_what_to_do_instead(fast: Fast) -> None:
+    with pytest.raises(TypeError, match=r"fast\.save\(path\) .* xrl_jax\.load\(path\)"):
+        pickle.dumps(fast)
+
+
+def test_static_numbers_are_saved(tmp_path) -> None:
+    make(firsts, X, 1).save(tmp_path / "saved")
+    same(load(tmp_path / "saved")(X, 1), X[:1] * 2)
 
 
 def test_compile_options_are_applied_where_the_call_is_compiled_here() -> None:

@@ -240,6 +240,11 @@ def test_numbers_become_arrays_of_the_traced_dtype():
     assert concrete(program, [X, 2.5])[1].dtype == program.in_avals[1].dtype
 
 
+def test_numbers_become_arrays_that_the_program_takes_for_numbers() -> None:
+    program = from_jax(lambda x, s: x * s, X, 2.5)
+    assert concrete(program, [X, 2.5])[1].weak_type
+
+
 def test_a_second_sample_draws_inputs_at_their_own_scale_and_keeps_weights():
     x = 100.0 + 5.0 * jax.random.normal(jax.random.key(0), (50, 3))
     program = from_jax(fn, W, x, weights=(0,))

@@ -46,7 +46,7 @@ from xrl_jax.backends.plain_data import (
     unpack_tree,
 )
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import flatten_args, unflatten_args
+from xrl_jax.graph.program import flatten_as
 
 FORMAT = 1  # a file of a newer one is refused
 
@@ -82,11 +82,11 @@ class LoadedFast(Fast):
             return hoisted.call(hoisted.prepare(weights), inputs)
 
         def structured(*args: Any, **kwargs: Any) -> Any:
-            return jax.tree.unflatten(out_tree, flat(*flatten_args(args, kwargs)[0]))
+            return jax.tree.unflatten(out_tree, flat(*flatten_as(in_tree, args, kwargs)[0]))
 
-        args, kwargs = unflatten_args(in_tree, in_avals)
-        flags = unflatten_args(in_tree, mask)[0]
-        places = [i for i, a in enumerate(flags) if any(flatten_args((a,), {})[0])]
+        args, kwargs = jax.tree.unflatten(in_tree, in_avals)
+        flags, _ = jax.tree.unflatten(in_tree, mask)
+        places = [i for i, a in enumerate(flags) if any(jax.tree.leaves(a))]
         program = from_jax(structured, *args, weights=places, **kwargs)
         if program.weights != tuple(mask):
             raise ValueError("its weights are not whole arguments")
@@ -158,7 +158,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
       OSError: the folder is missing, the disk is full.
     """
     program, hoisted, constants = fast.program, fast._hoisted, _Constants()
-    weights, inputs = fast._divided(program.in_avals)
+    weights, inputs = fast._arguments.divided(program.in_avals)
     artefacts: dict[str, list[int]] = {}
     parts: dict[str, bytes] = {}
     of_jaxlib: list[str] = []

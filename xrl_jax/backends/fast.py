@@ -8,16 +8,15 @@ rules included.
 
 from __future__ import annotations
 
+import copy
 import functools
-import inspect
 import math
 import operator
 import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -27,9 +26,17 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import take_current_trace
 
+from xrl_jax.backends.arguments import Arguments, fits, text
 from xrl_jax.backends.hoist import Hoisted, split
 from xrl_jax.backends.xla import evaluate
-from xrl_jax.graph.program import Program, flatten_args, is_array_like, unflatten_args
+from xrl_jax.graph.program import (
+    Program,
+    flatten_args,
+    flatten_as,
+    static_numbers,
+    unflatten_args,
+)
+from xrl_jax.graph.settings import debugging, meaning, own_settings, under_own_settings
 
 Flat = Callable[..., list[Any]]
 
@@ -90,6 +97,8 @@ class Fast:
     ) -> None:
         self.program = program
         self.baseline = fn
+        self._arguments = Arguments(program)
+        self._meaning = None if fn is None else meaning()
         self.options = dict(options)
         self.report = report
         self._close_over = close_over
@@ -106,15 +115,17 @@ class Fast:
         flat = self._again(args, kwargs)
         if flat is not None:
             return jax.tree.unflatten(self.program.out_tree, flat)
+        return self._debugged(args, kwargs) if debugging() else self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call whose weights are not those of the last one, or that is traced."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if (
-            tree != self.program.in_tree
-        ):  # static leaves, or arguments passed otherwise than in the example
-            leaves, tree = self._rebound(args, kwargs)
-        difference = self._difference(leaves, tree)
+        if tree != self.program.in_tree:  # static leaves, or passed otherwise than in the example
+            leaves, tree = self._arguments.flattened(args, kwargs, self)
+        difference = self._arguments.difference(leaves, tree) or self._other_meaning()
         if difference is not None:
             return self._original(difference, args, kwargs)
-        weights, inputs = self._divided(leaves)
+        weights, inputs = self._arguments.divided(leaves)
         if not any(isinstance(x, Tracer) for x in leaves):
             with take_current_trace():  # arrays only: nothing to stage, even inside a trace
                 flat = self._keep(weights).run(inputs)
@@ -126,6 +137,7 @@ class Fast:
             flat = self._traced(values)(*leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
+    @own_settings()
     def prepare(self, *weights: Any) -> PreparedWeights:
         """The work on weights alone, to be passed to `call`.
 
@@ -133,23 +145,24 @@ class Fast:
           weights: the weight arguments in their order, each a pytree as in a call.
         """
         leaves: list[Any] = []
-        places = [p for p, is_weight in enumerate(self._weight_arguments) if is_weight]
+        ours = self._arguments
+        places = [p for p, is_weight in enumerate(ours.are_weights) if is_weight]
         if len(weights) != len(places):
             raise TypeError(f"prepare takes {len(places)} weight arguments, got {len(weights)}")
         for place, given in zip(places, weights, strict=True):
-            flat, tree = flatten_args((given,), {})
-            if tree != self._argument_trees[place]:
+            flat, tree = flatten_as(ours.trees[place], (given,), {})
+            if tree != ours.trees[place]:
                 raise TypeError(
-                    f"weight argument {place} has structure {self._argument_trees[place]} "
+                    f"weight argument {place} has structure {ours.trees[place]} "
                     f"in the program, got {tree}"
                 )
             leaves += flat
-        avals, _ = self._divided(self.program.in_avals)
-        expected, _ = self._divided(self._expected)
-        for given, aval, fit in zip(leaves, avals, expected, strict=True):
-            if not _fits(given, fit):
+        avals, _ = ours.divided(self.program.in_avals)
+        kinds, _ = ours.divided(ours.kinds)
+        for given, aval, kind in zip(leaves, avals, kinds, strict=True):
+            if not fits(given, kind):
                 raise TypeError(
-                    f"the program was made for a weight {_text(aval)}, got {_text(given)}"
+                    f"the program was made for a weight {text(aval)}, got {text(given)}"
                 )
         return PreparedWeights(self._hoisted.prepare(leaves), tuple(leaves))
 
@@ -162,19 +175,21 @@ class Fast:
           kwargs: keyword arguments as in a call.
         """
         rest = iter(other_args)
-        n_other = self._weight_arguments.count(False)
+        ours = self._arguments
+        n_other = ours.are_weights.count(False)
         if len(other_args) != n_other:
             raise TypeError(
                 f"call takes {n_other} arguments beside the weights, got {len(other_args)}"
             )
-        held = jax.tree.unflatten(self._weight_tree, prepared.weights)
-        held = iter(held)
-        args = tuple(next(held) if w else next(rest) for w in self._weight_arguments)
-        leaves, tree = flatten_args(args, kwargs)
-        difference = self._difference(leaves, tree)
+        held = iter(unflatten_args(ours.weight_tree, prepared.weights)[0])
+        args = tuple(next(held) if w else next(rest) for w in ours.are_weights)
+        if debugging() and self.baseline is not None:
+            return self._debugged(args, kwargs)
+        leaves, tree = flatten_as(self.program.in_tree, args, kwargs)
+        difference = ours.difference(leaves, tree) or self._other_meaning()
         if difference is not None:
             raise TypeError(f"fast.call runs the optimised program only: {difference}")
-        _, inputs = self._divided(leaves)
+        _, inputs = ours.divided(leaves)
         everything = (*leaves, *prepared.values)
         if any(isinstance(x, Tracer) for x in everything):
             flat = self._traced(prepared.values)(*leaves)
@@ -182,6 +197,20 @@ class Fast:
             with take_current_trace():
                 flat = self._compiled(prepared.values, inputs)
         return jax.tree.unflatten(self.program.out_tree, flat)
+
+    def __copy__(self) -> Fast:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), _lock=threading.RLock(), _originals=dict(self._originals))
+        return copied
+
+    def __deepcopy__(self, memo: Any) -> Fast:
+        return copy.copy(self)  # what it holds is never changed
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an optimised function cannot be pickled, for it holds compiled code: fast.save(path) "
+            "writes it to a file, and xrl_jax.load(path) reads that"
+        )
 
     def forget(self) -> None:
         """Give up the prepared weights of the last call; the next one prepares them again."""
@@ -212,13 +241,15 @@ class Fast:
 
     @functools.cached_property
     def _hoisted(self) -> Hoisted:
-        with self._lock, take_current_trace():
-            return split(
+        with self._lock, take_current_trace(), own_settings():
+            hoisted = split(
                 self._flat,
                 self.program.in_avals,
                 self.program.weights,
                 max_bytes=self._max_bytes,
             )
+        prepare, call = under_own_settings(hoisted.prepare), under_own_settings(hoisted.call)
+        return replace(hoisted, prepare=prepare, call=call)
 
     @property
     def weight_bytes_added(self) -> int:
@@ -258,17 +289,17 @@ class Fast:
         go the long way. Networks of few milliseconds feel every microsecond here.
         """
         kept = self._kept
-        if kept is None:
+        if kept is None or debugging() or self._other_meaning():
             return None
         try:
             leaves = self.program.in_tree.flatten_up_to((args, kwargs))
         except (ValueError, TypeError, KeyError):  # another structure
             return None
-        weights, inputs = self._divided(leaves)
+        weights, inputs = self._arguments.divided(leaves)
         if not all(map(operator.is_, kept.weights, weights)):
             return None
-        for x, expected in zip(inputs, self._expected_inputs, strict=True):
-            if isinstance(x, Tracer) or not _fits(x, expected):
+        for x, kind in zip(inputs, self._arguments.input_kinds, strict=True):
+            if isinstance(x, Tracer) or not fits(x, kind):
                 return None
         with take_current_trace():
             return kept.run(inputs)
@@ -277,7 +308,7 @@ class Fast:
         """The call on prepared weights, of all leaves, to be inlined into a trace."""
 
         def flat(*leaves: Any) -> list[Any]:
-            return self._hoisted.call(values, self._divided(leaves)[1])
+            return self._hoisted.call(values, self._arguments.divided(leaves)[1])
 
         return self._with_derivative(flat)
 
@@ -316,91 +347,47 @@ class Fast:
         structured = _flattened(fn, self.program.in_tree)
         return lambda *leaves: jax.tree.leaves(structured(*leaves))
 
-    # --- arguments ---
-
-    @functools.cached_property
-    def _argument_trees(self) -> list[Any]:
-        """The structure of each positional argument, as a call with this argument alone."""
-        args, _ = unflatten_args(self.program.in_tree, self.program.in_avals)
-        return [flatten_args((a,), {})[1] for a in args]
-
-    @functools.cached_property
-    def _weight_arguments(self) -> list[bool]:
-        """For each positional argument, whether it is a weight."""
-        args, _ = unflatten_args(self.program.in_tree, self.program.weights)
-        return [any(flatten_args((a,), {})[0]) for a in args]
-
-    @functools.cached_property
-    def _weight_tree(self) -> Any:
-        """The structure of the tuple of weight arguments."""
-        args, _ = unflatten_args(self.program.in_tree, self.program.in_avals)
-        return jax.tree.structure(
-            tuple(a for a, w in zip(args, self._weight_arguments, strict=True) if w)
-        )
-
-    @functools.cached_property
-    def _expected(self) -> list[tuple[tuple[int, ...], Any, bool | None]]:
-        """Shape, dtype and weak type (None: either) of every leaf."""
-        return [
-            (tuple(a.shape), a.dtype, getattr(a, "weak_type", None)) for a in self.program.in_avals
-        ]
-
-    @functools.cached_property
-    def _expected_inputs(self) -> list[tuple[tuple[int, ...], Any, bool | None]]:
-        return self._divided(self._expected)[1]
-
-    @functools.cached_property
-    def _unweighted(self) -> list[bool]:
-        return [not w for w in self.program.weights]
-
-    def _divided(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Weights and other leaves."""
-        mask = self.program.weights
-        return list(compress(leaves, mask)), list(compress(leaves, self._unweighted))
-
-    def _rebound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-        """The leaves, if possible in the order of the example, whatever was passed by name."""
-        leaves, tree = flatten_args(args, kwargs)
-        if tree == self.program.in_tree:
-            return leaves, tree
-        try:
-            signature = inspect.signature(self)
-            given = signature.bind(*args, **kwargs).arguments
-        except (
-            TypeError,
-            ValueError,
-        ):  # no signature, or arguments it refuses: the original says so
-            return leaves, tree
-        example_args, example_kwargs = unflatten_args(self.program.in_tree, self.program.in_avals)
-        names = list(signature.parameters)[: len(example_args)]
-        if set(given) != {*names, *example_kwargs}:
-            return leaves, tree
-        return flatten_args(tuple(given[n] for n in names), {n: given[n] for n in example_kwargs})
-
-    def _difference(self, leaves: Sequence[Any], tree: Any) -> str | None:
-        """What distinguishes the arguments from those the program was made for; None if nothing."""
-        if tree != self.program.in_tree:
-            return f"it was made for arguments {self.program.in_tree}, got {tree}"
-        for leaf, aval, expected in zip(leaves, self.program.in_avals, self._expected, strict=True):
-            if not _fits(leaf, expected):
-                return f"it was made for an argument {_text(aval)}, got {_text(leaf)}"
-        return None
+    def _other_meaning(self) -> str | None:
+        """What JAX's settings would now make of the original that they did not when it was traced;
+        None if nothing. Without an original there is but the program.
+        """
+        if self._meaning is None or (now := meaning()) == self._meaning:
+            return None
+        return "it was made under jax_enable_x64={}, jax_default_matmul_precision={}, ".format(
+            *self._meaning
+        ) + "now they are {} and {}".format(*now)
 
     def _original(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original function on other arguments than the example's."""
         fn = self.baseline
         if fn is None:
             raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
-        leaves, tree = flatten_args(args, kwargs)
         with self._lock:
             first, self._warned = not self._warned, True
-            if tree not in self._originals:
-                self._originals[tree] = jax.jit(_flattened(fn, tree))
         if first:
             warnings.warn(
-                f"the optimised function runs the original here: {difference}", stacklevel=3
+                f"the optimised function runs the original here: {difference}", stacklevel=4
             )
+        if static_numbers(self.program.in_tree):  # it cannot be compiled for any number
+            return fn(*args, **kwargs)
+        leaves, tree = flatten_args(args, kwargs)
+        with self._lock:
+            if tree not in self._originals:
+                self._originals[tree] = jax.jit(_flattened(fn, tree))
         return self._originals[tree](*leaves)
+
+    def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The original as it is, in which the user looks for a fault; where there is none, the
+        program, compiled.
+        """
+        fn = self.baseline
+        if fn is None:
+            with jax.disable_jit(False):
+                return self._called(args, kwargs)
+        args, kwargs = jax.tree.map(
+            lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs)
+        )
+        return fn(*args, **kwargs)
 
 
 def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
@@ -415,24 +402,3 @@ def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
 
 def _is_extended(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
-
-
-def _fits(leaf: Any, expected: tuple[tuple[int, ...], Any, bool | None]) -> bool:
-    """Whether a leaf has the shape, dtype and weak type that the program was made for."""
-    shape, dtype, weak_type = expected
-    if isinstance(leaf, jax.Array):
-        weak = getattr(leaf, "weak_type", False)
-        return (
-            leaf.shape == shape and leaf.dtype == dtype and (weak_type is None or weak == weak_type)
-        )
-    if not is_array_like(leaf):
-        return False
-    given = getattr(leaf, "dtype", None)
-    weak = given is None and not isinstance(leaf, bool)
-    kind = jnp.result_type(leaf) if given is None else jax.dtypes.canonicalize_dtype(given)
-    return np.shape(leaf) == shape and kind == dtype and (weak_type is None or weak == weak_type)
-
-
-def _text(leaf: Any) -> str:
-    dtype = getattr(leaf, "dtype", None) or type(leaf).__name__
-    return f"{dtype}{list(np.shape(leaf))}"

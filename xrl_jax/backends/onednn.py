@@ -164,7 +164,8 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     compiled.lower(*avals)  # makes the names known
     names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul", *kernels.names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
-    made = export.export(compiled, disabled_checks=allowed)(*avals)
+    with kernels.exported_by_us():
+        made = export.export(compiled, disabled_checks=allowed)(*avals)
     # Of the names known here only its own: the artefact must not depend on what came before.
     own = [
         check

@@ -28,10 +28,12 @@ from xrl_jax.graph.program import (
     Equation,
     Input,
     Program,
-    flatten_args,
+    flatten_as,
 )
+from xrl_jax.graph.settings import own_settings
 
 
+@own_settings()
 def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
     """The results of graph `index` of `program.graphs` on flat arguments (traceable).
 
@@ -75,8 +77,9 @@ def to_jax(program: Program) -> Callable[..., Any]:
       TypeError: the arguments have another structure than those the program was made for.
     """
 
+    @own_settings()
     def run(*args: Any, **kwargs: Any) -> Any:
-        flat, tree = flatten_args(args, kwargs)
+        flat, tree = flatten_as(program.in_tree, args, kwargs)
         if tree != program.in_tree:
             raise TypeError(
                 f"the program was made for arguments of structure {program.in_tree}, got {tree}"

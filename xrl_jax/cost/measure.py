@@ -13,7 +13,8 @@ from xrl_jax.backends.xla import evaluate
 from xrl_jax.cost import timing
 from xrl_jax.cost.settle import concrete
 from xrl_jax.cost.timing import Timing
-from xrl_jax.graph.program import Program, flatten_args
+from xrl_jax.graph.program import Program, flatten_as
+from xrl_jax.graph.settings import own_settings
 
 
 def measure(
@@ -35,9 +36,16 @@ def measure(
     program = program_or_fn.program if isinstance(program_or_fn, Fast) else program_or_fn
     if not isinstance(program, Program):
         return timing.measure(program, *args, seconds=seconds)
+    with own_settings():
+        return _of_program(program, args, options, seconds)
+
+
+def _of_program(
+    program: Program, args: tuple[Any, ...], options: dict[str, Any], seconds: float
+) -> Timing:
     leaves = list(program.in_avals)
     if args:
-        leaves, tree = flatten_args(args, {})
+        leaves, tree = flatten_as(program.in_tree, args, {})
         if tree != program.in_tree:
             raise TypeError(f"the program was made for {program.in_tree}, got {tree}")
     leaves = concrete(program, leaves)

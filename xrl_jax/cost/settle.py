@@ -79,9 +79,11 @@ def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
     for given, aval in zip(arguments, program.in_avals, strict=True):
         known = not isinstance(given, jax.ShapeDtypeStruct) and hasattr(given, "shape")
         if known or isinstance(given, (bool, int, float, complex)):
-            leaves.append(jax.device_put(given) if known else jnp.asarray(given, aval.dtype))
+            leaf = jax.device_put(given) if known else jnp.asarray(given, aval.dtype)
         else:
-            leaves.append(random_input(aval))
+            leaf = random_input(aval)
+        # A program that was made for a number of Python takes no other type for one.
+        leaves.append(weakened(leaf) if getattr(aval, "weak_type", False) else leaf)
     return leaves
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Literal
 
@@ -28,7 +29,7 @@ from xrl_jax.frontends.host import (
     struct,
 )
 from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
-from xrl_jax.frontends.trace import TraceError, trace
+from xrl_jax.frontends.trace import TraceError, trace_call
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.graph.operands import attach
@@ -39,8 +40,8 @@ from xrl_jax.graph.program import (
     Equation,
     Input,
     Program,
-    flatten_args,
 )
+from xrl_jax.graph.settings import own_settings
 
 __all__ = ["TraceError", "from_jax"]
 
@@ -81,7 +82,8 @@ def from_jax(
     Args:
       fn: a function of pytrees. Arrays it closes over count as weights.
       example_args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers; any other leaf
-        (a string, a function) is static, a part of the arguments' structure.
+        (a string, a function) is static, a part of the arguments' structure, and so is a number
+        without whose value `fn` cannot be traced.
       weights: positions of the positional arguments that stay the same between calls.
       fold: whether jits called more than once and equal repeated regions become bodies; without it
         everything but control flow is in the main graph.
@@ -92,15 +94,16 @@ def from_jax(
       ValueError: a position in `weights` is out of range.
     """
     constant = _weight_positions(weights, len(example_args))
-    leaves, in_tree = flatten_args(example_args, example_kwargs)
-    closed, out_tree = trace(fn, leaves, in_tree)
-    flags = [i in constant for i, a in enumerate(example_args) for _ in flatten_args((a,), {})[0]]
+    closed, out_tree, leaves, in_tree = trace_call(fn, example_args, example_kwargs)
+    args, _ = jax.tree.unflatten(in_tree, leaves)
+    flags = [i in constant for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
     flags += [False] * (len(leaves) - len(flags))  # keyword arguments
-    host = _Tracing(closed, share=fold).program()
-    if fold:
-        host = chained(fold_host(host))
-    weak = [i for i, a in enumerate(closed.out_avals) if getattr(a, "weak_type", False)]
-    return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn, weak_outputs=weak)
+    with own_settings():
+        host = _Tracing(closed, share=fold).program()
+        if fold:
+            host = chained(fold_host(host))
+        weak = [i for i, a in enumerate(closed.out_avals) if getattr(a, "weak_type", False)]
+        return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn, weak_outputs=weak)
 
 
 def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:

@@ -28,6 +28,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     device,
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
+from xrl_jax.graph.settings import types_mixed
 
 if TYPE_CHECKING:
     import onnx
@@ -91,6 +92,7 @@ def load_onnx(
     weights, rest = split_weights(model, graph)
     rest.update((name, np.asarray(value)) for name, value in known.items())
 
+    @types_mixed()
     def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
         if len(arrays) != len(names):
             raise TypeError(f"the model has {len(names)} inputs {names}, not {len(arrays)}")

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
+import numpy as np
 
-from xrl_jax.graph.program import unflatten_args
+from xrl_jax.graph.program import flatten_args, hold_static, unflatten_args
+
+_MOST_NUMBERS = 8  # of which each is tried by itself
 
 
 class TraceError(ValueError):
     """A function that JAX cannot trace; the message names it and says what to do."""
+
+
+def trace_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, list[Any], Any]:
+    """The closed jaxpr of a call, the structure of its result, and the leaves and the structure of
+    its arguments.
+
+    Numbers that the function must know while it is traced (a length, a static argument of its
+    `jax.jit`) are static, a part of the structure.
+
+    Raises:
+      TraceError: the function cannot be traced that way either.
+    """
+
+    def traced(static: Collection[int]) -> tuple[Any, Any, list[Any], Any]:
+        leaves, tree = flatten_args(*hold_static(static, args, kwargs))
+        return (*trace(fn, leaves, tree), leaves, tree)
+
+    try:
+        return traced(())
+    except TraceError as error:
+        leaves = jax.tree.leaves((args, kwargs))
+        numbers = (bool, int, float, complex, np.generic)
+        static = {i for i, x in enumerate(leaves) if isinstance(x, numbers)}
+        if not static:
+            raise
+        try:
+            found = traced(static)
+        except TraceError:
+            raise error from error.__cause__
+    for number in sorted(static) if 1 < len(static) <= _MOST_NUMBERS else ():
+        with suppress(TraceError):
+            found = traced(static - {number})
+            static.remove(number)
+    return found
 
 
 def trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[Any, Any]:
@@ -25,7 +65,8 @@ def trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[
         return out
 
     try:
-        closed = jax.make_jaxpr(flat)(*leaves)
+        with jax.disable_jit(False):  # without jit, loops ask for values
+            closed = jax.make_jaxpr(flat)(*leaves)
     except (
         Exception
     ) as error:  # whatever the user's function raises is the reason why it cannot be traced

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+
+from xrl_jax.graph.settings import own_settings, under_own_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,8 +52,16 @@ def wide() -> bool:
     return platform() != "cpu"
 
 
-def on_cpu() -> contextlib.AbstractContextManager[Any]:
-    """The engine runs on the CPU in this context, where JAX has one for us."""
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """The engine runs on the CPU in this context, where JAX has one for us, and under settings of
+    its own.
+    """
+    with own_settings(), _cpu():
+        yield
+
+
+def _cpu() -> contextlib.AbstractContextManager[Any]:
     if not wide():
         return contextlib.nullcontext()
     try:
@@ -83,8 +93,8 @@ def engine_jit(
 
     @functools.cache
     def jitted(platform: str) -> Any:
-        options = _options(platform)
-        return jax.jit(fn, static_argnames=static_argnames, compiler_options=options)
+        options, traced = _options(platform), under_own_settings(fn)
+        return jax.jit(traced, static_argnames=static_argnames, compiler_options=options)
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -7,7 +7,7 @@ optimised, so a rewritten program is the old one with other graphs (`with_graphs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -80,8 +80,8 @@ class Call:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """An argument leaf that is no array (a string, a function): part of the tree structure, not of
-    the leaves.
+    """An argument leaf that is no array (a string, a function), or a number that the function must
+    know while it is traced: part of the tree structure, not of the leaves.
     """
 
     value: Any
@@ -105,6 +105,35 @@ def flatten_args(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
     """
     wrapped = jax.tree.map(lambda x: x if is_array_like(x) else Static(x), (args, kwargs))
     return jax.tree.flatten(wrapped)
+
+
+def flatten_as(tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """`flatten_args`, numbers held static where the structure `tree` of such arguments has them
+    so.
+    """
+    return flatten_args(*hold_static(static_numbers(tree), args, kwargs))
+
+
+def static_numbers(tree: Any) -> frozenset[int]:
+    """The places of the numbers that a structure of arguments holds static, among all leaves that
+    the arguments have for JAX.
+    """
+    wrapped = jax.tree.unflatten(tree, [object()] * tree.num_leaves)
+    leaves = jax.tree.leaves(wrapped, is_leaf=lambda x: isinstance(x, Static))
+    return frozenset(
+        i for i, x in enumerate(leaves) if isinstance(x, Static) and is_array_like(x.value)
+    )
+
+
+def hold_static(
+    places: Collection[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the leaves at these places static."""
+    if not places:
+        return args, kwargs
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    held = [Static(x) if i in places else x for i, x in enumerate(leaves)]
+    return jax.tree.unflatten(tree, held)
 
 
 def unflatten_args(tree: Any, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -20,6 +20,7 @@ from xrl_jax.graph import ops, passes
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
 from xrl_jax.graph.program import Program
+from xrl_jax.graph.settings import own_settings
 from xrl_jax.rewrite import apply as apply_lib
 from xrl_jax.rewrite import match as match_lib
 from xrl_jax.rewrite.bind import bind
@@ -58,6 +59,7 @@ class Candidate:
         return f"{self.rule} at {self.place}"
 
 
+@own_settings()
 def candidates(
     program: Program,
     rules: Iterable[str | Rule] | str | Rule | None = None,
@@ -85,6 +87,7 @@ def candidates(
     )
 
 
+@own_settings()
 def apply(program: Program, candidate: Candidate) -> Program:
     """The program after one rewrite; a graph that has no room grows.
 

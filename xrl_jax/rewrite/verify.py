@@ -31,6 +31,7 @@ import numpy as np
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
+from xrl_jax.graph.settings import own_settings
 from xrl_jax.rewrite import contract
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.compare import degree, difference, ill_formed
@@ -107,6 +108,7 @@ def verify_rule(rule: Rule, *, seed: int = 0, samples: int = 32) -> Verdict:
     return verify_rules((rule,), seed=seed, samples=samples)[0]
 
 
+@own_settings()
 def verify_rules(
     rules: Sequence[Rule],
     *,

@@ -16,6 +16,7 @@ import numpy as np
 from xrl_jax.backends.kept_trace import kept_trace
 from xrl_jax.cost.machine import usable_cores
 from xrl_jax.cost.roofline import CostTable
+from xrl_jax.graph.settings import under_own_settings
 from xrl_jax.graph.union import divided
 from xrl_jax.rewrite.table import CompiledRules
 from xrl_jax.rl.actions import Logits
@@ -97,6 +98,7 @@ class Decoder:
         edits = [packed(plan[i]) if i < len(plan) else packed(()) for i in range(n)]
         edits = jax.tree.map(lambda *v: jnp.stack(v).reshape(-1, _TOGETHER, len(v[0])), *edits)
         to_go = functools.partial(_following(self.config), self.weights, params)
+        go_on = under_own_settings(_waited_for(to_go))  # settings are a thread's own
         with ThreadPoolExecutor(usable_cores()) as pool:
             for k in jax.random.split(key, _STEPS // _AT_ONCE):
                 # All with edits have one key: they see the same candidates where there are more.
@@ -105,7 +107,7 @@ class Decoder:
                 # Two threads that find nothing compiled would both compile.
                 mapped = pool.map if parts else map
                 each = (jax.tree.map(lambda v, i=i: v[i], edits) for i in range(len(batches)))
-                made = list(mapped(_waited_for(to_go), batches, keys, temperatures, each))
+                made = list(mapped(go_on, batches, keys, temperatures, each))
                 batches = [now for now, _ in made]
                 parts.append(_in_one([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))

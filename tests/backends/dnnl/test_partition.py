@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -348,6 +349,13 @@ def test_a_file_is_refused_where_layouts_may_differ(
     monkeypatch.setattr(export, "library", lambda: None)
     with pytest.raises(export.LoadError, match=r"kernels of oneDNN 3.*, here is no oneDNN: "):
         export.load(tmp_path / "f.xrl")
+
+
+def test_exporting_a_call_by_jax_says_what_to_do_instead() -> None:
+    op = Conv((2, 2), ((1, 1), (1, 1)), (1, 1), 1)
+    fn = jax.jit(lambda x, w: kernel_p.bind(x, w, op=op))
+    with pytest.warns(UserWarning, match=r"fast\.save\(path\)"), pytest.raises(ValueError):
+        jax.export.export(fn)(IMAGE, KERNEL)
 
 
 def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:

@@ -7,9 +7,12 @@ them. `pack` is linear, and on weights alone; so hoisting takes it out of the ca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -38,6 +41,7 @@ _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
 Target = tuple[str, str, int]  # what is done, a partition's text, which of its inputs
 _TARGETS: dict[str, Target] = {}  # by the name that XLA knows
 _LOCK = threading.Lock()
+_OUR_FILES = ContextVar("exported into files of ours", default=False)
 
 
 def kernel(op: Kernel, *operands: jax.Array) -> jax.Array:
@@ -143,7 +147,33 @@ def _packed_aval(part: Partition, index: int) -> ShapedArray:
     return ShapedArray((plan(lib, part).weights[index].nbytes // 4,), _F32)
 
 
+@contextlib.contextmanager
+def exported_by_us() -> Iterator[None]:
+    """What is exported in this context goes into files that carry the targets."""
+    token = _OUR_FILES.set(True)
+    try:
+        yield
+    finally:
+        _OUR_FILES.reset(token)
+
+
 # --- the primitives ---
+
+
+def _telling(rule: Any) -> Any:
+    """The lowering rule, which says what to do instead before `jax.export` refuses the call."""
+
+    def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
+        for_export = getattr(ctx.module_context.lowering_parameters, "for_export", False)
+        if for_export and not _OUR_FILES.get():
+            warnings.warn(
+                "jax.export does not take oneDNN's kernels, which an optimised function calls "
+                "here: fast.save(path) writes it to a file, and xrl_jax.load(path) reads that",
+                stacklevel=2,
+            )
+        return rule(ctx, *operands, **params)
+
+    return lowered
 
 
 def _primitive(name: str, *, multiple: bool = False) -> Primitive:
@@ -235,7 +265,9 @@ def _partition_avals(*_: Any, part: Partition) -> list[ShapedArray]:
 
 
 partition_p.def_abstract_eval(_partition_avals)
-mlir.register_lowering(partition_p, mlir.lower_fun(_partition_code, multiple_results=True))
+mlir.register_lowering(
+    partition_p, _telling(mlir.lower_fun(_partition_code, multiple_results=True))
+)
 ad.primitive_jvps[partition_p] = _partition_jvp
 batching.primitive_batchers[partition_p] = _one_by_one(partition_p)
 

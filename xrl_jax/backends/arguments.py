@@ -1,0 +1,146 @@
+"""What an optimised function was made for, and whether a call's arguments are that."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph.program import Program, flatten_as, is_array_like, unflatten_args
+
+Kind = tuple[tuple[int, ...], Any, bool | None]  # shape, dtype, weak type (None: either)
+
+
+class Arguments:
+    """The arguments of a program: their structure, their types, and which are weights."""
+
+    def __init__(self, program: Program) -> None:
+        self.tree = program.in_tree
+        self.avals = program.in_avals
+        self.weights = program.weights
+
+    def divided(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Weights and other leaves."""
+        return list(compress(leaves, self.weights)), list(compress(leaves, self._unweighted))
+
+    def flattened(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Callable[..., Any]
+    ) -> tuple[list[Any], Any]:
+        """The leaves and their structure, if possible in the order of the example, whatever was
+        passed by name.
+
+        Args:
+          signature: has the signature that tells the names.
+        """
+        leaves, tree = flatten_as(self.tree, args, kwargs)
+        if tree == self.tree:
+            return leaves, tree
+        try:
+            bound = inspect.signature(signature)
+            given = bound.bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):  # none, or it refuses these: the original says so
+            return leaves, tree
+        example_args, example_kwargs = unflatten_args(self.tree, self.avals)
+        names = list(bound.parameters)[: len(example_args)]
+        given = _as_in({*names, *example_kwargs}, given, bound)
+        if set(given) != {*names, *example_kwargs}:
+            return leaves, tree
+        by_place = tuple(given[n] for n in names)
+        return flatten_as(self.tree, by_place, {n: given[n] for n in example_kwargs})
+
+    def difference(self, leaves: Sequence[Any], tree: Any) -> str | None:
+        """What distinguishes the arguments from those the program was made for; None if nothing."""
+        if tree != self.tree:
+            return f"it was made for arguments {self.tree}, got {tree}"
+        for leaf, aval, kind in zip(leaves, self.avals, self.kinds, strict=True):
+            if not fits(leaf, kind):
+                return f"it was made for an argument {text(aval)}, got {text(leaf)}"
+        return None
+
+    @functools.cached_property
+    def kinds(self) -> list[Kind]:
+        """Of every leaf."""
+        return [(tuple(a.shape), a.dtype, getattr(a, "weak_type", None)) for a in self.avals]
+
+    @functools.cached_property
+    def input_kinds(self) -> list[Kind]:
+        """Of the leaves that are no weights."""
+        return self.divided(self.kinds)[1]
+
+    @functools.cached_property
+    def trees(self) -> list[Any]:
+        """The structure of each positional argument, as a call with this argument alone."""
+        args, _ = jax.tree.unflatten(self.tree, self.avals)
+        return [jax.tree.structure(((a,), {})) for a in args]
+
+    @functools.cached_property
+    def are_weights(self) -> list[bool]:
+        """For each positional argument, whether it is a weight."""
+        args, _ = jax.tree.unflatten(self.tree, self.weights)
+        return [any(jax.tree.leaves(a)) for a in args]
+
+    @functools.cached_property
+    def weight_tree(self) -> Any:
+        """The structure of a call with the weight arguments alone."""
+        args, _ = jax.tree.unflatten(self.tree, self.avals)
+        return jax.tree.structure((tuple(compress(args, self.are_weights)), {}))
+
+    @functools.cached_property
+    def _unweighted(self) -> list[bool]:
+        return [not w for w in self.weights]
+
+
+def _as_in(
+    names: set[str], given: Mapping[str, Any], signature: inspect.Signature
+) -> dict[str, Any]:
+    """The given arguments with the defaults spelt out, or left out, where the example has them
+    so.
+    """
+    defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
+    same = {n for n, v in given.items() if n in defaults and _is_same(v, defaults[n])}
+    added = {n: v for n, v in defaults.items() if n in names}
+    return added | {n: v for n, v in given.items() if n in names or n not in same}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Whether a value is the default, of which plain ones come as other objects."""
+    plain = type(value) is type(default) and isinstance(value, (bool, int, float, complex, str))
+    return value is default or (plain and value == default)
+
+
+def fits(leaf: Any, kind: Kind) -> bool:
+    """Whether a leaf has the shape, dtype and weak type that the program was made for."""
+    shape, dtype, weak_type = kind
+    if isinstance(leaf, jax.Array):
+        weak = getattr(leaf, "weak_type", False)
+        return (
+            leaf.shape == shape and leaf.dtype == dtype and (weak_type is None or weak == weak_type)
+        )
+    if not is_array_like(leaf):
+        return False
+    given = getattr(leaf, "dtype", None)
+    kind_of = jnp.result_type(leaf) if given is None else jax.dtypes.canonicalize_dtype(given)
+    return (
+        np.shape(leaf) == shape
+        and kind_of == dtype
+        and (weak_type is None or _is_weak(leaf) == weak_type)
+    )
+
+
+def text(leaf: Any) -> str:
+    """A type for a message, weakness included: `float32[2, 3]`, `weak float32[]`."""
+    dtype = jnp.result_type(leaf) if is_array_like(leaf) else type(leaf).__name__
+    return f"{'weak ' if _is_weak(leaf) else ''}{dtype}{list(np.shape(leaf))}"
+
+
+def _is_weak(leaf: Any) -> bool:
+    """Whether JAX gives the leaf a weak type: a number of Python is none of a certain width."""
+    if hasattr(leaf, "dtype"):
+        return bool(getattr(leaf, "weak_type", False))
+    return isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)

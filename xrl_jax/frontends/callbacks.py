@@ -1,0 +1,191 @@
+"""The callbacks of a function (debug prints, `io_callback`, `pure_callback`) while it is optimised.
+
+Timing runs a function thousands of times, but what it prints, logs or asks of the host is meant for
+its own calls. So stand-ins take the callbacks' places: one that returns nothing does nothing, an
+`io_callback` is asked once, and a `pure_callback` once for each set of operands. They are called
+from compiled code as the callbacks are, so that timings stay comparable. What the user gets has the
+callbacks back (`with_callbacks`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from xrl_jax.frontends.trace import trace
+from xrl_jax.graph.program import Call, Equation, Program, flatten_as
+
+_SILENT = ("debug_callback", "debug_print")
+_CALLBACKS = (*_SILENT, "io_callback", "pure_callback")
+_MOST_ANSWERS = 64  # of one callback; then its last one is repeated
+
+Change = Callable[[Any], Any]  # of an equation with `primitive` and `params`
+
+
+class Answers:
+    """What callbacks have returned; all traces of one function share it."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, dict[Any, list[np.ndarray]]] = {}
+        self._lock = threading.RLock()  # XLA calls from threads of its own
+
+    def of(self, number: int, key: Any, ask: Callable[[], Sequence[Any]]) -> list[np.ndarray]:
+        """The answer of a callback that is known under this key, for which it is asked first."""
+        with self._lock:
+            found = self._found.setdefault(number, {})
+            if key not in found:
+                if len(found) >= _MOST_ANSWERS:
+                    return next(reversed(found.values()))
+                found[key] = [np.asarray(x) for x in ask()]
+            return found[key]
+
+
+class StandIn:
+    """What is called in the place of a callback.
+
+    Attributes:
+      number: the callback's place in the function.
+      primitive, params: of its equation.
+    """
+
+    def __init__(self, number: int, equation: Any, answers: Answers) -> None:
+        self.number = number
+        self.primitive, self.params = equation.primitive, dict(equation.params)
+        self._answers = answers
+
+    def __repr__(self) -> str:  # part of what programs are recognised by, in the next process too
+        return f"callback {self.number}"
+
+    def __call__(self, *operands: Any) -> list[np.ndarray]:
+        types = self.params.get("result_avals", ())
+        if not types:
+            return []
+        key = None
+        if self.primitive.name == "pure_callback":
+            arrays = [np.asarray(x) for x in operands]
+            key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in arrays)
+        answer = self._answers.of(self.number, key, lambda: self.params["callback"](*operands))
+        return [x.astype(t.dtype) for x, t in zip(answer, types, strict=True)]
+
+
+def has_callbacks(program: Program) -> bool:
+    """Whether a run of the program calls back to the host."""
+    found: list[Any] = []
+
+    def look(equation: Any) -> Any:
+        found.extend([equation] * (equation.primitive.name in _CALLBACKS))
+        return equation
+
+    _changed_bindings(program, look)
+    return bool(found)
+
+
+def without_callbacks(fn: Callable[..., Any], in_tree: Any) -> Callable[..., Any]:
+    """`fn` of arguments of this structure, with stand-ins for its callbacks (traceable)."""
+    answers = Answers()
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves, _ = flatten_as(in_tree, args, kwargs)
+        closed, out_tree = trace(fn, leaves, in_tree)
+        quiet = _changed(closed, _standing_in(answers), {})
+        return jax.tree.unflatten(out_tree, jaxpr_as_fun(quiet)(*leaves))
+
+    return run
+
+
+def program_without_callbacks(program: Program) -> Program:
+    """The program with stand-ins for its callbacks, and no function that would still have them."""
+    return replace(_changed_bindings(program, _standing_in(Answers())), fn=None)
+
+
+def with_callbacks(program: Program) -> Program:
+    """The program with the callbacks for which there are stand-ins in it."""
+
+    def back(equation: Any) -> Any:
+        stand_in = equation.params.get("callback")
+        if not isinstance(stand_in, StandIn):
+            return equation
+        return _with(equation, stand_in.primitive, stand_in.params)
+
+    return _changed_bindings(program, back)
+
+
+def _standing_in(answers: Answers) -> Change:
+    numbers = iter(range(1 << 30))
+
+    def change(equation: Any) -> Any:
+        if equation.primitive.name not in _CALLBACKS:
+            return equation
+        stand_in = StandIn(next(numbers), equation, answers)
+        primitive, params = equation.primitive, dict(equation.params)
+        if primitive.name == "debug_print":  # it has no callback to replace: as a debug callback
+            primitive, params = _debug_callback(params["ordered"])
+        return _with(equation, primitive, {**params, "callback": stand_in})
+
+    return change
+
+
+@functools.cache
+def _debug_callback(ordered: bool) -> tuple[Any, dict[str, Any]]:
+    """The primitive of `jax.debug.callback`, and its parameters."""
+    jaxpr = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None, ordered=ordered))().jaxpr
+    (equation,) = jaxpr.eqns
+    return equation.primitive, equation.params
+
+
+def _with(equation: Any, primitive: Any, params: dict[str, Any]) -> Any:
+    """An equation of a jaxpr or of a program with another primitive."""
+    if isinstance(equation, Equation):
+        return replace(equation, primitive=primitive, params=params)
+    return equation.replace(primitive=primitive, params=params)
+
+
+def _changed_bindings(program: Program, change: Change) -> Program:
+    """The program with all equations changed, those inside of equations too."""
+    seen: dict[int, Any] = {}
+
+    def changed(binding: Any) -> Any:
+        if isinstance(binding, Call) and binding.equation is not None:
+            return replace(binding, equation=_changed_equation(binding.equation, change, seen))
+        if isinstance(binding, Equation):
+            return _changed_equation(binding, change, seen)
+        return binding
+
+    return replace(program, bindings=tuple(map(changed, program.bindings)))
+
+
+def _changed_equation(equation: Any, change: Change, seen: dict[int, Any]) -> Any:
+    params = {k: _changed(v, change, seen) for k, v in equation.params.items()}
+    if any(v is not equation.params[k] for k, v in params.items()):
+        equation = _with(equation, equation.primitive, params)
+    return change(equation)
+
+
+def _changed(value: Any, change: Change, seen: dict[int, Any]) -> Any:
+    """A jaxpr with its equations changed, or jaxprs in a tuple; itself where nothing is.
+
+    Args:
+      seen: what became of each jaxpr, by id: what is shared stays shared.
+    """
+    if isinstance(value, ClosedJaxpr):
+        jaxpr = _changed(value.jaxpr, change, seen)
+        return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
+    if type(value) in (tuple, list):
+        items = [_changed(v, change, seen) for v in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    if not hasattr(value, "eqns"):
+        return value
+    if id(value) not in seen:
+        equations = [_changed_equation(e, change, seen) for e in value.eqns]
+        same = all(a is b for a, b in zip(equations, value.eqns, strict=True))
+        seen[id(value)] = value if same else value.replace(eqns=equations)
+    return seen[id(value)]
