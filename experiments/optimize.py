@@ -5,6 +5,7 @@ Say what to optimise in one of three ways:
   python -m experiments.optimize --model=squeezenet --budget_seconds=120
   python -m experiments.optimize --model=bert --layers=2 --tokens=64 --search=greedy
   python -m experiments.optimize --onnx=net.onnx --input_shape=image:1,3,224,224
+  python -m experiments.optimize --onnx=net.onnx --dim=batch:1 --constant=sample_rate:16000
   python -m experiments.optimize --fn=mypackage.net:example
 
 --fn names a function without arguments, or an attribute, that gives (fn, args) or
@@ -15,8 +16,9 @@ stay the same between calls. For instance, in mypackage/net.py:
       return forward, (weights, image), (0,)
 
 Ctrl-C ends the search; the best program found until then is checked, timed and reported. The
-folder out/NAME, or --out, gets report.json, report.txt, program.txt, history.png and optimized.xrl
-(for xrl_jax.load).
+folder out/NAME, or --out, gets report.json, report.txt, program.txt, history.png and optimized.xrl:
+xrl_jax.load gives the function, which takes what the original takes, and that of an ONNX file the
+file's inputs in their order, without those given by --constant.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from absl import app, flags, logging
 
 import xrl_jax
 from experiments import models, targets
-from experiments.targets import SHAPE_FLAGS, ConfigError, Target
+from experiments.targets import ONNX_FLAGS, SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
@@ -52,6 +54,8 @@ class Config:
       model, onnx, fn: what to optimise; exactly one is not empty.
       shape: options of the model's constructor, by name.
       input_shapes: shapes of ONNX inputs that the file leaves open.
+      dimensions: sizes of the open dimensions of ONNX inputs, by the names in the file.
+      constants: values of ONNX inputs that are always the same; one number or several.
       rules: names, families and rule files; empty for every rule.
       policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
       finetune: train that policy on this network first.
@@ -64,6 +68,8 @@ class Config:
     fn: str = ""
     shape: tuple[tuple[str, int | float], ...] = ()
     input_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    dimensions: tuple[tuple[str, int], ...] = ()
+    constants: tuple[tuple[str, int | float | tuple[int | float, ...]], ...] = ()
     search: str = "taso"
     budget_seconds: float = 60.0
     budget_measurements: int | None = None
@@ -84,8 +90,9 @@ class Config:
             raise ConfigError(f"give exactly one of --model, --onnx and --fn, not {found}")
         if self.shape and not self.model:
             raise ConfigError(f"--{self.shape[0][0]} is for --model only")
-        if self.input_shapes and not self.onnx:
-            raise ConfigError("--input_shape is for --onnx only")
+        for name, flag in ONNX_FLAGS.items():
+            if getattr(self, name) and not self.onnx:
+                raise ConfigError(f"--{flag} is for --onnx only")
         if self.policy and self.search != "xrlflow":
             raise ConfigError("--policy is for --search=xrlflow only")
         for name in ("finetune", "alone"):
@@ -101,14 +108,19 @@ class Config:
                 continue
             if field.name == "shape":
                 words += [f"--{name}={size:g}" for name, size in value]
-            elif field.name == "input_shapes":
-                words += [f"--input_shape={n}:{','.join(map(str, dims))}" for n, dims in value]
+            elif field.name in ONNX_FLAGS:
+                words += [f"--{ONNX_FLAGS[field.name]}={n}:{_listed(of)}" for n, of in value]
             elif field.name == "fold":
                 words.append("--nofold")
             else:
                 text = ",".join(value) if isinstance(value, tuple) else value
                 words.append(f"--{field.name}={text}")
         return shlex.join(words)
+
+
+def _listed(value: Any) -> str:
+    """Numbers as flags have them, with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -155,12 +167,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "Rule names, families or .rules files, with commas; -name switches one off. Empty: all.",
         flag_values=values,
     )
-    flags.DEFINE_multi_string(
-        "input_shape",
-        [],
-        "NAME:1,3,224,224 for an ONNX input with open dimensions.",
-        flag_values=values,
-    )
+    for name, meaning in (
+        ("input_shape", "NAME:1,3,224,224 for an ONNX input with open dimensions."),
+        ("dim", "NAME:1 for an open dimension that ONNX inputs have by that name."),
+        ("constant", "NAME:16000 or NAME:1,2 for an ONNX input that is always the same."),
+    ):
+        meaning += " May be given several times."
+        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     flags.DEFINE_bool("progress", True, "Show a live display.", flag_values=values)
     for name in SHAPE_FLAGS:
@@ -174,8 +187,12 @@ def config_of(values: flags.FlagValues) -> Config:
     given: dict[str, Any] = values.flag_values_dict()
     fields = {f.name: given[f.name] for f in dataclasses.fields(Config) if f.name in given}
     shape = tuple((name, given[name]) for name in SHAPE_FLAGS if given[name] is not None)
-    inputs = tuple(_input_shape(text) for text in given["input_shape"])
-    fields |= {"rules": tuple(given["rules"]), "shape": shape, "input_shapes": inputs}
+    fields |= {"rules": tuple(given["rules"]), "shape": shape}
+    fields |= {
+        "input_shapes": tuple(_input_shape(text) for text in given["input_shape"]),
+        "dimensions": tuple(_dimension(text) for text in given["dim"]),
+        "constants": tuple(_constant(text) for text in given["constant"]),
+    }
     name = given["model"] or Path(given["onnx"]).stem or given["fn"].replace(":", ".")
     fields["out"] = given["out"] or f"out/{name}"
     return Config(**fields)
@@ -188,12 +205,34 @@ def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return match[1], tuple(int(size) for size in match[2].split(",") if size)
 
 
+def _dimension(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.+):(\d+)", text)
+    if match is None:
+        raise ConfigError(f"--dim={text} must be a name and its size: NAME:1")
+    return match[1], int(match[2])
+
+
+def _constant(text: str) -> tuple[str, int | float | tuple[int | float, ...]]:
+    name, _, listed = text.rpartition(":")
+    try:
+        numbers = tuple(
+            int(word) if re.fullmatch(r"[+-]?\d+", word) else float(word)
+            for word in listed.split(",")
+        )
+    except ValueError:
+        numbers = ()
+    if not (name and numbers):
+        raise ConfigError(f"--constant={text} must be a name and numbers: NAME:16000 or NAME:1,2")
+    return name, numbers if "," in listed else numbers[0]
+
+
 def target_of(config: Config) -> Target:
     """Build or load what is to be optimised; raises ConfigError, and OnnxError for a bad file."""
     if config.model:
         return targets.from_model(config.model, seed=config.seed, **dict(config.shape))
     if config.onnx:
-        return targets.from_onnx_file(config.onnx, dict(config.input_shapes))
+        given = {name: dict(getattr(config, name)) for name in ONNX_FLAGS}
+        return targets.from_onnx_file(config.onnx, **given)
     return targets.from_attribute(config.fn)
 
 

@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from experiments import models
-from xrl_jax.frontends.onnx import load_onnx
+from xrl_jax.frontends.onnx import OnnxError, load_onnx
 
 # Options of the models' constructors that are flags of the experiments.
 SHAPE_FLAGS = ("layers", "tokens", "frames", "steps", "image_size", "width", "batch", "scan")
+
+# The flag for each argument of `load_onnx` that says what an ONNX file leaves open.
+ONNX_FLAGS = {"input_shapes": "input_shape", "dimensions": "dim", "constants": "constant"}
 
 
 class ConfigError(ValueError):
@@ -85,18 +88,41 @@ def require_known(flag: str, names: Sequence[str], known: Iterable[str]) -> None
         raise ConfigError(f"--{flag} names none")
 
 
-def from_onnx_file(path: str, input_shapes: Mapping[str, tuple[int, ...]]) -> Target:
-    """An ONNX model; `input_shapes` for inputs whose dimensions the file leaves open.
+def from_onnx_file(
+    path: str,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    dimensions: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Target:
+    """An ONNX model as a function of its inputs alone, the weights inside.
+
+    Args:
+      path: the file.
+      input_shapes, dimensions, constants: what the file leaves open; see `xrl_jax.from_onnx`.
 
     Raises:
-      ConfigError: there is no such file.
+      ConfigError: there is no such file, or something else has to be said about its inputs.
       OnnxError: it cannot be read.
     """
     if not Path(path).is_file():
         raise ConfigError(f"--onnx={path}: there is no such file")
-    loaded = load_onnx(path, input_shapes=input_shapes)
+    try:
+        loaded = load_onnx(
+            path, input_shapes=input_shapes, dimensions=dimensions, constants=constants
+        )
+    except OnnxError as error:
+        flags = [f"--{flag}" for name, flag in ONNX_FLAGS.items() if f"{name}={{" in str(error)]
+        if not flags:
+            raise
+        raise ConfigError(f"{error}; the flags for that: {', '.join(flags)}") from error
     weights = jax.tree.map(jnp.asarray, loaded.weights)
-    return Target(Path(path).stem, loaded.fn, (weights, *loaded.inputs), (0,))
+
+    def fn(*inputs: Any) -> Any:
+        return loaded.fn(weights, *inputs)
+
+    name = fn.__name__ = Path(path).stem
+    return Target(name, fn, loaded.inputs, ())
 
 
 def from_attribute(spec: str) -> Target:

@@ -16,7 +16,7 @@ SIGNATURES = {
     "optimize": ("fn *example_args weights search rules budget key tolerance cache_dir progress"),
     "Budget": "seconds measurements",
     "from_jax": "fn *example_args weights fold **example_kwargs",
-    "from_onnx": "path input_shapes constants",
+    "from_onnx": "path input_shapes dimensions constants",
     "to_jax": "program",
     "load": "path",
     "load_rules": "path_or_text",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from absl import flags
 
@@ -93,6 +94,15 @@ def test_input_shapes() -> None:
     assert config.input_shapes == (("a", (1, 3, 8, 8)), ("ns:b", ()))
 
 
+def test_dimensions_and_constants() -> None:
+    config = parsed(
+        *("--onnx=n.onnx", "--dim=batch:1", "--dim=seq:64"),
+        *("--constant=sr:16000", "--constant=ns:pads:0,-1", "--constant=ratio:0.5"),
+    )
+    assert config.dimensions == (("batch", 1), ("seq", 64))
+    assert config.constants == (("sr", 16000), ("ns:pads", (0, -1)), ("ratio", 0.5))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -102,6 +112,11 @@ def test_input_shapes() -> None:
         (["--model=bert", "--input_shape=x:1"], "--input_shape is for --onnx only"),
         (["--model=bert", "--alone"], "--alone is for --search=xrlflow only"),
         (["--onnx=n", "--input_shape=x:1,b"], "--input_shape=x:1,b must be a name and its sizes"),
+        (["--model=bert", "--dim=batch:1"], "--dim is for --onnx only"),
+        (["--fn=a:b", "--constant=sr:1"], "--constant is for --onnx only"),
+        (["--onnx=n", "--dim=batch"], "--dim=batch must be a name and its size"),
+        (["--onnx=n", "--constant=sr:fast"], "--constant=sr:fast must be a name and numbers"),
+        (["--onnx=n", "--constant=16000"], "--constant=16000 must be a name and numbers"),
         (["--onnx=n", "--input_shape=1,3"], "--input_shape=1,3 must be a name and its sizes"),
     ],
 )
@@ -121,9 +136,10 @@ def test_the_command_repeats_the_run() -> None:
 
 
 def test_the_command_of_an_onnx_file() -> None:
-    config = parsed("--onnx=a net.onnx", "--input_shape=x:1,3", "--seed=4")
+    words = ("--input_shape=x:1,3", "--dim=b:1", "--constant=k:2,3", "--constant=n:5", "--seed=4")
+    config = parsed("--onnx=a net.onnx", *words)
     assert config.command() == (
-        "python -m experiments.optimize '--onnx=a net.onnx' --input_shape=x:1,3 --seed=4"
+        f"python -m experiments.optimize '--onnx=a net.onnx' {' '.join(words)}"
     )
 
 
@@ -263,6 +279,27 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
     assert report.name == "with_weights"
     assert report.max_error <= report.tolerance
     assert (out / "optimized.xrl").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_what_is_written_for_an_onnx_file_takes_its_inputs(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, ["batch", 4])],
+        [value("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "net.onnx")
+    done = run_command(
+        *(f"--onnx={tmp_path / 'net.onnx'}", "--dim=batch:2", "--search=greedy"),
+        *("--budget_seconds=3", f"--out={tmp_path}", f"--cache_dir={tmp_path / 'cache'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    fn = xrl_jax.load(tmp_path / "optimized.xrl")
+    np.testing.assert_array_equal(fn(np.ones((2, 4), np.float32)), [[4, 4, 4]] * 2)
 
 
 # A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.

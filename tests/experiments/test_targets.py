@@ -87,24 +87,47 @@ def test_a_missing_import_of_the_module_is_not_blamed_on_the_flag(
         from_attribute("needs_more:f")
 
 
-def test_an_onnx_file_gives_weights_and_open_inputs(tmp_path: Path) -> None:
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> str:
+    """y = n x w: x [batch, 4], w ones [4, 3], n one number."""
     onnx = pytest.importorskip("onnx")
     float32 = onnx.TensorProto.FLOAT
+    value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [
+            onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+            onnx.helper.make_node("Mul", ["h", "n"], ["y"]),
+        ],
         "g",
-        [onnx.helper.make_tensor_value_info("x", float32, ["batch", 4])],
-        [onnx.helper.make_tensor_value_info("y", float32, ["batch", 3])],
+        [value("x", float32, ["batch", 4]), value("n", float32, [1])],
+        [value("y", float32, ["batch", 3])],
         [onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")],
     )
     onnx.save(onnx.helper.make_model(graph), tmp_path / "net.onnx")
-    target = from_onnx_file(str(tmp_path / "net.onnx"), {"x": (2, 4)})
-    weights, x = target.args
-    assert (target.name, target.weights) == ("net", (0,))
-    assert weights["w"].shape == (4, 3)
-    assert x.shape == (2, 4)
+    return str(tmp_path / "net.onnx")
+
+
+def test_an_onnx_file_gives_a_function_of_its_inputs(onnx_file: str) -> None:
+    target = from_onnx_file(onnx_file, {"x": (2, 4)})
+    assert (target.name, target.fn.__name__, target.weights) == ("net", "net", ())
+    assert [x.shape for x in target.args] == [(2, 4), (1,)]
+    np.testing.assert_array_equal(
+        target.fn(np.ones((2, 4), np.float32), np.ones(1, np.float32)), [[4, 4, 4]] * 2
+    )
+
+
+def test_an_onnx_file_takes_dimensions_and_constants(onnx_file: str) -> None:
+    target = from_onnx_file(onnx_file, dimensions={"batch": 1}, constants={"n": 2})
+    assert [x.shape for x in target.args] == [(1, 4)]
+    np.testing.assert_array_equal(target.fn(np.ones((1, 4), np.float32)), [[8, 8, 8]])
+
+
+def test_what_an_onnx_file_leaves_open_is_asked_for_by_flags(onnx_file: str) -> None:
+    message = r"input 'x' has shape \[batch, 4\].*flags for that: --input_shape, --dim$"
+    with pytest.raises(ConfigError, match=message):
+        from_onnx_file(onnx_file)
 
 
 def test_a_missing_onnx_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="--onnx=none.onnx: there is no such file"):
-        from_onnx_file("none.onnx", {})
+        from_onnx_file("none.onnx")

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from tests.frontends.onnx_models import FLOAT, INT64, array, model, tensor
 from xrl_jax.frontends.onnx import OnnxError, UnsupportedOnnxError, from_onnx, load_onnx
 from xrl_jax.graph.program import Array
-
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-
-
-def tensor(name, shape, kind: int = FLOAT):
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def array(name, values, dtype: Any = np.float32):
-    return numpy_helper.from_array(np.asarray(values, dtype), name)
-
-
-def model(nodes, inputs, outputs, initialisers=(), opset=17, functions=(), extra=()):
-    graph = helper.make_graph(nodes, "test", inputs, outputs, list(initialisers))
-    opsets = [helper.make_opsetid("", opset), *extra]
-    return helper.make_model(graph, opset_imports=opsets, functions=list(functions), ir_version=8)
 
 
 def linear_model():
@@ -134,44 +117,6 @@ class TestFunction:
         assert loaded.weights == {}
         jaxpr = jax.make_jaxpr(loaded.fn)({}, *loaded.inputs)
         assert "0.5" in str(jaxpr)
-
-
-class TestShapes:
-    def open_model(self):
-        node = helper.make_node("Relu", ["x"], ["y"])
-        return model([node], [tensor("x", ["batch", 3])], [tensor("y", ["batch", 3])])
-
-    def test_open_dimension_asks_for_input_shapes(self):
-        message = r"input 'x' has shape \[\?, 3\]: say which with input_shapes=\{'x': \(...\)\}"
-        with pytest.raises(OnnxError, match=message):
-            load_onnx(self.open_model())
-
-    def test_input_shapes_fill_open_dimensions(self):
-        loaded = load_onnx(self.open_model(), input_shapes={"x": (5, 3)})
-        assert loaded.inputs[0].shape == (5, 3)
-
-    def test_input_shapes_must_fit(self):
-        with pytest.raises(OnnxError, match=r"input 'x' has shape \[\?, 3\], which \(5, 4\)"):
-            load_onnx(self.open_model(), input_shapes={"x": (5, 4)})
-
-    def test_input_shapes_must_name_inputs(self):
-        with pytest.raises(OnnxError, match="'z' is not an input of the model"):
-            load_onnx(self.open_model(), input_shapes={"z": (1,)})
-
-    def reshape_model(self):
-        node = helper.make_node("Reshape", ["x", "s"], ["y"], name="reshape")
-        inputs = [tensor("x", [6]), tensor("s", [2], INT64)]
-        return model([node], inputs, [tensor("y", None)])
-
-    def test_unknown_shape_argument_asks_for_constants(self):
-        message = r"node 'reshape' \(ai.onnx.Reshape, opset 17\).*constants=\{'s': ...\}"
-        with pytest.raises(UnsupportedOnnxError, match=message):
-            load_onnx(self.reshape_model())
-
-    def test_constants_make_an_input_known(self):
-        loaded = load_onnx(self.reshape_model(), constants={"s": np.array([2, 3])})
-        assert loaded.input_names == ("x",)
-        assert loaded.fn({}, jnp.arange(6.0)).shape == (2, 3)
 
 
 class TestWithoutX64:

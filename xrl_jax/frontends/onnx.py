@@ -18,13 +18,14 @@ import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.onnx_file import parse_graph, read_model
+from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_structs
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
     Graph,
     OnnxError,
+    UnknownValueError,
     UnsupportedOnnxError,
     Value,
-    canonical,
     device,
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
@@ -69,11 +70,13 @@ def load_onnx(
     path: str | os.PathLike[str] | onnx.ModelProto,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-    constants: Mapping[str, np.ndarray] | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> OnnxFunction:
     """Read an ONNX file, or a ModelProto in memory.
 
     input_shapes: the shapes of inputs for which the model leaves dimensions open.
+    dimensions: sizes of open dimensions by the names that the model gives them, for all inputs.
     constants: values of inputs to be treated as known, such as those that decide shapes.
 
     Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all of them,
@@ -84,13 +87,15 @@ def load_onnx(
     check_opset(model, opsets)
     check_supported(model, opsets)
     graph = parse_graph(model.graph, opsets)
-    known = dict(constants or {})
-    names = tuple(n for n in graph.inputs if n not in graph.initialisers and n not in known)
-    check_names(graph, dict(input_shapes or {}), known)
+    shapes, known = dict(input_shapes or {}), dict(constants or {})
+    check_names(graph.inputs, shapes, known)
     protos = {value.name: value for value in model.graph.input}
-    inputs = tuple(input_struct(protos[name], dict(input_shapes or {})) for name in names)
+    names = tuple(n for n in graph.inputs if n not in graph.initialisers and n not in known)
+    inputs = input_structs([protos[name] for name in names], shapes, dict(dimensions or {}))
     weights, rest = split_weights(model, graph)
-    rest.update((name, np.asarray(value)) for name, value in known.items())
+    for name, value in known.items():
+        weights.pop(name, None)  # where the model has a value of its own for it
+        rest[name] = constant_input(protos[name], value)
 
     @types_mixed()
     def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
@@ -102,7 +107,11 @@ def load_onnx(
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
-    jax.eval_shape(fn, weights, *inputs)  # what only tracing can refuse is refused here
+    try:
+        jax.eval_shape(fn, weights, *inputs)  # what only tracing can refuse is refused here
+    except UnknownValueError as error:
+        error.name_inputs(names)
+        raise
     return OnnxFunction(fn, weights, inputs, names, graph.outputs, opsets.get("", 0))
 
 
@@ -110,14 +119,15 @@ def from_onnx(
     path: str | os.PathLike[str] | onnx.ModelProto,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-    constants: Mapping[str, np.ndarray] | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Program:
     """Read an ONNX model as a Program of its inputs, in the model's order; see `load_onnx`.
 
     The weights are inside, on the default device. `load_onnx` keeps them apart, for a function
     that is to be called with others.
     """
-    loaded = load_onnx(path, input_shapes=input_shapes, constants=constants)
+    loaded = load_onnx(path, input_shapes=input_shapes, dimensions=dimensions, constants=constants)
     weights = jax.tree.map(jnp.asarray, loaded.weights)
 
     def fn(*inputs: Value) -> Any:
@@ -284,46 +294,6 @@ def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 UNREADABLE_CONSTANTS = ("sparse_value", "value_string", "value_strings")
-
-
-def check_names(
-    graph: Graph, input_shapes: Mapping[str, Any], constants: Mapping[str, Any]
-) -> None:
-    for name in (*input_shapes, *constants):
-        if name not in graph.inputs:
-            raise OnnxError(f"'{name}' is not an input of the model; those are {graph.inputs}")
-
-
-def input_struct(
-    value: onnx.ValueInfoProto, input_shapes: Mapping[str, tuple[int, ...]]
-) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a model input, open dimensions filled from input_shapes."""
-    from onnx import helper
-
-    tensor = value.type.tensor_type
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-    declared = dims if tensor.HasField("shape") else None
-    given = input_shapes.get(value.name)
-    if given is None:
-        if declared is None or None in declared:
-            shown = "no shape" if declared is None else f"shape {declared}".replace("None", "?")
-            raise OnnxError(
-                f"input '{value.name}' has {shown}: say which with "
-                f"input_shapes={{'{value.name}': (...)}}"
-            )
-        given = tuple(dim for dim in declared if dim is not None)
-    elif declared is not None and (
-        len(given) != len(declared)
-        or any(dim not in (None, size) for dim, size in zip(declared, given, strict=True))
-    ):
-        shown = str(declared).replace("None", "?")
-        raise OnnxError(
-            f"input '{value.name}' has shape {shown}, which {tuple(given)} does not fit"
-        )
-    if not tensor.elem_type:
-        raise OnnxError(f"input '{value.name}' has no element type")
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-    return jax.ShapeDtypeStruct(tuple(int(size) for size in given), canonical(dtype))
 
 
 def split_weights(

@@ -38,23 +38,30 @@ class UnsupportedOnnxError(OnnxError):
 
 
 class UnknownValueError(UnsupportedOnnxError):
-    """A value that decides shapes is not known while tracing; `needs` is its name in the model."""
+    """A value has to be known while tracing, and is not; `needs` names it in the model.
 
-    def __init__(self, node: Node, what: str, value: Value) -> None:
+    On the way out `run_graph` replaces it by what it is computed from.
+    """
+
+    def __init__(self, node: Node, what: str, value: Value, why: str = "") -> None:
+        reason = f" where {why}" if why else ""
         super().__init__(
-            f"{node}: {what} that is not known while tracing is not supported",
+            f"{node}: {what} that is not known while tracing is not supported{reason}",
             (f"{node.op} with unknown {what}",),
         )
         self.value = value
-        self.needs = ""
+        self.needs: frozenset[str] = frozenset()
 
-    def named(self, name: str) -> None:
-        """Say which value it is, and how to give it if it is an input of the model."""
-        self.needs = name
-        self.args = (
-            f"{self}: '{name}' decides shapes (if it is an input of the model, give its value "
-            f"with constants={{'{name}': ...}})",
-        )
+    def name_inputs(self, inputs: tuple[str, ...]) -> None:
+        """Say which inputs of the model decide, and how to give their values."""
+        found = [name for name in inputs if name in self.needs]
+        if found:
+            listing = ", ".join(f"'{name}'" for name in found)
+            ways = ", ".join(f"'{name}': ..." for name in found)
+            self.args = (
+                f"{self}: that depends on the input {listing} (if it is always the same, give its "
+                f"value with constants={{{ways}}})",
+            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
     Node,
+    OnnxError,
     Translation,
     UnknownValueError,
     Value,
@@ -31,12 +34,29 @@ def if_(node: Node, condition: Value) -> list[Value] | tuple[jax.Array, ...]:
     then, other = node.attributes["then_branch"], node.attributes["else_branch"]
     if is_host(condition):
         return then() if bool(truth(condition)) else other()
-    structs = [jax.eval_shape(lambda f=f: [device(v) for v in f()]) for f in (then, other)]
-    kinds = [[(s.shape, s.dtype) for s in struct] for struct in structs]
+    kinds = [branch_kinds(node, name, condition) for name in ("then_branch", "else_branch")]
     if kinds[0] != kinds[1]:
-        raise node.unsupported("branches of different shapes or types")
+        why = "its branches have different shapes or types"
+        raise UnknownValueError(node, "a condition", condition, why)
     branches = [lambda f=f: tuple(device(value) for value in f()) for f in (then, other)]
     return lax.cond(truth(condition), *branches)
+
+
+def branch_kinds(node: Node, name: str, condition: Value) -> list[tuple[Any, Any]]:
+    """Shapes and types of a branch's results; says on what it depends that it is there at all.
+
+    A branch that does not fit the shapes at hand is often one that a known condition never takes.
+    """
+    branch = node.attributes[name]
+    try:
+        structs = jax.eval_shape(lambda: [device(value) for value in branch()])
+    except OnnxError as error:
+        why = f"the {name} fails ({error})"
+        undecided = UnknownValueError(node, "a condition", condition, why)
+        if isinstance(error, UnknownValueError):
+            undecided.needs = error.needs
+        raise undecided from error
+    return [(struct.shape, struct.dtype) for struct in structs]
 
 
 def loop(

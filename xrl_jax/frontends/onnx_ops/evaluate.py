@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from xrl_jax.frontends.onnx_file import free_names
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
     Graph,
@@ -36,13 +37,35 @@ def run_graph(graph: Graph, scope: Mapping[str, Value], *inputs: Value) -> list[
     values.update(graph.initialisers)
     values.update(zip(graph.inputs, inputs, strict=False))
     for node in graph.nodes:
-        results = run_node(node, values)
+        try:
+            results = run_node(node, values)
+        except UnknownValueError as error:
+            error.needs = origins(graph, node, error.needs, values)
+            raise
         values.update(
             (name, value)
             for name, value in zip(node.outputs, results, strict=False)
             if name and value is not None
         )
     return [values[name] for name in graph.outputs]
+
+
+def origins(
+    graph: Graph, failed: Node, needs: frozenset[str], values: Mapping[str, Value]
+) -> frozenset[str]:
+    """The values from outside the graph that decide those a node needs to know.
+
+    A subgraph's own inputs are taken to depend on all that its node reads.
+    """
+    inner = needs - values.keys()
+    wanted = set(needs & values.keys())
+    wanted |= {name for name in failed.inputs if inner and name and not is_host(values[name])}
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            wanted -= set(node.outputs)
+            read = free_names(node.proto)
+            wanted |= {name for name in read if name in values and not is_host(values[name])}
+    return frozenset(wanted)
 
 
 def run_node(node: Node, values: Mapping[str, Value]) -> Sequence[Value | None]:
@@ -54,8 +77,7 @@ def run_node(node: Node, values: Mapping[str, Value]) -> Sequence[Value | None]:
     except UnknownValueError as error:
         names = zip(node.inputs, inputs, strict=True)
         name = next((name for name, value in names if value is error.value), "")
-        if name and not error.needs:
-            error.named(name)
+        error.needs |= {name} - {""}
         raise
     except OnnxError as error:
         if str(error).startswith(("node ", "model ")):

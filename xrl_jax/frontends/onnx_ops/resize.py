@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,12 @@ from xrl_jax.frontends.onnx_ops.base import (
 from xrl_jax.frontends.onnx_ops.shape import take
 
 
-def positions(mode: str, size: int, new: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-    """Return the coordinate in the input of each of the `new` outputs along an axis."""
-    y = np.arange(new, dtype=np.float64)
+def positions(mode: str, size: int, new: int, scale: Any, roi: tuple[float, float]) -> np.ndarray:
+    """Return the coordinate in the input of each of the `new` outputs along an axis.
+
+    The scale is a NumPy number, in whose precision this computes.
+    """
+    y = np.arange(new, dtype=scale.dtype)
     width = scale * size
     if mode == "align_corners":
         return np.zeros(new) if width == 1 else y * (size - 1) / (width - 1)
@@ -36,6 +40,8 @@ def positions(mode: str, size: int, new: int, scale: float, roi: tuple[float, fl
         if new == 1:
             return np.full(1, (start + end) * (size - 1) / 2)
         return start * (size - 1) + y * (end - start) * (size - 1) / (width - 1)
+    if mode == "tf_half_pixel_for_nn":  # of opsets 11 and 12
+        return (y + 0.5) / scale
     half = (y + 0.5) / scale - 0.5
     if mode == "half_pixel":
         return half
@@ -158,7 +164,10 @@ def resize_axes(
         size, new, scale = x.shape[axis], sizes[i], scales[i]
         if size == new and scale == 1 and coordinates != "tf_crop_and_resize":
             continue
-        where = positions(coordinates, size, new, scale, (roi[i], roi[i + len(axes)]))
+        # Nearest elements depend on how halves round; runtimes compute in single precision.
+        kind = np.float32 if mode == "nearest" else np.float64
+        bounds = (roi[i], roi[i + len(axes)])
+        where = positions(coordinates, size, new, kind(scale), bounds).astype(np.float64)
         if mode == "nearest":
             index = np.clip(ROUNDING[rounding](where), 0, size - 1).astype(int)
             x = repeat(x, index, axis)
