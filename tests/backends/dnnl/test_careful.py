@@ -20,9 +20,12 @@ from xrl_jax.backends.dnnl.spec import (
     Dot,
     Epilogue,
     Instruction,
+    Loop,
+    Map,
     Op,
     Partition,
     Pool,
+    Reduce,
     Shape,
 )
 
@@ -113,6 +116,80 @@ def test_what_keeps_nan_by_itself_is_not_computed_again() -> None:
     x = np.full((1, 1, 6, 16), NAN, np.float32)
     assert np.isnan(called(part, x, np.ones((1, 1, 16, 16), np.float32))[0]).all()
     assert native.careful_runs() == before
+
+
+def in_a_loop(op: Op, *arrays: np.ndarray) -> np.ndarray:
+    """An elementwise operator of vectors, by code of ours."""
+    shape = (1, len(arrays[0]))
+    inside = Instruction(op, tuple(range(len(arrays))), shape)
+    loop = Loop(*shape, (shape,) * len(arrays), (inside,))
+    part = one(loop, *(shape,) * len(arrays), shape=shape)
+    return called(part, *(np.reshape(a, shape) for a in arrays))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("exp", [NAN, INF, 0, 1, INF, 0, 1.000001]),
+        ("tanh", [NAN, 1, -1, 0, 1, -1, 1e-6]),
+        ("logistic", [NAN, 1, 0, 0.5, 1, 0, 0.50000025]),
+        ("erf", [NAN, 1, -1, 0, 1, -1, 1.1283792e-6]),
+        ("erfc", [NAN, 0, 2, 1, 0, 2, 0.99999887]),
+        ("sqrt", [NAN, INF, NAN, 0, 1.8446743e19, NAN, 1e-3]),
+        ("rsqrt", [NAN, 0, NAN, INF, 5.421011e-20, NAN, 1e3]),
+        ("square", [NAN, INF, INF, 0, INF, INF, 1e-12]),
+        ("floor", [NAN, INF, -INF, 0, 3.4e38, -3.4e38, 0]),
+        ("ceil", [NAN, INF, -INF, 0, 3.4e38, -3.4e38, 1]),
+        ("abs", [NAN, INF, INF, 0, 3.4e38, 3.4e38, 1e-6]),
+    ],
+)
+def test_functions_at_the_edges(kind: str, expected: list[float]) -> None:
+    x = np.asarray([NAN, INF, -INF, 0, 3.4028235e38, -3.4028235e38, 1e-6], np.float32)
+    np.testing.assert_allclose(in_a_loop(Map(kind, (None,)), x), expected, rtol=2e-3)
+
+
+def test_small_results_have_all_their_digits() -> None:
+    x = np.asarray([1e-6, 9.0, -87.0], np.float32)
+    tanh, erfc, exp = (in_a_loop(Map(k, (None,)), x) for k in ("tanh", "erfc", "exp"))
+    np.testing.assert_allclose(tanh[0], 1e-6, rtol=1e-6)
+    np.testing.assert_allclose(erfc[1], 4.1370317e-37, rtol=1e-5)
+    np.testing.assert_allclose(exp[2], 1.6458115e-38, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("max", [NAN, NAN, INF, 0, INF]),
+        ("min", [NAN, NAN, 1, -INF, INF]),
+        ("div", [NAN, NAN, INF, 0, NAN]),
+        ("mul", [NAN, NAN, INF, NAN, INF]),
+        ("sub", [NAN, NAN, INF, INF, NAN]),
+        ("eq", [0, 0, 0, 0, 1]),
+        ("ne", [1, 1, 1, 1, 0]),
+        ("lt", [0, 0, 0, 0, 0]),
+    ],
+)
+def test_operations_at_the_edges(kind: str, expected: list[float]) -> None:
+    a = np.asarray([NAN, 1, INF, 0, INF], np.float32)
+    b = np.asarray([1, NAN, 1, -INF, INF], np.float32)
+    np.testing.assert_array_equal(in_a_loop(Map(kind, (None, None)), a, b), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("sum", [NAN, INF, NAN, -INF, INF]),
+        ("max", [NAN, INF, INF, -INF, 3e38]),
+        ("min", [NAN, 1, -INF, -INF, 3e38]),
+    ],
+)
+@pytest.mark.parametrize("columns", [5, 37])
+def test_reductions_at_the_edges(kind: str, columns: int, expected: list[float]) -> None:
+    x = np.ones((5, columns), np.float32)
+    x[0, -1], x[1, 1], x[2, 1], x[2, 3], x[3], x[4] = NAN, INF, INF, -INF, -INF, 3e38
+    loop = Loop(5, columns, (x.shape,), (Instruction(Reduce(kind), (0,), (5,)),))
+    (y,) = called(one(loop, x.shape, shape=(5,)), x)
+    np.testing.assert_allclose(y, expected)
 
 
 def assert_same_kinds(seed: int) -> None:

@@ -427,8 +427,10 @@ class Planner(Builder):
         padding = [op.padding[d] for d in order[2:]]
         # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
         kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
+        scale *= op.scale
+        scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
         # Where all of a window is -inf, the library gives the largest number, negative.
-        after = PostOps(scale=round(scale * op.scale, 12), overflow=op.kind == "max")
+        after = PostOps(scale=scale, overflow=op.kind == "max")
         prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), output)
         self.run(prim, [(SRC, x), (DST, y)])
