@@ -78,6 +78,15 @@ def test_a_convolution_with_what_follows() -> None:
 
 
 @needs_kernels
+def test_a_rectifier_keeps_nan_and_infinities() -> None:
+    """Windows in which the image has NaN, infinity, and numbers only."""
+    x = jnp.asarray([np.nan, np.inf, 1.0]).reshape(1, 3, 1, 1)
+    w = jnp.ones((1, 1, 1, 2)) * jnp.array([1.0, -1.0])
+    y = jax.jit(lambda x, w: conv(x, w, epilogue=onednn.Epilogue(relu=True)))(x, w)
+    np.testing.assert_array_equal(y[0, :, 0], [[np.nan, np.nan], [np.inf, 0], [1, 0]])
+
+
+@needs_kernels
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("right", [0, 1])
 def test_a_product_over_either_axis(left: int, right: int) -> None:

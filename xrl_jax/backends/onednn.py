@@ -188,13 +188,16 @@ def targets(artefact: export.Exported) -> tuple[kernels.Target, ...]:
 def _call(
     name: str, field: str, config: dict[str, Any], op: Conv | Dot
 ) -> Callable[..., jax.Array]:
-    """The named operation of XLA; under differentiation and vmap `op`, which computes the same."""
+    """The named operation of XLA; under differentiation and vmap `op`, which computes the same.
+
+    Bounds follow the call: within it they would make NaN a number.
+    """
+    clip = op.after.clip
+    op = dataclasses.replace(op, after=dataclasses.replace(op.after, clip=None))
     # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
     after = op.after
-    post_ops = (
-        ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend + ["RELU"] * (after.clip == spec.RELU)
-    )
+    post_ops = ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend
     config = {field: config | {"fusions": {"ops": post_ops}}}
 
     @custom_vmap
@@ -213,4 +216,4 @@ def _call(
 
     smooth = jax.custom_jvp(kernel)
     smooth.defjvp(lambda primals, tangents: jax.jvp(op, tuple(primals), tuple(tangents)))
-    return smooth
+    return smooth if clip is None else lambda *arrays: clip(smooth(*arrays))

@@ -280,7 +280,11 @@ class Floats:
         return a.sum(axis=axes)
 
     def contract(self, a: Value, b: Value) -> Value:
-        """Sums of products over the last axis, by BLAS: [..., m, k], [..., n, k] -> [..., m, n]."""
+        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]; in single
+        precision in one order, whatever the shapes, and in double by BLAS.
+        """
+        if self.single:
+            return np.einsum("...mk,...nk->...mn", a, b)
         return a @ np.swapaxes(b, -1, -2)
 
     def exp(self, a: Value) -> Value:

@@ -121,6 +121,23 @@ def test_a_number_that_is_divided_by_another_is_a_number() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
+def test_factors_that_are_small_or_have_no_inverse() -> None:
+    """They do not vanish: neither with the size of a window nor as 1 / 3e38, which is subnormal."""
+
+    def total(x):
+        edges = ((0, 0), (1, 1), (1, 1), (0, 0))
+        return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), edges)
+
+    for fn, same in (
+        (lambda w, x: conv(total(conv(x, w)) * 1e-13, w) * 1e13, lambda x: total(x)),
+        (lambda w, x: conv(conv(x, w) * 1e30 / 3e38, w) * 3e8, lambda x: x),
+    ):
+        parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
+        (got,) = jax.jit(parts.call)(parts.prepare([POINTWISE]), [IMAGE])
+        (expected,) = in_lax(lambda w, x, same=same: conv(same(conv(x, w)), w), POINTWISE, IMAGE)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+
+
 def test_an_average_that_leaves_the_padding_out() -> None:
     """As in InceptionV3: sums of windows over how many of their values are no padding, an array."""
     ones = jnp.ones((1, 8, 8, 1))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from xrl_jax.backends.dnnl.keeping import Bounded
 from xrl_jax.backends.dnnl.library import (
     DST,
     SCRATCHPAD,
@@ -15,8 +16,8 @@ from xrl_jax.backends.dnnl.library import (
     Prim,
     UnimplementedError,
 )
-from xrl_jax.backends.dnnl.native import Own, Place
-from xrl_jax.backends.dnnl.spec import Shape
+from xrl_jax.backends.dnnl.native import Later, Own, Place
+from xrl_jax.backends.dnnl.spec import Clip, Shape
 
 _ALIGNED = 64  # bytes
 
@@ -39,7 +40,7 @@ class Part:
 
 
 Where = Place | Block | Part
-What = int | Own  # a primitive, or what code of ours computes
+What = int | Later | Own  # a primitive, or what code of ours computes
 
 
 def block_of(place: Block | Part) -> Block:
@@ -74,13 +75,28 @@ class Builder:
         scratch = self.lib.of(prim, "scratchpad")
         if nbytes := self.lib.nbytes(scratch):
             listed.append((SCRATCHPAD, scratch, Block(nbytes, len(self.steps), len(self.steps))))
-        self.append(self.lib.primitive(prim), listed)
+        self.append(self.primitive(prim), listed)
+
+    def primitive(self, prim: Prim) -> What:
+        """What can be executed."""
+        return self.lib.primitive(prim)
 
     def append(self, what: What, listed: list[tuple[int, Desc, Where]]) -> None:
         for _, _, place in listed:
             if not isinstance(place, Place):
                 block_of(place).last = len(self.steps)
         self.steps.append((what, listed))
+
+    def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
+        """An array within bounds, by code of ours: in `y`, which has its layout, or where it is; in
+        the layout `dense` where there are zeros between the numbers that must not change.
+        """
+        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
+            x, y = self.as_laid_out(x, dense), None
+        y = y or x
+        n = self.lib.nbytes(x.desc) // 4
+        self.append(Bounded(n, clip), [(0, v.desc, v.place) for v in (x, y)])
+        return y
 
     def result(self, desc: Desc, output: Place | None) -> Value:
         return Value(desc, output or self.block(desc))

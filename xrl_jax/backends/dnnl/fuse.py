@@ -30,6 +30,8 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
 )
 
+_LEAST_SCALE = 1e-20
+
 
 @dataclass(eq=False)
 class _Value:
@@ -107,11 +109,14 @@ def _as_one_slice(v: _Value, op: Slice) -> _Value | None:
 
 
 def _scaled(v: _Value, op: Scale, uses: _Uses) -> _Value | None:
-    """A sum of windows times a number."""
+    """A sum of windows times a number that brings none of them near infinity."""
     (pool,) = v.args
     if not isinstance(pool.made_by, Pool) or pool.made_by.kind != "sum" or uses[pool] != 1:
         return None
-    return _made(replace(pool.made_by, scale=pool.made_by.scale * op.by), pool.args, v.shape)
+    scale = pool.made_by.scale * op.by
+    if not all(_LEAST_SCALE <= abs(x) <= 1 for x in (op.by, scale)):
+        return None
+    return _made(replace(pool.made_by, scale=scale), pool.args, v.shape)
 
 
 def _product_of_swapped(

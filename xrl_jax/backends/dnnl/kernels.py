@@ -22,6 +22,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from xrl_jax.backends.dnnl.careful import careful_plan, loses_nan
 from xrl_jax.backends.dnnl.library import DST, SRC, Desc, Library, UnimplementedError, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import plan
@@ -116,14 +117,18 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
     made = plan(lib, part)
     name = part.name(lib.name)
     steps: Sequence[Step]
+    careful: Sequence[Step] = ()
     if what == _RUN:
         steps, arena = made.steps, made.arena
+        if loses_nan(part):
+            careful, room = careful_plan(lib, part)
+            arena = max(arena, room)
     else:
         name = f"{name}.{what}{index}"
         moves = made.weights[index].moves
         steps = [_moved(lib, *(move if what == _PACK else move[::-1])) for move in moves]
         arena = 0
-    register(lib, name, steps, arena)
+    register(lib, name, steps, arena, careful)
     with _LOCK:
         _TARGETS[name] = (what, part.text, index)
     return name

@@ -15,6 +15,7 @@ import ctypes.util
 import functools
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import warnings
@@ -47,8 +48,8 @@ _BINARY = {
     "div": 0x1FFF4,
     "sub": 0x1FFF5,
 }
+_AVX512 = 0x20  # among the bits of an instruction set
 _POOLS = {"max": 0x1FF, "average": 0x2FF}
-_LARGEST = 3.4028234663852886e38
 
 Desc = int  # address of a memory descriptor: dims, strides, blocks
 Prim = int  # address of a primitive descriptor
@@ -72,23 +73,30 @@ class _Version(ctypes.Structure):
 class PostOps(NamedTuple):
     """What is computed with a result before it is written: an array of this layout is added, all is
     multiplied by a number, and clipped.
+
+    Attributes:
+      overflow: whether numbers of more than half the largest one become infinite first, with the
+        processor's flag for that.
     """
 
     addend: Desc | None = None
     scale: float = 1.0
     clip: Clip | None = None
+    overflow: bool = False
 
     @property
     def elementwise(self) -> list[tuple[int, float, float]]:
         """The library's name and two numbers of each elementwise operation."""
         found: list[tuple[int, float, float]] = []
+        if self.overflow:
+            found += [(_LINEAR, 2.0, 0.0), (_LINEAR, 0.5, 0.0)]
         if self.scale != 1:
             found.append((_LINEAR, self.scale, 0.0))
         if self.clip == RELU:
             found.append((_RELU, 0.0, 0.0))
         elif self.clip is not None:
-            low = -_LARGEST if self.clip.low is None else self.clip.low
-            high = _LARGEST if self.clip.high is None else self.clip.high
+            low = -math.inf if self.clip.low is None else self.clip.low
+            high = math.inf if self.clip.high is None else self.clip.high
             found.append((_CLIP, low, high))
         return found
 
@@ -117,6 +125,7 @@ class Library:
         self.engine = int(engine.value or 0)
         isa = int(self._lib.dnnl_get_effective_cpu_isa())
         # What a layout chosen by the library depends on.
+        self.lanes = 16 if isa & _AVX512 else 8  # numbers in a vector of its kernels
         self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
 
     def set_verbose(self, level: int) -> None:
@@ -137,6 +146,13 @@ class Library:
         except AttributeError:
             return None
         return start, n, number
+
+    def n_threads(self) -> int:
+        """On which primitives run that the thread at hand makes, at most."""
+        try:
+            return int(self._lib.omp_get_max_threads())
+        except AttributeError:
+            return 1
 
     # --- memory descriptors ---
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-# The list is an array of i64: its length, then for each step the primitive or the address of a
-# loop, whether it is a loop, the number of arguments and for each of these four numbers as in
-# `native.Step`. Offsets into XLA's structures: call frame: extension 8, api 16, arguments 40 + 32,
-# results 80 + 32; buffer: data 24; metadata extension: metadata 24, whose version is at 24 and 28
-# and whose traits are at 32; api: Error_Create 48.
+# A list is an array of i64: its length, then for each step an address, of what (0: a primitive,
+# 1: code of ours, 2: the descriptor of a primitive that is made when first needed), the number of
+# arguments and for each of these four numbers as in `native.Step`. Offsets into XLA's structures:
+# call frame: extension 8, api 16, arguments 40 + 32, results 80 + 32; buffer: data 24; metadata
+# extension: metadata 24, whose version is at 24 and 28 and whose traits are at 32; api:
+# Error_Create 48.
 RUN = """
 @message = private constant [33 x i8] c"a primitive of oneDNN has failed\\00"
 
-define ptr @run(ptr %frame, ptr %plan) {{
+define ptr @steps(ptr %frame, ptr %plan, i1 %watched) {{
 entry:
   %args = alloca [{most} x {{i32, ptr}}]
   %slot = alloca ptr
@@ -43,9 +44,9 @@ step:
 open:
   %primitive_number = load i64, ptr %at
   %primitive = inttoptr i64 %primitive_number to ptr
-  %is_loop_at = getelementptr i64, ptr %at, i64 1
-  %is_loop_number = load i64, ptr %is_loop_at
-  %is_loop = icmp eq i64 %is_loop_number, 1
+  %what_at = getelementptr i64, ptr %at, i64 1
+  %what = load i64, ptr %what_at
+  %is_loop = icmp eq i64 %what, 1
   %n_at = getelementptr i64, ptr %at, i64 2
   %n = load i64, ptr %n_at
   %rows = getelementptr i64, ptr %at, i64 3
@@ -68,11 +69,13 @@ place:
   %kind = load i64, ptr %kind_at
   %where_at = getelementptr i64, ptr %row, i64 3
   %where = load i64, ptr %where_at
-  %in_arena = icmp eq i64 %kind, 2
-  br i1 %in_arena, label %from_arena, label %from_buffer
+  %is_number = icmp sge i64 %kind, 2
+  br i1 %is_number, label %from_start, label %from_buffer
 
-from_arena:
-  %inner = getelementptr i8, ptr %arena, i64 %where
+from_start:
+  %in_arena = icmp eq i64 %kind, 2
+  %start = select i1 %in_arena, ptr %arena, ptr null
+  %inner = getelementptr i8, ptr %start, i64 %where
   br label %placed
 
 from_buffer:
@@ -85,7 +88,7 @@ from_buffer:
   br label %placed
 
 placed:
-  %data = phi ptr [%inner, %from_arena], [%outer, %from_buffer]
+  %data = phi ptr [%inner, %from_start], [%outer, %from_buffer]
   %j_next = add i64 %j, 1
   br i1 %is_loop, label %address, label %memory
 
@@ -109,13 +112,36 @@ loop:
   br label %freed
 
 execute:
+  %is_there = icmp eq i64 %what, 0
+  br i1 %is_there, label %go, label %build
+
+build:
+  %creation = call i32 {primitive_create}(ptr %at, ptr %primitive)
+  %created = icmp eq i32 %creation, 0
+  br i1 %created, label %keep, label %executed
+
+keep:
+  store i64 0, ptr %what_at
+  %new = load ptr, ptr %at
+  br label %go
+
+go:
+  %ready_one = phi ptr [%primitive, %execute], [%new, %keep]
   %n32 = trunc i64 %n to i32
-  %now = call i32 {primitive_execute}(ptr %primitive, ptr %stream, i32 %n32, ptr %args)
-  %status = or i32 %worst, %now
+  %now = call i32 {primitive_execute}(ptr %ready_one, ptr %stream, i32 %n32, ptr %args)
+  br i1 %watched, label %watch, label %executed
+
+watch:
+  call void @look()
+  br label %executed
+
+executed:
+  %outcome = phi i32 [%creation, %build], [%now, %go], [%now, %watch]
+  %status = or i32 %worst, %outcome
   br label %free
 
 free:
-  %k = phi i64 [0, %execute], [%k_next, %one]
+  %k = phi i64 [0, %executed], [%k_next, %one]
   %left = icmp slt i64 %k, %n
   br i1 %left, label %one, label %freed
 
@@ -171,8 +197,6 @@ define void @post(i64 %at) {{
   call i32 {sem_post}(ptr %semaphore)
   ret void
 }}
-
-declare void @llvm.x86.sse.ldmxcsr(ptr)
 
 define ptr @serve(ptr %nothing) {{
 entry:
@@ -233,6 +257,11 @@ define ptr @{name}(ptr %frame) {{
 """
 
 
+# The intrinsics that read and write a thread's MXCSR, which has the flags of `flags`.
+MXCSR = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+"""
 # LLVM prefers half of the registers' width on some processors.
 WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 SMALL = 1 << 14  # numbers for which threads are not worth their waking
@@ -243,17 +272,24 @@ Parallel = tuple[str, str, str]
 def shared_out(name: str, n: int, parallel: Parallel | None) -> str:
     """The function `name`(table) that calls `name`_rows(table, first, end) for `n` rows, shared out
     between the threads; None for one thread.
+
+    The flags of `flags` stay as they were: vectors that are not full may divide zero by zero.
     """
     if parallel is None:
-        return f"""
+        return f"""{MXCSR}
 define void @{name}(ptr %table) {{
+  %mode = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %mode)
   call void @{name}_rows(ptr %table, i64 0, i64 {n})
+  call void @llvm.x86.sse.ldmxcsr(ptr %mode)
   ret void
 }}
 """
     start, n_threads, number = parallel
-    return f"""
+    return f"""{MXCSR}
 define void @{name}_part(ptr %table) {{
+  %mode = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %mode)
   %n32 = call i32 {n_threads}()
   %i32 = call i32 {number}()
   %n = sext i32 %n32 to i64
@@ -264,6 +300,7 @@ define void @{name}_part(ptr %table) {{
   %first = sdiv i64 %first_all, %n
   %end = sdiv i64 %end_all, %n
   call void @{name}_rows(ptr %table, i64 %first, i64 %end)
+  call void @llvm.x86.sse.ldmxcsr(ptr %mode)
   ret void
 }}
 

@@ -33,6 +33,7 @@ from xrl_jax.backends.dnnl.spec import (
 )
 
 _LARGEST_POWER = 8
+_SMALLEST = 2.0**-126  # normal float32
 
 
 class Operand(NamedTuple):
@@ -206,8 +207,13 @@ def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
         case "mul":
             return Scale(number)
         case "div":
-            return Scale(1 / number) if at == 0 and number else None
+            return Scale(1 / number) if at == 0 and _is_inverted(number) else None
     return None
+
+
+def _is_inverted(number: float) -> bool:
+    """Whether float32 has 1 / number, with all digits."""
+    return _SMALLEST <= abs(number) <= 1 / _SMALLEST
 
 
 def _map(e: Any, maker: dict[Any, Any]) -> Map | None:

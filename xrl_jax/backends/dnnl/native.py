@@ -24,17 +24,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.backends.dnnl import rows, stream, tiles
-from xrl_jax.backends.dnnl.library import Desc, Library
-from xrl_jax.backends.dnnl.machine_code import PASS_ON, RUN, addresses, pointer
+from xrl_jax.backends.dnnl import flags, keeping, rows, stream, tiles
+from xrl_jax.backends.dnnl.keeping import Bounded, Largest
+from xrl_jax.backends.dnnl.library import Desc, Library, Prim
+from xrl_jax.backends.dnnl.machine_code import MXCSR, PASS_ON, RUN, addresses, pointer
 from xrl_jax.backends.dnnl.spec import Loop
 from xrl_jax.backends.dnnl.stream import Streamed
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
-Own = Loop | Tiles | Results | Streamed  # what code of ours computes
+Own = Loop | Tiles | Results | Streamed | Bounded | Largest  # what code of ours computes
 MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
-_ARGUMENT, _RESULT, _ARENA = 0, 1, 2
+_ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
+_PRIMITIVE, _OWN, _LATER = 0, 1, 2
 
 
 class Place(NamedTuple):
@@ -56,17 +58,24 @@ class Place(NamedTuple):
         return cls(_ARENA, at)
 
 
+class Later(NamedTuple):
+    """A primitive that is made when it is first executed."""
+
+    prim: Prim
+
+
 class Step(NamedTuple):
-    """A primitive and its arguments: (which one, its layout, where it lies); or a loop, whose last
-    argument is its result.
+    """A primitive and its arguments: (which one, its layout, where it lies); or code of ours, whose
+    last argument is its result.
     """
 
-    primitive: int | Own
+    primitive: int | Later | Own
     args: tuple[tuple[int, Desc, Place], ...]
 
 
-# What the thread and those who ask share: three semaphores, what is asked and answered, and where
-# the arena is.
+# What the thread and those who ask share: three semaphores, what is asked and answered, where the
+# arena is; whether flags may be set that are none of the next call's, those that were seen, how
+# many calls were made again for them, and of how many threads they are.
 _DESK = {
     "free": 0,
     "asked": 64,
@@ -75,6 +84,10 @@ _DESK = {
     "plan": 200,
     "result": 208,
     "arena": 216,
+    "unclear": 224,
+    "seen": 232,
+    "careful_runs": 240,
+    "threads": 248,
 }
 _DESK_BYTES = 256
 # What the processor does with subnormal numbers is of a thread, and new threads have it from those
@@ -87,32 +100,79 @@ _NUMBERS = itertools.count()  # of loops
 _KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
 
 
-def register(lib: Library, name: str, steps: Sequence[Step], arena: int = 0) -> None:
-    """Make XLA know the list by this name, once; it needs so many bytes of the arena."""
+def register(
+    lib: Library, name: str, steps: Sequence[Step], arena: int = 0, careful: Sequence[Step] = ()
+) -> None:
+    """Make XLA know the list by this name, once; it needs so many bytes of the arena.
+
+    Args:
+      careful: steps with the same results that keep NaN, where the others do not; see `flags`.
+    """
     with _LOCK:
         if name in _KEPT:
             return
-        numbers: list[int] = [len(steps)]
-        for step in steps:
-            if len(step.args) > MOST_ARGUMENTS:
-                raise ValueError(f"{len(step.args)} arguments for one primitive")
-            if isinstance(step.primitive, int):
-                numbers += [step.primitive, 0, len(step.args)]
-            else:
-                numbers += [_own(lib, step.primitive), 1, len(step.args)]
-            for which, desc, place in step.args:
-                numbers += [which, desc, place.kind, place.at]
-        plan = _KEPT[name] = np.asarray(numbers, np.int64)
+        if careful and lib.threads() is None:  # whose flags cannot be read
+            steps, careful = careful, ()
+        lists = [_listed(lib, some) for some in (steps, careful) if some]
+        starts = [x.ctypes.data for x in lists]
+        plan = np.asarray([*starts, 0, 0][:3], np.int64)
+        _KEPT[name] = plan, lists
         function = name.replace(".", "_")
         call, at = pointer(_served(lib)), pointer(plan.ctypes.data)
         _make_room(arena)
+        _watch(lib.n_threads())
         (address,) = addresses(PASS_ON.format(name=function, call=call, plan=at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
 
 
+def careful_runs() -> int:
+    """How many calls so far were made again, since they met NaN, or numbers that overflow."""
+    desk = _KEPT.get("the desk")
+    if desk is None:
+        return 0
+    return ctypes.c_int64.from_address(ctypes.addressof(desk) + _DESK["careful_runs"]).value
+
+
+def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
+    """The steps as numbers."""
+    numbers: list[int] = [len(steps)]
+    for what, args in steps:
+        if len(args) > MOST_ARGUMENTS:
+            raise ValueError(f"{len(args)} arguments for one primitive")
+        more: list[int] = []
+        match what:
+            case int():
+                head = what, _PRIMITIVE
+            case Later(prim):
+                head = prim, _LATER
+            case Bounded() | Largest():
+                head = _keeping()[what.name], _OWN
+                more = [0, 0, _ADDRESS, _numbers(what).ctypes.data]
+            case _:
+                head = _own(lib, what), _OWN
+        numbers += [*head, len(args) + len(more) // 4]
+        for which, desc, place in args:
+            numbers += [which, desc, place.kind, place.at]
+        numbers += more
+    return np.asarray(numbers, np.int64)
+
+
 @functools.cache
-def _own(lib: Library, what: Own) -> int:
+def _numbers(what: Bounded | Largest) -> np.ndarray:
+    """What the code of `keeping` is given, in memory that stays."""
+    return np.asarray(what.numbers, np.int64)
+
+
+@functools.cache
+def _keeping() -> dict[str, int]:
+    """The addresses of the code of `keeping`."""
+    names = "bounded", "largest"
+    return dict(zip(names, addresses(keeping.code(), *names), strict=True))
+
+
+@functools.cache
+def _own(lib: Library, what: Loop | Tiles | Results | Streamed) -> int:
     """The address of code of ours."""
     threads = lib.threads()
     parallel = None
@@ -150,6 +210,14 @@ def _make_room(n_bytes: int) -> None:
         ctypes.c_void_p.from_address(ctypes.addressof(desk) + _DESK["arena"]).value = start
 
 
+def _watch(n: int) -> None:
+    """Let the flags of at least so many threads be looked at: a primitive is made for the number
+    that the thread which makes it is allowed.
+    """
+    threads = ctypes.c_int32.from_address(ctypes.addressof(_KEPT["the desk"]) + _DESK["threads"])
+    threads.value = max(threads.value, n)
+
+
 @functools.cache
 def _served(lib: Library) -> int:
     """The address of `call`, with the thread that serves it running."""
@@ -157,17 +225,24 @@ def _served(lib: Library) -> int:
     desk = ctypes.create_string_buffer(_DESK_BYTES)
     start = ctypes.addressof(desk)
     _KEPT["the desk"] = desk
+    ctypes.c_int64.from_address(start + _DESK["unclear"]).value = 1
     for name, number in (("free", 1), ("asked", 0), ("answered", 0)):
         libc.sem_init(ctypes.c_void_p(start + _DESK[name]), 0, number)
-    functions = (
-        "stream_create stream_destroy memory_create memory_destroy primitive_execute".split()
-    )
+    functions = [
+        *("stream_create", "stream_destroy", "memory_create", "memory_destroy"),
+        *("primitive_create", "primitive_execute"),
+    ]
     names: dict[str, Any] = {f: pointer(lib.address(f"dnnl_{f}")) for f in functions}
     for name in ("sem_wait", "sem_post"):
         names[name] = pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
     names |= {"engine": pointer(lib.engine), "desk": pointer(start), "most": MOST_ARGUMENTS}
     names["flush"] = _FLUSH
-    serve, call = addresses(RUN.format(**names, **_DESK), "serve", "call")
+    look = flags.LOOK_AT_NOTHING
+    if (threads := lib.threads()) is not None:
+        start_all, _, number_of_one = map(pointer, threads)
+        look = flags.look(start_all, number_of_one)
+    code = MXCSR + look + flags.RUN_SAFELY + RUN
+    serve, call = addresses(code.format(**names, **_DESK, **flags.NUMBERS), "serve", "call")
     thread = ctypes.c_ulong()
     status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
     if status:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from xrl_jax.backends.dnnl import rows
@@ -48,13 +48,13 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
     Winograd,
 )
-from xrl_jax.backends.dnnl.stream import MOST_ROWS, STRIP, Streamed
+from xrl_jax.backends.dnnl.stream import STRIP, Streamed, streams
 from xrl_jax.backends.dnnl.strides import written
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 from xrl_jax.backends.winograd import n_tiles
 
 _BYTES = 4  # of a number
-_STREAMED = 1 << 14  # numbers of a weight, at least, for a product that streams it
+_EXACT = ("brdgmm", "x64:gemm")  # implementations that compute no more features than there are
 _MOST_FEATURES = 1 << 16  # of Winograd's convolutions: a pixel is kept on the stack
 
 
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 
 @dataclass
-class _Planner(Builder):
+class Planner(Builder):
     """Steps for each operator."""
 
     partition: Partition = field(kw_only=True)
@@ -258,8 +258,27 @@ class _Planner(Builder):
         more = args[2:]
         bias = more.pop(0) if op.after.bias else None
         addend = self.turned(more.pop(0), first) if op.after.addend else None
-        y = self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+        after, clip = op.after, op.after.clip
+        if clip is not None and self.clips_what_is_none(op, i, make):
+            after = replace(after, clip=None)
+        y = self.product(make, after, i.args[1], x, w, bias, addend, output)
+        if after != op.after and clip is not None:
+            y = self.bounded(clip, y, self.wanted(i.shape, first, Place.result(0)))
         return self.turned(y, last)
+
+    def clips_what_is_none(
+        self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
+    ) -> bool:
+        """Whether the library computes more features than there are, with numbers from beyond an
+        array's end. They may be NaN, which a bound then meets, and all would be computed again
+        (`flags`).
+        """
+        features = i.shape[-1]
+        if op.groups != features:
+            features //= op.groups
+        if features >= self.lib.lanes:
+            return False
+        return not self.lib.implementation(make(None, PostOps())).startswith(_EXACT)
 
     def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
         n = len(i.shape)
@@ -269,7 +288,7 @@ class _Planner(Builder):
         weights = w.desc
         if self.partition.is_packed(i.args[1]):
             dims = self.shape_of(i.args[1])
-            if n == 2 and i.shape[0] <= MOST_ROWS and math.prod(dims) >= _STREAMED:
+            if streams(self.partition, i):
                 return self.streamed(op, i, x, w, args[2:], output)
             weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
@@ -375,12 +394,9 @@ class _Planner(Builder):
                 except UnimplementedError:
                     sum_apart = True
         x = self.as_laid_out(x, self.lib.of(prim, "src"))
-        if self.partition.is_packed(weight):
-            packed = self.lib.of(prim, "weights")
-            self.weights[weight] = Packing(self.lib.nbytes(packed), ((w.desc, packed),))
-            w = Value(packed, w.place)
-        else:
-            w = self.as_laid_out(w, self.lib.of(prim, "weights"))
+        wanted = self.lib.of(prim, "weights")
+        packs = self.partition.is_packed(weight)
+        w = self.packed(weight, w, wanted) if packs else self.as_laid_out(w, wanted)
         dst = self.lib.of(prim, "dst")
         y = self.result(dst, None if sum_apart else output)
         operands = [(SRC, x), (WEIGHTS, w), (DST, y)]
@@ -396,6 +412,11 @@ class _Planner(Builder):
         self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
         return total
 
+    def packed(self, weight: int, w: Value, wanted: Desc) -> Value:
+        """A weight as it is packed for a primitive that wants this layout."""
+        self.weights[weight] = Packing(self.lib.nbytes(wanted), ((w.desc, wanted),))
+        return Value(wanted, w.place)
+
     def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
@@ -406,7 +427,10 @@ class _Planner(Builder):
         padding = [op.padding[d] for d in order[2:]]
         # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
         kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
-        after = PostOps(scale=round(scale * op.scale, 12))
+        scale *= op.scale
+        scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
+        # Where all of a window is -inf, the library gives the largest number, negative.
+        after = PostOps(scale=scale, overflow=op.kind == "max")
         prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), output)
         self.run(prim, [(SRC, x), (DST, y)])
@@ -433,9 +457,18 @@ def plan(lib: Library, partition: Partition) -> Plan:
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
     """
-    b = _Planner(lib, partition=partition, strides=written(partition))
+    return planned(Planner(lib, partition=partition, strides=written(partition)))
+
+
+def planned(b: Planner) -> Plan:
+    """The steps by a planner that has none yet.
+
+    Raises:
+      UnimplementedError: the library has no good kernel for one of the operators.
+    """
+    partition = b.partition
     for i, shape in enumerate(partition.inputs):
-        b.values.append(Value(lib.desc(shape), Place.argument(i)))
+        b.values.append(Value(b.lib.desc(shape), Place.argument(i)))
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))

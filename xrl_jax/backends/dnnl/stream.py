@@ -7,19 +7,29 @@ reads several strips side by side: the processor fetches ahead in each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xrl_jax.backends.dnnl import curves
 from xrl_jax.backends.dnnl.curves import FMA, INTRINSICS, VECTOR, WIDTH, Code
 from xrl_jax.backends.dnnl.machine_code import SMALL, WIDE, Parallel, shared_out
-from xrl_jax.backends.dnnl.spec import Epilogue
+from xrl_jax.backends.dnnl.spec import Dot, Epilogue, Instruction, Partition
 
 STRIP = WIDTH  # columns; their sums are a vector for each row
 MOST_ROWS = 8
+_STREAMED = 1 << 14  # numbers of a weight, at least
 _STREAMS = 8  # strips side by side, at most
 _SUMS = 24  # vectors, at most, that are added up at once
 _RUN = 512  # rows of the weight
+
+
+def streams(partition: Partition, i: Instruction) -> bool:
+    """Whether an instruction is a product that streams its weight."""
+    if not isinstance(i.op, Dot) or not partition.is_packed(i.args[1]):
+        return False
+    size = math.prod(partition.shape(i.args[1]))
+    return len(i.shape) == 2 and i.shape[0] <= MOST_ROWS and size >= _STREAMED
 
 
 @dataclass(frozen=True)
