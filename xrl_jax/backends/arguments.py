@@ -96,6 +96,16 @@ class Arguments:
         return [not w for w in self.weights]
 
 
+def of_leaves(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
+    """`fn` of the leaves of its arguments."""
+
+    def flat(*leaves: Any) -> Any:
+        args, kwargs = unflatten_args(tree, leaves)
+        return fn(*args, **kwargs)
+
+    return flat
+
+
 def _as_in(
     names: set[str], given: Mapping[str, Any], signature: inspect.Signature
 ) -> dict[str, Any]:

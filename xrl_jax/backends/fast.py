@@ -26,7 +26,7 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import take_current_trace
 
-from xrl_jax.backends.arguments import Arguments, fits, text
+from xrl_jax.backends.arguments import Arguments, fits, of_leaves, text
 from xrl_jax.backends.hoist import Hoisted, split
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.graph.program import (
@@ -344,7 +344,7 @@ class Fast:
         if fn is None:
             return None
 
-        structured = _flattened(fn, self.program.in_tree)
+        structured = of_leaves(fn, self.program.in_tree)
         return lambda *leaves: jax.tree.leaves(structured(*leaves))
 
     def _other_meaning(self) -> str | None:
@@ -373,7 +373,7 @@ class Fast:
         leaves, tree = flatten_args(args, kwargs)
         with self._lock:
             if tree not in self._originals:
-                self._originals[tree] = jax.jit(_flattened(fn, tree))
+                self._originals[tree] = jax.jit(of_leaves(fn, tree))
         return self._originals[tree](*leaves)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -388,16 +388,6 @@ class Fast:
             lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs)
         )
         return fn(*args, **kwargs)
-
-
-def _flattened(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
-    """`fn` of the leaves of its arguments."""
-
-    def flat(*leaves: Any) -> Any:
-        args, kwargs = unflatten_args(tree, leaves)
-        return fn(*args, **kwargs)
-
-    return flat
 
 
 def _is_extended(x: Any) -> bool:
