@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xrl_jax.backends.dnnl.keeping import Bounded
 from xrl_jax.backends.dnnl.library import (
     DST,
     SCRATCHPAD,
@@ -17,7 +16,7 @@ from xrl_jax.backends.dnnl.library import (
     UnimplementedError,
 )
 from xrl_jax.backends.dnnl.native import Later, Own, Place
-from xrl_jax.backends.dnnl.spec import Clip, Shape
+from xrl_jax.backends.dnnl.spec import Shape
 
 _ALIGNED = 64  # bytes
 
@@ -86,17 +85,6 @@ class Builder:
             if not isinstance(place, Place):
                 block_of(place).last = len(self.steps)
         self.steps.append((what, listed))
-
-    def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
-        """An array within bounds, by code of ours: in `y`, which has its layout, or where it is; in
-        the layout `dense` where there are zeros between the numbers that must not change.
-        """
-        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
-            x, y = self.as_laid_out(x, dense), None
-        y = y or x
-        n = self.lib.nbytes(x.desc) // 4
-        self.append(Bounded(n, clip), [(0, v.desc, v.place) for v in (x, y)])
-        return y
 
     def result(self, desc: Desc, output: Place | None) -> Value:
         return Value(desc, output or self.block(desc))

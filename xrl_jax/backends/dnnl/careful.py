@@ -110,8 +110,9 @@ class _Careful(Planner):
             m = (n + low + high - window) // stride + 1
             outer, inner = math.prod(sizes[:a]), math.prod(sizes[a + 1 :])
             sizes[a] = m
-            y = self.result(self.lib.desc(sizes), output if a == axes[-1] else None)
+            is_last = a == axes[-1] and op.scale == 1
+            y = self.result(self.lib.desc(sizes), output if is_last else None)
             what = Largest(outer, n, inner, m, window, stride, low)
             self.append(what, [(0, v.desc, v.place) for v in (x, y)])
             x = y
-        return self.elementwise(Scale(op.scale), sizes, x, None)
+        return x if op.scale == 1 else self.elementwise(Scale(op.scale), sizes, x, output)

@@ -1,0 +1,106 @@
+"""Steps of the operators that take no weight, for values in any layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrl_jax.backends.dnnl import rows
+from xrl_jax.backends.dnnl.builder import Builder, Part, Value, block_of
+from xrl_jax.backends.dnnl.keeping import Bounded
+from xrl_jax.backends.dnnl.library import DST, SRC, Desc, PostOps, UnimplementedError, row_major
+from xrl_jax.backends.dnnl.native import MOST_ARGUMENTS, Place
+from xrl_jax.backends.dnnl.spec import Clip, Loop, Pool, Scale, Shape, Slice
+
+_BYTES = 4  # of a number
+
+
+@dataclass
+class Operators(Builder):
+    """Steps of those operators."""
+
+    def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
+        """Where the array lies; a copy of it, if it is an argument that does not begin there."""
+        plain, strides = self.lib.desc(whole), row_major(whole)
+        x = self.as_laid_out(x, plain)
+        offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
+        place = x.place
+        if offset and isinstance(place, Place):
+            moved = Value(plain, self.block(plain))
+            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, moved)])
+            place = moved.place
+        if offset:
+            assert not isinstance(place, Place)
+            inner = place.offset if isinstance(place, Part) else 0
+            place = Part(block_of(place), inner + offset)
+        steps = [a * b for a, b in zip(strides, op.step, strict=True)]
+        return Value(self.lib.desc(shape, steps), place)
+
+    def elementwise(
+        self, op: Clip | Scale, shape: Sequence[int], x: Value, output: Place | None
+    ) -> Value:
+        what = PostOps(clip=op) if isinstance(op, Clip) else PostOps(scale=op.by)
+        if not what.elementwise:  # times one
+            return x if output is None else self.copied(x, output, shape)
+        dst = x.desc if output is None else self.lib.desc(shape)
+        x = self.as_laid_out(x, dst)
+        y = self.result(dst, output)
+        self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
+        return y
+
+    def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
+        """An array within bounds, by code of ours: in `y`, which has its layout, or where it is; in
+        the layout `dense` where there are zeros between the numbers that must not change.
+        """
+        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
+            x, y = self.as_laid_out(x, dense), None
+        y = y or x
+        n = self.lib.nbytes(x.desc) // 4
+        self.append(Bounded(n, clip), [(0, v.desc, v.place) for v in (x, y)])
+        return y
+
+    def loop(
+        self, op: Loop, shape: Sequence[int], args: Sequence[Value], output: Place | None
+    ) -> Value:
+        if len(args) >= MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(args)} arguments of one loop")
+        plain = self.lib.desc(shape)
+        desc, flat = args[0].desc, rows.flattened(op)
+        alike = all(self.lib.equal(x.desc, desc) for x in args)
+        alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # nothing between the numbers
+        if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
+            op, laid_out = flat, list(args)
+        else:
+            desc = plain
+            laid_out = [
+                self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
+            ]
+        y = self.result(desc, output)
+        self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
+        return y
+
+    def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
+        moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
+        order = (*(d for d in range(len(shape)) if d not in moving), *moving)
+        back = tuple(order.index(d) for d in range(len(shape)))
+        dst = self.wanted(shape, order, output)
+        x = self.turned(x, order)
+        window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
+        padding = [op.padding[d] for d in order[2:]]
+        # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
+        kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
+        scale *= op.scale
+        scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
+        # Where all of a window is -inf, the library gives the largest number, negative.
+        after = PostOps(scale=scale, overflow=op.kind == "max")
+        prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
+        y = self.result(self.lib.of(prim, "dst"), output)
+        self.run(prim, [(SRC, x), (DST, y)])
+        return self.turned(y, back)
+
+    def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
+        """The array as a result of the call, row-major."""
+        y = Value(self.lib.desc(shape), output)
+        self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
+        return y
