@@ -165,7 +165,8 @@ def _integer_pow(domain: Domain, x: Value, n: int) -> Value:
 
 def _pow(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     if isinstance(domain, Floats):
-        return np.power(*args)
+        # Of arrays: with one exponent, NumPy takes a root of -inf to be NaN.
+        return np.power(*map(np.array, np.broadcast_arrays(*args)))
     flat = np.unique(args[1])
     for n in range(-4, 5):  # a small whole exponent
         if flat.size == 1 and flat[0] == domain.const(float(n)):
