@@ -71,7 +71,8 @@ def optimize(
       tolerance: relative error allowed against float64; None for four times the original's own.
       assume: what may be taken for granted of values. ("finite",) allows rules that lose NaN,
         infinities or the range of floats somewhere; without it none of them is used but those given
-        as Rule objects.
+        as Rule objects. ("in-domain",): a result that was checked on numbers up to a bound does not
+        look whether its arguments are; without it, the original runs where they are not.
       cache_dir: where timings and results are kept; None for the user's cache folder. A second
         search of the same program goes on from the result of the first.
       progress: show a live display.
@@ -139,6 +140,7 @@ def optimize(
             arguments,
             tolerance=tolerance,
             close_over=oracle.constants,
+            guarded="in-domain" not in assume,
             seconds=min(max(0.5 * clock.left, 3.0), 30.0),
             tell=tell,
         )
@@ -167,6 +169,8 @@ def optimize(
             report=report,
             close_over=settled.close_over,
             traced_program=given if settled.traced_speedup == 1.0 else None,
+            original=given,
+            domain=settled.domain,
         )
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = settled.baseline.startswith(CLOSED_OVER)

@@ -58,14 +58,14 @@ def test_rules_that_need_finite_values_are_used_where_that_is_assumed() -> None:
     assert "tanh-by-logistic" in {r.name for r in set(bold) - set(cautious)}
     with pytest.raises(ValueError, match=r"'mul-factor' takes for granted that .* are finite"):
         select_rules(cautious, ["mul-factor"])
-    with pytest.raises(ValueError, match="known are 'finite'"):
+    with pytest.raises(ValueError, match="known are 'finite', 'in-domain'"):
         standard_rules(("positive",))
 
 
 def test_a_rule_says_what_it_assumes() -> None:
     (rule,) = load_rules(SHIFT.replace("(when", "(assumes finite) (when"))
     assert rule.assumes == ("finite",)
-    with pytest.raises(RuleError, match="a rule assumes one of finite"):
+    with pytest.raises(RuleError, match="a rule assumes one of finite, in-domain"):
         load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
 
 

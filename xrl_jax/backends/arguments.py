@@ -29,6 +29,11 @@ class Arguments:
         """Weights and other leaves."""
         return list(compress(leaves, self.weights)), list(compress(leaves, self._unweighted))
 
+    def joined(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """All leaves, from weights and other leaves."""
+        of = iter(weights), iter(inputs)
+        return [next(of[0] if w else of[1]) for w in self.weights]
+
     def flattened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Callable[..., Any]
     ) -> tuple[list[Any], Any]:

@@ -11,7 +11,8 @@ Limits, all stated when they are met:
 - JAX reads artefacts for six months after they were written, and those of older versions only.
 - A loaded function has reverse derivatives of the first order (`jax.grad`, `jax.vjp`), no forward
   ones; `jax.vmap` runs it on one element after the other.
-- It runs on the shapes it was made for: the original, which takes others, is not in the file.
+- It runs on the shapes it was made for: of the original the file has what runs outside of the
+  result's domain, if it has one, and that takes the same shapes.
 - Host callbacks and debug prints cannot be saved.
 """
 
@@ -48,7 +49,7 @@ from xrl_jax.backends.plain_data import (
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import flatten_as
 
-FORMAT = 1  # a file of a newer one is refused
+FORMAT = 2  # a file of a newer one is refused
 
 _PROGRAM = "program.txt"
 _LIFTED = 1024  # bytes from which a constant lies beside the artefacts, once for all of them
@@ -67,6 +68,7 @@ class LoadedFast(Fast):
         self,
         hoisted: Hoisted,
         pullback: Callable[..., tuple[Any, ...]],
+        original: Flat | None,
         *,
         header: dict[str, Any],
         program_text: str,
@@ -96,7 +98,9 @@ class LoadedFast(Fast):
             options={str(k): v for k, v in header["options"]},
             report=report,
             close_over=bool(header["close_over"]),
+            domain=None if header["domain"] is None else tuple(header["domain"]),
         )
+        self._flat_outside = original
         self.program_text = program_text
         self.__name__, self.__doc__ = header["name"], header["doc"]
         if header["signature"] is not None:
@@ -175,6 +179,9 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
         keep("prepare", lambda *ws: [hoisted.prepare(ws)[i] for i in made], weights)
     n = len(hoisted.avals)
     keep("call", lambda *vs: hoisted.call(vs[:n], vs[n:]), [*hoisted.avals, *inputs])
+    if fast.domain is not None:
+        assert fast._flat_outside is not None
+        keep("original", fast._flat_outside, program.in_avals)
     out_avals = jax.eval_shape(fast._flat, *program.in_avals)
     try:
         keep("derivative", *_pullback(fast, out_avals))
@@ -200,6 +207,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
         "prepared_from": sources,
         "options": [[k, v] for k, v in fast.options.items()],
         "close_over": fast._close_over,
+        "domain": fast.domain,
         "bytes_added": hoisted.bytes_added,
         "n_hoisted": hoisted.n_hoisted,
         "artefacts": artefacts,
@@ -407,4 +415,5 @@ def _assembled(
 
     report = None if header["report"] is None else read_report(header["report"])
     text = parts[_PROGRAM].decode()
-    return LoadedFast(hoisted, pullback, header=header, program_text=text, report=report)
+    original = artefact("original") if "original" in header["artefacts"] else None
+    return LoadedFast(hoisted, pullback, original, header=header, program_text=text, report=report)

@@ -27,6 +27,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import take_current_trace
 
 from xrl_jax.backends.arguments import Arguments, fits, of_leaves, text
+from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
 from xrl_jax.backends.hoist import Hoisted, split
 from xrl_jax.backends.xla import evaluate
 from xrl_jax.graph.program import (
@@ -78,6 +79,9 @@ class Fast:
       max_bytes: bound for the memory that prepared weights may add; None for no bound.
       traced_program: what runs where weights are traced (arguments of a surrounding jit, a
         derivative by them), so that no work on them is done beforehand; None for `program`.
+      original: the traced function, which runs outside of the domain.
+      domain: what arguments the program was checked on, where it is not right on all, see
+        `domain.Bounds`; None where it is.
 
     Attributes:
       program, report, options: as given.
@@ -94,6 +98,8 @@ class Fast:
         close_over: bool = False,
         max_bytes: int | None = None,
         traced_program: Program | None = None,
+        original: Program | None = None,
+        domain: Bounds | None = None,
     ) -> None:
         self.program = program
         self.baseline = fn
@@ -104,6 +110,8 @@ class Fast:
         self._close_over = close_over
         self._max_bytes = max_bytes
         self._traced_program = traced_program
+        self._traced_original = original
+        self.domain = domain
         self._lock = threading.RLock()
         self._kept: _Kept | None = None
         self._warned = False
@@ -128,9 +136,11 @@ class Fast:
         weights, inputs = self._arguments.divided(leaves)
         if not any(isinstance(x, Tracer) for x in leaves):
             with take_current_trace():  # arrays only: nothing to stage, even inside a trace
-                flat = self._keep(weights).run(inputs)
+                beyond = self._beyond(inputs)
+                run = self._keep(weights).run
+                flat = run(inputs) if beyond is None else self._outside(beyond, leaves)
         elif any(isinstance(w, Tracer) for w in weights):
-            flat = self._with_derivative(self._unprepared)(*leaves)
+            flat = self._with_derivative(self.flat)(*leaves)
         else:
             with take_current_trace():
                 values = self._keep(weights).values
@@ -195,7 +205,11 @@ class Fast:
             flat = self._traced(prepared.values)(*leaves)
         else:
             with take_current_trace():
-                flat = self._compiled(prepared.values, inputs)
+                beyond = self._beyond(inputs)
+                if beyond is None:
+                    flat = self._compiled(prepared.values, inputs)
+                else:
+                    flat = self._outside(beyond, leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
     def __copy__(self) -> Fast:
@@ -211,6 +225,10 @@ class Fast:
             "an optimised function cannot be pickled, for it holds compiled code: fast.save(path) "
             "writes it to a file, and xrl_jax.load(path) reads that"
         )
+
+    def flat(self, *leaves: Any) -> list[Any]:
+        """The call on flat arguments as it is inlined where weights are traced (traceable)."""
+        return self._guarded(self._unprepared)(*leaves)
 
     def forget(self) -> None:
         """Give up the prepared weights of the last call; the next one prepares them again."""
@@ -270,7 +288,10 @@ class Fast:
         with self._lock:
             values = self._hoisted.prepare(weights)
             stable = all(isinstance(w, jax.Array) for w in weights)
-            if self._close_over and stable:
+            if self._flat_outside is not None and not are_finite(weights):
+                # Rewrites take weights to be finite.
+                run = functools.partial(self._with_weights, tuple(weights))
+            elif self._close_over and stable:
                 call = self._hoisted.call
                 # JAX may pass closed-over device arrays as arguments; NumPy arrays are constants.
                 fixed = tuple(v if _is_extended(v) else np.asarray(v) for v in values)
@@ -283,6 +304,10 @@ class Fast:
             if stable:  # a NumPy array can change in place
                 self._kept = kept
         return kept
+
+    def _with_weights(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The original."""
+        return self._compiled_outside(*self._arguments.joined(weights, inputs))
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat result if the weights are those of the last call and nothing is traced; None to
@@ -301,6 +326,8 @@ class Fast:
         for x, kind in zip(inputs, self._arguments.input_kinds, strict=True):
             if isinstance(x, Tracer) or not fits(x, kind):
                 return None
+        if self._beyond(inputs):
+            return None
         with take_current_trace():
             return kept.run(inputs)
 
@@ -310,7 +337,46 @@ class Fast:
         def flat(*leaves: Any) -> list[Any]:
             return self._hoisted.call(values, self._arguments.divided(leaves)[1])
 
-        return self._with_derivative(flat)
+        return self._with_derivative(self._guarded(flat))
+
+    # --- the domain ---
+
+    @functools.cached_property
+    def _flat_outside(self) -> Flat | None:
+        """What runs outside of the domain, of all leaves; None where there is nothing else."""
+        program = self._traced_original
+        if self.baseline is not None or program is None:
+            return self._flat_original
+        return lambda *leaves: evaluate(program, 0, leaves)
+
+    @functools.cached_property
+    def _input_bounds(self) -> list[float | None]:
+        return [] if self.domain is None else self._arguments.divided(self.domain)[1]
+
+    def _beyond(self, inputs: Sequence[Any]) -> str | None:
+        """In what an input is outside of the domain; None where all are inside."""
+        at = outside(self._input_bounds, inputs) if self._input_bounds else None
+        if at is None:
+            return None
+        bound = self._input_bounds[at]
+        return f"input {at} is beyond the finite numbers up to {bound:.4g} that it was checked on"
+
+    def _outside(self, beyond: str, leaves: Sequence[Any]) -> list[Any]:
+        """The original on arguments outside of the domain."""
+        self._warn(beyond)
+        return self._compiled_outside(*leaves)
+
+    @functools.cached_property
+    def _compiled_outside(self) -> Callable[..., list[Any]]:
+        assert self._flat_outside is not None
+        return jax.jit(self._flat_outside)
+
+    def _guarded(self, flat: Flat) -> Flat:
+        """`flat` inside of the domain, the original outside, where leaves are traced."""
+        domain, other = self.domain, self._flat_outside
+        if domain is None or other is None:
+            return flat
+        return lambda *leaves: jax.lax.cond(inside(domain, leaves), flat, other, *leaves)
 
     def _with_derivative(self, flat: Flat) -> Flat:
         """`flat` with the derivative of the original function."""
@@ -362,12 +428,7 @@ class Fast:
         fn = self.baseline
         if fn is None:
             raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
-        with self._lock:
-            first, self._warned = not self._warned, True
-        if first:
-            warnings.warn(
-                f"the optimised function runs the original here: {difference}", stacklevel=4
-            )
+        self._warn(difference)
         if static_numbers(self.program.in_tree):  # it cannot be compiled for any number
             return fn(*args, **kwargs)
         leaves, tree = flatten_args(args, kwargs)
@@ -375,6 +436,14 @@ class Fast:
             if tree not in self._originals:
                 self._originals[tree] = jax.jit(of_leaves(fn, tree))
         return self._originals[tree](*leaves)
+
+    def _warn(self, difference: str) -> None:
+        """Say once that the original runs, and why."""
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            text = f"the optimised function runs the original here: {difference}"
+            warnings.warn(text, stacklevel=5)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original as it is, in which the user looks for a fault; where there is none, the

@@ -242,6 +242,7 @@ def _form(
     *conditions: Condition,
     first: bool | None = None,
     absorbs: Condition = nothing,
+    bounded: bool = False,
 ) -> Lowering:
     """A lowering from a form; `first` asks for a layout inside, with transposes around it."""
 
@@ -252,7 +253,7 @@ def _form(
     def applies(node: Node, args: tuple[Node, ...]) -> bool:
         return suits(node, args) and all(test(node, args) for test in conditions)
 
-    return Lowering(name, lowered, applies, absorbs)
+    return Lowering(name, lowered, applies, absorbs, bounded)
 
 
 def _turned(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -274,17 +275,17 @@ CONV: tuple[Lowering, ...] = (
     _form("nchw", dense, not_in(True), first=True),
     _form("shifted", _shifted, few_terms),
     _form("split", _split, splits(1)),
-    _form("split2", _split_by(2), splits(2)),
-    _form("split4", _split_by(4), splits(4)),
+    _form("split2", _split_by(2), splits(2), bounded=True),
+    _form("split4", _split_by(4), splits(4), bounded=True),
     _form("im2col", _im2col, few_patches),
     _form("taps", _by_taps, few_taps),
-    _form("dense", _expanded, expands),
+    _form("dense", _expanded, expands, bounded=True),
     _form("nhwc_matmul", _matmul, is_pointwise, moved(False), first=False),
     _form("nhwc_shifted", _shifted, few_terms, moved(False), first=False),
     _form("nchw_shifted", _shifted, few_terms, moved(True), first=True),
     _form("nhwc_split", _split, splits(1), moved(False), first=False),
-    _form("nhwc_split2", _split_by(2), splits(2), moved(False), first=False),
-    _form("nhwc_split4", _split_by(4), splits(4), moved(False), first=False),
+    _form("nhwc_split2", _split_by(2), splits(2), moved(False), first=False, bounded=True),
+    _form("nhwc_split4", _split_by(4), splits(4), moved(False), first=False, bounded=True),
     _form("rotated", _rotated, few_terms, square),
     _form("overhang", _overhang, overhangs),
     _form("half_rows", _half_of(0), halves),
@@ -306,5 +307,8 @@ CONV: tuple[Lowering, ...] = (
         one_matrix,
         absorbs=features_stay_last,
     ),
-    *(_form(f"winograd{m}", _winograd(m), tiles, single, first=False) for m in winograd.TILES),
+    *(
+        _form(f"winograd{m}", _winograd(m), tiles, single, first=False, bounded=True)
+        for m in winograd.TILES
+    ),
 )

@@ -38,14 +38,16 @@ class Lowering:
     Attributes:
       name: "xla" for the plain form; otherwise what it does.
       fn: `fn(node, *arrays) -> array`, traceable, differentiable and vmappable.
-      applies: `applies(node, args) -> bool`; where true, `fn` is right for every value.
+      applies: `applies(node, args) -> bool`; where true, `fn` is right.
       absorbs: `absorbs(node, args) -> bool`; where true, `fn` takes what follows, see `epilogue`.
+      bounded: right on finite numbers of ordinary size only, see `domain`.
     """
 
     name: str
     fn: Callable[..., Any]
     applies: Callable[[Node, tuple[Node, ...]], bool] = always
     absorbs: Callable[[Node, tuple[Node, ...]], bool] = nothing
+    bounded: bool = False
 
 
 def dims(node: Node, name: str, rank: int) -> tuple[int, ...]:

@@ -38,6 +38,10 @@ _EXTREMES = {
     f"{kind}_{way}": f"{kind}_max" for kind in ("reduce", "window") for way in ("max", "min")
 }
 _EXTREMES |= {"cummax": "cummax", "cummin": "cummax"}
+# Of a node of the one, the other says whether there was NaN.
+_KEEP_NAN = {
+    f"{kind}_{way}": f"{kind}_sum" for kind in ("reduce", "window") for way in ("max", "min")
+}
 _COMPARISONS = ("eq", "ne", "ge", "gt", "le", "lt")
 _STEPS = ("floor", "ceil", "round", "sign")
 
@@ -179,6 +183,10 @@ class _Run:
         """An operator of the table, on operands that have these dtypes in the program."""
         wide = _wide_node(node)
         y = lower(wide, *(x.exact for x in xs))
+        if node.op in _KEEP_NAN and _is_inexact(y):
+            # XLA:CPU drops NaN in some of them.
+            lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
+            y = jnp.where(lost > 0, jnp.nan, y)
         if not self.rounding or not xs:
             return Value(y)
         if not _is_inexact(y):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xrl_jax.backends.accuracy import Accuracy, assess
 from xrl_jax.backends.baselines import AS_ARGUMENTS, baselines, compiled, flat_original
+from xrl_jax.backends.domain import (
+    Bounds,
+    bounds_of,
+    needs_domain,
+    right_everywhere,
+    right_inside,
+)
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.xla import evaluate, weakened
+from xrl_jax.backends.xla import weakened
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.memory import give_back
@@ -28,6 +37,8 @@ UNPREPARED = "optimised, weights not prepared"
 # A candidate that seems to gain more than this, and may not, is timed for so many times as long.
 _SEEMS, _LONGER, _LEAST_LONGER = 1.02, 4.0, 10.0
 _UNPREPARED = 0.2  # share of the time
+_ZEROS, _NEGATIVE, _OUTLIERS = 0.1, 0.5, 0.01  # shares of the elements of a sample
+_SPECIAL = (np.nan, np.inf, -np.inf)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Settled:
         traced; None where there are none, or this was not timed.
       weight_bytes_added: by prepared weights.
       close_over: whether prepared weights are constants of the compiled code.
+      domain: what arguments the candidate is right on; None for all.
     """
 
     program: Program
@@ -65,6 +77,7 @@ class Settled:
     unprepared: Ratio | None
     weight_bytes_added: int
     close_over: bool
+    domain: Bounds | None
 
     @property
     def traced_speedup(self) -> float:
@@ -88,21 +101,41 @@ def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
 
 
 def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
-    """Argument lists to check on: the example, and the example with its real inputs drawn again at
-    their own scale.
+    """Argument lists to check on: the example, and the example with its real inputs drawn again,
+    four times: at their own scale; with zeros, negative numbers and a few that are several times as
+    large; as large as a domain goes; with NaN and infinities.
     """
-    again = []
+    bounds = bounds_of(program, leaves)
+    drawn = [list(leaves) for _ in range(4)]
     for i, (x, w) in enumerate(zip(leaves, program.weights, strict=True)):
         if w or not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
-            again.append(x)
             continue
-        scale = jnp.std(x.astype(jnp.float32)) if x.size > 1 else jnp.float32(0)
-        scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0).astype(x.dtype)
-        middle = jnp.mean(x.astype(jnp.float32)).astype(x.dtype)
-        drawn = middle + scale * random_input(jax.ShapeDtypeStruct(x.shape, x.dtype), seed=i + 1)
-        # Of another type, it would be the original that runs on it.
-        again.append(weakened(drawn) if getattr(x, "weak_type", False) else drawn)
-    return [list(leaves), again]
+        host = np.asarray(x, np.float64)
+        finite = host[np.isfinite(host)]
+        middle, scale = (finite.mean(), finite.std()) if finite.size > 1 else (0.0, 0.0)
+        again = middle + (scale or 1.0) * np.asarray(
+            random_input(jax.ShapeDtypeStruct(x.shape, np.float32), seed=i + 1)
+        )
+        for sample, values in zip(drawn, _kinds(again, bounds[i] or 1.0, i), strict=True):
+            leaf = jnp.asarray(values, x.dtype)
+            # Of another type, it would be the original that runs on it.
+            sample[i] = weakened(leaf) if getattr(x, "weak_type", False) else leaf
+    return [list(leaves), *drawn]
+
+
+def _kinds(drawn: np.ndarray, bound: float, seed: int) -> list[np.ndarray]:
+    """The numbers drawn; mixed with zeros, other signs and large ones; scaled to the bound; with
+    special values in a few places.
+    """
+    rng = np.random.default_rng(seed)
+    mixed = np.where(rng.random(drawn.shape) < _ZEROS, 0.0, drawn)
+    mixed = np.where(rng.random(drawn.shape) < _NEGATIVE, -mixed, mixed)
+    mixed = np.where(rng.random(drawn.shape) < _OUTLIERS, bound / 2 * np.sign(mixed), mixed)
+    largest = np.max(np.abs(drawn))
+    special = drawn.copy()
+    places = rng.permutation(drawn.size)[: len(_SPECIAL)]
+    special.reshape(-1)[places] = _SPECIAL[: len(places)]
+    return [drawn, mixed, drawn * (bound / largest if largest > 0 else 1.0), special]
 
 
 def settle(
@@ -113,6 +146,7 @@ def settle(
     tolerance: float | None,
     seconds: float,
     close_over: bool = False,
+    guarded: bool = True,
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> Settled:
@@ -130,9 +164,10 @@ def settle(
       tolerance: relative error allowed; None for the default.
       seconds: for the final timing.
       close_over: prepared weights become constants of the compiled code.
+      guarded: a candidate that is not right on all arguments looks at those it is given.
     """
     chosen = finalists[0]
-    fast = Fast(chosen.program, program.fn, options=chosen.options, close_over=close_over)
+    domain: Bounds | None = None
     accuracy = _unknown("the check against the original was interrupted")
     timed = _timed_before(chosen)
     added, cut_short = 0, False
@@ -140,15 +175,14 @@ def settle(
         with plain_ctrl_c():
             leaves = concrete(program, arguments)
             tell("checking against float64")
-            for chosen in finalists:
-                fast = Fast(
-                    chosen.program, program.fn, options=chosen.options, close_over=close_over
-                )
+            domain = bounds_of(program, leaves)
+            for candidate in _candidates(program, finalists, domain, close_over, guarded):
+                chosen, fast = candidate
                 found = _check(program, fast, leaves, tolerance)
                 if found.ok:
                     break
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
-            timed = _timed_before(chosen)
+            timed, domain = _timed_before(chosen), fast.domain
             tell("timing against jax.jit")
             timed = _time_in_turn(program, fast, leaves, (1.0 - _UNPREPARED) * seconds, seed)
             if timed.faster and any(program.weights):
@@ -190,7 +224,33 @@ def settle(
         timed.unprepared,
         added,
         close_over,
+        domain,
     )
+
+
+def _candidates(
+    program: Program,
+    finalists: Sequence[Timed],
+    domain: Bounds,
+    close_over: bool,
+    guarded: bool,
+) -> Iterator[tuple[Timed, Fast]]:
+    """The finalists as functions, in order, each followed by itself with forms that are right on
+    all arguments where it has others.
+    """
+    for chosen in finalists:
+        inside = right_inside(chosen.program)
+        for candidate in dict.fromkeys((inside, right_everywhere(inside))):
+            bounded = guarded and needs_domain(candidate)
+            fast = Fast(
+                candidate,
+                program.fn,
+                options=chosen.options,
+                close_over=close_over,
+                original=program,
+                domain=domain if bounded else None,
+            )
+            yield replace(chosen, program=candidate), fast
 
 
 class _InTurn(NamedTuple):
@@ -243,7 +303,9 @@ def _check(
     for sample in checks:
         jax.block_until_ready(before(*sample))  # what the original raises is for the user to see
     try:
-        with plain_ctrl_c():
+        with plain_ctrl_c(), warnings.catch_warnings():
+            # The samples are outside of its domain, too.
+            warnings.filterwarnings("ignore", "the optimised function runs the original here")
             return assess(
                 before,
                 flat_call(fast),
@@ -318,7 +380,7 @@ def _time_unprepared(
     entrants = {
         AS_ARGUMENTS: baselines(program, leaves)[AS_ARGUMENTS],
         # Inside another jit our compile options are lost.
-        UNPREPARED: compiled(lambda *flat: evaluate(fast.program, 0, flat), leaves),
+        UNPREPARED: compiled(fast.flat, leaves),
     }
     _compile_each(entrants)
     comparison = _in_turn(entrants, AS_ARGUMENTS, seconds, seed)

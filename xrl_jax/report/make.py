@@ -66,6 +66,7 @@ def make_report(
         reference_error=settled.accuracy.original_error,
         tolerance=settled.accuracy.tolerance,
         assumed=assumed if settled.used else (),
+        domain=settled.domain if settled.used else None,
         narrow=settled.accuracy.narrow,
         weight_bytes_added=settled.weight_bytes_added,
         predicted_ms_before=1e3 * predicted(program, costs),

@@ -59,6 +59,8 @@ class Report:
       narrow: names of equations that could not be run in float64: the reference has their results
         in the precision that the function has them in.
       assumed: rules of the result that hold only where all values are finite, and in range.
+      domain: for each flat argument, how large its numbers may be: for others, NaN or infinities
+        the original runs; None where the result is right on all.
       weight_bytes_added: memory that prepared weights take beyond the original ones.
       predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
       steps: the rewrites that led to the result.
@@ -112,6 +114,7 @@ class Report:
     total_seconds: float
     narrow: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    domain: tuple[float | None, ...] | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -219,6 +222,7 @@ _READ: dict[str, Any] = {
     "seed": lambda value: None if value is None else int(value),
     "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
     **dict.fromkeys(("narrow", "assumed"), lambda names: tuple(map(str, names))),
+    "domain": lambda bounds: None if bounds is None else tuple(bounds),
     "stop_reason": lambda name: StopReason[name],
     "baselines": lambda named: {str(n): Timing.from_dict(t) for n, t in named.items()},
     "optimized": Timing.from_dict,
@@ -251,6 +255,9 @@ def _lines(r: Report) -> Iterator[str]:
         f"errors against float64{narrow}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
+    if r.domain is not None:
+        limits = ", ".join(f"{b:.4g}" for b in r.domain if b is not None)
+        yield f"domain: finite inputs up to {limits}; on others the original runs"
     if r.assumed:
         yield f"taken for granted: all values are finite (by {', '.join(r.assumed)})"
     if r.used == "optimized":

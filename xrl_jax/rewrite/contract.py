@@ -2,8 +2,8 @@
 
 A rule that is right for real numbers need not be right for floats. Both sides are computed in
 float32, inputs drawn from kinds of edge values; weights, which are checked before a program is
-used, are finite, and large in one kind only. A rewrite keeps the contract where every result is NaN or
-infinite exactly where it was, and finite ones agree.
+used, are finite, and large in one kind only. A rewrite keeps the contract where every result is NaN
+or infinite exactly where it was, and finite ones agree.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ from xrl_jax.rewrite import bytecode
 from xrl_jax.rewrite.sexpr import Atom, Place, RuleError, SExpr, SList, read
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
-ASSUMPTIONS = ("finite",)  # what may be taken for granted of values
+# What may be taken for granted: that all values are finite and in range, and that calls stay in the
+# domain of a result, which then need not be looked at (`backends.domain`).
+ASSUMPTIONS = ("finite", "in-domain")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,174 @@
+"""What inputs a result was checked on, for results that are not right on all of them.
+
+A form of an operator may be right on ordinary numbers only: Winograd's convolution spreads an
+infinity, and the rounding errors of a large number, over a tile; a dense form of a grouped
+convolution multiplies NaN by zeros. A result with such a form has a domain: arguments that are
+finite and no larger than a bound. A call outside it runs the original.
+
+Inside the domain such a form must meet finite numbers. So what it reads may come from arguments,
+weights and operators only that make finite numbers of finite ones, but for overflow, of which the
+check at the domain's border tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.backends.lowerings import LOWERINGS, applicable
+from xrl_jax.graph.graph import Node, build, nodes_of
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.graph.program import Call, Equation, Program
+
+MARGIN = 4.0  # a domain goes so many times as far as the largest number of the example
+_LEAST = 1.0
+Bounds = tuple[float | None, ...]  # of the flat arguments; None for what has none
+
+_FINITE = frozenset(
+    "input weight array const iota pack proj cast neg add sub mul square max min clamp select abs "
+    "sign floor ceil round tanh logistic erf erfc sin cos copy transpose reshape broadcast concat "
+    "slice pad rev reduce_sum reduce_max reduce_min window_sum window_max window_min softmax dot "
+    "conv cumsum cummax cummin".split()
+)
+# Equations that move numbers and make no new ones.
+_MOVING = frozenset(
+    "gather dynamic_slice dynamic_update_slice sort copy stop_gradient squeeze expand_dims".split()
+)
+
+
+def bounds_of(program: Program, leaves: Sequence[Any]) -> Bounds:
+    """The domain that goes `MARGIN` times as far as these flat arguments."""
+    found: list[float | None] = []
+    for x, is_weight in zip(leaves, program.weights, strict=True):
+        if is_weight or not jnp.issubdtype(x.dtype, jnp.inexact) or not x.size:
+            found.append(None)
+            continue
+        size = np.abs(np.asarray(x).astype(np.complex128))
+        largest = float(np.max(size, initial=0.0, where=np.isfinite(size)))
+        limit = float(jnp.finfo(x.dtype).max)
+        found.append(min(max(MARGIN * largest, _LEAST), limit))
+    return tuple(found)
+
+
+def inside(bounds: Bounds, leaves: Sequence[Any]) -> Any:
+    """Whether flat arguments are in the domain (traceable)."""
+    parts = [jnp.all(jnp.abs(x) <= b) for x, b in zip(leaves, bounds, strict=True) if b is not None]
+    return jnp.all(jnp.stack(parts)) if parts else jnp.asarray(True)
+
+
+def outside(bounds: Sequence[float | None], leaves: Sequence[Any]) -> int | None:
+    """Which of these arrays is the first that is not in the domain; None for none of them."""
+    for i, (x, bound) in enumerate(zip(leaves, bounds, strict=True)):
+        if bound is not None and not _is_within(x, bound):
+            return i
+    return None
+
+
+def _is_within(x: Any, bound: float) -> bool:
+    here = not isinstance(x, jax.Array) or next(iter(x.devices())).platform == "cpu"
+    if not here or x.dtype not in (np.float32, np.float64):
+        return bool(_ALL_WITHIN(x, bound))
+    host = np.asarray(x)  # two passes without a copy; NaN is in no interval
+    return not host.size or bool(-bound <= host.min() and host.max() <= bound)
+
+
+_ALL_WITHIN = jax.jit(lambda x, bound: jnp.all(jnp.abs(x) <= bound))
+
+
+def are_finite(weights: Sequence[Any]) -> bool:
+    """Whether no weight has NaN or infinity."""
+    floats = [w for w in weights if jnp.issubdtype(w.dtype, jnp.inexact)]
+    return all(bool(np.isfinite(np.asarray(w)).all()) for w in floats)
+
+
+def is_bounded(node: Node) -> bool:
+    """Whether the node's form is right on a domain only."""
+    return LOWERINGS[node.op][node.lowering].bounded
+
+
+def needs_domain(program: Program) -> bool:
+    """Whether some form of the program is right on a domain only."""
+    return any(is_bounded(n) for g in program.graphs for n in nodes_of(g)[0])
+
+
+def right_everywhere(program: Program) -> Program:
+    """The program with a form that is right for all floats in place of every one that is not."""
+    return _with_right_forms(program, [set() for _ in program.graphs])
+
+
+def right_inside(program: Program) -> Program:
+    """The program with such forms only where they read finite numbers inside a domain."""
+    return _with_right_forms(program, _reading_finite(program))
+
+
+def _with_right_forms(program: Program, keep: Sequence[set[int]]) -> Program:
+    graphs, changed = list(program.graphs), False
+    for g, graph in enumerate(graphs):
+        nodes, outputs, _ = nodes_of(graph)
+        new = [
+            _right_form(n, [nodes[a] for a in n.args]) if is_bounded(n) and i not in keep[g] else n
+            for i, n in enumerate(nodes)
+        ]
+        if new != nodes:
+            graphs[g], changed = build(new, outputs), True
+    return program.with_graphs(graphs) if changed else program
+
+
+def _right_form(node: Node, args: Sequence[Node]) -> Node:
+    """The node in the library's own form, where there is one, else in the plain one."""
+    forms = LOWERINGS[node.op]
+    right = [i for i in applicable(node, tuple(args)) if not forms[i].bounded]
+    library = [i for i in right if forms[i].name == "onednn"]
+    return replace(node, lowering=library[0] if library else 0)
+
+
+def _reading_finite(program: Program) -> list[set[int]]:
+    """For each graph, the nodes all of whose operands are finite on finite arguments."""
+    n_graphs = len(program.graphs)
+    entering: list[bool] = [True] * n_graphs  # whether what comes into a graph is finite
+    found: list[set[int]] = [set() for _ in range(n_graphs)]
+    for g in (0, *range(n_graphs - 1, 0, -1)):  # callers before callees
+        nodes, _, slots = nodes_of(program.graphs[g])
+        fixed = np.asarray(program.graphs[g].nodes.weight_only)[slots]
+        finite: list[bool] = []
+        for i, node in enumerate(nodes):
+            bound = program.bindings[node.ref] if node.ref >= 0 else None
+            is_bound = isinstance(bound, Equation | Call)
+            args = flat_operands(nodes, node) if is_bound else node.args
+            reads = all(finite[a] for a in args)
+            if reads:
+                found[g].add(i)
+            if isinstance(bound, Call):
+                for body in bound.bodies:
+                    entering[body + 1] &= reads and bound.equation is None
+                finite.append(reads and all(_makes_finite(program, b + 1) for b in bound.bodies))
+            elif isinstance(bound, Equation):
+                finite.append(reads and bound.name in _MOVING)
+            elif node.op == "input":
+                finite.append(entering[g])
+            else:
+                finite.append(bool(fixed[i]) or (reads and _is_finite(node, nodes, fixed)))
+    return found
+
+
+def _is_finite(node: Node, nodes: Sequence[Node], fixed: np.ndarray) -> bool:
+    """Whether a node makes finite numbers of finite ones; a divisor must be a weight."""
+    if node.op == "div":
+        return bool(fixed[node.args[1]])
+    if node.op == "integer_pow":
+        exponent = node.attr("exponent")
+        assert isinstance(exponent, int)
+        return exponent >= 0
+    return node.op in _FINITE
+
+
+def _makes_finite(program: Program, g: int) -> bool:
+    """Whether a body has nothing but such operators."""
+    nodes, _, slots = nodes_of(program.graphs[g])
+    fixed = np.asarray(program.graphs[g].nodes.weight_only)[slots]
+    return all(fixed[i] or _is_finite(n, nodes, fixed) for i, n in enumerate(nodes))
