@@ -124,7 +124,9 @@ def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
 def test_what_follows_a_product_is_computed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bias, residual and rectifier go into the library's call; the other product is XLA's."""
+    """Bias and residual go into XLA's call of the library, the rectifier, which would lose NaN
+    there, does not; the other product is XLA's.
+    """
 
     monkeypatch.setattr(onednn, "library", lambda: None)
 
@@ -140,5 +142,5 @@ def test_what_follows_a_product_is_computed_with_it(monkeypatch: pytest.MonkeyPa
     fused = program.with_graphs([program.graph._replace(nodes=nodes._replace(lowering=lowering))])
     text = jax.jit(to_jax(fused)).lower(x, w, b).as_text()
     assert text.count("stablehlo.custom_call @__onednn$matmul") == 1
-    assert "maximum" not in text and "stablehlo.add" not in text
+    assert text.count("maximum") == 1 and "stablehlo.add" not in text
     np.testing.assert_array_equal(to_jax(fused)(x, w, b), layer(x, w, b))

@@ -88,7 +88,7 @@ def are_finite(weights: Sequence[Any]) -> bool:
 
 def is_bounded(node: Node) -> bool:
     """Whether the node's form is right on a domain only."""
-    return LOWERINGS[node.op][node.lowering].bounded
+    return any(form.bounded for form in LOWERINGS[node.op][node.lowering : node.lowering + 1])
 
 
 def needs_domain(program: Program) -> bool:

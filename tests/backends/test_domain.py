@@ -1,0 +1,115 @@
+"""A result that is right on ordinary numbers only looks at its arguments."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.backends.domain import (
+    bounds_of,
+    needs_domain,
+    outside,
+    right_everywhere,
+    right_inside,
+)
+from xrl_jax.backends.export import load, save
+from xrl_jax.backends.fast import Fast
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import build, nodes_of
+from xrl_jax.graph.program import Program
+
+W, X = jnp.full((8, 8, 3, 3), 0.1), jnp.ones((1, 8, 6, 6))
+NAN = X.at[0, 0, 5, 5].set(jnp.nan)
+
+
+def conv(w, x):
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")
+
+
+def by_winograd(fn, *args) -> Program:
+    program = from_jax(fn, *args, weights=(0,))
+    nodes, outputs, _ = nodes_of(program.graph)
+    new = [
+        replace(n, lowering=n.spec.lowerings.index("winograd2")) if n.op == "conv" else n
+        for n in nodes
+    ]
+    return program.with_graphs([build(new, outputs)])
+
+
+def forms(program: Program) -> list[str]:
+    return [n.spec.lowerings[n.lowering] for n in nodes_of(program.graph)[0] if n.op == "conv"]
+
+
+@pytest.fixture(scope="module")
+def fast() -> Fast:
+    return Fast(by_winograd(conv, W, X), conv, domain=(None, 4.0))
+
+
+def test_a_domain_goes_four_times_as_far_as_the_example():
+    program = from_jax(lambda x, n, w: x, X, jnp.arange(3), W, weights=(2,))
+    leaves = [jnp.asarray([-2.0, jnp.nan, 1.0]), jnp.arange(3), W]
+    assert bounds_of(program, leaves) == (8.0, None, None)
+
+
+@pytest.mark.parametrize("x", [5.0, -5.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_large_and_special_values_are_outside(x, dtype):
+    assert outside((None, 4.0), [jnp.arange(9), jnp.asarray([0.0, x], dtype)]) == 1
+    assert outside((None, 4.0), [jnp.arange(9), jnp.asarray([0.0, 4.0], dtype)]) is None
+
+
+def test_outside_of_the_domain_the_original_runs(fast):
+    with pytest.warns(UserWarning, match="beyond the finite numbers up to 4 that it was checked"):
+        result = fast(W, NAN)
+    np.testing.assert_array_equal(result, jax.jit(conv)(W, NAN))
+    with warnings.catch_warnings():  # once is enough
+        warnings.simplefilter("error")
+        assert int(jnp.isnan(fast(W, NAN)).sum()) == 8 * 4
+        np.testing.assert_allclose(fast(W, X), conv(W, X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["held", "traced"])
+def test_under_jit_the_arguments_are_looked_at_inside(fast, weights):
+    run = jax.jit(fast) if weights == "traced" else jax.jit(lambda _, x: fast(W, x))
+    np.testing.assert_allclose(run(W, NAN), jax.jit(conv)(W, NAN), rtol=1e-5)
+    np.testing.assert_allclose(run(W, X), conv(W, X), rtol=1e-5)
+    both = jax.vmap(lambda x: fast(W, x))(jnp.stack([X, NAN]))
+    assert int(jnp.isnan(both).sum()) == 8 * 4
+    slope = jax.grad(lambda x: fast(W, x).sum())(X)
+    np.testing.assert_allclose(slope, jax.grad(lambda x: conv(W, x).sum())(X), rtol=1e-5)
+
+
+def test_weights_that_are_not_finite_are_for_the_original(fast):
+    w = W.at[0, 0, 0, 0].set(jnp.inf)
+    np.testing.assert_array_equal(fast(w, X), jax.jit(conv)(w, X))
+
+
+def test_a_saved_function_has_its_original_with_it(fast, tmp_path):
+    save(fast, tmp_path / "conv.xrl")
+    loaded = load(tmp_path / "conv.xrl")
+    np.testing.assert_allclose(loaded(W, X), conv(W, X), rtol=1e-5)
+    with pytest.warns(UserWarning, match="runs the original here"):
+        np.testing.assert_array_equal(loaded(W, NAN), jax.jit(conv)(W, NAN))
+
+
+def test_a_form_for_ordinary_numbers_must_read_finite_ones():
+    def fine(w, x):
+        return conv(w, jax.nn.relu(conv(w, jnp.tanh(x)))) / 3
+
+    def log(w, x):
+        return conv(w, jnp.log(conv(w, x)))
+
+    assert forms(right_inside(by_winograd(fine, W, X))) == ["winograd2", "winograd2"]
+    first, second = forms(right_inside(by_winograd(log, W, X)))
+    assert first == "winograd2" and second in ("onednn", "xla")
+    assert not needs_domain(right_everywhere(by_winograd(fine, W, X)))
+
+
+def test_a_program_that_is_right_as_it_is_stays_the_same_object():
+    program = from_jax(conv, W, X, weights=(0,))
+    assert right_inside(program) is program and right_everywhere(program) is program
