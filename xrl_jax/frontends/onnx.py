@@ -6,6 +6,7 @@ before any work. Opsets 7 to the newest of the installed onnx package.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.onnx_file import parse_graph, read_model
-from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_structs
+from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_dtype, input_structs
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
     Graph,
@@ -29,6 +30,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     device,
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
+from xrl_jax.frontends.onnx_ops.wide import Watch
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +55,7 @@ class OnnxFunction:
     """An ONNX model as a JAX function.
 
     `fn(weights, *inputs)` returns the output, or a tuple of them when the model has several.
-    Inputs of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
+    Values of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
     under the setting it will be used with.
     """
 
@@ -79,7 +81,8 @@ def load_onnx(
     constants: values of inputs to be treated as known, such as those that decide shapes.
 
     Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all of them,
-    when it has nodes or types that have no translation.
+    when it has nodes or types that have no translation. Warns, without x64, when the 64 bits of
+    integers or doubles in the model may matter; see `xrl_jax.frontends.onnx_ops.wide`.
     """
     model = expand_functions(read_model(path))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -96,20 +99,30 @@ def load_onnx(
         weights.pop(name, None)  # where the model has a value of its own for it
         rest[name] = constant_input(protos[name], value)
 
-    def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
+    program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
+
+    def run(watch: Watch | None, weights: Mapping[str, Value], *arrays: Value) -> Any:
         if len(arrays) != len(names):
             raise TypeError(f"the model has {len(names)} inputs {names}, not {len(arrays)}")
         given = {**weights, **dict(zip(names, arrays, strict=True))}
         scope = {**rest, **{name: device(value) for name, value in given.items()}}
-        outputs = [device(value) for value in run_graph(program, scope)]
+        outputs = [device(value) for value in run_graph(program, scope, watch=watch)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
-    try:
-        jax.eval_shape(fn, weights, *inputs)  # what only tracing can refuse is refused here
+    def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
+        return run(None, weights, *arrays)
+
+    watch = Watch()
+    for name in names:
+        watch.given(name, input_dtype(protos[name]))
+    for name, weight in weights.items():
+        watch.given(name, weight.dtype)
+    try:  # what only tracing can refuse is refused here
+        jax.eval_shape(functools.partial(run, watch), weights, *inputs)
     except UnknownValueError as error:
         error.name_inputs(names)
         raise
+    watch.warn()
     return OnnxFunction(fn, weights, inputs, names, graph.outputs, opsets.get("", 0))
 
 
