@@ -31,6 +31,7 @@ from xrl_jax.frontends.onnx_ops.base import (
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
 from xrl_jax.frontends.onnx_ops.wide import Watch
+from xrl_jax.frontends.onnx_weights import split_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["OnnxError", "OnnxFunction", "UnsupportedOnnxError", "from_onnx", "load_onnx"]
 
 OLDEST_OPSET = 7
-# Constants of up to this many elements stay in the graph, where rules can see their values.
-FEW_ELEMENTS = 8
-# Float inputs that decide shapes: they stay known while tracing.
-SHAPE_DECIDING = {"Resize": (1, 2), "Upsample": (1,)}
 TENSOR_TYPES = frozenset(
     "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL "
     "COMPLEX64 COMPLEX128".split()
@@ -305,23 +302,3 @@ def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 UNREADABLE_CONSTANTS = ("sparse_value", "value_string", "value_strings")
-
-
-def split_weights(
-    model: onnx.ModelProto, graph: Graph
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Split initialisers into weights (float arrays, arguments of fn) and known constants."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    deciding = {
-        node.inputs[slot]
-        for node in graph.nodes
-        for slot in SHAPE_DECIDING.get(node.op, ())
-        if slot < len(node.inputs)
-    }
-    weights, rest = {}, {}
-    for name, array in graph.initialisers.items():
-        few = 1 if name in stored else FEW_ELEMENTS
-        numeric = array.dtype.kind in "fc" or array.dtype.name == "bfloat16"
-        is_weight = numeric and array.size > few and name not in deciding
-        (weights if is_weight else rest)[name] = array
-    return weights, rest
