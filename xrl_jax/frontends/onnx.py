@@ -28,6 +28,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     UnsupportedOnnxError,
     Value,
     device,
+    operator_key,
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
 from xrl_jax.frontends.onnx_ops.wide import Watch
@@ -208,9 +209,8 @@ def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def translated(node: onnx.NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx") and (
-        node.op_type in TRANSLATIONS or node.op_type == "Constant"
-    )
+    key = operator_key(node.domain, node.op_type)
+    return key in TRANSLATIONS or key == "Constant"
 
 
 def has_body(node: onnx.NodeProto) -> bool:

@@ -59,11 +59,11 @@ def shape_deciding(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
         for body in node.attributes.values():
             if isinstance(body, Graph):
                 wanted |= shape_deciding(body, body.outputs if decides else ())
-        if decides and node.op not in KNOWN_RESULTS:
+        if decides and node.key not in KNOWN_RESULTS:
             wanted.update(node.inputs)
         wanted.update(
             node.inputs[place]
-            for place in SHAPE_DECIDING.get(node.op, ())
+            for place in SHAPE_DECIDING.get(node.key, ())
             if place < len(node.inputs)
         )
     return wanted

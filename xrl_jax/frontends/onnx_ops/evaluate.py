@@ -81,7 +81,7 @@ def run_node(
     try:
         if folds(node, inputs):
             return fold(node, inputs)
-        made = TRANSLATIONS[node.op](bind_subgraphs(node, values, watch), *inputs)
+        made = TRANSLATIONS[node.key](bind_subgraphs(node, values, watch), *inputs)
     except UnknownValueError as error:
         names = zip(node.inputs, inputs, strict=True)
         name = next((name for name, value in names if value is error.value), "")
@@ -115,7 +115,7 @@ def bind_subgraphs(node: Node, values: Mapping[str, Value], watch: Watch | None)
 
 def folds(node: Node, inputs: Sequence[Value | None]) -> bool:
     """Whether a node's value is computed now, because all its inputs are known and small."""
-    if node.op not in FOLDING:
+    if node.key not in FOLDING:
         return False
     known = [x for x in inputs if x is not None]
     return all(is_host(x) for x in known) and sum(x.size for x in known) <= HOST_LIMIT

@@ -82,12 +82,12 @@ def summed(a: Interval, count: int) -> Interval:
 
 def bounded(node: Node, ranges: Sequence[Interval | None]) -> Interval:
     """The interval of Clip, Max or Min."""
-    if node.op == "Clip":
+    if node.key == "Clip":
         low, high = [*ranges[1:], None, None][:2]
         first = ranges[0] or UNKNOWN
         first = first if low is None else (max(first[0], low[0]), max(first[1], low[1]))
         return first if high is None else (min(first[0], high[0]), min(first[1], high[1]))
-    choose = max if node.op == "Max" else min
+    choose = max if node.key == "Max" else min
     lows, highs = zip(*(r or UNKNOWN for r in ranges), strict=True)
     return choose(lows), choose(highs)
 
@@ -96,7 +96,7 @@ def interval_of(
     node: Node, inputs: Sequence[Value | None], ranges: Sequence[Interval | None], size: int
 ) -> Interval | None:
     """The interval of a node's first result, of `size` elements; None if nothing is said of it."""
-    op, first = node.op, inputs[0]
+    op, first = node.key, inputs[0]
     if first is None:
         return None
     a = ranges[0] or UNKNOWN
@@ -159,14 +159,14 @@ class Watch:
             self.ranges.pop(name, None)
             self.doubles.discard(name)
         traced = [value for value in results if value is not None and not is_host(value)]
-        if not traced or node.op in CONTROL:
+        if not traced or node.key in CONTROL:
             return
         named = [
             (name, value)
             for name, value in zip(node.inputs, inputs, strict=True)
             if value is not None
         ]
-        if node.op in CASTS:
+        if node.key in CASTS:
             self._saw_cast(node, inputs)
             return
         self._saw_doubles(node, named, traced)
@@ -210,7 +210,7 @@ class Watch:
         value, name = inputs[0], node.inputs[0]
         if value is None:
             return
-        if node.op == "CastLike":
+        if node.key == "CastLike":
             like, like_name = inputs[1], node.inputs[1]
             if like is None:
                 return
@@ -228,27 +228,27 @@ class Watch:
     def _saw_doubles(
         self, node: Node, named: Sequence[tuple[str, Value]], traced: Sequence[Value]
     ) -> None:
-        read = named[:1] if node.op in MOVES else named
+        read = named[:1] if node.key in MOVES else named
         if not any(self._is_double(name, value) for name, value in read):
             return
         if not any(jnp.issubdtype(value.dtype, jnp.inexact) for value in traced):
             return
         self.doubles.update(name for name in node.outputs if name)
-        if node.op not in MOVES | CHOOSES:
+        if node.key not in MOVES | CHOOSES:
             self.culprits[f"{node} computes on doubles"] = None
 
     def _saw_integers(
         self, node: Node, inputs: Sequence[Value | None], results: Sequence[Value | None]
     ) -> None:
-        place = POSITIONS.get(node.op)
+        place = POSITIONS.get(node.key)
         if place is not None and place < len(node.outputs) and inputs[0] is not None:
             self.ranges[node.outputs[place]] = (0, max(inputs[0].shape, default=1))
         ranges = [self._range(n, x) for n, x in zip(node.inputs, inputs, strict=True)]
-        read = ranges[:1] if node.op in MOVES else ranges
+        read = ranges[:1] if node.key in MOVES else ranges
         if not any(r is not None for r in read) or results[0] is None:
             return
         interval = interval_of(node, inputs, ranges, math.prod(results[0].shape))
-        if interval is None and node.op not in COMPARES:
+        if interval is None and node.key not in COMPARES:
             return
         for name, value, known in zip(node.inputs, inputs, read, strict=False):
             if value is not None and is_host(value) and known is not None:
@@ -260,7 +260,7 @@ class Watch:
             return
         limits = np.iinfo(results[0].dtype)
         if limits.min <= interval[0] and interval[1] <= limits.max:
-            outputs = node.outputs[:1] if node.op == "TopK" else node.outputs
+            outputs = node.outputs[:1] if node.key == "TopK" else node.outputs
             self.ranges.update((name, interval) for name in outputs if name)
             return
         self.culprits[f"{node} may leave 32 bits"] = None
