@@ -6,6 +6,7 @@ before any work. Opsets 7 to the newest of the installed onnx package.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.onnx_file import parse_graph, read_model
-from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_structs
+from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_dtype, input_structs
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
     Graph,
@@ -27,8 +28,11 @@ from xrl_jax.frontends.onnx_ops.base import (
     UnsupportedOnnxError,
     Value,
     device,
+    operator_key,
 )
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
+from xrl_jax.frontends.onnx_ops.wide import Watch
+from xrl_jax.frontends.onnx_weights import split_weights
 from xrl_jax.graph.settings import types_mixed
 
 if TYPE_CHECKING:
@@ -39,10 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["OnnxError", "OnnxFunction", "UnsupportedOnnxError", "from_onnx", "load_onnx"]
 
 OLDEST_OPSET = 7
-# Constants of up to this many elements stay in the graph, where rules can see their values.
-FEW_ELEMENTS = 8
-# Float inputs that decide shapes: they stay known while tracing.
-SHAPE_DECIDING = {"Resize": (1, 2), "Upsample": (1,)}
 TENSOR_TYPES = frozenset(
     "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL "
     "COMPLEX64 COMPLEX128".split()
@@ -54,7 +54,7 @@ class OnnxFunction:
     """An ONNX model as a JAX function.
 
     `fn(weights, *inputs)` returns the output, or a tuple of them when the model has several.
-    Inputs of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
+    Values of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
     under the setting it will be used with.
     """
 
@@ -80,7 +80,8 @@ def load_onnx(
     constants: values of inputs to be treated as known, such as those that decide shapes.
 
     Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all of them,
-    when it has nodes or types that have no translation.
+    when it has nodes or types that have no translation. Warns, without x64, when the 64 bits of
+    integers or doubles in the model may matter; see `xrl_jax.frontends.onnx_ops.wide`.
     """
     model = expand_functions(read_model(path))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -97,21 +98,31 @@ def load_onnx(
         weights.pop(name, None)  # where the model has a value of its own for it
         rest[name] = constant_input(protos[name], value)
 
+    program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
+
     @types_mixed()
-    def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
+    def run(watch: Watch | None, weights: Mapping[str, Value], *arrays: Value) -> Any:
         if len(arrays) != len(names):
             raise TypeError(f"the model has {len(names)} inputs {names}, not {len(arrays)}")
         given = {**weights, **dict(zip(names, arrays, strict=True))}
         scope = {**rest, **{name: device(value) for name, value in given.items()}}
-        outputs = [device(value) for value in run_graph(program, scope)]
+        outputs = [device(value) for value in run_graph(program, scope, watch=watch)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
-    try:
-        jax.eval_shape(fn, weights, *inputs)  # what only tracing can refuse is refused here
+    def fn(weights: Mapping[str, Value], *arrays: Value) -> Any:
+        return run(None, weights, *arrays)
+
+    watch = Watch()
+    for name in names:
+        watch.given(name, input_dtype(protos[name]))
+    for name, weight in weights.items():
+        watch.given(name, weight.dtype)
+    try:  # what only tracing can refuse is refused here
+        jax.eval_shape(functools.partial(run, watch), weights, *inputs)
     except UnknownValueError as error:
         error.name_inputs(names)
         raise
+    watch.warn()
     return OnnxFunction(fn, weights, inputs, names, graph.outputs, opsets.get("", 0))
 
 
@@ -200,9 +211,8 @@ def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def translated(node: onnx.NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx") and (
-        node.op_type in TRANSLATIONS or node.op_type == "Constant"
-    )
+    key = operator_key(node.domain, node.op_type)
+    return key in TRANSLATIONS or key == "Constant"
 
 
 def has_body(node: onnx.NodeProto) -> bool:
@@ -294,23 +304,3 @@ def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 UNREADABLE_CONSTANTS = ("sparse_value", "value_string", "value_strings")
-
-
-def split_weights(
-    model: onnx.ModelProto, graph: Graph
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Split initialisers into weights (float arrays, arguments of fn) and known constants."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    deciding = {
-        node.inputs[slot]
-        for node in graph.nodes
-        for slot in SHAPE_DECIDING.get(node.op, ())
-        if slot < len(node.inputs)
-    }
-    weights, rest = {}, {}
-    for name, array in graph.initialisers.items():
-        few = 1 if name in stored else FEW_ELEMENTS
-        numeric = array.dtype.kind in "fc" or array.dtype.name == "bfloat16"
-        is_weight = numeric and array.size > few and name not in deciding
-        (weights if is_weight else rest)[name] = array
-    return weights, rest

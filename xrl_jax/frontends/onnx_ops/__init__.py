@@ -1,10 +1,14 @@
-"""The ONNX operators as JAX translations, one dict entry per operator, split by family."""
+"""The ONNX operators as JAX translations, one dict entry per operator, split by family.
+
+Standard operators go by their name, others by domain and name (see `Node.key`).
+"""
 
 from __future__ import annotations
 
 from xrl_jax.frontends.onnx_ops import (
     activation,
     attention,
+    contributed,
     control,
     convolution,
     elementwise,
@@ -26,6 +30,7 @@ from xrl_jax.frontends.onnx_ops.base import Translation
 TRANSLATIONS: dict[str, Translation] = {
     **activation.TRANSLATIONS,
     **attention.TRANSLATIONS,
+    **contributed.TRANSLATIONS,
     **control.TRANSLATIONS,
     **convolution.TRANSLATIONS,
     **elementwise.TRANSLATIONS,

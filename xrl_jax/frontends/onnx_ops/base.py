@@ -64,6 +64,11 @@ class UnknownValueError(UnsupportedOnnxError):
             )
 
 
+def operator_key(domain: str, op: str) -> str:
+    """A standard operator's name, or domain and name of another."""
+    return op if domain in ("", "ai.onnx") else f"{domain}.{op}"
+
+
 @dataclass(frozen=True)
 class Node:
     """One ONNX node; subgraph attributes are `Graph`s, and callables once the node is evaluated."""
@@ -80,6 +85,11 @@ class Node:
     def __str__(self) -> str:
         label = f"'{self.name}'" if self.name else f"that makes {', '.join(self.outputs)!r}"
         return f"node {label} ({self.domain or 'ai.onnx'}.{self.op}, opset {self.opset})"
+
+    @property
+    def key(self) -> str:
+        """The operator among all translations."""
+        return operator_key(self.domain, self.op)
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or what ONNX says it is when absent."""

@@ -19,6 +19,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     is_host,
 )
 from xrl_jax.frontends.onnx_ops.shape import HOST_LIMIT
+from xrl_jax.frontends.onnx_ops.wide import Watch
 
 # What exporters build shapes, axes, indices and masks with. Everything else is translated even
 # where its inputs are known: the reference implementation is not exact for all old opsets.
@@ -31,14 +32,19 @@ FOLDING = frozenset(
 )
 
 
-def run_graph(graph: Graph, scope: Mapping[str, Value], *inputs: Value) -> list[Value]:
-    """Return the graph's outputs; `scope` holds the values of enclosing graphs."""
+def run_graph(
+    graph: Graph, scope: Mapping[str, Value], *inputs: Value, watch: Watch | None = None
+) -> list[Value]:
+    """Return the graph's outputs; `scope` holds the values of enclosing graphs.
+
+    `watch` is told of each node that is translated.
+    """
     values = dict(scope)
     values.update(graph.initialisers)
     values.update(zip(graph.inputs, inputs, strict=False))
     for node in graph.nodes:
         try:
-            results = run_node(node, values)
+            results = run_node(node, values, watch)
         except UnknownValueError as error:
             error.needs = origins(graph, node, error.needs, values)
             raise
@@ -68,12 +74,14 @@ def origins(
     return frozenset(wanted)
 
 
-def run_node(node: Node, values: Mapping[str, Value]) -> Sequence[Value | None]:
+def run_node(
+    node: Node, values: Mapping[str, Value], watch: Watch | None
+) -> Sequence[Value | None]:
     inputs = [values[name] if name else None for name in node.inputs]
     try:
         if folds(node, inputs):
             return fold(node, inputs)
-        results = TRANSLATIONS[node.op](bind_subgraphs(node, values), *inputs)
+        made = TRANSLATIONS[node.key](bind_subgraphs(node, values, watch), *inputs)
     except UnknownValueError as error:
         names = zip(node.inputs, inputs, strict=True)
         name = next((name for name, value in names if value is error.value), "")
@@ -86,15 +94,20 @@ def run_node(node: Node, values: Mapping[str, Value]) -> Sequence[Value | None]:
     except (TypeError, ValueError, IndexError, KeyError, ZeroDivisionError) as error:
         shapes = ", ".join("-" if x is None else f"{x.dtype}{list(x.shape)}" for x in inputs)
         raise OnnxError(f"{node}, given {shapes}: {error}") from error
-    return results if isinstance(results, tuple | list) else (results,)
+    results = made if isinstance(made, tuple | list) else (made,)
+    if watch is not None:
+        watch.saw(node, inputs, results)
+    return results
 
 
-def bind_subgraphs(node: Node, values: Mapping[str, Value]) -> Node:
+def bind_subgraphs(node: Node, values: Mapping[str, Value], watch: Watch | None) -> Node:
     """Turn subgraph attributes into functions of their inputs."""
     if not any(isinstance(value, Graph) for value in node.attributes.values()):
         return node
     bound = {
-        name: functools.partial(run_graph, value, values) if isinstance(value, Graph) else value
+        name: functools.partial(run_graph, value, values, watch=watch)
+        if isinstance(value, Graph)
+        else value
         for name, value in node.attributes.items()
     }
     return dataclasses.replace(node, attributes=bound)
@@ -102,7 +115,7 @@ def bind_subgraphs(node: Node, values: Mapping[str, Value]) -> Node:
 
 def folds(node: Node, inputs: Sequence[Value | None]) -> bool:
     """Whether a node's value is computed now, because all its inputs are known and small."""
-    if node.op not in FOLDING:
+    if node.key not in FOLDING:
         return False
     known = [x for x in inputs if x is not None]
     return all(is_host(x) for x in known) and sum(x.size for x in known) <= HOST_LIMIT

@@ -1,0 +1,125 @@
+"""Operators beyond the standard that ONNX Runtime's optimiser puts into the files it writes.
+
+Those of the domain com.microsoft are keyed with it: some share a name with a standard operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xrl_jax.frontends.onnx_ops.activation import gelu
+from xrl_jax.frontends.onnx_ops.base import Node, Translation, Value, align, device, like
+from xrl_jax.frontends.onnx_ops.convolution import conv
+from xrl_jax.frontends.onnx_ops.linalg import gemm, matmul_arrays
+from xrl_jax.frontends.onnx_ops.normalisation import layer_normalization, rms_normalization
+from xrl_jax.frontends.onnx_ops.recurrent import activation
+
+
+def having(node: Node, **attributes: Any) -> Node:
+    """The node with other attributes, for a translation that reads them."""
+    return dataclasses.replace(node, attributes={**node.attributes, **attributes})
+
+
+def plus(x: jax.Array, *others: Value | None) -> jax.Array:
+    """Add what is there."""
+    for other in others:
+        if other is not None:
+            x = jnp.add(*align(x, other))
+    return x
+
+
+def fast_gelu(node: Node, x: Value, bias: Value | None = None) -> jax.Array:
+    return gelu(having(node, approximate="tanh"), plus(device(x), bias))
+
+
+def bias_gelu(node: Node, x: Value, bias: Value) -> jax.Array:
+    return gelu(node, plus(device(x), bias))
+
+
+def quick_gelu(node: Node, x: Value) -> jax.Array:
+    x = device(x)
+    return x * lax.logistic(x * like(x, node.get("alpha", 1.702)))
+
+
+def activated(node: Node, x: jax.Array) -> jax.Array:
+    """The activation that is fused into a convolution or product."""
+    name = node.get("activation", "")
+    parameters = list(node.get("activation_params", ()))
+    if not name:
+        return x
+    if name == "Clip":
+        low, high = [*parameters, -math.inf, math.inf][:2] if parameters else (-math.inf, math.inf)
+        return lax.clamp(like(x, low), x, like(x, high))
+    alpha, beta = [*parameters, None, None][:2]
+    alpha = node.get("activation_alpha", alpha)
+    beta = node.get("activation_beta", beta)
+    return activation(node, name, alpha, beta)(x)
+
+
+def fused_conv(
+    node: Node, x: Value, kernel: Value, bias: Value | None = None, added: Value | None = None
+) -> jax.Array:
+    return activated(node, plus(conv(node, x, kernel, bias), added))
+
+
+def fused_gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> jax.Array:
+    return activated(node, gemm(node, a, b, c))
+
+
+def fused_matmul(node: Node, a: Value, b: Value) -> jax.Array:
+    """alpha * A' B' over the last two axes, where ' may be a transposition."""
+    if node.get("transBatchA", 0) or node.get("transBatchB", 0):
+        raise node.unsupported("transBatchA or transBatchB")
+    a, b = device(a), device(b)
+    if node.get("transA", 0) and a.ndim > 1:
+        a = jnp.swapaxes(a, -1, -2)
+    if node.get("transB", 0) and b.ndim > 1:
+        b = jnp.swapaxes(b, -1, -2)
+    result, alpha = matmul_arrays(a, b), node.get("alpha", 1.0)
+    return result if alpha == 1 else result * like(result, alpha)
+
+
+def skip_layer_normalization(
+    node: Node,
+    x: Value,
+    skip: Value,
+    scale: Value,
+    shift: Value | None = None,
+    bias: Value | None = None,
+) -> tuple[jax.Array, ...]:
+    total = plus(device(x), skip, bias)
+    node = having(node, axis=-1, epsilon=node.get("epsilon", 1e-12))
+    return (*layer_normalization(node, total, scale, shift), total)
+
+
+def skip_rms_normalization(
+    node: Node, x: Value, skip: Value, scale: Value, bias: Value | None = None
+) -> tuple[jax.Array | None, ...]:
+    """The second and third result, which only training reads, are left out."""
+    total = plus(device(x), skip, bias)
+    result = rms_normalization(having(node, axis=-1), total, scale)
+    return result, None, None, total
+
+
+MICROSOFT: dict[str, Translation] = {
+    "BiasGelu": bias_gelu,
+    "FastGelu": fast_gelu,
+    "FusedConv": fused_conv,
+    "FusedGemm": fused_gemm,
+    "FusedMatMul": fused_matmul,
+    "Gelu": gelu,
+    "QuickGelu": quick_gelu,
+    "SkipLayerNormalization": skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": skip_rms_normalization,
+}
+
+TRANSLATIONS: dict[str, Translation] = {
+    "SimplifiedLayerNormalization": rms_normalization,  # stands in the standard domain
+    **{f"com.microsoft.{name}": translation for name, translation in MICROSOFT.items()},
+}
