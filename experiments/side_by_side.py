@@ -16,7 +16,7 @@ import xrl_jax
 from experiments import targets
 from experiments.onnx_out import OnnxOutError, export
 from experiments.rival import RivalError, check_agreement, onnx_runtime
-from xrl_jax.backends.accuracy import assess
+from xrl_jax.backends.accuracy import assess, references
 from xrl_jax.backends.baselines import baselines, flat_original
 from xrl_jax.cost.machine import machine_key
 from xrl_jax.cost.settle import samples
@@ -120,7 +120,8 @@ def checked(
         return jax.tree.leaves(fast(*args, **kwargs))
 
     original = flat_original(program)
-    found = assess(jax.jit(original), flat, program, samples(program, leaves))
+    checks = samples(program, leaves)
+    found = assess(jax.jit(original), flat, references(program, checks), checks)
     if not found.ok:
         raise WrongResultError(f"the result of {name} is wrong: {found.reason}")
     return found.error, found.tolerance

@@ -21,7 +21,7 @@ import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import standard_rules
+from xrl_jax.rewrite.library import all_rules
 from xrl_jax.rewrite.table import CompiledRules, compile_rules
 
 Size = tuple[int, ...]
@@ -54,7 +54,7 @@ class Family:
 
     def compiled(self) -> CompiledRules:
         """The rules as a table."""
-        by_name = {rule.name: rule for rule in standard_rules()}
+        by_name = {rule.name: rule for rule in all_rules()}
         return compile_rules([by_name[name] for name in self.rules])
 
 

@@ -13,7 +13,9 @@ import pytest
 import xrl_jax
 
 SIGNATURES = {
-    "optimize": ("fn *example_args weights search rules budget key tolerance cache_dir progress"),
+    "optimize": (
+        "fn *example_args weights search rules budget key tolerance assume cache_dir progress"
+    ),
     "Budget": "seconds measurements",
     "from_jax": "fn *example_args weights fold **example_kwargs",
     "from_onnx": "path input_shapes dimensions constants",
@@ -21,7 +23,7 @@ SIGNATURES = {
     "load": "path",
     "load_rules": "path_or_text",
     "verify_rule": "rule seed samples",
-    "candidates": "program rules",
+    "candidates": "program rules assume",
     "apply": "program candidate",
     "measure": "program_or_fn *args seconds",
 }

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.backends.accuracy import TIMES_ORIGINAL, assess, relative_error
+from xrl_jax.backends.accuracy import TIMES_ORIGINAL, assess, references, relative_error
 from xrl_jax.frontends.jaxpr import from_jax
 
 INF, NAN = float("inf"), float("nan")
@@ -14,7 +14,8 @@ X = np.linspace(0.5, 2.0, 7, dtype=np.float32)
 
 
 def check(original, optimised, *args, tolerance=None):
-    return assess(original, optimised, from_jax(original, *args), [args], tolerance=tolerance)
+    exact = references(from_jax(original, *args), [args])
+    return assess(original, optimised, exact, [args], tolerance=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,10 @@ def test_four_times_the_originals_error_is_the_default_tolerance():
     def rough(x):
         return (x * jnp.float32(1 + 1e-4)).astype(jnp.float32)
 
-    program = from_jax(lambda x: x, X)
-    twice = assess(rough, lambda x: x * (1 + 2e-4), program, [[X]])
+    exact = references(from_jax(lambda x: x, X), [[X]])
+    twice = assess(rough, lambda x: x * (1 + 2e-4), exact, [[X]])
     assert twice.ok and twice.tolerance == pytest.approx(TIMES_ORIGINAL * 1e-4, rel=1e-2)
-    five = assess(rough, lambda x: x * (1 + 5e-4), program, [[X]])
+    five = assess(rough, lambda x: x * (1 + 5e-4), exact, [[X]])
     assert not five.ok
     assert five.reason == "the result errs by 5.00e-04 against float64, allowed are 4.00e-04"
 
@@ -100,8 +101,8 @@ def test_the_worst_of_all_samples_and_results_counts():
         return x, jnp.where(x == 2.0, 0.0, x)
 
     samples = [[jnp.ones(3)], [jnp.full(3, 2.0)]]
-    program = from_jax(lambda x: (x, x), samples[0][0])
-    accuracy = assess(lambda x: (x, x), wrong_at_two, program, samples)
+    exact = references(from_jax(lambda x: (x, x), samples[0][0]), samples)
+    accuracy = assess(lambda x: (x, x), wrong_at_two, exact, samples)
     assert accuracy.error == 1.0 and not accuracy.ok
 
 
@@ -155,11 +156,13 @@ def test_prepared_weights_can_be_given_up_before_the_reference_runs():
     def noted(name):
         return lambda x: ran.append(name) or x
 
+    samples = [[jnp.ones(3)], [jnp.zeros(3)]]
+    exact = references(from_jax(lambda x: x, *samples[0]), samples)
     assess(
         noted("original"),
         noted("optimised"),
-        from_jax(lambda x: x, jnp.ones(3)),
-        [[jnp.ones(3)], [jnp.zeros(3)]],
+        lambda: ran.append("reference") or exact(),
+        samples,
         ran=lambda: ran.append("given up"),
     )
-    assert ran == [*["original", "optimised"] * 2, "given up"]
+    assert ran == [*["original", "optimised"] * 2, "given up", "reference"]

@@ -8,6 +8,7 @@ spreads to where nothing large was summed is seen, however large the rest of the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,10 +115,23 @@ def element_error(
     return float(ratio[at]), at
 
 
+def references(program: Program, samples: Sequence[Sequence[Any]]) -> Callable[[], list[Reference]]:
+    """What the program gives in double precision on these argument lists, worked out when it is
+    first asked for.
+    """
+
+    @functools.cache
+    def found() -> list[Reference]:
+        in_float64 = reference(program)
+        return [in_float64(args) for args in samples]
+
+    return found
+
+
 def assess(
     original: Callable[..., Any],
     optimised: Callable[..., Any],
-    program: Program,
+    exact: Callable[[], Sequence[Reference]],
     samples: Sequence[Sequence[Any]],
     *,
     tolerance: float | None = None,
@@ -127,7 +141,7 @@ def assess(
 
     Args:
       original, optimised: functions of the same flat arguments with the same results.
-      program: the original as traced, to be evaluated in double precision.
+      exact: the original in double precision on the samples; see `references`.
       samples: argument lists to compare on.
       tolerance: relative error allowed; None for `TIMES_ORIGINAL` times the original's own, and for
         elements to be judged by themselves.
@@ -139,12 +153,11 @@ def assess(
         for args in samples
     ]
     ran()
-    worst, in_float64 = _Worst(), reference(program)
-    for args, (before, after) in zip(samples, results, strict=True):
-        exact = in_float64(args)
-        worst.narrow |= set(exact.narrow)
+    worst = _Worst()
+    for found, (before, after) in zip(exact(), results, strict=True):
+        worst.narrow |= set(found.narrow)
         for i, pair in enumerate(zip(before, after, strict=True)):
-            _compare(worst, i, *pair, exact)
+            _compare(worst, i, *pair, found)
     allowed = tolerance
     if allowed is None:
         allowed = max(TIMES_ORIGINAL * worst.own, _ULPS * worst.unit)

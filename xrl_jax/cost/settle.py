@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.accuracy import Accuracy, assess
+from xrl_jax.backends.accuracy import Accuracy, assess, references
 from xrl_jax.backends.baselines import AS_ARGUMENTS, baselines, compiled, flat_original
 from xrl_jax.backends.domain import (
     Bounds,
@@ -22,6 +22,7 @@ from xrl_jax.backends.domain import (
     right_inside,
 )
 from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.reference import Reference
 from xrl_jax.backends.xla import weakened
 from xrl_jax.cost.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.cost.inputs import random_input
@@ -175,10 +176,11 @@ def settle(
         with plain_ctrl_c():
             leaves = concrete(program, arguments)
             tell("checking against float64")
-            domain = bounds_of(program, leaves)
+            domain, checks = bounds_of(program, leaves), samples(program, leaves)
+            exact = references(program, checks)
             for candidate in _candidates(program, finalists, domain, close_over, guarded):
                 chosen, fast = candidate
-                found = _check(program, fast, leaves, tolerance)
+                found = _check(program, fast, checks, exact, tolerance)
                 if found.ok:
                     break
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
@@ -289,11 +291,14 @@ def _unknown(reason: str) -> Accuracy:
 
 
 def _check(
-    program: Program, fast: Fast, leaves: Sequence[Any], tolerance: float | None
+    program: Program,
+    fast: Fast,
+    checks: Sequence[Sequence[Any]],
+    exact: Callable[[], Sequence[Reference]],
+    tolerance: float | None,
 ) -> Accuracy:
-    """Accuracy of a candidate; one that cannot be run is wrong."""
-    original = flat_original(program)
-    before, checks = jax.jit(original), samples(program, leaves)
+    """Accuracy of a candidate on argument lists; one that cannot be run is wrong."""
+    before = jax.jit(flat_original(program))
 
     def without_prepared_weights() -> None:
         """That memory is for weights in float64, and for the original with its closed over."""
@@ -309,7 +314,7 @@ def _check(
             return assess(
                 before,
                 flat_call(fast),
-                program,
+                exact,
                 checks,
                 tolerance=tolerance,
                 ran=without_prepared_weights,
