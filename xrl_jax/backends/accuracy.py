@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.reference import Reference, reference
+from xrl_jax.backends.reference import Reference, on_host, reference
 from xrl_jax.graph.program import Program
 
 TIMES_ORIGINAL = (
@@ -149,7 +149,7 @@ def assess(
         weights take twice the memory.
     """
     results = [
-        [[_host(r) for r in jax.tree.leaves(fn(*args))] for fn in (original, optimised)]
+        [[on_host(r) for r in jax.tree.leaves(fn(*args))] for fn in (original, optimised)]
         for args in samples
     ]
     ran()
@@ -215,7 +215,3 @@ def _compare(
 def _wide(x: Any) -> np.ndarray:
     x = np.asarray(x)
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
-
-
-def _host(x: Any) -> Any:
-    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)

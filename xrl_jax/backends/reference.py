@@ -97,7 +97,7 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
     def call(args: Sequence[Any]) -> Reference:
         with jax.enable_x64(True):
             found = run.graph(0, [Value(wide(i, x)) for i, x in enumerate(args)])
-            exact, error = [_on_host(v.exact) for v in found], [np.asarray(_bar(v)) for v in found]
+            exact, error = [on_host(v.exact) for v in found], [np.asarray(_bar(v)) for v in found]
             return Reference(exact, error, tuple(sorted(narrow)))
 
     return call
@@ -109,7 +109,8 @@ def _bar(v: Value) -> Any:
     return jnp.zeros(v.exact.shape) if v.error is None else jnp.sqrt(v.error)
 
 
-def _on_host(x: Any) -> np.ndarray:
+def on_host(x: Any) -> np.ndarray:
+    """An array on the host; of a key its data."""
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
 
 
