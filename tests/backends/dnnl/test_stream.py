@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl.blocked import Blocked
 from xrl_jax.backends.dnnl.kernels import alone, kernel
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.plan import plan
@@ -65,7 +66,7 @@ def test_a_packed_weight_can_be_unpacked(turned: bool) -> None:
     np.testing.assert_array_equal(again, weight)
 
 
-def test_only_few_rows_are_worth_it() -> None:
+def test_only_few_rows_are_streamed() -> None:
     lib = library()
     assert lib is not None
 
@@ -74,4 +75,4 @@ def test_only_few_rows_are_worth_it() -> None:
         return [type(step.primitive) for step in plan(lib, part).steps]
 
     assert steps(1) == [Streamed]
-    assert steps(MOST_ROWS + 1) == [int]
+    assert steps(MOST_ROWS + 1) == [Blocked]

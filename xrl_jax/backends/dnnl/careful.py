@@ -28,7 +28,7 @@ from xrl_jax.backends.dnnl.spec import (
     Scale,
     Shape,
 )
-from xrl_jax.backends.dnnl.stream import streams
+from xrl_jax.backends.dnnl.stream import in_strips
 from xrl_jax.backends.dnnl.strides import written
 
 
@@ -40,7 +40,7 @@ def loses_nan(partition: Partition) -> bool:
 def _loses_nan(partition: Partition, i: Instruction) -> bool:
     match i.op:
         case Conv(after=after) | Dot(after=after):
-            return after.clip is not None and not streams(partition, i)
+            return after.clip is not None and not in_strips(partition, i)
         case Binary(kind) | Pool(kind):
             return kind in ("max", "min")
     return isinstance(i.op, Clip)

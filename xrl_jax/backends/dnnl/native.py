@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.backends.dnnl import flags, keeping, rows, stream, tiles
+from xrl_jax.backends.dnnl import blocked, flags, keeping, rows, stream, tiles
+from xrl_jax.backends.dnnl.blocked import Blocked
 from xrl_jax.backends.dnnl.keeping import Bounded, Largest
 from xrl_jax.backends.dnnl.library import Desc, Library, Prim
 from xrl_jax.backends.dnnl.machine_code import MXCSR, PASS_ON, RUN, addresses, pointer
@@ -32,7 +33,7 @@ from xrl_jax.backends.dnnl.spec import Loop
 from xrl_jax.backends.dnnl.stream import Streamed
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
-Own = Loop | Tiles | Results | Streamed | Bounded | Largest  # what code of ours computes
+Own = Loop | Tiles | Results | Streamed | Blocked | Bounded | Largest  # what code of ours computes
 MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
@@ -172,7 +173,7 @@ def _keeping() -> dict[str, int]:
 
 
 @functools.cache
-def _own(lib: Library, what: Loop | Tiles | Results | Streamed) -> int:
+def _own(lib: Library, what: Loop | Tiles | Results | Streamed | Blocked) -> int:
     """The address of code of ours."""
     threads = lib.threads()
     parallel = None
@@ -187,6 +188,8 @@ def _own(lib: Library, what: Loop | Tiles | Results | Streamed) -> int:
             code = tiles.code_of(what, name, parallel)
         case Streamed():
             code = stream.code_of(what, name, parallel)
+        case Blocked():
+            code = blocked.code_of(what, name, parallel)
     (address,) = addresses(code, name)
     return address
 

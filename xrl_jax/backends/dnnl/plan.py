@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from xrl_jax.backends.dnnl.blocked import Blocked
 from xrl_jax.backends.dnnl.builder import Part, Value, Where, block_of, laid_out
 from xrl_jax.backends.dnnl.library import (
     ADDEND,
@@ -48,7 +49,7 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
     Winograd,
 )
-from xrl_jax.backends.dnnl.stream import STRIP, Streamed, streams
+from xrl_jax.backends.dnnl.stream import MOST_ROWS, STRIP, Streamed, in_strips
 from xrl_jax.backends.dnnl.strides import written
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 from xrl_jax.backends.winograd import n_tiles
@@ -232,8 +233,8 @@ class Planner(Operators):
         weights = w.desc
         if self.partition.is_packed(i.args[1]):
             dims = self.shape_of(i.args[1])
-            if streams(self.partition, i):
-                return self.streamed(op, i, x, w, args[2:], output)
+            if in_strips(self.partition, i):
+                return self.by_strips(op, i, x, w, args[2:], output)
             weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
         if output is None and (strides := self.strides.get(len(self.values))) is not None:
@@ -250,7 +251,7 @@ class Planner(Operators):
         addend = more.pop(0) if op.after.addend else None
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
 
-    def streamed(
+    def by_strips(
         self,
         op: Dot,
         i: Instruction,
@@ -259,28 +260,38 @@ class Planner(Operators):
         more: Sequence[Value],
         output: Place | None,
     ) -> Value:
-        """A product of few rows with a weight [k, n], whatever its layout."""
+        """A product [rows, k] with a weight [k, n], whatever their layouts, by code of ours."""
         lib, (rows, n) = self.lib, i.shape
         k = math.prod(self.shape_of(i.args[0])) // rows
-        what = Streamed(rows, k, n, op.after)
-        strides = (1, k) if op.right_turned else (n, 1)
+        packed = self.in_strips(i.args[1], k, n, (1, k) if op.right_turned else (n, 1))
+        by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
+        if rows <= MOST_ROWS:
+            what: Streamed | Blocked = Streamed(rows, k, n, op.after)
+            x = self.as_laid_out(x, by_columns)
+        else:
+            turned = lib.equal(x.desc, by_columns)
+            what = Blocked(rows, k, n, turned, op.after, lib.lanes)
+            x = x if turned else self.as_laid_out(x, by_rows)
+        shapes = [self.shape_of(a) for a in i.args[2:]]
+        operands = [self.as_laid_out(v, lib.desc(s)) for v, s in zip(more, shapes, strict=True)]
+        y = self.result(lib.desc(i.shape), output)
+        self.append(what, [(0, v.desc, v.place) for v in (x, Value(packed, w.place), *operands, y)])
+        return y
+
+    def in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
+        """The layout of a weight [k, n] with these strides once it is packed in strips."""
+        lib = self.lib
         whole, left = divmod(n, STRIP)
+        packed = lib.desc(((whole + (left > 0)) * k, STRIP))
         moves = []
-        packed = lib.desc((what.strips * k, STRIP))
         if whole:
             before = lib.desc((whole, k, STRIP), (STRIP * strides[1], *strides))
             moves.append((before, lib.desc((whole, k, STRIP))))
         if left:
             before = lib.part(lib.desc((k, n), strides), (k, left), (0, whole * STRIP))
             moves.append((before, lib.part(packed, (k, left), (whole * k, 0))))
-        self.weights[i.args[1]] = Packing(lib.nbytes(packed), tuple(moves))
-        x = self.as_laid_out(x, lib.desc((rows, k), (1, rows)))
-        shapes = [self.shape_of(a) for a in i.args[2:]]
-        operands = [self.as_laid_out(v, lib.desc(s)) for v, s in zip(more, shapes, strict=True)]
-        y = self.result(lib.desc(i.shape), output)
-        w = Value(packed, w.place)
-        self.append(what, [(0, v.desc, v.place) for v in (x, w, *operands, y)])
-        return y
+        self.weights[weight] = Packing(lib.nbytes(packed), tuple(moves))
+        return packed
 
     def winograd(
         self, op: Winograd, i: Instruction, args: list[Value], output: Place | None

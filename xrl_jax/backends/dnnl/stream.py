@@ -18,18 +18,19 @@ from xrl_jax.backends.dnnl.spec import Dot, Epilogue, Instruction, Partition
 
 STRIP = WIDTH  # columns; their sums are a vector for each row
 MOST_ROWS = 8
-_STREAMED = 1 << 14  # numbers of a weight, at least
+_LEAST = 1 << 14  # numbers of a weight that is worth strips
 _STREAMS = 8  # strips side by side, at most
 _SUMS = 24  # vectors, at most, that are added up at once
 _RUN = 512  # rows of the weight
 
 
-def streams(partition: Partition, i: Instruction) -> bool:
-    """Whether an instruction is a product that streams its weight."""
+def in_strips(partition: Partition, i: Instruction) -> bool:
+    """Whether an instruction is a product with a weight that is packed in strips, here or by
+    `blocked`.
+    """
     if not isinstance(i.op, Dot) or not partition.is_packed(i.args[1]):
         return False
-    size = math.prod(partition.shape(i.args[1]))
-    return len(i.shape) == 2 and i.shape[0] <= MOST_ROWS and size >= _STREAMED
+    return len(i.shape) == 2 and math.prod(partition.shape(i.args[1])) >= _LEAST
 
 
 @dataclass(frozen=True)
