@@ -35,10 +35,16 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import models, over_seeds
+from experiments import models, over_seeds, targets
 from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
-from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
+from experiments.side_by_side import (
+    LEFT_OUT,
+    SideBySide,
+    WrongResultError,
+    rival_of,
+    side_by_side,
+)
 from experiments.targets import require_known
 from xrl_jax.backends.compile_cache import COMPILED
 from xrl_jax.rl.policy import load_policy
@@ -149,8 +155,10 @@ def compared(config: Config, network: str) -> SideBySide | None:
             return SideBySide.from_dict(values["result"])
     print(f"{network}: side by side", file=sys.stderr)
     try:
+        target = targets.from_model(network, seed=config.seed)
+        peer = rival_of(target) if config.rival else LEFT_OUT
         result = side_by_side(
-            network, folders, seconds=config.compare_seconds, seed=config.seed, rival=config.rival
+            target, folders, seconds=config.compare_seconds, seed=config.seed, peer=peer
         )
     except WrongResultError as error:
         print(f"error: {error}", file=sys.stderr)

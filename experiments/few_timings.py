@@ -16,6 +16,7 @@ from typing import Any
 from experiments import children
 from experiments.children import search_command
 from experiments.side_by_side import SideBySide, side_by_side
+from experiments.targets import from_model
 
 SHARE = 10  # greedy search's timings for one of the policy's
 
@@ -73,7 +74,10 @@ def few_timings(
     command = policy_command(network, policy, mine, seconds=seconds, limit=limit, seed=seed)
     made["policy"] = _measurements(command, mine)
     found = side_by_side(
-        network, {"greedy": greedy, "policy": mine}, seconds=compare_seconds, seed=seed, rival=False
+        from_model(network, seed=seed),
+        {"greedy": greedy, "policy": mine},
+        seconds=compare_seconds,
+        seed=seed,
     )
     return row_of(made, found)
 

@@ -97,11 +97,19 @@ class Rival(NamedTuple):
     note: str
 
 
-def rival_of(target: targets.Target) -> Rival:
-    """ONNX Runtime on the network, if it can run it and agrees."""
+LEFT_OUT = Rival(None, None, None, "left out")
+
+
+def rival_of(target: targets.Target, model: Any = None) -> Rival:
+    """ONNX Runtime on the network, if it can run it and agrees.
+
+    Args:
+      model: the network's own ONNX model; None where it has none and one is written of it.
+    """
     weights, *inputs = target.args
     try:
-        model = export(target.fn, weights, *inputs, name=target.name)
+        if model is None:
+            model = export(target.fn, weights, *inputs, name=target.name)
         run = onnx_runtime(model, machine_key().threads)
         on_host = jax.device_get(inputs)
         error = check_agreement(run, target.fn, weights, on_host)
@@ -128,18 +136,25 @@ def checked(
 
 
 def side_by_side(
-    network: str, folders: Mapping[str, Path], *, seconds: float, seed: int = 0, rival: bool = True
+    target: targets.Target,
+    folders: Mapping[str, Path],
+    *,
+    seconds: float,
+    seed: int = 0,
+    peer: Rival = LEFT_OUT,
 ) -> SideBySide:
     """Time everything of one network in turn, in this process.
 
     Args:
+      target: the network.
       folders: what `experiments.optimize` wrote, by search.
       seconds: for the timing.
+      peer: see `rival_of`.
 
     Raises:
       WrongResultError: a result is not the network's function.
     """
-    target = targets.from_model(network, seed=seed)
+    network = target.name
     program = from_jax(target.fn, *target.args, weights=target.weights)
     leaves = jax.tree.leaves(target.args)
     entrants = dict(baselines(program, leaves))
@@ -158,7 +173,6 @@ def side_by_side(
             entrants |= named
             rivals_of[search] += list(named)
         entrants[search] = functools.partial(fast, *target.args)
-    peer = rival_of(target) if rival else Rival(None, None, None, "left out")
     after = {}
     if peer.call is not None and peer.settle is not None:
         entrants[RIVAL] = peer.call

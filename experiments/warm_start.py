@@ -27,7 +27,7 @@ from rich.table import Table
 from experiments import children
 from experiments.children import search_command
 from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
-from experiments.targets import require_network
+from experiments.targets import from_model, require_network
 
 LONG, COLD, WARM = "long", "cold", "warm"
 
@@ -141,7 +141,10 @@ def main(argv: Sequence[str]) -> int:
     folders = {run: config.out / run for run in seconds}
     try:
         result = side_by_side(
-            config.model, folders, seconds=config.compare_seconds, seed=config.seed, rival=False
+            from_model(config.model, seed=config.seed),
+            folders,
+            seconds=config.compare_seconds,
+            seed=config.seed,
         )
     except WrongResultError as error:
         print(f"error: {error}", file=sys.stderr)

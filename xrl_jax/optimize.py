@@ -25,6 +25,7 @@ from xrl_jax.frontends.callbacks import (
     with_callbacks,
     without_callbacks,
 )
+from xrl_jax.frontends.canonical import canonical
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.frontends.unroll import unrolled
 from xrl_jax.graph.engine_jit import on_cpu
@@ -101,7 +102,7 @@ def optimize(
     original = _to_judge(given, fn, example_args, weights)
     chosen = verified(chosen, library)
     with on_cpu():
-        program = batched(unrolled(original))
+        program = canonical(batched(unrolled(original)))
         rule_table = compile_rules(offered(chosen))
     arguments: list[Any] = list(original.in_avals)
     if example_args:

@@ -104,13 +104,15 @@ def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
 def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
     """Argument lists to check on: the example, and the example with its real inputs drawn again,
     four times: at their own scale; with zeros, negative numbers and a few that are several times as
-    large; as large as a domain goes; with NaN and infinities.
+    large; as large as a domain goes; with NaN and infinities. The example alone where no input is
+    real, as where all are tokens.
     """
     bounds = bounds_of(program, leaves)
-    drawn = [list(leaves) for _ in range(4)]
+    drawn: list[list[Any]] = []
     for i, (x, w) in enumerate(zip(leaves, program.weights, strict=True)):
         if w or not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
             continue
+        drawn = drawn or [list(leaves) for _ in range(4)]
         host = np.asarray(x, np.float64)
         finite = host[np.isfinite(host)]
         middle, scale = (finite.mean(), finite.std()) if finite.size > 1 else (0.0, 0.0)

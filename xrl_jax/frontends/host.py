@@ -114,6 +114,20 @@ def dtype_name(dtype: Any) -> str:
     return name if name in ops.DTYPE_CODE else "extended"
 
 
+def exact_float32(value: np.ndarray) -> float | None:
+    """The scalar as a float32 that says it exactly, or None; NaN and subnormals are not trusted."""
+    if value.dtype.kind == "c":
+        return None
+    narrow = np.asarray(value).astype(np.float32)
+    if not np.isfinite(narrow) and not np.isinf(value):
+        return None
+    if narrow != 0 and abs(narrow) < np.finfo(np.float32).tiny:
+        return None
+    if value.dtype.kind in "iub":
+        return float(narrow) if int(narrow) == int(value) else None
+    return float(narrow) if narrow == value else None
+
+
 def struct(aval: Any) -> jax.ShapeDtypeStruct:
     """Shape, dtype and weak type of an abstract value or array."""
     return jax.ShapeDtypeStruct(

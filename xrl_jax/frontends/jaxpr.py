@@ -24,6 +24,7 @@ from xrl_jax.frontends.host import (
     HostProgram,
     assemble,
     dtype_name,
+    exact_float32,
     live,
     source_key,
     struct,
@@ -260,7 +261,7 @@ class _GraphBuilder:
         shape, dtype = tuple(np.shape(value)), dtype_name(getattr(value, "dtype", None))
         if shape == () and dtype != "extended":
             value = np.asarray(value)
-            exact = _exact_float32(value)
+            exact = exact_float32(value)
             if exact is not None:
                 return self.source(Node("const", dtype=dtype, value=exact))
             ref = self.tracing.bindings.add(Array(value))
@@ -369,17 +370,3 @@ def _dtype(aval: Any) -> str:
 def _equation(equation: Any) -> Equation:
     avals = tuple(v.aval for v in equation.outvars)
     return Equation(equation.primitive, dict(equation.params), len(avals), avals)
-
-
-def _exact_float32(value: np.ndarray) -> float | None:
-    """The scalar as a float32 that says it exactly, or None; NaN and subnormals are not trusted."""
-    if value.dtype.kind == "c":
-        return None
-    narrow = np.asarray(value).astype(np.float32)
-    if not np.isfinite(narrow) and not np.isinf(value):
-        return None
-    if narrow != 0 and abs(narrow) < np.finfo(np.float32).tiny:
-        return None
-    if value.dtype.kind in "iub":
-        return float(narrow) if int(narrow) == int(value) else None
-    return float(narrow) if narrow == value else None

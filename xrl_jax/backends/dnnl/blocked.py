@@ -21,10 +21,12 @@ from xrl_jax.backends.dnnl.spec import Epilogue
 from xrl_jax.backends.dnnl.stream import STRIP
 
 _DEPTH = 256  # rows of a strip: 16 KiB
-_MOST_TILES = 32  # whose rows are copied together: 192 KiB
+_MOST_TILES = 48  # whose rows are copied together: 288 KiB
 _TILE = {8: 6, 16: 12}  # rows of results in registers, by how many numbers a register has
 _UNROLLED = 4  # rows of a strip
+_FEW_ROWS = 64  # whose products take little longer than the weight takes to come from memory
 _SMALL_DEPTH = 64  # a product of so many terms is worth threads like a sum of `SMALL` numbers
+_PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def code_of(what: Blocked, name: str, parallel: Parallel | None) -> str:
     few = what.rows * what.k * what.n < SMALL * _SMALL_DEPTH
     shared = what.tiles if what.shares_rows else what.strips
     body = _Function(what).text(f"{name}_rows")
-    return INTRINSICS + body + shared_out(name, shared, None if few else parallel)
+    return INTRINSICS + _PREFETCH + body + shared_out(name, shared, None if few else parallel)
 
 
 class _Function:
@@ -230,6 +232,9 @@ class _Function:
         latest = list(names)
         for u in range(unrolled):
             w = out.load(self._at(line, str(u * STRIP)), None)
+            if self.what.rows <= _FEW_ROWS:  # the next strip, for reading, into the second cache
+                soon = self._at(line, str((self.what.k + u) * STRIP))
+                out.raw(f"  call void @llvm.prefetch.p0(ptr {soon}, i32 0, i32 2, i32 1)")
             for r, own in enumerate(names):
                 x = out.load_one(self._at(factors, str(u * tile + r)))
                 made = f"{own}_next" if u == unrolled - 1 else f"{own}_{u}"

@@ -1,0 +1,267 @@
+"""Networks that others wrote, as their packages give them: what a search makes of each.
+
+  python -m experiments.wild --search=taso --budget_seconds=120
+  python -m experiments.wild --networks=transformers,ppocr_v4_rec
+
+Each network is optimised in a process of its own, from an empty timing store, then timed in turn
+with jax.jit (the strongest of weights as arguments and closed over), ONNX Runtime where it runs the
+network, and an A/A control; results are checked against float64 once more. The packages are the
+extra `wild`: pip install -e ".[wild,onnx,onednn]"; what is not installed is left out. The folder
+--out gets a folder for each network and wild.json; what is there already is not done again. Ctrl-C
+prints what there is.
+
+The exit status is 1 where a result is wrong, slower than the strongest jit, or missing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from experiments import targets
+from experiments.benchmark import INTERRUPTED, share_engine
+from experiments.benchmark_table import geometric_mean
+from experiments.children import run
+from experiments.side_by_side import (
+    LEFT_OUT,
+    SideBySide,
+    WrongResultError,
+    rival_of,
+    side_by_side,
+)
+from experiments.targets import ConfigError, Target
+from experiments.wild_networks import NETWORKS
+from xrl_jax.backends.compile_cache import COMPILED
+from xrl_jax.strategies import STRATEGIES
+
+_MODULE = "experiments.wild_networks"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is run."""
+
+    networks: tuple[str, ...]
+    search: str
+    budget_seconds: float
+    compare_seconds: float
+    seed: int
+    rival: bool
+    out: Path
+
+    def made_by(self, network: str) -> list[str]:
+        """The command of a search, but for where its results are kept."""
+        return [
+            *(sys.executable, "-m", "experiments.optimize", f"--fn={_MODULE}:{network}"),
+            *(f"--search={self.search}", f"--budget_seconds={self.budget_seconds:g}"),
+            f"--seed={self.seed}",
+        ]
+
+
+def target_of(network: str) -> Target:
+    fn, args, weights = NETWORKS[network].make()
+    return Target(network, fn, args, weights)
+
+
+def optimised(config: Config, network: str) -> Path:
+    """The folder of the network's result; runs the search unless it is there.
+
+    Raises:
+      RuntimeError: the search failed; the message names its log.
+      KeyboardInterrupt: Ctrl-C.
+    """
+    folder = config.out / network
+    record, command = folder / "run.json", config.made_by(network)
+    if record.is_file() and json.loads(record.read_text(encoding="utf-8")) == command[1:]:
+        return folder
+    share_engine(folder / "cache", config.out / COMPILED)
+    log = folder / "log.txt"
+    command += [f"--cache_dir={folder / 'cache'}", f"--out={folder}"]
+    ended = run(command, log=log)
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    if ended.status:
+        raise RuntimeError(f"the search failed: see {log}")
+    record.write_text(json.dumps(config.made_by(network)[1:]), encoding="utf-8")
+    (folder / "side_by_side.json").unlink(missing_ok=True)
+    return folder
+
+
+def compared(config: Config, network: str) -> SideBySide:
+    """A network's result beside jax.jit and ONNX Runtime; from the folder if it was timed before.
+
+    Raises:
+      ImportError: its package is not installed.
+      WrongResultError, RuntimeError: its result is wrong, or the search failed.
+    """
+    target = target_of(network)
+    folder = optimised(config, network)
+    kept = folder / "side_by_side.json"
+    if kept.is_file():
+        return SideBySide.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+    peer = rival_of(target, _onnx_model(network, target)) if config.rival else LEFT_OUT
+    result = side_by_side(
+        target, {config.search: folder}, seconds=config.compare_seconds, seed=config.seed, peer=peer
+    )
+    kept.write_text(json.dumps(result.as_dict()), encoding="utf-8")
+    del target, peer
+    jax.clear_caches()
+    gc.collect()
+    return result
+
+
+def _onnx_model(network: str, target: Target) -> Any:
+    """The file's own model, for the inputs at hand; None for a network of JAX."""
+    file = NETWORKS[network].file
+    if file is None:
+        return None
+    import onnx
+
+    from xrl_jax.frontends.onnx import load_onnx
+
+    model = onnx.load(file.find())
+    names = load_onnx(model, input_shapes=file.shapes, constants=file.constants).input_names
+    shapes = dict(zip(names, (a.shape for a in target.args[1:]), strict=True))
+    for value in model.graph.input:
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False
+        ):
+            dim.dim_value = size
+    for name, number in file.constants.items():
+        kind = next(v for v in model.graph.input if v.name == name).type.tensor_type.elem_type
+        model.graph.initializer.append(onnx.helper.make_tensor(name, kind, (), [number]))
+    return model
+
+
+def report_of(config: Config, network: str) -> dict[str, Any]:
+    path = config.out / network / "report.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]) -> Table:
+    """One line for each network."""
+    drawn = Table(title=f"{config.search}, {config.budget_seconds:g} s each")
+    drawn.add_column("network")
+    headings = ("strongest jit", "result", "speed-up", "95 % interval", "noise")
+    for heading in (*headings, "ONNX Runtime / result", "error", "allowed", "took"):
+        drawn.add_column(heading, justify="right")
+    for r in results:
+        entry = r.entries[config.search]
+        ratio = r.ratios.get(f"ONNX Runtime/{config.search}")
+        seconds = report_of(config, r.network)["total_seconds"]
+        drawn.add_row(
+            r.network,
+            f"{1e3 * entry.seconds * entry.speedup:.3g} ms",
+            f"{1e3 * entry.seconds:.3g} ms",
+            f"{entry.speedup:.2f}",
+            f"{entry.low:.2f} to {entry.high:.2f}",
+            f"{r.noise[0]:.2f} to {r.noise[1]:.2f}",
+            f"{ratio[0]:.2f}" if ratio else r.rival_note.partition(":")[0],
+            f"{entry.error:.1e}",
+            f"{entry.tolerance:.1e}",
+            f"{seconds:.0f} s",
+        )
+    for network, why in missing.items():
+        drawn.add_row(network, why)
+    return drawn
+
+
+def is_slower(result: SideBySide, search: str) -> bool:
+    """Whether a result is slower than the strongest jit beyond noise."""
+    entry = result.entries[search]
+    return entry.high < 1.0 and entry.speedup < min(result.noise[0], 1.0 / result.noise[1], 1.0)
+
+
+def config_of(values: flags.FlagValues) -> Config:
+    """The configuration that parsed flags amount to; raises ConfigError where they do not fit."""
+    by_family: dict[str, list[str]] = {}
+    for name, network in NETWORKS.items():
+        by_family.setdefault(network.family, []).append(name)
+    given = [n for name in values.networks for n in by_family.get(name, [name])]
+    networks = tuple(dict.fromkeys(given)) if values.networks else tuple(NETWORKS)
+    targets.require_known("networks", networks, [*NETWORKS, *by_family])
+    targets.require_known("search", [values.search], STRATEGIES)
+    return Config(
+        networks,
+        values.search,
+        values.budget_seconds,
+        values.compare_seconds,
+        values.seed,
+        values.rival,
+        Path(values.out),
+    )
+
+
+def define_flags() -> None:
+    families = dict.fromkeys(network.family for network in NETWORKS.values())
+    flags.DEFINE_list(
+        "networks",
+        [],
+        f"Names or families, all by default: {', '.join(NETWORKS)}; {', '.join(families)}.",
+    )
+    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
+    flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.")
+    flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time a network's result in turn.")
+    flags.DEFINE_integer("seed", 0, "Seed of searches.")
+    flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.")
+    flags.DEFINE_string("out", "out/wild", "Folder of all results.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status is 2 for bad flags, 130 for Ctrl-C."""
+    logging.set_verbosity(logging.ERROR)
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        config = config_of(flags.FLAGS)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results: list[SideBySide] = []
+    missing: dict[str, str] = {}
+    status = 0
+    try:
+        for n, network in enumerate(config.networks, start=1):
+            print(f"[{n}/{len(config.networks)}] {network}", file=sys.stderr)
+            try:
+                results.append(compared(config, network))
+            except ImportError as error:
+                missing[network] = "not installed"
+                print(f"left out: {error}", file=sys.stderr)
+            except (WrongResultError, RuntimeError) as error:
+                missing[network] = "wrong" if isinstance(error, WrongResultError) else "failed"
+                print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        status = INTERRUPTED
+    slower = [r.network for r in results if is_slower(r, config.search)]
+    mean = geometric_mean(r.entries[config.search].speedup for r in results)
+    Console(width=160).print(table(config, results, missing))
+    print(f"geometric mean of {len(results)}: {mean:.2f}; slower: {', '.join(slower) or 'none'}")
+    values = {
+        "date": datetime.date.today().isoformat(),
+        "search": config.search,
+        "budget_seconds": config.budget_seconds,
+        "geometric_mean": mean,
+        "missing": missing,
+        "networks": [r.as_dict() for r in results],
+    }
+    config.out.mkdir(parents=True, exist_ok=True)
+    (config.out / "wild.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
+    return status or int(bool(slower or missing))
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

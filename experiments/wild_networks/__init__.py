@@ -1,0 +1,52 @@
+"""Networks that others wrote, as their packages give them; see `experiments.wild`.
+
+Each is a function without arguments that returns (function, arguments, positions of weights), as
+`experiments.optimize --fn` takes it. Weights are random where a package has none; those of files
+are trained. The packages are the extra `wild`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from experiments.wild_networks import examples, keras_applications, onnx_files, transformers_flax
+
+Example = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
+
+
+class Wild(NamedTuple):
+    """A network that somebody else wrote.
+
+    Attributes:
+      family: where it comes from.
+      make: gives the function, its arguments and the positions of weights.
+      file: of an ONNX file, its path and the arguments of `load_onnx`; None where it is none.
+    """
+
+    family: str
+    make: Callable[[], Example]
+    file: onnx_files.File | None = None
+
+
+def _all() -> dict[str, Wild]:
+    found: dict[str, Wild] = {}
+    for family, module in (
+        ("transformers", transformers_flax),
+        ("keras", keras_applications),
+        ("examples", examples),
+    ):
+        found |= {make.__name__: Wild(family, make) for make in module.NETWORKS}
+    for name, file in onnx_files.FILES.items():
+        found[name] = Wild(file.package, file.example, file)
+    return found
+
+
+NETWORKS: Mapping[str, Wild] = _all()
+
+
+def __getattr__(name: str) -> Any:
+    """The function that makes a network, by name: what `--fn` asks a module for."""
+    if name in NETWORKS:
+        return NETWORKS[name].make
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

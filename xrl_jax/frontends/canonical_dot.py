@@ -1,0 +1,187 @@
+"""The canonical spelling of products: no transposes before them that their dimension numbers can
+say, one dimension where several neighbours are contracted or come from one operand, and no product
+that adds nothing up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+
+Dims = tuple[int, ...]
+
+
+class Builder(Protocol):
+    """Where the nodes go; see `canonical.Canonical`."""
+
+    nodes: list[Node]
+
+    def made(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None: ...
+    def reshape(self, index: int, shape: Sequence[int]) -> int | None: ...
+    def broadcast(self, index: int, shape: Sequence[int], dims: Sequence[int]) -> int | None: ...
+
+
+class Side(NamedTuple):
+    """An operand of a product.
+
+    Attributes:
+      index: of its node.
+      contract, batch: dimension numbers.
+    """
+
+    index: int
+    shape: Dims
+    contract: Dims
+    batch: Dims
+
+    @property
+    def free(self) -> Dims:
+        return tuple(d for d in range(len(self.shape)) if d not in (*self.contract, *self.batch))
+
+
+def sides(g: Builder, node: Node) -> tuple[Side, Side]:
+    """The operands of a product."""
+
+    def dims(name: str) -> Dims:
+        return ops.unpack_dims(node.attr(name))  # type: ignore[arg-type]
+
+    left, right = (
+        Side(arg, g.nodes[arg].shape, dims(f"{side}_contract"), dims(f"{side}_batch"))
+        for arg, side in zip(node.args, ("lhs", "rhs"), strict=True)
+    )
+    return left, right
+
+
+def canonical(g: Builder, node: Node) -> int | None:
+    """A product in its canonical spelling; None where it is in it."""
+    left, right = sides(g, node)
+    if not left.contract:
+        return _multiplied(g, node, left, right)
+    for one, other, of in (
+        (_without_transpose(g, left), right, 0),
+        (_without_transpose(g, right), left, 1),
+    ):
+        if one is not None:
+            return _dot(g, node, one, other) if of == 0 else _dot(g, node, other, one)
+    merged = _contracting_one(g, left, right)
+    if merged is not None:
+        return _dot(g, node, *merged)
+    return _with_one_free(g, node, left, right)
+
+
+def turned(g: Builder, node: Node, perm: Dims) -> int | None:
+    """A transpose of a product that is the product of its operands the other way round."""
+    dot = g.nodes[node.args[0]]
+    left, right = sides(g, dot)
+    n, m, k = (len(d) for d in (left.batch, left.free, right.free))
+    exchanged = (*range(n), *range(n + m, n + m + k), *range(n, n + m))
+    return _dot(g, dot, right, left, is_turned=True) if perm == exchanged else None
+
+
+def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = False) -> int | None:
+    """A product of these operands, with the dtype of another and the precision that either operand
+    has there.
+    """
+    precision = int(like.attr("precision"))  # type: ignore[arg-type]
+    named = ops.decode_precision(precision)
+    if is_turned and isinstance(named, tuple):
+        precision = ops.encode_precision(named[::-1]) or 0
+    return g.made(
+        "dot",
+        [left.index, right.index],
+        lhs_contract=ops.pack_dims(left.contract),
+        rhs_contract=ops.pack_dims(right.contract),
+        lhs_batch=ops.pack_dims(left.batch),
+        rhs_batch=ops.pack_dims(right.batch),
+        precision=precision,
+        dtype=like.attr("dtype"),
+    )
+
+
+def _without_transpose(g: Builder, side: Side) -> Side | None:
+    """What the operand is a transpose of, where its free dimensions keep their order."""
+    x = g.nodes[side.index]
+    if x.op != "transpose":
+        return None
+    perm = x.attr("perm")
+    free = [perm[d] for d in side.free]  # type: ignore[index]
+    if free != sorted(free):
+        return None
+    (source,) = x.args
+    return Side(
+        source,
+        g.nodes[source].shape,
+        tuple(perm[d] for d in side.contract),  # type: ignore[index]
+        tuple(perm[d] for d in side.batch),  # type: ignore[index]
+    )
+
+
+def _contracting_one(g: Builder, left: Side, right: Side) -> tuple[Side, Side] | None:
+    """Both operands with the dimensions that are contracted as one; in the order in which one of
+    them has them, if they are neighbours in both.
+    """
+    if len(left.contract) < 2:
+        return None
+    order = sorted(range(len(left.contract)), key=left.contract.__getitem__)
+    both = []
+    for side in (left, right):
+        dims = tuple(side.contract[i] for i in order)
+        if dims != tuple(range(dims[0], dims[0] + len(dims))):
+            return None
+        merged = _merged(g, side, dims)
+        if merged is None:
+            return None
+        both.append(merged)
+    return both[0], both[1]
+
+
+def _merged(g: Builder, side: Side, dims: Dims) -> Side | None:
+    """The operand with these neighbours as one dimension."""
+    first, n = dims[0], len(dims)
+    size = math.prod(side.shape[d] for d in dims)
+    shape = (*side.shape[:first], size, *side.shape[first + n :])
+    index = g.reshape(side.index, shape)
+    if index is None:
+        return None
+
+    def moved(old: Dims) -> Dims:
+        return tuple(dict.fromkeys(first if d in dims else d - (n - 1) * (d > first) for d in old))
+
+    return Side(index, shape, moved(side.contract), moved(side.batch))
+
+
+def _with_one_free(g: Builder, node: Node, left: Side, right: Side) -> int | None:
+    """The product with what is free of its right operand as one dimension, in its old shape."""
+    free = right.free
+    if len(free) < 2 or free != tuple(range(free[0], free[0] + len(free))):
+        return None
+    merged = _merged(g, right, free)
+    made = None if merged is None else _dot(g, node, left, merged)
+    return None if made is None else g.reshape(made, node.shape)
+
+
+def _multiplied(g: Builder, node: Node, left: Side, right: Side) -> int | None:
+    """A product without sums, one of its operands a factor of each number of the other."""
+    if math.prod(node.shape) != max(math.prod(left.shape), math.prod(right.shape)):
+        return None
+    n, m = len(left.batch), len(left.free)
+    factors = []
+    for side, start in ((left, n), (right, n + m)):
+        place = {d: i for i, d in enumerate(side.batch)}
+        place |= {d: start + i for i, d in enumerate(side.free)}
+        order = sorted(range(len(side.shape)), key=place.__getitem__)
+        x: int | None = side.index
+        if order != list(range(len(order))):
+            x = g.made("transpose", [side.index], perm=order)
+        if x is not None and g.nodes[x].dtype != node.dtype:
+            x = g.made("cast", [x], dtype=node.attr("dtype"))
+        if x is not None:
+            x = g.broadcast(x, node.shape, [place[d] for d in order])
+        if x is None:
+            return None
+        factors.append(x)
+    return g.made("mul", factors)
