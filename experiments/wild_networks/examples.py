@@ -1,5 +1,6 @@
 """Small networks as the documentation of Flax NNX and Equinox has them."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,6 @@
 """keras.applications on its JAX backend, with random weights."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import os

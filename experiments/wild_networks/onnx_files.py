@@ -1,5 +1,6 @@
 """ONNX files that come in packages."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import importlib.util

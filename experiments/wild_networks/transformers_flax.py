@@ -1,5 +1,6 @@
 """Transformers' Flax modules, with random weights."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any
