@@ -152,7 +152,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "budget_seconds",
         60.0,
-        "Seconds to spend, but for the check and the final timing of the result.",
+        "Seconds to spend; 30 % are for the last check and timing, which may take longer.",
         flag_values=values,
     )
     flags.DEFINE_integer(

@@ -130,21 +130,29 @@ def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
     assert settled([finalist()]).used
 
 
-@pytest.mark.parametrize(("noise", "used"), [(1.0, True), (1.2, False)])
-def test_where_the_timing_leaves_it_open_a_longer_one_decides(monkeypatch, noise, used):
-    """The first of three looks for the strongest form only; what is used is timed once more, with
-    its weights as arguments.
-    """
-    asked: list[float] = []
+@pytest.mark.parametrize(
+    ("gain", "noise", "is_open"),
+    [
+        (Ratio(1.05, 1.02, 1.08), 1.00, False),  # faster
+        (Ratio(1.02, 0.99, 1.06), 1.00, True),  # perhaps
+        (Ratio(1.02, 1.01, 1.03), 1.04, False),  # by less than noise
+        (Ratio(0.95, 0.93, 0.99), 1.00, False),  # slower
+    ],
+)
+def test_what_may_still_be_faster_is_timed_for_longer(monkeypatch, gain, noise, is_open):
+    asked: list[bool] = []
 
-    def compare(fns, *, seconds, **options):
-        asked.append(seconds)
-        control = 1.2 if len(asked) < 3 else noise
-        return fake_compare({OPTIMISED: 0.9, CONTROL: control})(fns, **options)
+    def compare(fns, *, decides=None, **options):
+        found = fake_compare({})(fns, **options)
+        asked.extend([] if decides is None else [decides(found)])
+        return found
 
+    one = Timing(1.0, 1.0, 1.0)
+    told = lib._InTurn({"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain)
     monkeypatch.setattr(lib, "compare", compare)
-    assert settled([finalist()], seconds=1.0).used == used
-    assert asked == pytest.approx([0.08, 0.8, 10.0, *[0.2] * used])
+    monkeypatch.setattr(lib, "_told", lambda *_: told)
+    settled([finalist()])
+    assert asked == [not is_open]
 
 
 def test_a_wrong_result_is_not_used_however_fast(times):

@@ -304,3 +304,24 @@ def test_measure_refuses_to_use_up_its_arguments():
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
     with pytest.raises(ValueError, match=r"arguments \(0,\) are donated"):
         measure(donating, jnp.ones(4), seconds=0.0)
+
+
+@pytest.mark.parametrize(("needed", "rounds"), [(1, 5), (12, 15)])
+def test_it_goes_on_until_all_rounds_together_decide(needed, rounds):
+    comparison = compare(
+        {"a": sleeper(1), "b": sleeper(1)},
+        seconds=0.0,
+        min_rounds=5,
+        baseline="a",
+        seed=0,
+        decides=lambda so_far: len(so_far.samples["a"]) >= needed,
+        longest=60.0,
+    )
+    assert len(comparison.samples["a"]) == len(comparison.samples["b"]) == rounds
+
+
+def test_it_does_not_go_on_for_longer_than_it_may():
+    comparison = compare(
+        {"a": sleeper(1)}, seconds=0.0, min_rounds=5, baseline="a", seed=0, decides=lambda _: False
+    )
+    assert len(comparison.samples["a"]) == 5

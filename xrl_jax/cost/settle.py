@@ -35,8 +35,8 @@ OPTIMISED = "optimised"
 CONTROL = "A/A control"
 ORIGINAL = "the original in the timing worker"
 UNPREPARED = "optimised, weights not prepared"
-# A candidate that seems to gain more than this, and may not, is timed for so many times as long.
-_SEEMS, _LONGER, _LEAST_LONGER = 1.02, 4.0, 10.0
+# What is not decided is timed for so many times as long, and so many seconds, at most.
+_LONGER, _LEAST_LONGER = 5.0, 12.0
 _UNPREPARED = 0.2  # share of the time
 _ZEROS, _NEGATIVE, _OUTLIERS = 0.1, 0.5, 0.01  # shares of the elements of a sample
 _SPECIAL = (np.nan, np.inf, -np.inf)
@@ -283,8 +283,8 @@ class _InTurn(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it seems to be faster, and more timing may show it."""
-        return self.optimised.ok and not self.faster and self.gain.value > _SEEMS
+        """Whether more timing may show it to be faster."""
+        return self.optimised.ok and not self.faster and self.gain.high > self.threshold
 
 
 def _unknown(reason: str) -> Accuracy:
@@ -344,9 +344,7 @@ def _time_in_turn(
     program: Program, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
 ) -> _InTurn:
     """The candidate against the original's forms, under its compile options too, and an A/A
-    control.
-
-    Where that leaves open whether it is faster, all are timed again for longer, and that decides.
+    control; until all rounds together say whether it is faster, or the time for that is spent.
     """
     forms = baselines(program, leaves)
     _compile_each(forms)
@@ -366,12 +364,18 @@ def _time_in_turn(
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
     _compile_each({OPTIMISED: entrants[OPTIMISED]})
 
-    def once(seconds: float) -> _InTurn:
-        comparison = _in_turn(entrants, strongest, seconds, seed)
+    def told(comparison: Comparison) -> _InTurn:
         return _told(comparison, strongest, tuple(forms))
 
-    timed = once(seconds)
-    return once(max(_LONGER * seconds, _LEAST_LONGER)) if timed.is_open else timed
+    comparison = _in_turn(
+        entrants,
+        strongest,
+        seconds,
+        seed,
+        decides=lambda so_far: not told(so_far).is_open,
+        longest=max(_LONGER * seconds, _LEAST_LONGER),
+    )
+    return told(comparison)
 
 
 def _time_unprepared(
@@ -396,7 +400,11 @@ def _time_unprepared(
 
 
 def _in_turn(
-    entrants: Mapping[str, Callable[[], Any]], baseline: str, seconds: float, seed: int
+    entrants: Mapping[str, Callable[[], Any]],
+    baseline: str,
+    seconds: float,
+    seed: int,
+    **until: Any,
 ) -> Comparison:
     return compare(
         entrants,
@@ -405,6 +413,7 @@ def _in_turn(
         baseline=baseline,
         seed=seed,
         progress=lambda *_: raise_lost_ctrl_c(),
+        **until,
     )
 
 

@@ -312,9 +312,12 @@ def compare(
     seed: int,
     progress: Callable[[int, float], None] | None = None,
     after: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
+    decides: Callable[[Comparison], bool] = lambda _: True,
+    longest: float = 0.0,
 ) -> Comparison:
     """Times functions of no arguments against `baseline`, interleaved, for about `seconds` in all
-    after the warm-up.
+    after the warm-up; and again, up to `longest` seconds, until all rounds together decide what was
+    asked.
 
     A function that raises during its warm-up is left out with status "failed"; the baseline's error
     is raised. Raises ValueError when `baseline` is not among `fns`. `progress(rounds,
@@ -336,22 +339,29 @@ def compare(
             continue
         compile_seconds[name] = max(0.0, first - warm)
         calls[name] = calls_per_turn(warm, turn_seconds)
-    samples = interleave(
-        {name: fns[name] for name in calls},
-        calls,
-        seconds=seconds,
-        min_rounds=min_rounds,
-        max_rounds=max_rounds,
-        rng=np.random.default_rng(seed),
-        warm_caches=True,
-        progress=progress,
-        after=after,
-    )
-    for name, values in samples.items():
-        timings[name] = timing_of(values, compile_seconds=compile_seconds[name])
-    comparison = Comparison(baseline, {name: timings[name] for name in fns}, {}, samples, seed)
-    ratios = {name: comparison.ratio(baseline, name) for name in samples}
-    return dataclasses.replace(comparison, ratios=ratios)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    rng = np.random.default_rng(seed)
+    clock = Stopwatch(longest)
+    while True:
+        more = interleave(
+            {name: fns[name] for name in calls},
+            calls,
+            seconds=seconds,
+            min_rounds=min_rounds,
+            max_rounds=max_rounds,
+            rng=rng,
+            warm_caches=True,
+            progress=progress,
+            after=after,
+        )
+        samples = {name: samples[name] + more[name] for name in calls}
+        for name, values in samples.items():
+            timings[name] = timing_of(values, compile_seconds=compile_seconds[name])
+        comparison = Comparison(baseline, {name: timings[name] for name in fns}, {}, samples, seed)
+        ratios = {name: comparison.ratio(baseline, name) for name in samples}
+        comparison = dataclasses.replace(comparison, ratios=ratios)
+        if clock.elapsed + seconds > longest or decides(comparison):
+            return comparison
 
 
 def measure(fn: Callable[..., Any], *args: Any, seconds: float = 1.0) -> Timing:
