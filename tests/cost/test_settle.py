@@ -13,7 +13,7 @@ from xrl_jax.backends.baselines import AS_ARGUMENTS, CLOSED_OVER
 from xrl_jax.cost import settle as lib
 from xrl_jax.cost.programs import Timed
 from xrl_jax.cost.settle import CONTROL, OPTIMISED, ORIGINAL, UNPREPARED, concrete, samples, settle
-from xrl_jax.cost.timing import Comparison, Timing, warm_up
+from xrl_jax.cost.timing import Comparison, Ratio, Timing, warm_up
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.graph.program import Program
