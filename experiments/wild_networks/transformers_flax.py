@@ -3,9 +3,12 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def _called(model: Any, example: jax.Array) -> tuple[Any, tuple[Any, ...], tuple[int, ...]]:
@@ -52,8 +55,30 @@ def t5_encoder() -> Any:
     from transformers import FlaxT5EncoderModel, T5Config
 
     config = T5Config()
-    model = FlaxT5EncoderModel(config, seed=0, input_shape=(1, 128))
-    return _called(model, _tokens(128, config.vocab_size))
+    with _older_clip():
+        model = FlaxT5EncoderModel(config, seed=0, input_shape=(1, 128))
+    call, args, weights = _called(model, _tokens(128, config.vocab_size))
+
+    def called(*given: Any) -> jax.Array:
+        with _older_clip():
+            return call(*given)
+
+    return called, args, weights
+
+
+@contextmanager
+def _older_clip() -> Iterator[None]:
+    """`jnp.clip` with the names of its arguments that T5 uses and JAX no longer has."""
+    clip = jnp.clip
+
+    def older(x: Any, a_min: Any = None, a_max: Any = None) -> jax.Array:
+        return clip(x, min=a_min, max=a_max)
+
+    jnp.clip = older
+    try:
+        yield
+    finally:
+        jnp.clip = clip
 
 
 NETWORKS = (gpt2, bert, vit, t5_encoder)
