@@ -207,16 +207,14 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Add the flags of this command to `values`."""
     families = dict.fromkeys(network.family for network in NETWORKS.values())
     names = f"{', '.join(NETWORKS)}; {', '.join(families)}"
-    for define, name, default, meaning in (
-        (flags.DEFINE_list, "networks", [], f"Names or families, all by default: {names}."),
-        (flags.DEFINE_string, "search", "taso", f"Search strategy: {', '.join(STRATEGIES)}."),
-        (flags.DEFINE_float, "budget_seconds", 120.0, "Seconds of each search."),
-        (flags.DEFINE_float, "compare_seconds", 30.0, "Seconds to time a result in turn."),
-        (flags.DEFINE_integer, "seed", 0, "Seed of searches."),
-        (flags.DEFINE_bool, "rival", True, "Compare with ONNX Runtime."),
-        (flags.DEFINE_string, "out", "out/wild", "Folder of all results."),
-    ):
-        define(name, default, meaning, flag_values=values)
+    to: Any = {"flag_values": values}
+    flags.DEFINE_list("networks", [], f"Names or families, all by default: {names}.", **to)
+    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.", **to)
+    flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.", **to)
+    flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time a result in turn.", **to)
+    flags.DEFINE_integer("seed", 0, "Seed of searches.", **to)
+    flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.", **to)
+    flags.DEFINE_string("out", "out/wild", "Folder of all results.", **to)
 
 
 def main(argv: Sequence[str]) -> int:
