@@ -124,7 +124,7 @@ def same(a: Any, b: Any) -> None:
 
 
 def test_a_small_network_end_to_end(optimize):
-    fast = optimize(network, PARAMS, X, weights=0, search="taso", budget=Budget(seconds=20.0))
+    fast = optimize(network, PARAMS, X, weights=0, search="taso", budget=Budget(seconds=10.0))
     same(fast(PARAMS, X), network(PARAMS, X))
     report = fast.report
     assert report.used in ("optimized", "original") and report.reason

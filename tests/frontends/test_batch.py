@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -110,6 +110,7 @@ def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
     np.testing.assert_allclose(to_jax(after)(W, U, XS, H), fn(W, U, XS, H), rtol=1e-5, atol=1e-6)
 
 
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, seed) -> None:
     """With two things read and kernels computed from weights; a product is used twice."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.rewrite.test_interface import traced as with_a_body
-from tests.rl.trap import SIZES, trained
+from tests.rl.trap import SIZES, blank, trained
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
 from xrl_jax.cost.programs import program_job, program_key
@@ -31,11 +31,6 @@ from xrl_jax.rl.strategy import _Search, by_policy
 from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
 
 
-def blank() -> Policy:
-    """One that knows nothing: all actions are alike to it."""
-    return dataclasses.replace(trained(), weights=jax.tree.map(jnp.zeros_like, trained().weights))
-
-
 def found(
     budget: Budget = ENOUGH,
     oracle: FakeOracle | None = None,
@@ -46,6 +41,7 @@ def found(
     return by_policy(policy or trained(), **{"whole": False, **how})(problem, budget, KEY)
 
 
+@pytest.mark.slow
 def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
     best = exhausted_optimum()
     assert run("greedy").best[0].seconds > 1.2 * best
@@ -70,6 +66,7 @@ def test_rollouts_are_the_same_however_many_cores_there_are(
     assert [b.steps for b in found(policy=blank()).best] == [b.steps for b in several.best]
 
 
+@pytest.mark.slow
 def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two actions are enough to pass one trap, and there are two, and two transposes."""
     monkeypatch.setattr(rollouts, "_HORIZON", 2)
@@ -399,11 +396,12 @@ def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
 
 
 def test_a_program_that_is_slower_whole_is_no_better() -> None:
-    result = found(ENOUGH, InTurn(lambda job: 1.5), whole=True)
+    result = found(ENOUGH, InTurn(lambda job: 1.5), blank(), whole=True)
     assert result.stop is StopReason.STALLED
     assert min(seconds for _, seconds in result.history) == result.history[0][1]
 
 
+@pytest.mark.slow
 def test_the_steps_tell_of_every_gain() -> None:
     oracle = FakeOracle()
     run("taso", oracle=oracle)  # times all forms: predictions stay what they are
@@ -439,4 +437,4 @@ def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
 
 
 def test_it_stops_where_nothing_more_is_learned() -> None:
-    assert found().stop is StopReason.STALLED
+    assert found(policy=blank()).stop is StopReason.STALLED

@@ -51,6 +51,11 @@ def test_the_same_key_gives_the_same_weights_bit_for_bit() -> None:
     state, _ = trap.training()
     again, _ = trap.TRAIN(jax.random.key(0), trap.params())
     jax.tree.map(np.testing.assert_array_equal, again.weights, state.weights)
+
+
+@pytest.mark.slow
+def test_another_key_gives_other_weights() -> None:
+    state, _ = trap.training()
     other, _ = trap.TRAIN(jax.random.key(1), trap.params())
     leaves = zip(jax.tree.leaves(other.weights), jax.tree.leaves(state.weights), strict=True)
     assert any(not np.array_equal(a, b) for a, b in leaves)

@@ -44,3 +44,12 @@ def trained() -> Policy:
     """The policy that came of it."""
     names = tuple(r.name for r in rules().rules)
     return Policy(SIZES, training()[0].weights, names, trained="the trap")
+
+
+@cache
+def blank() -> Policy:
+    """One that knows nothing: all actions are alike to it."""
+    state, _ = jax.eval_shape(make_train(CONFIG), jax.random.key(0), params())
+    weights = jax.tree.map(lambda w: jnp.zeros(w.shape, w.dtype), state.weights)
+    names = tuple(r.name for r in rules().rules)
+    return Policy(SIZES, weights, names, trained="the trap")
