@@ -82,9 +82,22 @@ def test_nan_is_no_number_to_leave_out() -> None:
     assert "max" in operators(lambda x: jnp.maximum(x, jnp.nan), X)
 
 
+@pytest.mark.parametrize("number", [1e20, np.inf, -np.inf])
+def test_what_no_integer_can_hold_is_cast_by_xla(number: float) -> None:
+    """NumPy gives another integer, and a warning."""
+
+    def fn(x: jax.Array) -> jax.Array:
+        return x + lax.convert_element_type(lax.full((2, 3), number, np.float32), np.int32)
+
+    assert operators(fn, np.zeros((2, 3), np.int32)) == ["broadcast", "cast", "add"]
+
+
 def test_a_slice_from_a_known_place_may_begin_too_late() -> None:
     """`dynamic_slice` moves it into the array."""
-    fn = lambda x: lax.dynamic_slice(x, (5, 1), (1, 2))  # noqa: E731
+
+    def fn(x: jax.Array) -> jax.Array:
+        return lax.dynamic_slice(x, (5, 1), (1, 2))
+
     assert operators(fn, X) == ["slice"]
     program = canonical(from_jax(fn, X))
     np.testing.assert_array_equal(jax.jit(to_jax(program))(X), X[1:2, 1:3])

@@ -60,10 +60,15 @@ def canonical(program: Program) -> Program:
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         graphs[g], calls = _canonical(graphs[g], host.bindings, given.get(g - 1, []))
         for body, numbers in calls:
-            before = given.get(body, numbers)
-            same = [a if a is not None and a == b else None for a, b in zip(before, numbers)]  # noqa: B905
-            given[body] = same if len(before) == len(numbers) else []
+            given[body] = _agreed(given.get(body, numbers), numbers)
     return reassemble(program, replace(host, main=graphs[0], bodies=tuple(graphs[1:])))
+
+
+def _agreed(before: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    """The numbers that both calls pass; none where one of them says nothing of its operands."""
+    if len(before) != len(numbers):
+        return []
+    return [a if a == b else None for a, b in zip(before, numbers, strict=True)]
 
 
 def _canonical(
@@ -189,7 +194,8 @@ class Canonical:
         if node.op in ("reshape", "transpose", "slice", "rev"):
             return self.full(args[0], node.shape, node.dtype)
         if node.op == "cast":
-            return self.full(args[0], node.shape, node.dtype) if node.dtype in _DTYPES else None
+            fits = node.dtype in _DTYPES and (node.dtype != "int32" or abs(args[0]) < 2**31)
+            return self.full(args[0], node.shape, node.dtype) if fits else None
         if node.op not in _ON_NUMBERS or node.dtype not in _DTYPES:
             return None
         with np.errstate(all="ignore"):
@@ -197,16 +203,13 @@ class Canonical:
 
     def _without_neutral(self, node: Node) -> int | None:
         """An operator of one array and the number that changes nothing."""
-        op, dtype = node.op, node.dtype
-        if len(node.args) != 2 or op not in (*_NEUTRAL, "and", "or"):
+        neutral = _NEUTRAL.get(node.op)
+        if node.op in ("and", "or") and node.dtype == "bool":
+            neutral = node.op == "and"
+        if neutral is None:
             return None
-        neutral = _NEUTRAL.get(op)
-        if op in ("and", "or"):
-            neutral = op == "and" if dtype == "bool" else None
-        sides = ((0, 1), (1, 0)) if op in _EITHER_SIDE else ((0, 1),)
-        for x, other in sides:
-            number = self.number(node.args[other])
-            if number is not None and neutral is not None and number == neutral:
+        for x, other in ((0, 1), (1, 0)) if node.op in _EITHER_SIDE else ((0, 1),):
+            if self.number(node.args[other]) == neutral:
                 return node.args[x]
         return None
 
@@ -302,11 +305,7 @@ def _broadcast(g: Canonical, node: Node) -> int | None:
 
 def _slice(g: Canonical, node: Node) -> int | None:
     """All of an array."""
-    return node.args[0] if g.nodes[node.args[0]].shape == node.shape and _forward(node) else None
-
-
-def _forward(node: Node) -> bool:
-    return all(s == 1 for s in node.attr("stride")[: len(node.shape)])  # type: ignore[index]
+    return node.args[0] if g.nodes[node.args[0]].shape == node.shape else None
 
 
 def _pad(g: Canonical, node: Node) -> int | None:
