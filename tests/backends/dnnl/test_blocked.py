@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from xrl_jax.backends.dnnl.blocked import Blocked, code_of
+from xrl_jax.backends.dnnl.flow import STRIP
 from xrl_jax.backends.dnnl.kernels import kernel
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.machine_code import addresses
 from xrl_jax.backends.dnnl.spec import RELU, Dot, Epilogue
-from xrl_jax.backends.dnnl.stream import STRIP
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 

@@ -46,6 +46,18 @@ def test_numbers_of_a_head_stay_side_by_side() -> None:
     assert written(attention(turn=Transpose((0, 3, 1, 2)))) == {}
 
 
+def test_what_a_product_reads_turned_is_written_so() -> None:
+    """Two heads of four numbers [2, 3, 4] are turned to [2, 4, 3] and read as [8, 3]."""
+    code = (
+        Instruction(PLAIN, (0, 1), (2, 3, 4)),
+        Instruction(Transpose((0, 2, 1)), (3,), (2, 4, 3)),
+        Instruction(Reshape((8, 3)), (4,), (8, 3)),
+        Instruction(Dot(True, False), (5, 2), (3, 5)),
+    )
+    inputs = ((2, 3, 6), (2, 6, 4), (8, 5))
+    assert written(Partition(inputs, (False, False, True), code, (6,))) == {3: (4, 8, 1)}
+
+
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_heads_are_not_copied() -> None:
     lib = library()

@@ -117,9 +117,15 @@ def combined(out: Code, kind: str, a: str, b: str) -> str:
 
 
 def clipped(out: Code, bounds: Clip, x: str) -> str:
-    """The numbers within bounds."""
-    x = x if bounds.low is None else combined(out, "max", x, constant(bounds.low))
-    return x if bounds.high is None else combined(out, "min", x, constant(bounds.high))
+    """The numbers within bounds; NaN as it is.
+
+    Said so that it takes one instruction for each bound, where `combined` takes three.
+    """
+    if bounds.low is not None:
+        x = _less(out, x, constant(bounds.low), constant(bounds.low), x)
+    if bounds.high is not None:
+        x = _less(out, constant(bounds.high), x, constant(bounds.high), x)
+    return x
 
 
 def folded(out: Code, kind: str, x: str) -> str:
@@ -237,7 +243,7 @@ def _integers(x: int) -> str:
 
 def _exp(out: Code, x: str) -> str:
     """2^n e^r with |r| <= ln 2 / 2."""
-    x = combined(out, "min", combined(out, "max", x, constant(-104.0)), constant(89.0))
+    x = clipped(out, Clip(-104.0, 89.0), x)
     # Added to this number, another is rounded: the last bits are the whole number.
     shifted = _fma(out, x, constant(1.44269504088896341), constant(_SHIFT))
     n = out.add(f"fsub {VECTOR} {shifted}, {constant(_SHIFT)}")
@@ -306,14 +312,14 @@ def _erfc_far(out: Code, a: str) -> str:
 
 def _erf(out: Code, x: str) -> str:
     a = _call(out, "fabs", x)
-    far = _sub(out, constant(1.0), _erfc_far(out, combined(out, "max", a, constant(1.0))))
+    far = _sub(out, constant(1.0), _erfc_far(out, clipped(out, Clip(1.0), a)))
     signed = _less(out, x, constant(0.0), _neg(out, far), far)
     return _less(out, a, constant(1.0), _erf_near(out, x), signed)
 
 
 def _erfc(out: Code, x: str) -> str:
     a = _call(out, "fabs", x)
-    far = _erfc_far(out, combined(out, "max", a, constant(1.0)))
+    far = _erfc_far(out, clipped(out, Clip(1.0), a))
     turned = _less(out, x, constant(0.0), _sub(out, constant(2.0), far), far)
     near = _sub(out, constant(1.0), _erf_near(out, x))
     return _less(out, a, constant(1.0), near, turned)

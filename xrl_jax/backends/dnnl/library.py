@@ -39,6 +39,7 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80,
 _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
+_STRIDES, _RANK, _START, _BLOCKS = 14, 256, 259, 263  # of a memory descriptor
 _RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F
 _BINARY = {
     "add": 0x1FFF0,
@@ -186,6 +187,17 @@ class Library:
     def part(self, desc: Desc, dims: Sequence[int], start: Sequence[int]) -> Desc:
         """A part of an array, in its memory."""
         return self._new("dnnl_memory_desc_create_submemory", _at(desc), _dims(dims), _dims(start))
+
+    def strides(self, desc: Desc) -> tuple[int, ...] | None:
+        """Of an array from its beginning on, in numbers; None where blocks of it lie together."""
+        rank, blocks, start = ctypes.c_int(), ctypes.c_int(), ctypes.c_int64()
+        found = ctypes.POINTER(ctypes.c_int64)()
+        for what, to in ((_RANK, rank), (_BLOCKS, blocks), (_START, start), (_STRIDES, found)):
+            status = self._lib.dnnl_memory_desc_query(_at(desc), what, ctypes.byref(to))
+            self._check(status, "dnnl_memory_desc_query")
+        if blocks.value or start.value:
+            return None
+        return tuple(found[: rank.value])
 
     def equal(self, a: Desc, b: Desc) -> bool:
         return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.backends.dnnl import blocked, flags, keeping, rows, stream, tiles
+from xrl_jax.backends.dnnl import attention, blocked, flags, keeping, rows, stream, tiles
+from xrl_jax.backends.dnnl.attention import Attended
 from xrl_jax.backends.dnnl.blocked import Blocked
 from xrl_jax.backends.dnnl.keeping import Bounded, Largest
 from xrl_jax.backends.dnnl.library import Desc, Library, Prim
@@ -33,7 +34,8 @@ from xrl_jax.backends.dnnl.spec import Loop
 from xrl_jax.backends.dnnl.stream import Streamed
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 
-Own = Loop | Tiles | Results | Streamed | Blocked | Bounded | Largest  # what code of ours computes
+_Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code for these sizes
+Own = _Made | Bounded | Largest  # what code of ours computes
 MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
@@ -173,7 +175,7 @@ def _keeping() -> dict[str, int]:
 
 
 @functools.cache
-def _own(lib: Library, what: Loop | Tiles | Results | Streamed | Blocked) -> int:
+def _own(lib: Library, what: _Made) -> int:
     """The address of code of ours."""
     threads = lib.threads()
     parallel = None
@@ -190,6 +192,8 @@ def _own(lib: Library, what: Loop | Tiles | Results | Streamed | Blocked) -> int
             code = stream.code_of(what, name, parallel)
         case Blocked():
             code = blocked.code_of(what, name, parallel)
+        case Attended():
+            code = attention.code_of(what, name, parallel)
     (address,) = addresses(code, name)
     return address
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xrl_jax.backends.dnnl import rows
+from xrl_jax.backends.dnnl.attention import Attended
 from xrl_jax.backends.dnnl.builder import Builder, Part, Value, block_of
 from xrl_jax.backends.dnnl.keeping import Bounded
 from xrl_jax.backends.dnnl.library import DST, SRC, Desc, PostOps, UnimplementedError, row_major
 from xrl_jax.backends.dnnl.native import MOST_ARGUMENTS, Place
-from xrl_jax.backends.dnnl.spec import Clip, Loop, Pool, Scale, Shape, Slice
+from xrl_jax.backends.dnnl.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice
 
 _BYTES = 4  # of a number
 
@@ -80,6 +81,46 @@ class Operators(Builder):
         self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
 
+    def attention(
+        self,
+        op: Attention,
+        shapes: Sequence[Shape],
+        args: Sequence[Value],
+        strides: Shape | None,
+        output: Place | None,
+    ) -> Value:
+        """Attention by code of ours; operands of products may lie anyhow.
+
+        Args:
+          shapes: of the arguments.
+          strides: that the result is to have; None for row-major.
+        """
+        if len(args) >= MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(args)} arguments of attention")
+        a, b, *others, c = args
+        turned = op.first.left_turned, op.first.right_turned, op.last.right_turned
+        operands, sizes, steps = [], [], []
+        for x, shape, is_turned in zip((a, b, c), (*shapes[:2], shapes[-1]), turned, strict=True):
+            found = self.lib.strides(x.desc)
+            if found is None:
+                x, found = self.as_laid_out(x, self.lib.desc(shape)), row_major(shape)
+            operands.append(x)
+            sizes.append(_as_matrices(shape, is_turned))
+            steps.append(_as_matrices(found, is_turned, 0))
+        (batch, m, k), (_, _, n), (_, _, d) = sizes
+        shape = (*shapes[0][:-2], m, d)
+        strides = strides or row_major(shape)
+        inputs = [s for i, s in enumerate(op.loop.inputs) if i != op.at]
+        laid_out = [
+            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(others, inputs, strict=True)
+        ]
+        y = self.result(self.lib.desc(shape, strides), output)
+        layouts = (*steps, _as_matrices(strides, False, 0))
+        what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)
+        used = (*operands[:2], *laid_out, operands[2], y)
+        self.append(what, [(0, v.desc, v.place) for v in used])
+        return y
+
     def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
@@ -104,3 +145,11 @@ class Operators(Builder):
         y = Value(self.lib.desc(shape), output)
         self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
         return y
+
+
+def _as_matrices(of: Sequence[int], is_turned: bool, batch: int = 1) -> tuple[int, int, int]:
+    """Sizes or strides as those of a batch of matrices, where there may be none; of the last two
+    axes turned round.
+    """
+    first, second = of[-2:]
+    return (of[0] if len(of) == 3 else batch, *((second, first) if is_turned else (first, second)))

@@ -17,6 +17,7 @@ import jax
 
 from xrl_jax.backends import equations
 from xrl_jax.backends.dnnl import kernels
+from xrl_jax.backends.dnnl.attend import attended
 from xrl_jax.backends.dnnl.fuse import fused
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.lift import Lifted, lifted
@@ -141,7 +142,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     if not stage.members:
         return
     (part, taken, before, needs), inputs = _partition(stage)
-    part = looped(part)
+    part = attended(looped(part))
     if not kernels.is_possible(part):
         equations.run([m.equation for m in stage.members], env)
         return

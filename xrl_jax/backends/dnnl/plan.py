@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from xrl_jax.backends.dnnl.blocked import Blocked
 from xrl_jax.backends.dnnl.builder import Part, Value, Where, block_of, laid_out
+from xrl_jax.backends.dnnl.flow import STRIP
 from xrl_jax.backends.dnnl.library import (
     ADDEND,
     BIAS,
@@ -29,6 +30,7 @@ from xrl_jax.backends.dnnl.library import (
 from xrl_jax.backends.dnnl.native import Place, Step
 from xrl_jax.backends.dnnl.operators import Operators
 from xrl_jax.backends.dnnl.spec import (
+    Attention,
     Binary,
     Clip,
     Concat,
@@ -49,7 +51,7 @@ from xrl_jax.backends.dnnl.spec import (
     Transpose,
     Winograd,
 )
-from xrl_jax.backends.dnnl.stream import MOST_ROWS, STRIP, Streamed, in_strips
+from xrl_jax.backends.dnnl.stream import MOST_ROWS, Streamed, in_strips
 from xrl_jax.backends.dnnl.strides import written
 from xrl_jax.backends.dnnl.tiles import Results, Tiles
 from xrl_jax.backends.winograd import n_tiles
@@ -131,6 +133,10 @@ class Planner(Operators):
                 return self.convolution(op, instruction, args, output)
             case Dot():
                 return self.dot(op, instruction, args, output)
+            case Attention():
+                strides = None if output else self.strides.get(len(self.values))
+                shapes = [self.shape_of(a) for a in instruction.args]
+                return self.attention(op, shapes, args, strides, output)
             case Winograd():
                 return self.winograd(op, instruction, args, output)
             case Pool():

@@ -35,8 +35,15 @@ def code_of(loop: Loop, name: str, parallel: Parallel | None) -> str:
     and of the result in the table.
     """
     few = loop.rows * loop.columns < SMALL
-    rows = _Rows(loop).text(f"{name}_rows")
-    return INTRINSICS + rows + shared_out(name, loop.rows, None if few else parallel)
+    shared = shared_out(name, loop.rows, None if few else parallel)
+    return INTRINSICS + function(loop, f"{name}_rows") + shared
+
+
+def function(loop: Loop, name: str) -> str:
+    """The function `name`(table, first row, row after the last); its result may be where an
+    argument of the same shape is.
+    """
+    return _Rows(loop).text(name)
 
 
 def flattened(loop: Loop) -> Loop | None:

@@ -290,8 +290,32 @@ class Loop:
         return _as_lax(self.code, arrays)[-1]
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Products of rows, the scores; a loop over each row of them; products of what it gives.
+
+    The operands are those of the first product, those of the loop but the scores, and the second
+    one of the last product.
+
+    Attributes:
+      at: which of the loop's arguments the scores are.
+    """
+
+    first: Dot
+    loop: Loop
+    at: int
+    last: Dot
+
+    def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
+        scores = self.first(a, b)
+        others, c = list(more[:-1]), more[-1]
+        others.insert(self.at, scores.reshape(self.loop.inputs[self.at]))
+        return self.last(self.loop(*others).reshape(scores.shape), c)
+
+
 Op = (
     Kernel
+    | Attention
     | Pool
     | Concat
     | Binary

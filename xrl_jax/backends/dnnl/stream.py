@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xrl_jax.backends.dnnl import curves
-from xrl_jax.backends.dnnl.curves import FMA, INTRINSICS, VECTOR, WIDTH, Code
+from xrl_jax.backends.dnnl.curves import FMA, INTRINSICS, VECTOR, Code
+from xrl_jax.backends.dnnl.flow import STRIP
 from xrl_jax.backends.dnnl.machine_code import SMALL, WIDE, Parallel, shared_out
 from xrl_jax.backends.dnnl.spec import Dot, Epilogue, Instruction, Partition
 
-STRIP = WIDTH  # columns; their sums are a vector for each row
 MOST_ROWS = 8
 _LEAST = 1 << 14  # numbers of a weight that is worth strips
 _STREAMS = 8  # strips side by side, at most

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from xrl_jax.backends.dnnl.library import row_major
-from xrl_jax.backends.dnnl.spec import Dot, Partition, Reshape, Shape, Transpose
+import numpy as np
+
+from xrl_jax.backends.dnnl.spec import Attention, Dot, Partition, Reshape, Shape, Transpose
 
 
 def written(partition: Partition) -> dict[int, Shape]:
@@ -20,30 +22,45 @@ def written(partition: Partition) -> dict[int, Shape]:
         users.update(dict.fromkeys(i.args, v))
     found: dict[int, Shape] = {}
     for v, i in enumerate(partition.code, n):
-        if not isinstance(i.op, Dot) or i.op.after.addend:
+        if not isinstance(i.op, Dot | Attention) or (isinstance(i.op, Dot) and i.op.after.addend):
             continue
+        moves: list[Reshape | Transpose] = []
         at = v
         while at in users and uses[at] == 1:
             before, at = at, users[at]
-            op = partition.code[at - n].op
-            if isinstance(op, Transpose):
-                strides = _before(op, partition.shape(before), i.shape)
-                if strides[-1] == 1:
-                    found[v] = strides
-                break
-            if not isinstance(op, Reshape) or _longer(partition.shape(at)) != _longer(i.shape):
-                break
+            user = partition.code[at - n]
+            if isinstance(user.op, Reshape | Transpose):
+                moves.append(user.op)
+                continue
+            if isinstance(user.op, Dot) and user.op.left_turned and user.args[0] == before:
+                rank = len(partition.shape(before))
+                moves.append(Transpose((*range(rank - 2), rank - 1, rank - 2)))
+            break
+        strides = _before(moves, i.shape)
+        if strides is not None and strides[-1] == 1:
+            found[v] = strides
     return found
 
 
-def _longer(shape: Shape) -> Shape:
-    """Without axes of size 1."""
-    return tuple(n for n in shape if n != 1)
-
-
-def _before(op: Transpose, shape: Shape, result: Shape) -> Shape:
-    """Strides of a result that, in this shape and with its axes turned so, is row-major."""
-    after = row_major([shape[a] for a in op.order])
-    steps = iter([after[op.order.index(a)] for a, n in enumerate(shape) if n != 1])
-    usual = zip(result, row_major(result), strict=True)
-    return tuple(stride if n == 1 else next(steps) for n, stride in usual)
+def _before(moves: Sequence[Reshape | Transpose], shape: Shape) -> Shape | None:
+    """Strides of an array that is row-major after the last transpose of these moves; None where
+    there are none.
+    """
+    turns = [k for k, move in enumerate(moves) if isinstance(move, Transpose)]
+    if not turns:
+        return None
+    moves = moves[: turns[-1] + 1]
+    shapes = [shape]
+    for move in moves:
+        turned = isinstance(move, Transpose)
+        shapes.append(tuple(shapes[-1][a] for a in move.order) if turned else move.shape)
+    array = np.empty(shapes[-1], np.int8)  # only its strides are asked for
+    for move, before in zip(reversed(moves), reversed(shapes[:-1]), strict=True):
+        if isinstance(move, Transpose):
+            array = array.transpose(np.argsort(move.order))
+            continue
+        try:
+            array = np.reshape(array, before, copy=False)
+        except ValueError:
+            return None
+    return array.strides
