@@ -20,18 +20,11 @@ from xrl_jax.backends.dnnl.spec import (
     Loop,
     Partition,
     Reshape,
-    Shape,
     Transpose,
+    swap,
 )
 
 _LEAST_ROWS = 8  # of the left operand; with fewer, the right ones are not worth their copies
-
-
-class _Found(NamedTuple):
-    """Attention, and whether what it takes the place of is its result with the last axes turned."""
-
-    made: Instruction
-    is_turned: bool
 
 
 def attended(part: Partition) -> Partition:
@@ -39,11 +32,10 @@ def attended(part: Partition) -> Partition:
     n = len(part.inputs)
     uses = Counter([*part.outputs, *(a for i in part.code for a in i.args)])
     each = {v: _attention(part, last, uses) for v, last in enumerate(part.code, n)}
-    found = {v: made for v, made in each.items() if made is not None}
-    return _with(part, found) if found else part
+    return _with_others(part, {v: made for v, made in each.items() if made is not None})
 
 
-def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> _Found | None:
+def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
     """The product as attention, if one of its operands is made so and for it alone.
 
     Where that is the right one, it is the product's turned one: v' p' = (p v)'.
@@ -63,7 +55,8 @@ def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> _
         product = Instruction(Dot(False, values_turned), (weights.value, values), shape)
         found = _of_loop(part, product, uses)
         if found is not None:
-            return _Found(found, values == left)
+            assert isinstance(found.op, Attention)
+            return replace(found, op=replace(found.op, turned=values == left), shape=last.shape)
     return None
 
 
@@ -93,23 +86,17 @@ class _Maker(NamedTuple):
 
 def _maker(part: Partition, value: int, uses: Mapping[int, int]) -> _Maker | None:
     """Of which value this one is made, if it is used for nothing else; None if that is an input."""
-    n, is_turned = len(part.inputs), False
+    n, turns, is_reshaped = len(part.inputs), 0, False
     while value >= n and uses[value] == 1:
         made = part.code[value - n]
-        before = part.shape(made.args[0]) if made.args else ()
-        rank = len(made.shape)
-        if isinstance(made.op, Transpose) and made.op.order == _swap(rank):
-            is_turned = not is_turned
-        elif not isinstance(made.op, Reshape):
-            return _Maker(value, is_turned)
-        elif is_turned and before[-2:] != made.shape[-2:]:
-            return None
+        if isinstance(made.op, Transpose) and made.op.order == swap(len(made.shape)):
+            turns += 1
+        elif isinstance(made.op, Reshape):
+            is_reshaped |= part.shape(made.args[0])[-2:] != made.shape[-2:]
+        else:
+            return None if turns and is_reshaped else _Maker(value, turns % 2 == 1)
         (value,) = made.args
     return None
-
-
-def _swap(rank: int) -> Shape:
-    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _joined(
@@ -162,10 +149,12 @@ def _with_addend(loop: Loop, at: int) -> Loop:
     return replace(loop, inputs=(*loop.inputs, shape), code=(added, *code))
 
 
-def _with(part: Partition, found: Mapping[int, _Found]) -> Partition:
-    """The partition with attention in these places, without what nothing needs then."""
+def _with_others(part: Partition, found: Mapping[int, Instruction]) -> Partition:
+    """The partition with these instructions in place of its own, by their values, and without what
+    nothing needs then.
+    """
     n = len(part.inputs)
-    code = {v: found[v].made if v in found else i for v, i in enumerate(part.code, n)}
+    code = {v: found.get(v, i) for v, i in enumerate(part.code, n)}
     needed = set(part.outputs)
     for v, i in reversed(code.items()):
         if v in needed:
@@ -173,12 +162,7 @@ def _with(part: Partition, found: Mapping[int, _Found]) -> Partition:
     number = {v: v for v in range(n)}
     kept: list[Instruction] = []
     for v, i in code.items():
-        if v not in needed:
-            continue
-        kept.append(replace(i, args=tuple(number[a] for a in i.args)))
-        if v in found and found[v].is_turned:
-            order = _swap(len(i.shape))
-            shape = tuple(i.shape[a] for a in order)
-            kept.append(Instruction(Transpose(order), (n + len(kept) - 1,), shape))
-        number[v] = n + len(kept) - 1
+        if v in needed:
+            number[v] = n + len(kept)
+            kept.append(replace(i, args=tuple(number[a] for a in i.args)))
     return replace(part, code=tuple(kept), outputs=tuple(number[o] for o in part.outputs))

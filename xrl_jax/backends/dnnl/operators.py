@@ -12,7 +12,7 @@ from xrl_jax.backends.dnnl.builder import Builder, Part, Value, block_of
 from xrl_jax.backends.dnnl.keeping import Bounded
 from xrl_jax.backends.dnnl.library import DST, SRC, Desc, PostOps, UnimplementedError, row_major
 from xrl_jax.backends.dnnl.native import MOST_ARGUMENTS, Place
-from xrl_jax.backends.dnnl.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice
+from xrl_jax.backends.dnnl.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
 
 _BYTES = 4  # of a number
 
@@ -93,7 +93,7 @@ class Operators(Builder):
 
         Args:
           shapes: of the arguments.
-          strides: that the result is to have; None for row-major.
+          strides: that the result is to have before it is turned; None for row-major.
         """
         if len(args) >= MOST_ARGUMENTS:
             raise UnimplementedError(f"{len(args)} arguments of attention")
@@ -119,7 +119,7 @@ class Operators(Builder):
         what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)
         used = (*operands[:2], *laid_out, operands[2], y)
         self.append(what, [(0, v.desc, v.place) for v in used])
-        return y
+        return self.turned(y, swap(len(shape))) if op.turned else y
 
     def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]

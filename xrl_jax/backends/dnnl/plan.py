@@ -50,6 +50,7 @@ from xrl_jax.backends.dnnl.spec import (
     Slice,
     Transpose,
     Winograd,
+    swap,
 )
 from xrl_jax.backends.dnnl.stream import MOST_ROWS, Streamed, in_strips
 from xrl_jax.backends.dnnl.strides import written
@@ -134,9 +135,11 @@ class Planner(Operators):
             case Dot():
                 return self.dot(op, instruction, args, output)
             case Attention():
-                strides = None if output else self.strides.get(len(self.values))
+                into = None if op.turned else output
+                strides = None if into else self.strides.get(len(self.values))
                 shapes = [self.shape_of(a) for a in instruction.args]
-                return self.attention(op, shapes, args, strides, output)
+                y = self.attention(op, shapes, args, strides, into)
+                return self.copied(y, output, shape) if output and not into else y
             case Winograd():
                 return self.winograd(op, instruction, args, output)
             case Pool():
@@ -232,15 +235,14 @@ class Planner(Operators):
         return not self.lib.implementation(make(None, PostOps())).startswith(_EXACT)
 
     def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
-        n = len(i.shape)
-        swapped = (*range(n - 2), n - 1, n - 2)
+        if in_strips(self.partition, i):
+            return self.by_strips(op, i, args, output)
+        swapped = swap(len(i.shape))
         x = self.turned(args[0], swapped) if op.left_turned else args[0]
         w = self.turned(args[1], swapped) if op.right_turned else args[1]
         weights = w.desc
         if self.partition.is_packed(i.args[1]):
             dims = self.shape_of(i.args[1])
-            if in_strips(self.partition, i):
-                return self.by_strips(op, i, x, w, args[2:], output)
             weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
         dst = self.lib.desc(i.shape)
         if output is None and (strides := self.strides.get(len(self.values))) is not None:
@@ -257,31 +259,26 @@ class Planner(Operators):
         addend = more.pop(0) if op.after.addend else None
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
 
-    def by_strips(
-        self,
-        op: Dot,
-        i: Instruction,
-        x: Value,
-        w: Value,
-        more: Sequence[Value],
-        output: Place | None,
-    ) -> Value:
+    def by_strips(self, dot: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
         """A product [rows, k] with a weight [k, n], whatever their layouts, by code of ours."""
-        lib, (rows, n) = self.lib, i.shape
-        k = math.prod(self.shape_of(i.args[0])) // rows
-        packed = self.in_strips(i.args[1], k, n, (1, k) if op.right_turned else (n, 1))
+        lib = self.lib
+        k, n = self.shape_of(i.args[1])[:: -1 if dot.right_turned else 1]
+        rows = math.prod(i.shape) // n
+        x = self.turned(args[0], (1, 0)) if dot.left_turned else args[0]
+        packed = self.in_strips(i.args[1], k, n, (1, k) if dot.right_turned else (n, 1))
         by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
         if rows <= MOST_ROWS:
-            what: Streamed | Blocked = Streamed(rows, k, n, op.after)
+            what: Streamed | Blocked = Streamed(rows, k, n, dot.after)
             x = self.as_laid_out(x, by_columns)
         else:
             turned = lib.equal(x.desc, by_columns)
-            what = Blocked(rows, k, n, turned, op.after, lib.lanes)
+            what = Blocked(rows, k, n, turned, dot.after, lib.lanes)
             x = x if turned else self.as_laid_out(x, by_rows)
         shapes = [self.shape_of(a) for a in i.args[2:]]
-        operands = [self.as_laid_out(v, lib.desc(s)) for v, s in zip(more, shapes, strict=True)]
+        operands = [self.as_laid_out(v, lib.desc(s)) for v, s in zip(args[2:], shapes, strict=True)]
         y = self.result(lib.desc(i.shape), output)
-        self.append(what, [(0, v.desc, v.place) for v in (x, Value(packed, w.place), *operands, y)])
+        used = (x, Value(packed, args[1].place), *operands, y)
+        self.append(what, [(0, v.desc, v.place) for v in used])
         return y
 
     def in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:

@@ -232,6 +232,11 @@ class Scale:
         return x * lax.full_like(x, self.by)
 
 
+def swap(rank: int) -> Shape:
+    """The order of axes with the last two turned round."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
 @dataclass(frozen=True)
 class Reshape:
     shape: Shape
@@ -299,18 +304,21 @@ class Attention:
 
     Attributes:
       at: which of the loop's arguments the scores are.
+      turned: the result's last two axes are turned round.
     """
 
     first: Dot
     loop: Loop
     at: int
     last: Dot
+    turned: bool = False
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         scores = self.first(a, b)
         others, c = list(more[:-1]), more[-1]
         others.insert(self.at, scores.reshape(self.loop.inputs[self.at]))
-        return self.last(self.loop(*others).reshape(scores.shape), c)
+        y = self.last(self.loop(*others).reshape(scores.shape), c)
+        return jax.numpy.swapaxes(y, -1, -2) if self.turned else y
 
 
 Op = (

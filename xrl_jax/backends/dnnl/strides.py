@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xrl_jax.backends.dnnl.spec import Attention, Dot, Partition, Reshape, Shape, Transpose
+from xrl_jax.backends.dnnl.spec import Attention, Dot, Partition, Reshape, Shape, Transpose, swap
 
 
 def written(partition: Partition) -> dict[int, Shape]:
@@ -25,7 +25,11 @@ def written(partition: Partition) -> dict[int, Shape]:
         if not isinstance(i.op, Dot | Attention) or (isinstance(i.op, Dot) and i.op.after.addend):
             continue
         moves: list[Reshape | Transpose] = []
-        at = v
+        at, shape = v, i.shape
+        if isinstance(i.op, Attention) and i.op.turned:
+            order = swap(len(shape))
+            moves.append(Transpose(order))
+            shape = tuple(shape[a] for a in order)
         while at in users and uses[at] == 1:
             before, at = at, users[at]
             user = partition.code[at - n]
@@ -33,10 +37,9 @@ def written(partition: Partition) -> dict[int, Shape]:
                 moves.append(user.op)
                 continue
             if isinstance(user.op, Dot) and user.op.left_turned and user.args[0] == before:
-                rank = len(partition.shape(before))
-                moves.append(Transpose((*range(rank - 2), rank - 1, rank - 2)))
+                moves.append(Transpose(swap(len(partition.shape(before)))))
             break
-        strides = _before(moves, i.shape)
+        strides = _before(moves, shape)
         if strides is not None and strides[-1] == 1:
             found[v] = strides
     return found
