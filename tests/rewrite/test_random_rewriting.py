@@ -9,6 +9,7 @@ in the same way, the last one also by its values.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,13 +21,19 @@ import pytest
 
 from experiments import models
 from tests.graph.generators import random_graph
+from tests.quick import QUICK
 from tests.rewrite import harness
+from xrl_jax.backends.accuracy import Accuracy, assess, references
+from xrl_jax.backends.domain import right_everywhere
+from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.lowerings import applicable
+from xrl_jax.backends.xla import to_jax
+from xrl_jax.cost.settle import samples
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check import check
 from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
-from xrl_jax.graph.program import Equation, Input
+from xrl_jax.graph.program import Equation, Input, Program
 from xrl_jax.graph.valid import is_valid
 from xrl_jax.rewrite.apply import apply
 from xrl_jax.rewrite.domains import Floats
@@ -34,11 +41,13 @@ from xrl_jax.rewrite.evaluate import evaluate
 from xrl_jax.rewrite.library import standard_rules
 from xrl_jax.rewrite.match import candidates, rematch
 from xrl_jax.rewrite.table import CompiledRules, RuleTable
+from xrl_jax.search.in_library import in_library
 
 N_STEPS = 10_000
 N_NETWORK = 500  # steps of each network at reduced width
 PER_FULL = 500  # steps for which there is one walk at full size
 LENGTH = 25  # steps of a walk, at most
+N_SPECIAL, PER_TEST = 1024, 64  # random graphs whose special values are looked at
 BATCH = 16  # random graphs rewritten at once
 TOLERANCE = 1e-7  # of the largest value of an output; rounding alone is eight digits smaller
 REDUCED: Mapping[str, dict[str, Any]] = {
@@ -172,6 +181,74 @@ def test_many_random_rewrites_keep_the_function(library: CompiledRules, record_p
         f"{fired.total()} random rewrites of {first - 1000} random graphs by {len(fired)} rules: "
         "every graph valid and its function kept",
     )
+
+
+# --- special values
+
+
+def program_of(nodes: Sequence[Node], outputs: Sequence[int], graph: TensorGraph) -> Program:
+    """A random graph as a program of its inputs and weights."""
+    sources = sorted((n for n in nodes if n.ref >= 0), key=lambda n: n.ref)
+    avals = tuple(jax.ShapeDtypeStruct(n.shape, n.dtype) for n in sources)
+    return Program(
+        graph,
+        (),
+        tuple(map(Input, range(len(sources)))),
+        avals,
+        tuple(n.op == "weight" for n in sources),
+        jax.tree.structure(((0,) * len(sources), {})),
+        jax.tree.structure((0,) * len(outputs)),
+        len(outputs),
+    )
+
+
+def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
+    """The rewritten program, with its kernels in the library, beside the original: on ordinary
+    numbers, zeros and outliers, as large as a domain goes, and with NaN and infinities.
+    """
+    rng = np.random.default_rng(seed)
+    leaves = [jnp.asarray(rng.uniform(-1.0, 1.0, a.shape), a.dtype) for a in program.in_avals]
+    handed, _ = in_library(rewritten, standard_rules())
+    fast = Fast(right_everywhere(handed), None, options=QUICK, original=program)
+    checks = samples(program, leaves)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would run the original
+        return assess(
+            jax.jit(to_jax(program), compiler_options=QUICK),
+            lambda *args: fast(*args),
+            references(program, checks),
+            checks,
+        )
+
+
+def check_special_values(rules: CompiledRules, first: int, n: int = BATCH) -> None:
+    """Walks through `BATCH` random graphs; the ends of the first `n` are judged."""
+    seeds = range(first, first + BATCH)
+    drawn = [random_graph(np.random.default_rng(seed), 24) for seed in seeds]
+    graphs = [build(*g, bucket=harness.BUCKET) for g in drawn]
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *graphs)
+    steps = jax.device_get(walk_batch(rules.table, stacked, keys))
+    for i in range(n):
+        own = jax.tree.map(lambda leaf, i=i: leaf[i], steps)
+        trail, end = f"seed {seeds[i]}", graphs[i]
+        for done in taken(rules, own, trail):
+            trail, end = done.trail, done.graph
+        program = program_of(*drawn[i], graphs[i])
+        found = judged(program, program.with_graphs([end]), seeds[i])
+        assert found.ok, f"{trail}: {found.reason}"
+
+
+def test_rewrites_keep_special_values(library: CompiledRules) -> None:
+    check_special_values(library, 0, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, N_SPECIAL, PER_TEST))
+def test_many_rewrites_keep_special_values(library: CompiledRules, first: int) -> None:
+    """NaN and infinities are where the original's are, and every element is within its bound."""
+    for start in range(first, first + PER_TEST, BATCH):
+        check_special_values(library, start)
 
 
 # --- networks
