@@ -106,6 +106,17 @@ def test_epilogues(bias: bool, addend: bool, clip: Clip | None) -> None:
     assert_computes(fn, POINTWISE[0, 0], IMAGE.reshape(64, 16), *rows, weights=1)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_column_of_pixels_is_convolved_as_a_row(groups: int) -> None:
+    after = Epilogue(bias=True, addend=True, clip=RELU)
+    op = Conv((2, 1), ((1, 2), (0, 0)), (2, 1), groups, after)
+    x = jnp.asarray(RNG.standard_normal((2, 20, 1, 16)), jnp.float32)
+    w = jnp.asarray(RNG.standard_normal((3, 1, 16 // groups, 24)), jnp.float32)
+    bias, addend = jnp.linspace(-3, 3, 24), jnp.linspace(-2, 2, 2 * 10 * 24).reshape(2, 10, 1, 24)
+    fn = lambda w, *a: kernel_p.bind(a[0], w, *a[1:], op=op)  # noqa: E731
+    assert_computes(fn, w, x, bias, addend, weights=1)
+
+
 def test_slices_of_a_product_lie_where_it_does() -> None:
     """Queries, keys and values from one product; the first two rows of what they give go."""
 

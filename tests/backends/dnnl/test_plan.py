@@ -78,8 +78,9 @@ def test_the_name_says_what_is_computed_and_where() -> None:
 
 
 def test_a_kernel_in_the_librarys_order() -> None:
-    assert kernel_layout((3, 3, 4, 8), 1) == ([8, 4, 3, 3], [1, 8, 96, 32])
-    assert kernel_layout((3, 3, 4, 8), 2) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
+    assert kernel_layout((3, 3, 4, 8), 1, (1, 2)) == ([8, 4, 3, 3], [1, 8, 96, 32])
+    assert kernel_layout((3, 3, 4, 8), 2, (1, 2)) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
+    assert kernel_layout((5, 1, 4, 8), 1, (2, 1)) == ([8, 4, 1, 5], [1, 8, 32, 32])
 
 
 @needs_library

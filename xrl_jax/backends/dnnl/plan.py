@@ -194,17 +194,20 @@ class Planner(Operators):
         self, op: Conv, i: Instruction, args: list[Value], output: Place | None
     ) -> Value:
         n = len(i.shape)
-        first = (0, n - 1, *range(1, n - 1))  # features before the spatial axes
-        last = (0, *range(2, n), 1)
         x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
+        # Axes of one pixel first: the library's tiles go along the last one.
+        inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
+        first = (0, n - 1, *inner)  # features before the spatial axes
         src = self.lib.any_desc([x_shape[a] for a in first])
         dst = self.wanted(i.shape, first, output)
-        dims, strides = kernel_layout(w_shape, op.groups)
+        dims, strides = kernel_layout(w_shape, op.groups, inner)
         weights = self.lib.any_desc(dims)
+        stride, dilation = ([f[a - 1] for a in inner] for f in (op.stride, op.dilation))
+        padding = [op.padding[a - 1] for a in inner]
 
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
             return self.lib.convolution(
-                src, weights, bias, dst, op.stride, op.dilation, op.padding, post_ops
+                src, weights, bias, dst, stride, dilation, padding, post_ops
             )
 
         x = self.turned(args[0], first)
@@ -218,7 +221,7 @@ class Planner(Operators):
         y = self.product(make, after, i.args[1], x, w, bias, addend, output)
         if after != op.after and clip is not None:
             y = self.bounded(clip, y, self.wanted(i.shape, first, Place.result(0)))
-        return self.turned(y, last)
+        return self.turned(y, [first.index(a) for a in range(n)])
 
     def clips_what_is_none(
         self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
@@ -376,14 +379,19 @@ class Planner(Operators):
         return Value(wanted, w.place)
 
 
-def kernel_layout(shape: Sequence[int], groups: int) -> tuple[list[int], list[int]]:
+def kernel_layout(
+    shape: Sequence[int], groups: int, inner: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Dimensions and strides of a kernel [spatial.., C / groups, O], as O C spatial or, with
     groups, G O C spatial.
+
+    Args:
+      inner: the order of the spatial axes, counted from 1 on.
     """
     strides = row_major(shape)
-    *spatial, c, o = range(len(shape))
-    dims = [shape[d] for d in (o, c, *spatial)]
-    steps = [strides[d] for d in (o, c, *spatial)]
+    *_, c, o = range(len(shape))
+    axes = (o, c, *(a - 1 for a in inner))
+    dims, steps = [shape[d] for d in axes], [strides[d] for d in axes]
     if groups == 1:
         return dims, steps
     return [groups, dims[0] // groups, *dims[1:]], [dims[0] // groups, *steps]
