@@ -103,6 +103,20 @@ def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
     ]
 
 
+def test_what_is_needed_in_several_shapes_is_computed_once() -> None:
+    """exp(exp(x)) of [4, 8] is returned so, as [4, 1, 8] and as [32]."""
+    code = [
+        (EXP, (0,), (4, 8)),
+        (EXP, (1,), (4, 8)),
+        (Reshape((4, 1, 8)), (2,), (4, 1, 8)),
+        (Reshape((4, 1, 8)), (2,), (4, 1, 8)),
+        (Reshape((32,)), (2,), (32,)),
+    ]
+    made = looped(program((4, 8), code=code, outputs=(2, 3, 4, 5)))
+    assert names(made) == [["Map", "Map"], "Reshape", "Reshape"]
+    assert made.outputs == (1, 2, 2, 3)
+
+
 def test_the_librarys_own_operators_stay_where_no_element_is() -> None:
     code = [(ADD, (0, 0), (4, 8)), (RELU, (1,), (4, 8))]
     part = program((4, 8), code=code, outputs=(2,))

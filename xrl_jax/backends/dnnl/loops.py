@@ -81,6 +81,12 @@ def looped(part: Partition) -> Partition:
     for v, g in inside.items():
         if any(inside.get(u) is not g for u in users.get(v, ())):
             outer.add(v)
+    for v in sorted(inside, reverse=True):
+        i = part.code[v - n]
+        if v in outer and isinstance(i.op, Reshape):
+            # After the loop: there may be others of the same values.
+            del inside[v]
+            outer.add(i.args[0])
     return _listed(part, inside, outer)
 
 
@@ -155,11 +161,11 @@ def _merge(places: list[_Place], old: _Group | None, new: _Group) -> None:
 
 def _listed(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Partition:
     """The partition with a loop for each value of a group that is needed outside of it, operators
-    as soon as their arguments are there.
+    as soon as their arguments are there; those that are equal are one.
     """
     n = len(part.inputs)
     number: dict[int, int] = {v: v for v in range(n)}  # of a value, in the new partition
-    code: list[Instruction] = []
+    code: dict[Instruction, int] = {}
     stack = [(o, False) for o in reversed(part.outputs)]
     while stack:
         v, ready = stack.pop()
@@ -167,9 +173,8 @@ def _listed(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Part
             continue
         made = _loop(part, inside[v], v, outer) if v in inside else part.code[v - n]
         if ready:
-            args = tuple(number[a] for a in made.args)
-            code.append(replace(made, args=args))
-            number[v] = n + len(code) - 1
+            made = replace(made, args=tuple(number[a] for a in made.args))
+            number[v] = code.setdefault(made, n + len(code))
         else:
             stack.append((v, True))
             stack += [(a, False) for a in reversed(made.args)]
