@@ -39,12 +39,50 @@ def compiled(
 ) -> Callable[[], Any]:
     """`fn` compiled for `args`, as a call of no arguments."""
     run = jax.jit(fn, compiler_options=dict(options) or None)
-    on_device = [jax.device_put(a) if isinstance(a, np.ndarray) else a for a in args]
+    on_device = _on_device(args)
     return lambda: run(*on_device)
 
 
+def _on_device(args: Sequence[Any]) -> list[Any]:
+    return [jax.device_put(a) if isinstance(a, np.ndarray) else a for a in args]
+
+
+class Original:
+    """The original, weights and arrays that the function closes over being arguments; compiled when
+    it is first called.
+
+    Args:
+      leaves: flat arguments.
+      options: XLA compile options.
+    """
+
+    def __init__(
+        self, program: Program, leaves: Sequence[Any], options: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        closed = jax.make_jaxpr(flat_original(program))(*leaves)
+
+        def with_consts(consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*args)
+
+        self.closes_over = bool(closed.consts)
+        self._consts = list(closed.consts)
+        self._run = jax.jit(with_consts, compiler_options=dict(options) or None)
+        self._leaves = _on_device(leaves)
+
+    def __call__(self) -> list[Any]:
+        return self.on(self._leaves)
+
+    def on(self, leaves: Sequence[Any]) -> list[Any]:
+        """On other arguments of the same shapes."""
+        return self._run(self._consts, list(leaves))
+
+
 def baselines(
-    program: Program, leaves: Sequence[Any], options: Sequence[tuple[str, str]] = ()
+    program: Program,
+    leaves: Sequence[Any],
+    options: Sequence[tuple[str, str]] = (),
+    *,
+    first: Original | None = None,
 ) -> dict[str, Callable[[], Any]]:
     """The original with weights as arguments and with weights closed over (constants of the
     compiled code).
@@ -55,14 +93,11 @@ def baselines(
     Args:
       leaves: flat arguments.
       options: XLA compile options of both.
+      first: the first form, where there is one with these options.
     """
     original = flat_original(program)
-    closed = jax.make_jaxpr(original)(*leaves)
     suffix = " + options" if options else ""
-
-    def with_consts(consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*args)
-
+    first = first or Original(program, leaves, options)
     # JAX may lift closed-over arrays to arguments of its own; NumPy arrays stay constants.
     weights = program.weights
     fixed = [np.asarray(x) if w and _plain(x) else x for x, w in zip(leaves, weights, strict=True)]
@@ -72,10 +107,8 @@ def baselines(
         rest = iter(given)
         return original(*(f if w else next(rest) for f, w in zip(fixed, weights, strict=True)))
 
-    found = {
-        AS_ARGUMENTS + suffix: compiled(with_consts, [list(closed.consts), list(leaves)], options)
-    }
-    if any(weights) or closed.consts:
+    found: dict[str, Callable[[], Any]] = {AS_ARGUMENTS + suffix: first}
+    if any(weights) or first.closes_over:
         found[CLOSED_OVER + suffix] = compiled(closing, inputs, options)
     return found
 

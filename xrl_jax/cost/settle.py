@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.backends.accuracy import Accuracy, assess, references
-from xrl_jax.backends.baselines import AS_ARGUMENTS, baselines, compiled, flat_original
+from xrl_jax.backends.baselines import AS_ARGUMENTS, Original, baselines, compiled
 from xrl_jax.backends.domain import (
     Bounds,
     bounds_of,
@@ -180,18 +180,21 @@ def settle(
             tell("checking against float64")
             domain, checks = bounds_of(program, leaves), samples(program, leaves)
             exact = references(program, checks)
+            original = Original(program, leaves)
             for candidate in _candidates(program, finalists, domain, close_over, guarded):
                 chosen, fast = candidate
-                found = _check(program, fast, checks, exact, tolerance)
+                found = _check(original, fast, checks, exact, tolerance)
                 if found.ok:
                     break
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
             timed, domain = _timed_before(chosen), fast.domain
             tell("timing against jax.jit")
-            timed = _time_in_turn(program, fast, leaves, (1.0 - _UNPREPARED) * seconds, seed)
+            timed = _time_in_turn(
+                program, original, fast, leaves, (1.0 - _UNPREPARED) * seconds, seed
+            )
             if timed.faster and any(program.weights):
                 with suppress(KeyboardInterrupt):
-                    ratio = _time_unprepared(program, fast, leaves, _UNPREPARED * seconds, seed)
+                    ratio = _time_unprepared(original, fast, leaves, _UNPREPARED * seconds, seed)
                     timed = timed._replace(unprepared=ratio)
     except KeyboardInterrupt:
         cut_short = True
@@ -293,14 +296,16 @@ def _unknown(reason: str) -> Accuracy:
 
 
 def _check(
-    program: Program,
+    original: Original,
     fast: Fast,
     checks: Sequence[Sequence[Any]],
     exact: Callable[[], Sequence[Reference]],
     tolerance: float | None,
 ) -> Accuracy:
     """Accuracy of a candidate on argument lists; one that cannot be run is wrong."""
-    before = jax.jit(flat_original(program))
+
+    def before(*leaves: Any) -> list[Any]:
+        return original.on(leaves)
 
     def without_prepared_weights() -> None:
         """That memory is for weights in float64, and for the original with its closed over."""
@@ -341,12 +346,17 @@ def _timed_before(chosen: Timed) -> _InTurn:
 
 
 def _time_in_turn(
-    program: Program, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
+    program: Program,
+    original: Original,
+    fast: Fast,
+    leaves: Sequence[Any],
+    seconds: float,
+    seed: int,
 ) -> _InTurn:
     """The candidate against the original's forms, under its compile options too, and an A/A
     control; until all rounds together say whether it is faster, or the time for that is spent.
     """
-    forms = baselines(program, leaves)
+    forms = baselines(program, leaves, first=original)
     _compile_each(forms)
     first = compare(
         forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
@@ -358,7 +368,8 @@ def _time_in_turn(
         entrants |= {
             n: f for n, f in baselines(program, leaves, options).items() if n.startswith(strongest)
         }
-    entrants[CONTROL] = baselines(program, leaves)[strongest]
+    again = None if strongest == AS_ARGUMENTS else original
+    entrants[CONTROL] = baselines(program, leaves, first=again)[strongest]
     _compile_each(entrants)
     args, kwargs = unflatten_args(program.in_tree, leaves)
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
@@ -379,7 +390,7 @@ def _time_in_turn(
 
 
 def _time_unprepared(
-    program: Program, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
+    original: Original, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
 ) -> Ratio | None:
     """The original / the candidate, weights being arguments of both; None where it cannot be timed.
 
@@ -389,7 +400,7 @@ def _time_unprepared(
     fast.forget()
     give_back()
     entrants = {
-        AS_ARGUMENTS: baselines(program, leaves)[AS_ARGUMENTS],
+        AS_ARGUMENTS: original,
         # Inside another jit our compile options are lost.
         UNPREPARED: compiled(fast.flat, leaves),
     }
