@@ -39,6 +39,7 @@ from absl import app, flags, logging
 import xrl_jax
 from experiments import models, targets
 from experiments.targets import ONNX_FLAGS, SHAPE_FLAGS, ConfigError, Target
+from xrl_jax.backends.plain_data import SaveError
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.rewrite.library import load_rules
@@ -297,11 +298,14 @@ def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
     (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     (out / "report.txt").write_text(f"{report}\n", encoding="utf-8")
     (out / "program.txt").write_text(f"{fast.program}\n", encoding="utf-8")
-    fast.save(out / "optimized.xrl")
     try:
         plot_history(report, out / "history.png")
     except ModuleNotFoundError as error:  # matplotlib is optional, and the numbers are written
         print(f"no history.png: {error}", file=sys.stderr)
+    try:
+        fast.save(out / "optimized.xrl")
+    except SaveError as error:
+        print(f"no optimized.xrl: {error}", file=sys.stderr)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,6 +234,35 @@ def test_an_unknown_named_tuple_gets_a_class_of_its_own() -> None:
     packed["namedtuple"][0] = "no.such.module"
     made = jax.tree.unflatten(unpack_tree(packed), [5, 6])
     assert (type(made).__name__, made.left, made.right) == ("Pair", 5, 6)
+
+
+# --- arguments of other classes ---
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["act"])
+@dataclass
+class Layer:
+    """What a library of networks has for a layer."""
+
+    weight: Any
+    act: Any
+
+    def __call__(self, x: Any) -> Any:
+        return self.act(self.weight * x)
+
+
+def test_a_loaded_function_takes_containers_of_any_class(tmp_path: Path) -> None:
+    layer = Layer(X, jnp.tanh)
+    make(lambda layer, x: layer(x), layer, X).save(tmp_path / "f.xrl")
+    loaded = load(tmp_path / "f.xrl")
+    np.testing.assert_array_equal(loaded(layer, X), jnp.tanh(X * X))
+    np.testing.assert_array_equal(loaded(Layer(2 * X, jnp.tanh), X), jnp.tanh(2 * X * X))
+
+
+def test_a_loaded_function_minds_what_is_no_array_in_them(tmp_path: Path) -> None:
+    make(lambda layer, x: layer(x), Layer(X, jnp.tanh), X).save(tmp_path / "f.xrl")
+    with pytest.raises(TypeError, match="runs on the arguments it was made for"):
+        load(tmp_path / "f.xrl")(Layer(X, jnp.sin), X)
 
 
 # --- what cannot be saved ---

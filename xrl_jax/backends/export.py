@@ -18,6 +18,7 @@ Limits, all stated when they are met:
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -33,10 +34,11 @@ from xrl_jax.backends import onednn
 from xrl_jax.backends.archive import LoadError, read_archive, write_archive
 from xrl_jax.backends.dnnl import kernels
 from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.fast import Fast, Flat
+from xrl_jax.backends.fast import Fast, Flat, PreparedWeights
 from xrl_jax.backends.hoist import Hoisted
 from xrl_jax.backends.plain_data import (
     SaveError,
+    as_saved,
     pack_array,
     pack_aval,
     pack_signature,
@@ -106,8 +108,23 @@ class LoadedFast(Fast):
         if header["signature"] is not None:
             self.__signature__ = unpack_signature(header["signature"])
         self._hoisted = hoisted
+        self._has_others = '"other"' in json.dumps(header["arguments"])
         self._forward = flat
         self._pullback = pullback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._as_saved((args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def prepare(self, *weights: Any) -> PreparedWeights:
+        return super().prepare(*self._as_saved(weights))
+
+    def call(self, prepared: PreparedWeights, *other_args: Any, **kwargs: Any) -> Any:
+        other_args, kwargs = self._as_saved((other_args, kwargs))
+        return super().call(prepared, *other_args, **kwargs)
+
+    def _as_saved(self, args: Any) -> Any:
+        return as_saved(args) if self._has_others else args
 
     def _flat(self, *leaves: Any) -> list[Any]:
         return self._forward(*leaves)
@@ -198,7 +215,7 @@ def save(fast: Fast, path: str | os.PathLike[str]) -> None:
         "name": str(getattr(fast, "__name__", "program")),
         "doc": getattr(fast, "__doc__", None),
         "signature": pack_signature(fast),
-        "arguments": pack_tree(program.in_tree, "the arguments"),
+        "arguments": pack_tree(program.in_tree, "the arguments", others=True),
         "result": pack_tree(program.out_tree, "the result"),
         "inputs": [pack_aval(a) for a in program.in_avals],
         "outputs": [pack_aval(a) for a in out_avals],

@@ -6,8 +6,10 @@ that are loaded already, else a class of the same name and fields.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import re
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -29,11 +31,26 @@ class SaveError(ValueError):
 # Tree structures.
 
 
-def pack_tree(tree: Any, what: str) -> Any:
+class Other:
+    """A container of another class in a file's arguments: its name, what is no array in it as text,
+    and what is in it.
+    """
+
+    def __init__(self, name: str, text: str, children: Sequence[Any]) -> None:
+        self.name, self.text, self.children = name, text, tuple(children)
+
+
+jax.tree_util.register_pytree_node(
+    Other, lambda o: (o.children, (o.name, o.text)), lambda about, inner: Other(*about, inner)
+)
+
+
+def pack_tree(tree: Any, what: str, *, others: bool = False) -> Any:
     """A tree structure as JSON: "*" is a leaf, `{"tuple": [...]}` and so on are containers.
 
     Args:
       what: "the arguments" or "the result", for the message.
+      others: containers of any class, which are compared and never made again.
 
     Raises:
       SaveError: a container that is no dict, list, tuple, named tuple or None, by type.
@@ -42,7 +59,7 @@ def pack_tree(tree: Any, what: str) -> Any:
     if node is None:
         return "*"
     kind, data = node
-    children = [pack_tree(c, what) for c in tree.children()]
+    children = [pack_tree(c, what, others=others) for c in tree.children()]
     if kind is type(None):
         return None
     if kind in (tuple, list):
@@ -69,6 +86,11 @@ def pack_tree(tree: Any, what: str) -> Any:
                 children,
             ]
         }
+    if kind is Other:
+        return {"other": [*data, children]}
+    if others:
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(data))
+        return {"other": [f"{kind.__module__}.{kind.__qualname__}", text, children]}
     raise SaveError(
         f"{what}: a {kind.__module__}.{kind.__qualname__} cannot be saved; dicts, lists, tuples, "
         "named tuples and None can: wrap the function so that it takes or returns those"
@@ -82,6 +104,17 @@ def unpack_tree(packed: Any) -> Any:
       ValueError, TypeError or KeyError: this is no packed structure.
     """
     return jax.tree.structure(_skeleton(packed))
+
+
+@functools.lru_cache(maxsize=64)
+def _as_saved(tree: Any) -> Any:
+    return unpack_tree(pack_tree(tree, "the arguments", others=True))
+
+
+def as_saved(args: Any) -> Any:
+    """Arguments as a file has them: `Other` in place of containers of other classes."""
+    leaves, tree = jax.tree.flatten(args)
+    return jax.tree.unflatten(_as_saved(tree), leaves)
 
 
 def _skeleton(packed: Any) -> Any:
@@ -104,6 +137,9 @@ def _skeleton(packed: Any) -> Any:
         case "namedtuple":
             module, name, fields, children = data
             return _namedtuple(module, name, fields)(*map(_skeleton, children))
+        case "other":
+            name, text, children = data
+            return Other(name, text, list(map(_skeleton, children)))
     raise ValueError(f"unknown container {kind!r}")
 
 
