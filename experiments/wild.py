@@ -16,7 +16,7 @@ The exit status is 1 where a result is wrong, slower than the strongest jit, or 
 from __future__ import annotations
 
 import datetime
-import gc
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +45,7 @@ from xrl_jax.backends.compile_cache import COMPILED
 from xrl_jax.strategies import STRATEGIES
 
 _MODULE = "experiments.wild_networks"
+_WRONG = 3  # exit status of a comparison whose result is wrong
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Config:
     seed: int
     rival: bool
     out: Path
+    here: bool = False
 
     def made_by(self, network: str) -> list[str]:
         """The command of a search, but for where its results are kept."""
@@ -68,10 +69,13 @@ class Config:
             f"--seed={self.seed}",
         ]
 
-
-def target_of(network: str) -> Target:
-    fn, args, weights = NETWORKS[network].make()
-    return Target(network, fn, args, weights)
+    def compared_by(self, network: str) -> list[str]:
+        """The command that compares what was found."""
+        return [
+            *(sys.executable, "-m", "experiments.wild", "--here", f"--networks={network}"),
+            *(f"--search={self.search}", f"--compare_seconds={self.compare_seconds:g}"),
+            *(f"--seed={self.seed}", f"--rival={self.rival}", f"--out={self.out}"),
+        ]
 
 
 def optimised(config: Config, network: str) -> Path:
@@ -99,26 +103,45 @@ def optimised(config: Config, network: str) -> Path:
 
 
 def compared(config: Config, network: str) -> SideBySide:
-    """A network's result beside jax.jit and ONNX Runtime; from the folder if it was timed before.
+    """A network's result beside jax.jit and ONNX Runtime, in a process of its own: what one network
+    does to it is nothing to the next.
 
     Raises:
       ImportError: its package is not installed.
-      WrongResultError, RuntimeError: its result is wrong, or the search failed.
+      WrongResultError, RuntimeError: its result is wrong, or something else failed.
+      KeyboardInterrupt: Ctrl-C.
     """
-    target = target_of(network)
+    family = NETWORKS[network].family
+    if importlib.util.find_spec(family) is None:
+        raise ImportError(f"package {family!r} is not installed (see the extra `wild`)")
     folder = optimised(config, network)
-    kept = folder / "side_by_side.json"
-    if kept.is_file():
-        return SideBySide.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+    kept, log = folder / "side_by_side.json", folder / "compared.txt"
+    if not kept.is_file():
+        ended = run([*config.compared_by(network)], log=log)
+        if ended.interrupted:
+            raise KeyboardInterrupt
+        if ended.status == _WRONG:
+            raise WrongResultError(log.read_text(encoding="utf-8").strip().splitlines()[-1])
+        if not kept.is_file():
+            raise RuntimeError(f"the comparison failed: see {log}")
+    return SideBySide.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def compare_here(config: Config, network: str) -> None:
+    """Compare a network in this process, and keep what is found in its folder.
+
+    Raises:
+      WrongResultError: its result is wrong.
+    """
+    fn, args, weights = NETWORKS[network].make()
+    target = Target(network, fn, args, weights)
+    folder = config.out / network
     peer = rival_of(target, _onnx_model(network, target)) if config.rival else LEFT_OUT
     result = side_by_side(
         target, {config.search: folder}, seconds=config.compare_seconds, seed=config.seed, peer=peer
     )
-    kept.write_text(json.dumps(result.as_dict()), encoding="utf-8")
-    del target, peer
-    jax.clear_caches()
-    gc.collect()
-    return result
+    text = json.dumps(result.as_dict())
+    (folder / "side_by_side.json").write_text(text, encoding="utf-8")
 
 
 def _onnx_model(network: str, target: Target) -> Any:
@@ -200,6 +223,7 @@ def config_of(values: flags.FlagValues) -> Config:
         values.seed,
         values.rival,
         Path(values.out),
+        values.here,
     )
 
 
@@ -215,10 +239,11 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_integer("seed", 0, "Seed of searches.", **to)
     flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.", **to)
     flags.DEFINE_string("out", "out/wild", "Folder of all results.", **to)
+    flags.DEFINE_bool("here", False, "Compare what --out has, in this process, and end.", **to)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 130 for Ctrl-C."""
+    """The exit status is 2 for bad flags, 130 for Ctrl-C, with --here 3 for a wrong result."""
     logging.set_verbosity(logging.ERROR)
     try:
         if len(argv) > 1:
@@ -227,6 +252,14 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if config.here:
+        try:
+            for network in config.networks:
+                compare_here(config, network)
+        except WrongResultError as error:
+            print(error)
+            return _WRONG
+        return 0
     results: list[SideBySide] = []
     missing: dict[str, str] = {}
     status = 0

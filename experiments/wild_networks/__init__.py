@@ -19,7 +19,7 @@ class Wild(NamedTuple):
     """A network that somebody else wrote.
 
     Attributes:
-      family: where it comes from.
+      family: the package that it comes from.
       make: gives the function, its arguments and the positions of weights.
       file: of an ONNX file, its path and the arguments of `load_onnx`; None where it is none.
     """
@@ -31,12 +31,13 @@ class Wild(NamedTuple):
 
 def _all() -> dict[str, Wild]:
     found: dict[str, Wild] = {}
-    for family, module in (
-        ("transformers", transformers_flax),
-        ("keras", keras_applications),
-        ("examples", examples),
+    for family, makers in (
+        ("transformers", transformers_flax.NETWORKS),
+        ("keras", keras_applications.NETWORKS),
+        ("flax", examples.OF_FLAX),
+        ("equinox", examples.OF_EQUINOX),
     ):
-        found |= {make.__name__: Wild(family, make) for make in module.NETWORKS}
+        found |= {make.__name__: Wild(family, make) for make in makers}
     for name, file in onnx_files.FILES.items():
         found[name] = Wild(file.package, file.example, file)
     return found

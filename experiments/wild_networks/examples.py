@@ -116,4 +116,4 @@ def _of_equinox(model: Any, batch: jax.Array) -> Any:
     return call, (arrays, batch), (0,)
 
 
-NETWORKS = (nnx_cnn, nnx_decoder, equinox_cnn, equinox_mlp)
+OF_FLAX, OF_EQUINOX = (nnx_cnn, nnx_decoder), (equinox_cnn, equinox_mlp)

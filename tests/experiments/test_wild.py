@@ -50,6 +50,14 @@ def test_a_search_is_a_command_that_anyone_can_repeat() -> None:
     ]
 
 
+def test_a_comparison_is_a_process_of_its_own() -> None:
+    config = parsed("--networks=bert,vit", "--norival", "--out=mine")
+    assert config.compared_by("vit")[1:] == [
+        *("-m", "experiments.wild", "--here", "--networks=vit", "--search=taso"),
+        *("--compare_seconds=30", "--seed=0", "--rival=False", "--out=mine"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("interval", "noise", "slower"),
     [
