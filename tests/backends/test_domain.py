@@ -97,6 +97,18 @@ def test_a_saved_function_has_its_original_with_it(fast, tmp_path):
         np.testing.assert_array_equal(loaded(W, NAN), jax.jit(conv)(W, NAN))
 
 
+def test_a_saved_function_keeps_nan_outside_of_its_domain(tmp_path):
+    """XLA's kernel for a bound and a sum in one makes NaN a number."""
+
+    def pooled(w, x):
+        return jnp.maximum(conv(w, x), 0).sum((2, 3))
+
+    w, x = jnp.full((256, 8, 3, 3), 0.1), jnp.ones((1, 8, 24, 24))
+    Fast(by_winograd(pooled, w, x), pooled, domain=(None, 4.0)).save(tmp_path / "f.xrl")
+    with pytest.warns(UserWarning, match="runs the original here"):
+        assert np.isnan(load(tmp_path / "f.xrl")(w, x.at[0, 0, 5, 5].set(jnp.nan))).all()
+
+
 def test_a_form_for_ordinary_numbers_must_read_finite_ones():
     def fine(w, x):
         return conv(w, jax.nn.relu(conv(w, jnp.tanh(x)))) / 3

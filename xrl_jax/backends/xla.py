@@ -32,6 +32,15 @@ from xrl_jax.graph.program import (
 )
 from xrl_jax.graph.settings import own_settings
 
+YNN = "xla_cpu_experimental_ynn_fusion_type"  # the compile option of what goes to YNNPACK
+
+
+def keeping_nan() -> dict[str, str]:
+    """Compile options with which XLA keeps NaN on the default device: YNNPACK's kernels on the CPU
+    make it a number where a bound and a sum are one kernel.
+    """
+    return {YNN: ""} if jax.default_backend() == "cpu" else {}
+
 
 @own_settings()
 def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.xla import evaluate
+from xrl_jax.backends.xla import YNN, evaluate
 from xrl_jax.cost import roofline
 from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle, price
@@ -28,15 +28,14 @@ from xrl_jax.graph.work import node_work
 
 Options = tuple[tuple[str, str], ...]
 
-_YNN = "xla_cpu_experimental_ynn_fusion_type"
 # Compile options worth trying on each platform, the default first. On the CPU the list names what
 # goes to the YNNPACK library and what to XLA's own kernels; measured on single operators they
 # differ by up to 2 either way.
 OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
     "cpu": (
         (),
-        ((_YNN, ""),),
-        ((_YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
+        ((YNN, ""),),
+        ((YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
     ),
 }
 # Options must gain this share over none: they are lost where the result is called inside another
