@@ -31,6 +31,7 @@ from tests.backends.dnnl.calls import (
     pool,
 )
 from xrl_jax.backends import export, onednn
+from xrl_jax.backends.dnnl import partition
 from xrl_jax.backends.dnnl.kernels import kernel_p
 from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.dnnl.spec import RELU, Conv, Dot, Epilogue
@@ -408,6 +409,12 @@ def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
     (found,) = equations(hoisted(fn, *args, weights=1), *args[1:])[-1:]
     assert found == "Conv+Reshape+Loop+Conv"
     assert_computes(fn, *args, weights=1)
+
+
+def test_where_a_call_is_impossible_what_it_would_repeat_itself_is_repeated(monkeypatch) -> None:
+    monkeypatch.setattr(partition.kernels, "is_possible", lambda part: len(part.code) == 1)
+    fn = lambda w, b, x: conv(jnp.exp(conv(x, w) - b[None, None, None, :]), w)  # noqa: E731
+    assert_computes(fn, POINTWISE, jnp.arange(16.0, dtype=jnp.float32) / 9, IMAGE, weights=1)
 
 
 def test_the_mean_of_an_image_is_a_window() -> None:

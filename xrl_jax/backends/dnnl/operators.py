@@ -110,9 +110,8 @@ class Operators(Builder):
         (batch, m, k), (_, _, n), (_, _, d) = sizes
         shape = (*shapes[0][:-2], m, d)
         strides = strides or row_major(shape)
-        inputs = [s for i, s in enumerate(op.loop.inputs) if i != op.at]
         laid_out = [
-            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(others, inputs, strict=True)
+            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(others, shapes[2:-1], strict=True)
         ]
         y = self.result(self.lib.desc(shape, strides), output)
         layouts = (*steps, _as_matrices(strides, False, 0))

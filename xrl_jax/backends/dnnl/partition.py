@@ -73,6 +73,7 @@ class _Stage:
     members: list[Member]
     outputs: list[Any]
     fixed: set[Any]  # variables that are made of weights alone
+    maker: dict[Any, Any]  # the equation that makes a variable
 
 
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
@@ -105,7 +106,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             continue  # members take what it repeats
         for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
-    stages = [_Stage([], [], [], fixed) for _ in range(max(level.values(), default=0) + 2)]
+    stages = [_Stage([], [], [], fixed, maker) for _ in range(max(level.values(), default=0) + 2)]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
         if v in inside:
@@ -144,7 +145,8 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     (part, taken, before, needs), inputs = _partition(stage)
     part = attended(looped(part))
     if not kernels.is_possible(part):
-        equations.run([m.equation for m in stage.members], env)
+        for m in stage.members:
+            _run_alone(m.equation, stage.maker, env)
         return
 
     def array(i: int) -> jax.Array:
@@ -157,6 +159,14 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     operands += [] if before is None else before(*map(array, needs))
     for v, y in zip(stage.outputs, kernels.run(part, *operands), strict=True):
         env[v] = y.astype(v.aval.dtype)
+
+
+def _run_alone(e: Any, maker: dict[Any, Any], env: dict[Any, Any]) -> None:
+    """An equation, and the repeating ones before it that a call would do without."""
+    for v in variables(e.invars):
+        if v not in env:
+            _run_alone(maker[v], maker, env)
+    equations.run([e], env)
 
 
 def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:

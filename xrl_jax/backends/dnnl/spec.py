@@ -315,9 +315,10 @@ class Attention:
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         scores = self.first(a, b)
-        others, c = list(more[:-1]), more[-1]
-        others.insert(self.at, scores.reshape(self.loop.inputs[self.at]))
-        y = self.last(self.loop(*others).reshape(scores.shape), c)
+        given, c = list(more[:-1]), more[-1]
+        given.insert(self.at, scores)
+        given = [x.reshape(s) for x, s in zip(given, self.loop.inputs, strict=True)]
+        y = self.last(self.loop(*given).reshape(scores.shape), c)
         return jax.numpy.swapaxes(y, -1, -2) if self.turned else y
 
 
