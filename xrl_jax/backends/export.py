@@ -18,7 +18,6 @@ Limits, all stated when they are met:
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -49,7 +48,6 @@ from xrl_jax.backends.plain_data import (
     unpack_signature,
     unpack_tree,
 )
-from xrl_jax.backends.xla import keeping_nan
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import flatten_as
 
@@ -130,12 +128,6 @@ class LoadedFast(Fast):
 
     def _flat(self, *leaves: Any) -> list[Any]:
         return self._forward(*leaves)
-
-    @functools.cached_property
-    def _compiled_outside(self) -> Callable[..., list[Any]]:
-        """The original such that it keeps NaN, whatever it did where it was saved."""
-        assert self._flat_outside is not None
-        return jax.jit(self._flat_outside, compiler_options=keeping_nan())
 
     @property
     def _flat_original(self) -> Flat:

@@ -29,7 +29,7 @@ from jax.extend.core import take_current_trace
 from xrl_jax.backends.arguments import Arguments, fits, of_leaves, text
 from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
 from xrl_jax.backends.hoist import Hoisted, split
-from xrl_jax.backends.xla import evaluate
+from xrl_jax.backends.xla import evaluate, keeping_nan
 from xrl_jax.graph.program import (
     Program,
     flatten_args,
@@ -368,8 +368,9 @@ class Fast:
 
     @functools.cached_property
     def _compiled_outside(self) -> Callable[..., list[Any]]:
+        """The original such that it keeps NaN, which XLA else does in some of its forms only."""
         assert self._flat_outside is not None
-        return jax.jit(self._flat_outside)
+        return jax.jit(self._flat_outside, compiler_options=keeping_nan())
 
     def _guarded(self, flat: Flat) -> Flat:
         """`flat` inside of the domain, the original outside, where leaves are traced."""
