@@ -117,7 +117,7 @@ def compared(config: Config, network: str) -> SideBySide:
     folder = optimised(config, network)
     kept, log = folder / "side_by_side.json", folder / "compared.txt"
     if not kept.is_file():
-        ended = run([*config.compared_by(network)], log=log)
+        ended = run(config.compared_by(network), log=log)
         if ended.interrupted:
             raise KeyboardInterrupt
         if ended.status == _WRONG:

@@ -109,8 +109,16 @@ def test_its_text_says_the_same() -> None:
         attention(last=Dot(False, False, Epilogue(clip=RELU))),
         attention(first=Dot(False, False, Epilogue(clip=RELU))),
         attention(n=3000, k=60, d=60),
+        attention(n=4, k=20000),
     ],
-    ids=["scores are returned", "few rows", "bounded results", "bounded scores", "much to keep"],
+    ids=[
+        "scores are returned",
+        "few rows",
+        "bounded results",
+        "bounded scores",
+        "much to keep",
+        "cut strips",
+    ],
 )
 def test_others_stay_apart(part: Partition) -> None:
     assert "Attention" not in operators(part)
@@ -137,6 +145,7 @@ def check(part: Partition) -> None:
         (3, 12, 32, 8, 16),  # none that is
         (1, 200, 130, 64, 64),  # more than one group of tiles
         (1, 8, 1, 1, 1),
+        (1, 20000, 1, 300, 1),  # long rows with few scores
     ],
 )
 def test_it_computes_what_its_parts_do(batch: int, m: int, n: int, k: int, d: int) -> None:

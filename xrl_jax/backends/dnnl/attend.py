@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from xrl_jax.backends.dnnl.attention import MOST_ROOM
+from xrl_jax.backends.dnnl.attention import MOST_ROOM, room
 from xrl_jax.backends.dnnl.spec import (
     Attention,
     Binary,
@@ -116,7 +116,8 @@ def _joined(
         return None
     if rows < _LEAST_ROWS or part.is_packed(scores.args[1]):
         return None
-    if _room(part, scores, last) > MOST_ROOM:
+    k = math.prod(part.shape(scores.args[0])[-2:]) // rows
+    if room(k, columns, last.shape[-1]) > MOST_ROOM:
         return None
     others = list(between.args[:at] + between.args[at + 1 :])
     if first.after.bias or first.after.clip is not None:
@@ -127,11 +128,6 @@ def _joined(
         first = replace(first, after=Epilogue())
     op = Attention(first, loop, at, second)
     return replace(last, op=op, args=(*scores.args[:2], *others, last.args[1]))
-
-
-def _room(part: Partition, scores: Instruction, last: Instruction) -> int:
-    """Numbers of the right operands of a batch."""
-    return sum(math.prod(part.shape(i.args[1])[-2:]) for i in (scores, last))
 
 
 def _with_addend(loop: Loop, at: int) -> Loop:

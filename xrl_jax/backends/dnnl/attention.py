@@ -19,8 +19,8 @@ from xrl_jax.backends.dnnl.flow import PREFETCH, STRIP, TILE, Flow, Left
 from xrl_jax.backends.dnnl.machine_code import SMALL, WIDE, Parallel, shared_out
 from xrl_jax.backends.dnnl.spec import Loop
 
-MOST_ROOM = 1 << 18  # numbers that a thread may keep: it does so on its stack
-_SCORES = 1 << 14  # numbers: of the rows that are worked on together
+MOST_ROOM = 1 << 18  # numbers that a thread may keep of right operands: it does so on its stack
+_SCORES = 1 << 14  # and of the rows that are worked on together, or of their scores
 _SMALL_SUM = 64  # products that take as long as threads are worth, for each number of `SMALL`
 Strides = tuple[int, int, int]  # of the batch, the rows and the columns, in numbers
 
@@ -59,19 +59,18 @@ class Attended:
 
     @property
     def together(self) -> int:
-        """Tiles whose scores are in memory at a time, at most."""
-        return max(1, min(_SCORES // (self.tile * self.n), self.tiles))
+        """Tiles whose rows and scores are in memory at a time, at most."""
+        return max(1, min(_SCORES // (self.tile * max(self.n, self.k)), self.tiles))
 
     @property
     def groups(self) -> int:
         """Of so many tiles, in a batch."""
         return -(-self.tiles // self.together)
 
-    @property
-    def room(self) -> int:
-        """Numbers that a thread keeps: the right operands in strips, the left one, the scores."""
-        strips = -(-self.n // STRIP) * self.k + -(-self.d // STRIP) * self.n
-        return strips * STRIP + self.together * self.tile * (self.k + self.n)
+
+def room(k: int, n: int, d: int) -> int:
+    """Numbers of a batch's right operands [k, n] and [n, d] in strips, whose last may be cut."""
+    return (-(-n // STRIP) * k + -(-d // STRIP) * n) * STRIP
 
 
 def code_of(what: Attended, name: str, parallel: Parallel | None) -> str:
