@@ -190,8 +190,8 @@ def test_kernels_of_a_call_of_many_are_timed_as_several():
     region = replace(REGION, node=replace(DOT, lowering=DOT.spec.lowerings.index("onednn")))
     assert (region.in_partition, region.copies, wrapping_passes(region)) == (True, 16, ())
     job = region_job(region, ())
-    assert [kind for kind, *_ in job.targets] == ["run"]
-    assert job.targets[0][1].count("Dot") == 16
+    assert [t.what for t in job.targets] == ["run"]
+    assert job.targets[0].text.count("Dot") == 16
     large = Node("dot", (0, 1), CONTRACT, region.node.lowering, (4096, 8192))
     sides = (Node("input", shape=(4096, 8192)), Node("weight", shape=(8192, 8192)))
     assert Region(large, sides).copies == 2

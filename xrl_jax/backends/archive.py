@@ -73,21 +73,21 @@ def write_archive(
 
 
 def read_archive(
-    path: str | os.PathLike[str], newest: int
+    path: str | os.PathLike[str], known: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Header and parts of a file that `write_archive` wrote.
 
     Args:
-      newest: formats above this one are refused.
+      known: other formats are refused.
 
     Raises:
-      LoadError: the file is damaged, of another kind or of a newer format.
+      LoadError: the file is damaged, of another kind or of another format.
       OSError: it is missing or cannot be read.
     """
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                header = _read_header(path, archive, newest)
+                header = _read_header(path, archive, known)
                 return header, _read_parts(path, archive, header["parts"])
         except LoadError:
             raise
@@ -98,7 +98,7 @@ def read_archive(
 
 
 def _read_header(
-    path: str | os.PathLike[str], archive: zipfile.ZipFile, newest: int
+    path: str | os.PathLike[str], archive: zipfile.ZipFile, known: int
 ) -> dict[str, Any]:
     if HEADER not in archive.namelist():
         raise LoadError(f"{path} is no saved function: it has no {HEADER}")
@@ -111,10 +111,10 @@ def _read_header(
     form = header.get("format") if isinstance(header, dict) else None
     if not isinstance(form, int):
         raise LoadError(f"{path} is no saved function: its {HEADER} states no format")
-    if form > newest:
+    if form != known:
         raise LoadError(
-            f"{path} has format {form}, this version of xrl_jax reads up to {newest}: it was "
-            f"written by {header.get('written_by', 'a newer version')}, use that or a newer one"
+            f"{path} has format {form}, this version of xrl_jax reads {known}: it was written by "
+            f"{header.get('written_by', 'another version')}, use that or optimise again"
         )
     return header
 

@@ -51,7 +51,7 @@ from xrl_jax.backends.plain_data import (
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import flatten_as
 
-FORMAT = 2  # a file of a newer one is refused
+FORMAT = 3  # a file of another one is refused
 
 _PROGRAM = "program.txt"
 _LIFTED = 1024  # bytes from which a constant lies beside the artefacts, once for all of them
@@ -385,7 +385,7 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
 def _assembled(
     header: dict[str, Any], parts: dict[str, bytes], read_report: Callable[..., Any]
 ) -> LoadedFast:
-    kernels.make_known([tuple(t) for t in header["targets"]])
+    kernels.make_known([kernels.Target(*t) for t in header["targets"]])
     constants = [
         unpack_array(kind, parts[_constant(i)]) for i, kind in enumerate(header["constants"])
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -132,6 +133,18 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
     (found,) = equations(hoisted(fn, w, x, weights=1), x)
     assert found == "Dot+Slice+Slice+Slice+Attention+Slice+Dot"
     assert_computes(fn, w, x, weights=1)
+
+
+def test_a_softmax_at_the_end_is_one_of_large_numbers_too() -> None:
+    """XLA subtracts the largest, which is rounded, from the unrounded numbers: their exponentials
+    are infinite.
+    """
+    fn = lambda w, x: jax.nn.softmax(kernel_p.bind(x, w, op=Dot(False, False)) / 169)  # noqa: E731
+    w, x = jnp.eye(8), jnp.full((1, 8), 8.2617663e11)
+    parts = hoisted(fn, w, x, weights=1)
+    assert equations(parts, x) == ["Dot+Loop"]
+    (found,) = jax.jit(parts.call)(parts.prepare([w]), [x])
+    np.testing.assert_array_equal(found, np.full((1, 8), 0.125))
 
 
 def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> None:

@@ -31,9 +31,9 @@ from tests.backends.dnnl.calls import (
     pool,
 )
 from xrl_jax.backends import export, onednn
-from xrl_jax.backends.dnnl import partition
+from xrl_jax.backends.dnnl import kernels, partition
 from xrl_jax.backends.dnnl.kernels import kernel_p
-from xrl_jax.backends.dnnl.library import library
+from xrl_jax.backends.dnnl.library import Library, library
 from xrl_jax.backends.dnnl.spec import RELU, Conv, Dot, Epilogue
 from xrl_jax.backends.fast import Fast
 from xrl_jax.frontends.jaxpr import from_jax
@@ -366,6 +366,18 @@ def test_a_file_is_refused_where_layouts_may_differ(
     a_saved_function(tmp_path / "f.xrl")
     monkeypatch.setattr(export, "library", lambda: None)
     with pytest.raises(export.LoadError, match=r"kernels of oneDNN 3.*, here is no oneDNN: "):
+        export.load(tmp_path / "f.xrl")
+
+
+def test_a_file_is_refused_whose_weights_are_packed_in_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another version of ours: what is packed here would not fit where the file puts it."""
+    a_saved_function(tmp_path / "f.xrl")
+    monkeypatch.setattr(kernels, "_target", kernels._target.__wrapped__)  # which is cached
+    assert export.load(tmp_path / "f.xrl")(KERNEL, IMAGE).shape == IMAGE.shape
+    monkeypatch.setattr(Library, "layout", lambda lib, desc: ("other",))
+    with pytest.raises(export.LoadError, match="packed in another way .*: optimise the function"):
         export.load(tmp_path / "f.xrl")
 
 

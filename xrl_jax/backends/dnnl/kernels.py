@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,25 @@ from xrl_jax.backends.dnnl.spec import (
 
 _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
-Target = tuple[str, str, int]  # what is done, a partition's text, which of its inputs
-_TARGETS: dict[str, Target] = {}  # by the name that XLA knows
+_TARGETS: dict[str, Target] = {}  # by their names
 _LOCK = threading.Lock()
 _OUR_FILES = ContextVar("exported into files of ours", default=False)
+
+
+class Target(NamedTuple):
+    """What XLA calls.
+
+    Attributes:
+      name: by which XLA knows it; another where weights are packed in another way.
+      what: is done: "run", "pack" or "unpack".
+      text: of the partition.
+      index: of the input that is packed.
+    """
+
+    name: str
+    what: str
+    text: str
+    index: int
 
 
 def kernel(op: Kernel, *operands: jax.Array) -> jax.Array:
@@ -105,17 +120,23 @@ def make_known(targets: Sequence[Target]) -> None:
     """Make XLA know the targets under the names they had where `targets_in` found them.
 
     Raises:
-      RuntimeError: the library is not here.
+      RuntimeError: the library is not here, or weights are packed otherwise.
     """
-    for what, text, index in targets:
-        _target(_library(), what, partition(text), index)
+    for name, what, text, index in targets:
+        if _target(_library(), what, partition(text), index) != name:
+            raise RuntimeError(
+                "it has weights packed in another way than is usual here: optimise the function "
+                "again, or use the version of xrl_jax that wrote it"
+            )
 
 
 @functools.cache
 def _target(lib: Library, what: str, part: Partition, index: int) -> str:
     """The name of a call, known to XLA."""
     made = plan(lib, part)
-    name = part.name(lib.name)
+    moves = {i: w.moves for i, w in made.weights.items()}
+    packed = {i: [lib.layout(d) for move in m for d in move] for i, m in moves.items()}
+    name = part.name(f"{lib.name}, {packed}")
     steps: Sequence[Step]
     careful: Sequence[Step] = ()
     if what == _RUN:
@@ -125,12 +146,11 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
             arena = max(arena, room)
     else:
         name = f"{name}.{what}{index}"
-        moves = made.weights[index].moves
-        steps = [_moved(lib, *(move if what == _PACK else move[::-1])) for move in moves]
+        steps = [_moved(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
         arena = 0
     register(lib, name, steps, arena, careful)
     with _LOCK:
-        _TARGETS[name] = (what, part.text, index)
+        _TARGETS[name] = Target(name, what, part.text, index)
     return name
 
 

@@ -21,7 +21,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -39,7 +39,8 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80,
 _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
-_STRIDES, _RANK, _START, _BLOCKS = 14, 256, 259, 263  # of a memory descriptor
+_STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
+_N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # how many axes are in blocks; of what sizes; which
 _RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F
 _BINARY = {
     "add": 0x1FFF0,
@@ -190,14 +191,29 @@ class Library:
 
     def strides(self, desc: Desc) -> tuple[int, ...] | None:
         """Of an array from its beginning on, in numbers; None where blocks of it lie together."""
-        rank, blocks, start = ctypes.c_int(), ctypes.c_int(), ctypes.c_int64()
-        found = ctypes.POINTER(ctypes.c_int64)()
-        for what, to in ((_RANK, rank), (_BLOCKS, blocks), (_START, start), (_STRIDES, found)):
-            status = self._lib.dnnl_memory_desc_query(_at(desc), what, ctypes.byref(to))
-            self._check(status, "dnnl_memory_desc_query")
-        if blocks.value or start.value:
+        if self._asked(desc, _N_BLOCKS, ctypes.c_int) or self._asked(desc, _START, ctypes.c_int64):
             return None
-        return tuple(found[: rank.value])
+        return self._listed(desc, _STRIDES, _RANK)
+
+    def layout(self, desc: Desc) -> tuple[tuple[int, ...], ...]:
+        """Where the numbers of an array lie: the same for equal layouts and no others."""
+        axes = (self._listed(desc, what, _RANK) for what in (_PADDED, _STRIDES))
+        blocks = (self._listed(desc, what, _N_BLOCKS) for what in (_BLOCKS, _BLOCKED))
+        return (*axes, *blocks, (self._asked(desc, _START, ctypes.c_int64),))
+
+    def _asked(self, desc: Desc, what: int, kind: type[ctypes.c_int] | type[ctypes.c_int64]) -> int:
+        found = kind()
+        self._query(desc, what, found)
+        return found.value
+
+    def _listed(self, desc: Desc, what: int, length: int) -> tuple[int, ...]:
+        found = ctypes.POINTER(ctypes.c_int64)()
+        self._query(desc, what, found)
+        return tuple(found[: self._asked(desc, length, ctypes.c_int)])
+
+    def _query(self, desc: Desc, what: int, to: Any) -> None:
+        status = self._lib.dnnl_memory_desc_query(_at(desc), what, ctypes.byref(to))
+        self._check(status, "dnnl_memory_desc_query")
 
     def equal(self, a: Desc, b: Desc) -> bool:
         return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))

@@ -126,11 +126,20 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 def _peel(inside: dict[Any, Member]) -> None:
     """Leave to XLA what ends a partition and what it has for nothing: changes of shape, and what is
     elementwise and no sum.
+
+    A reduction and what follows it stay. XLA computes the reduced values again where it uses them,
+    with multiply-add where it reduced rounded products: `x - max(x)` is then above zero, and a
+    softmax of large numbers is NaN.
     """
+    reduced: set[Any] = set()
+    for v, (_, op, operands) in inside.items():
+        follows = isinstance(op, _LIGHT) and any(o.variable in reduced for o in operands)
+        if isinstance(op, Reduce) or follows:
+            reduced.add(v)
     needed: set[Any] = set()  # by the members that follow
     for v, (_, op, operands) in reversed(list(inside.items())):
         ends = isinstance(op, _LIGHT) and op != Binary("add")
-        if ends and v not in needed:
+        if ends and v not in needed and v not in reduced:
             del inside[v]
         else:
             needed.update(o.variable for o in operands)

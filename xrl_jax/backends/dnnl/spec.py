@@ -402,7 +402,9 @@ class Partition:
         return json.dumps(_plain(self))
 
     def name(self, surroundings: str) -> str:
-        """Under which XLA knows it; the same wherever library and processor are."""
+        """Under which XLA knows it; the same where the surroundings are: the library, the
+        processor, how weights are packed.
+        """
         digest = hashlib.sha256(f"{surroundings}\n{self.text}".encode())
         return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
 
