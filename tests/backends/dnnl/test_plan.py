@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xrl_jax.backends.dnnl.kernels import pack, run
 from xrl_jax.backends.dnnl.library import DST, SRC, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import kernel_layout, plan
@@ -158,3 +159,44 @@ def test_a_loop_without_sums_takes_any_layout() -> None:
         return len(plan(lib, part).steps)
 
     assert n_steps(Instruction(loop, (3,), image)) == n_steps() + 1
+
+
+@needs_library
+def test_a_loop_goes_through_the_axes_as_they_lie() -> None:
+    """Scales of the features of an image that lies features last, written with features first: a
+    row is a pixel.
+    """
+    lib = library()
+    assert lib is not None
+    last, first, pointwise = (1, 4, 4, 16), (1, 16, 4, 4), (1, 1, 16, 16)
+    scale = Loop(64, 4, (first, (1, 16, 1, 1)), (Instruction(Binary("mul"), (0, 1), first),))
+    conv = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+    code = (
+        Instruction(conv, (0, 1), last),
+        Instruction(Transpose((0, 3, 1, 2)), (3,), first),
+        Instruction(scale, (4, 2), first),
+        Instruction(Transpose((0, 2, 3, 1)), (5,), last),
+        Instruction(conv, (6, 1), last),
+    )
+    part = Partition((last, pointwise, (1, 16, 1, 1)), (False, True, False), code, (7,))
+    _, loop, _ = (s.primitive for s in plan(lib, part).steps)
+    assert isinstance(loop, Loop)
+    assert (loop.rows, loop.columns, loop.inputs) == (16, 16, (last, (1, 1, 1, 16)))
+    x = jnp.arange(256.0).reshape(last)
+    w, by = 2 * jnp.eye(16).reshape(pointwise), jnp.arange(16.0).reshape(1, 16, 1, 1)
+    (y,) = jax.jit(lambda *a: run(part, *a))(x, pack(part, 1, w), by)
+    np.testing.assert_array_equal(y, 4 * x * np.arange(16.0))
+
+
+@needs_library
+def test_windows_of_images_with_features_first_are_computed_with_features_last() -> None:
+    lib = library()
+    assert lib is not None
+    pool = Pool("max", (1, 1, 2, 2), (1, 1, 2, 2), ((0, 0),) * 4)
+    part = Partition(((1, 8, 4, 4),), (False,), (Instruction(pool, (0,), (1, 8, 2, 2)),), (1,))
+    _, taken, _ = plan(lib, part).steps
+    (source,) = (desc for which, desc, _ in taken.args if which == SRC)
+    assert lib.strides(source) == (128, 1, 32, 8)
+    x = jnp.arange(128.0).reshape(1, 8, 4, 4)
+    (y,) = jax.jit(lambda a: run(part, a))(x)
+    np.testing.assert_array_equal(y, x[:, :, 1::2, 1::2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from xrl_jax.backends.dnnl.native import MOST_ARGUMENTS, Place
 from xrl_jax.backends.dnnl.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
 
 _BYTES = 4  # of a number
+_LEAST_COLUMNS = 8  # of a loop whose axes are turned: half a vector
 
 
 @dataclass
@@ -72,6 +74,13 @@ class Operators(Builder):
         alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # nothing between the numbers
         if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
             op, laid_out = flat, list(args)
+        elif output is None and (order := self.order(op, shape, args)) is not None:
+            back, op = [order.index(a) for a in range(len(shape))], rows.turned(op, order) or op
+            laid_out = [
+                self.as_laid_out(x, self.lib.permuted(self.lib.desc(s), back))
+                for x, s in zip(args, op.inputs, strict=True)
+            ]
+            desc = self.lib.permuted(self.lib.desc(op.code[-1].shape), back)
         else:
             desc = plain
             laid_out = [
@@ -80,6 +89,27 @@ class Operators(Builder):
         y = self.result(desc, output)
         self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
+
+    def order(
+        self, op: Loop, shape: Sequence[int], args: Sequence[Value]
+    ) -> tuple[int, ...] | None:
+        """In which the axes of most arguments of a loop lie, so that it can go through them; None
+        where that is the usual order.
+        """
+        found: Counter[tuple[int, ...]] = Counter()
+        for x, s in zip(args, op.inputs, strict=True):
+            strides = self.lib.strides(x.desc) if s == shape else None
+            if strides is not None:
+                order = sorted(range(len(s)), key=lambda a: (s[a] > 1, -strides[a]))
+                dims = [s[a] for a in order]
+                dense = zip(dims, row_major(dims), order, strict=True)
+                if all(n == 1 or strides[a] == step for n, step, a in dense):
+                    found[tuple(order)] += 1
+        (order, _), *_ = *found.most_common(1), ((), 0)
+        is_usual = [a for a in order if shape[a] > 1] == sorted(a for a in order if shape[a] > 1)
+        if is_usual or shape[order[-1]] < _LEAST_COLUMNS or rows.turned(op, order) is None:
+            return None
+        return order
 
     def attention(
         self,
@@ -120,7 +150,9 @@ class Operators(Builder):
         self.append(what, [(0, v.desc, v.place) for v in used])
         return self.turned(y, swap(len(shape))) if op.turned else y
 
-    def pool(self, op: Pool, shape: Sequence[int], x: Value, output: Place | None) -> Value:
+    def pool(
+        self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None
+    ) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
@@ -135,9 +167,18 @@ class Operators(Builder):
         # Where all of a window is -inf, the library gives the largest number, negative.
         after = PostOps(scale=scale, overflow=op.kind == "max")
         prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
-        y = self.result(self.lib.of(prim, "dst"), output)
+        into = output
+        if self.lib.implementation(prim).startswith("simple"):
+            # Slow, as features last are not.
+            into = None
+            dims = [whole[d] for d in (order[0], *moving, order[1])]
+            x = self.as_laid_out(x, self.lib.permuted(self.lib.desc(dims), (0, 3, 1, 2)))
+            dst = self.lib.any_desc([shape[d] for d in order])
+            prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
+        y = self.result(self.lib.of(prim, "dst"), into)
         self.run(prim, [(SRC, x), (DST, y)])
-        return self.turned(y, back)
+        y = self.turned(y, back)
+        return y if output is None or into is not None else self.copied(y, output, shape)
 
     def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
         """The array as a result of the call, row-major."""

@@ -143,7 +143,7 @@ class Planner(Operators):
             case Winograd():
                 return self.winograd(op, instruction, args, output)
             case Pool():
-                return self.pool(op, shape, args[0], output)
+                return self.pool(op, args[0], self.shape_of(instruction.args[0]), shape, output)
             case Concat():
                 dst = None if output is None else self.lib.desc(shape)
                 prim = self.lib.concat([v.desc for v in args], op.axis, dst)

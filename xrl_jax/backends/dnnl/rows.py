@@ -22,6 +22,7 @@ from xrl_jax.backends.dnnl.spec import (
     Loop,
     Map,
     Reduce,
+    Repeat,
     Reshape,
     Shape,
 )
@@ -62,6 +63,25 @@ def flattened(loop: Loop) -> Loop | None:
     flat = size // columns, columns
     code = tuple(replace(i, shape=flat) for i in loop.code)
     return Loop(*flat, (flat,) * len(loop.inputs), code)
+
+
+def turned(loop: Loop, order: Sequence[int]) -> Loop | None:
+    """The same on arrays whose axes lie in this order; None where it is not elementwise."""
+    shape = loop.code[-1].shape
+    if any(isinstance(i.op, Reduce | Reshape) or i.shape != shape for i in loop.code):
+        return None
+    if any(len(s) != len(shape) for s in loop.inputs):
+        return None
+
+    def moved(shape: Shape) -> Shape:
+        return tuple(shape[a] for a in order)
+
+    new = moved(shape)
+    code = tuple(
+        replace(i, op=Repeat(new) if isinstance(i.op, Repeat) else i.op, shape=new)
+        for i in loop.code
+    )
+    return Loop(math.prod(new[:-1]), new[-1], tuple(map(moved, loop.inputs)), code)
 
 
 @dataclass
