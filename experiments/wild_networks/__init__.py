@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments.wild_networks import examples, keras_applications, onnx_files, transformers_flax
+from experiments.wild_networks import (
+    examples,
+    keras_applications,
+    onnx_files,
+    plain,
+    transformers_flax,
+)
+
+PLAIN = "_plain"  # ends the name of a network's twin
 
 Example = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
@@ -50,4 +58,6 @@ def __getattr__(name: str) -> Any:
     """The function that makes a network, by name: what `--fn` asks a module for."""
     if name in NETWORKS:
         return NETWORKS[name].make
+    if name.endswith(PLAIN) and name.removesuffix(PLAIN) in plain.TWINS:
+        return plain.TWINS[name.removesuffix(PLAIN)]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

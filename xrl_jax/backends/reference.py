@@ -28,6 +28,9 @@ from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import CONTROL_FLOW, Array, Call, Equation, Input, Program
 
 _MOST_NODES = 48  # compiled together: twice as many take more than twice as long
+# Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
+_SOON = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+_RUN_ONCE = {"xla_backend_optimization_level": 0}
 # Of a node of the one, the other says whether there was NaN.
 _KEEP_NAN = {
     f"{kind}_{way}": f"{kind}_sum" for kind in ("reduce", "window") for way in ("max", "min")
@@ -109,7 +112,9 @@ class _Run:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def together(self, key: tuple[int, int], run: Callable[[Any], Any], taken: Any) -> Any:
-        """What a piece gives for what it takes; where that is only shapes, shapes."""
+        """What a piece, the first node of which is `key` (graph, node), gives for what it takes;
+        where that is only shapes, shapes.
+        """
         if not self.rounding:
             return run(taken)  # traced, as a part of control flow
         leaves, tree = jax.tree.flatten(taken)
@@ -118,7 +123,8 @@ class _Run:
             return self.compiled[known].code.result()(taken)
         if known not in self.compiled:
             traced = jax.jit(run).trace(taken)
-            code = self.threads.submit(traced.lower().compile)
+            options = _SOON | (_RUN_ONCE if key[0] == 0 else {})
+            code = self.threads.submit(traced.lower().compile, options)
             self.compiled[known] = _Compiled(code, jax.tree.map(_struct, traced.out_info))
         return self.compiled[known].given
 

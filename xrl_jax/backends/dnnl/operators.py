@@ -99,12 +99,14 @@ class Operators(Builder):
         found: Counter[tuple[int, ...]] = Counter()
         for x, s in zip(args, op.inputs, strict=True):
             strides = self.lib.strides(x.desc) if s == shape else None
-            if strides is not None:
-                order = sorted(range(len(s)), key=lambda a: (s[a] > 1, -strides[a]))
-                dims = [s[a] for a in order]
-                dense = zip(dims, row_major(dims), order, strict=True)
-                if all(n == 1 or strides[a] == step for n, step, a in dense):
-                    found[tuple(order)] += 1
+            if strides is None:
+                continue
+            steps = dict(enumerate(strides))
+            order = sorted(steps, key=lambda a: (s[a] > 1, -steps[a]))
+            dims = [s[a] for a in order]
+            dense = zip(dims, row_major(dims), order, strict=True)
+            if all(n == 1 or steps[a] == step for n, step, a in dense):
+                found[tuple(order)] += 1
         (order, _), *_ = *found.most_common(1), ((), 0)
         is_usual = [a for a in order if shape[a] > 1] == sorted(a for a in order if shape[a] > 1)
         if is_usual or shape[order[-1]] < _LEAST_COLUMNS or rows.turned(op, order) is None:
@@ -150,9 +152,7 @@ class Operators(Builder):
         self.append(what, [(0, v.desc, v.place) for v in used])
         return self.turned(y, swap(len(shape))) if op.turned else y
 
-    def pool(
-        self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None
-    ) -> Value:
+    def pool(self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None) -> Value:
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
