@@ -54,6 +54,11 @@ def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
                     _configure(_before)
 
 
+def cache_folder() -> str | None:
+    """Of JAX's persistent cache, ours or the user's; None where there is none."""
+    return getattr(jax.config, _FOLDER) or None
+
+
 def _configure(settings: dict[str, Any]) -> dict[str, Any]:
     """Set these; what was set before."""
     before = {name: getattr(jax.config, name) for name in settings}

@@ -29,8 +29,11 @@ from xrl_jax.graph.program import CONTROL_FLOW, Array, Call, Equation, Input, Pr
 
 _MOST_NODES = 48  # compiled together: twice as many take more than twice as long
 # Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
-_SOON = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-_RUN_ONCE = {"xla_backend_optimization_level": 0}
+_SOON: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+_RUN_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 # Of a node of the one, the other says whether there was NaN.
 _KEEP_NAN = {
     f"{kind}_{way}": f"{kind}_sum" for kind in ("reduce", "window") for way in ("max", "min")

@@ -22,16 +22,18 @@ from xrl_jax.search.base import (
     calls_engine,
     predicted,
 )
+from xrl_jax.search.engine import COLD_SECONDS, compile_engine, is_compiled
 from xrl_jax.search.in_library import in_library
 from xrl_jax.search.refine import refine
-from xrl_jax.search.states import compile_engine
 
 _SEARCH_SHARE = 0.5  # of the time goes to the search
 _ALONE_SHARE = 0.8  # of the time to one that is alone
 _TIMING_SHARE = 0.3  # of what is left then, to timing its best programs whole
 _REFINE_SHARE = 0.7  # of what is left then, to refining the fastest; the rest is for the check
 _CHOICE = 6  # timings kept for its best programs, or half of all where there are few
-_SEARCH_WORTH = 20.0  # seconds, at least, for a search where something is known without
+# Seconds, at least, for a search where something is known without, and where its engine has to be
+# compiled first.
+_SEARCH_WORTH, _COMPILING_WORTH = 20.0, 35.0
 _CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
 
@@ -65,12 +67,15 @@ def search_in_rounds(
     try:
         with plain_ctrl_c():
             oracle.constants = constants_pay(oracle, problem.program)
-            if problem.known is not None and clock.left < _SEARCH_WORTH:
+            cold = calls_engine(strategy) and not is_compiled(problem.program, problem.rules)
+            least = _COMPILING_WORTH if cold else _SEARCH_WORTH
+            if problem.known is not None and clock.left < least:
                 strategy = _nothing_new
             elif not clock.done:
                 oracle.measure_loops()
                 if calls_engine(strategy):
-                    tell("compiling the engine")
+                    once = f", once on this machine: some {COLD_SECONDS:.0f} s" if cold else ""
+                    tell(f"compiling the engine{once}")
                     compile_engine(problem.program, problem.rules, oracle.table())
     except KeyboardInterrupt:
         clock = Stopwatch(0.0)
@@ -86,7 +91,8 @@ def search_in_rounds(
         unknown = Timing.without("failed", "interrupted before it was timed")
         return found, [Timed(recalled.program, (), unknown, 0)]
     interrupted = found.stop is StopReason.INTERRUPTED
-    rest = Stopwatch(0.0) if interrupted else clock.part(_TIMING_SHARE)
+    part = _REFINE_SHARE if strategy is _nothing_new else _TIMING_SHARE
+    rest = Stopwatch(0.0) if interrupted else clock.part(part)
     timed = time_programs(
         oracle,
         [f.program for f in found.best],

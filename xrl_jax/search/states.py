@@ -136,18 +136,6 @@ def _apply(
 _identity = engine_jit(identity)
 
 
-def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> None:
-    """Compile all that a search of the program calls: that takes some ten seconds, whatever the
-    program, and a search is to spend its time on searching.
-    """
-    space = Space(rules, jnp.asarray(program.digests()))
-    nothing = (-1, 0, 0)
-    for graph in in_one_bucket(program):
-        state = space.matched(space.start(graph, costs))
-        space.moves(state, costs)
-        space.steps(state, costs, [nothing])
-
-
 def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -> str:
     """A short text of a node: its slot, operator and shape."""
     return f"%{slot} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"

@@ -109,6 +109,21 @@ def test_ordinary_numbers_are_computed_once(features: int) -> None:
     assert native.careful_runs() == before
 
 
+def test_where_only_time_is_asked_for_nothing_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the timing worker weights are numbers at random, of which a deep network makes NaN."""
+    monkeypatch.setattr(native, "_timed_only", True)
+    part = one(Clip(0.0, 5.0), (1, 1, 7, 1), shape=(1, 1, 7, 1))
+    row = np.asarray([NAN, INF, -INF, -3, 0, 2, 9], np.float32)
+    np.testing.assert_array_equal(
+        called(part, row.reshape(1, 1, 7, 1))[0].ravel()[3:], [0, 0, 2, 5]
+    )
+    name = kernels._target(library(), "run", part, 0)
+    fast, careful = native._KEPT[name][1]
+    assert (fast[0], careful[0]) == (1, 0)  # steps
+
+
 def test_what_keeps_nan_by_itself_is_not_computed_again() -> None:
     part = pointwise(None)
     assert not loses_nan(part) and loses_nan(pointwise(RELU))

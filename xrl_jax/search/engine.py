@@ -1,0 +1,51 @@
+"""The engine's compilation before a search, and whether an earlier one has left it on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.backends.compile_cache import cache_folder
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.graph.engine_jit import platform
+from xrl_jax.graph.program import Program
+from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.search.states import Space, in_one_bucket
+
+COLD_SECONDS = 45.0  # what it takes on two cores where nothing of it is on disk
+
+
+def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> None:
+    """Compile all that a search of the program calls, or read it from JAX's persistent cache: that
+    takes long, whatever the program, and a search is to spend its time on searching.
+    """
+    space = Space(rules, jnp.asarray(program.digests()))
+    nothing = (-1, 0, 0)
+    for graph in in_one_bucket(program):
+        state = space.matched(space.start(graph, costs))
+        space.moves(state, costs)
+        space.steps(state, costs, [nothing])
+    mark = _mark(program, rules)
+    if mark is not None and mark.parent.is_dir():
+        mark.touch()
+
+
+def is_compiled(program: Program, rules: CompiledRules) -> bool:
+    """Whether JAX's persistent cache has the engine for such programs: it is ready in seconds."""
+    mark = _mark(program, rules)
+    return mark is not None and mark.exists()
+
+
+def _mark(program: Program, rules: CompiledRules) -> Path | None:
+    """An empty file beside what is compiled for such programs; None where nothing is kept."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    graphs = in_one_bucket(program)
+    shapes = [(x.shape, str(x.dtype)) for x in jax.tree.leaves((graphs[0], rules.table))]
+    about = (shapes, len(graphs[0]), platform(), version("jaxlib"), version("xrl_jax"))
+    return Path(folder, f"engine-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}")
