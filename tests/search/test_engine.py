@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax.numpy as jnp
+import pytest
 
-from xrl_jax.backends.compile_cache import persistent_cache
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.rewrite.library import select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.search import engine
 
 
-def test_a_mark_says_for_which_sizes_the_engine_is_on_disk(tmp_path: Path) -> None:
+def test_a_mark_says_for_which_sizes_the_engine_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules = compile_rules(select_rules(standard_rules(), ["add-zero"]))
 
     def deep(n: int):
@@ -24,10 +26,12 @@ def test_a_mark_says_for_which_sizes_the_engine_is_on_disk(tmp_path: Path) -> No
 
         return from_jax(fn, jnp.ones(3))
 
-    with persistent_cache(tmp_path):
-        assert not engine.is_compiled(deep(2), rules)
-        mark = engine._mark(deep(2), rules)
-        assert mark is not None
-        mark.touch()
-        assert engine.is_compiled(deep(3), rules)  # in the same bucket
-        assert not engine.is_compiled(deep(200), rules)
+    monkeypatch.setattr(engine, "cache_folder", lambda: None)
+    assert not engine.is_compiled(deep(2), rules)
+    monkeypatch.setattr(engine, "cache_folder", lambda: str(tmp_path))
+    assert not engine.is_compiled(deep(2), rules)
+    mark = engine._mark(deep(2), rules)
+    assert mark is not None
+    mark.touch()
+    assert engine.is_compiled(deep(3), rules)  # in the same bucket
+    assert not engine.is_compiled(deep(200), rules)
