@@ -34,4 +34,4 @@ def test_a_mark_says_for_which_sizes_the_engine_is_on_disk(
     assert mark is not None
     mark.touch()
     assert engine.is_compiled(deep(3), rules)  # in the same bucket
-    assert not engine.is_compiled(deep(200), rules)
+    assert not engine.is_compiled(deep(600), rules)
