@@ -137,7 +137,7 @@ def optimize(
             )
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, weights and all
-        left = 0.0 if found.stop is StopReason.INTERRUPTED else whole.left
+        last = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
         settled = settle(
             original,
             finalists,
@@ -145,7 +145,7 @@ def optimize(
             tolerance=tolerance,
             close_over=oracle.constants,
             guarded="in-domain" not in assume,
-            seconds=min(max(0.5 * left, 3.0), 30.0),
+            seconds=lambda: min(max(0.5 * last.left, 3.0), 30.0),
             tell=tell,
         )
     with on_cpu():

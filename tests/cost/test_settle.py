@@ -72,7 +72,8 @@ def times(monkeypatch: pytest.MonkeyPatch):
 
 
 def settled(finalists, program=PROGRAM, arguments=(W, X), **options):
-    return settle(program, finalists, arguments, **{"tolerance": None, "seconds": 0.1, **options})
+    usual = {"tolerance": None, "seconds": lambda: 0.1}
+    return settle(program, finalists, arguments, **{**usual, **options})
 
 
 def test_right_and_faster_is_used(times):
@@ -318,6 +319,6 @@ def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
 
 
 def test_the_final_timing_is_real_where_it_is_not_faked():
-    found = settled([finalist()], seconds=0.05)
+    found = settled([finalist()], seconds=lambda: 0.05)
     assert found.optimised.repeats >= 7 and 0.0 < found.optimised.seconds < 1.0
     assert found.noise.low <= found.noise.value <= found.noise.high

@@ -147,7 +147,7 @@ def settle(
     arguments: Sequence[Any],
     *,
     tolerance: float | None,
-    seconds: float,
+    seconds: Callable[[], float],
     close_over: bool = False,
     guarded: bool = True,
     seed: int = 0,
@@ -165,7 +165,7 @@ def settle(
         original.
       arguments: flat example arguments.
       tolerance: relative error allowed; None for the default.
-      seconds: for the final timing.
+      seconds: for the final timing; asked for after the check, which may take long.
       close_over: prepared weights become constants of the compiled code.
       guarded: a candidate that is not right on all arguments looks at those it is given.
     """
@@ -189,12 +189,13 @@ def settle(
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
             timed, domain = _timed_before(chosen), fast.domain
             tell("timing against jax.jit")
+            spare = seconds()
             timed = _time_in_turn(
-                program, original, fast, leaves, (1.0 - _UNPREPARED) * seconds, seed
+                program, original, fast, leaves, (1.0 - _UNPREPARED) * spare, seed
             )
             if timed.faster and any(program.weights):
                 with suppress(KeyboardInterrupt):
-                    ratio = _time_unprepared(original, fast, leaves, _UNPREPARED * seconds, seed)
+                    ratio = _time_unprepared(original, fast, leaves, _UNPREPARED * spare, seed)
                     timed = timed._replace(unprepared=ratio)
     except KeyboardInterrupt:
         cut_short = True
