@@ -599,6 +599,28 @@ def test_a_locked_store_costs_the_store_only(made_up, optimize, tmp_path, monkey
     assert fast.report.used == "optimized"
 
 
+def test_a_check_that_takes_longer_than_its_share_is_said_beforehand(
+    made_up, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(front, "last_seconds", lambda program: 30.0)
+    ten = Budget(seconds=10.0)
+    fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
+    assert fast.report.used == "optimized"
+    said = "network: its check and last timing take some 30 s, whatever the budget"
+    assert capsys.readouterr().err.splitlines()[0] == said
+
+
+def test_a_check_that_takes_many_times_the_budget_is_not_begun(made_up, tmp_path, monkeypatch):
+    monkeypatch.setattr(front, "last_seconds", lambda program: 50.0)
+    ten = Budget(seconds=10.0)
+    fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
+    assert fast.report.used == "original"
+    assert fast.report.reason == (
+        "the original is returned: its check takes some 50 s, the budget has 10"
+    )
+    same(fast(PARAMS, X), network(PARAMS, X))
+
+
 def test_a_cache_folder_that_cannot_be_made_costs_the_cache_only(made_up, optimize, tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning, match="timings are kept in memory only"):

@@ -14,7 +14,7 @@ from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.settle import settle
+from xrl_jax.cost.settle import last_seconds, settle, unchecked
 from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.cost.worker import Worker
@@ -41,7 +41,8 @@ from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
 
-_LAST_SHARE = 0.3  # of the seconds, for the last check and timing
+_LEAST_LAST, _MOST_LAST = 0.3, 0.6  # of the seconds, for the last check and timing
+_TOO_LONG = 4.0  # times the seconds: such a check is not begun
 
 
 def optimize(
@@ -69,8 +70,9 @@ def optimize(
       search: a name (see `xrl_jax.strategies.STRATEGIES`) or a strategy.
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off. Rules that are not the library's are verified first.
-      budget: seconds and measurements that may be spent; 60 seconds by default. Of the seconds 30 %
-        are kept for the last check and timing, which of large networks may take longer.
+      budget: seconds and measurements that may be spent; 60 seconds by default. Of the seconds 30
+        to 60 % are kept for the last check and timing. Where these take longer, that is said; where
+        they take four times the budget, the original is returned unchecked.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
       assume: what may be taken for granted of values. ("finite",) allows rules that lose NaN,
@@ -98,7 +100,6 @@ def optimize(
     """
     budget = budget or Budget()
     whole = Stopwatch(budget.seconds)
-    clock = Stopwatch((1.0 - _LAST_SHARE) * budget.seconds)  # of the search
     strategy = find_strategy(search)
     library = standard_rules(tuple(assume))
     chosen = select_rules(library, rules)
@@ -121,6 +122,13 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
+        last, too_short = last_seconds(original), ""
+        kept = min(max(last, _LEAST_LAST * budget.seconds), _MOST_LAST * budget.seconds)
+        clock = replace(whole, seconds=budget.seconds - kept)  # of the search
+        if last > _TOO_LONG * budget.seconds:
+            too_short = f"its check takes some {last:.0f} s, the budget has {budget.seconds:g}"
+        elif last > kept:
+            live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
         # Where timings cannot be kept, nothing can; the store has said so.
         keeps = not store.in_memory
         record = record_path(folder, program, rule_table.rules, store.machine)
@@ -137,16 +145,20 @@ def optimize(
             )
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, weights and all
-        last = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
-        settled = settle(
-            original,
-            finalists,
-            arguments,
-            tolerance=tolerance,
-            close_over=oracle.constants,
-            guarded="in-domain" not in assume,
-            seconds=lambda: min(max(0.5 * last.left, 3.0), 30.0),
-            tell=tell,
+        rest = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
+        settled = (
+            unchecked(finalists, too_short)
+            if too_short
+            else settle(
+                original,
+                finalists,
+                arguments,
+                tolerance=tolerance,
+                close_over=oracle.constants,
+                guarded="in-domain" not in assume,
+                seconds=lambda: min(max(0.5 * rest.left, 3.0), 30.0),
+                tell=tell,
+            )
         )
     with on_cpu():
         report = make_report(

@@ -78,6 +78,16 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert shown(Terminal(), [0.0]).startswith("[   0 s] tiny: descending; ")
 
 
+def test_a_line_that_is_said_stays() -> None:
+    plain, terminal, silent = io.StringIO(), Terminal(), io.StringIO()
+    for file, progress in ((plain, True), (terminal, True), (silent, False)):
+        with LiveProgress("net", 60.0, progress=progress, file=file) as live:
+            live.say("this takes [long]")
+    assert plain.getvalue() == "net: this takes [long]\n"
+    assert "net: this takes [long]" in terminal.getvalue()
+    assert silent.getvalue() == ""
+
+
 def test_silent_on_request() -> None:
     assert shown(io.StringIO(), [0.0, 20.0], progress=False) == ""
 

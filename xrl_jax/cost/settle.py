@@ -29,6 +29,7 @@ from xrl_jax.cost.inputs import random_input
 from xrl_jax.cost.memory import give_back
 from xrl_jax.cost.programs import Options, Timed
 from xrl_jax.cost.timing import Comparison, Ratio, Timing, compare, error_text
+from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program, unflatten_args
 
 OPTIMISED = "optimised"
@@ -38,6 +39,7 @@ UNPREPARED = "optimised, weights not prepared"
 # What is not decided is timed for so many times as long, and so many seconds, at most.
 _LONGER, _LEAST_LONGER = 5.0, 12.0
 _UNPREPARED = 0.2  # share of the time
+_LEAST_SECONDS, _NODE_SECONDS = 2.0, 0.02  # of all that, and for each node; on two cores
 _ZEROS, _NEGATIVE, _OUTLIERS = 0.1, 0.5, 0.01  # shares of the elements of a sample
 _SPECIAL = (np.nan, np.inf, -np.inf)
 
@@ -141,6 +143,11 @@ def _kinds(drawn: np.ndarray, bound: float, seed: int) -> list[np.ndarray]:
     return [drawn, mixed, drawn * (bound / largest if largest > 0 else 1.0), special]
 
 
+def last_seconds(program: Program) -> float:
+    """What the check and the final timing of a program take, roughly: most is compiling."""
+    return _LEAST_SECONDS + _NODE_SECONDS * sum(len(nodes_of(g)[0]) for g in program.graphs)
+
+
 def settle(
     program: Program,
     finalists: Sequence[Timed],
@@ -199,6 +206,25 @@ def settle(
                     timed = timed._replace(unprepared=ratio)
     except KeyboardInterrupt:
         cut_short = True
+    return _settled(chosen, accuracy, timed, added, close_over, domain, cut_short)
+
+
+def unchecked(finalists: Sequence[Timed], reason: str) -> Settled:
+    """The original, where there is no time to check anything else."""
+    chosen = finalists[0]
+    return _settled(chosen, _unknown(reason), _timed_before(chosen), 0, False, None, False)
+
+
+def _settled(
+    chosen: Timed,
+    accuracy: Accuracy,
+    timed: _InTurn,
+    added: int,
+    close_over: bool,
+    domain: Bounds | None,
+    cut_short: bool,
+) -> Settled:
+    """What follows from what was found of a candidate."""
     speedup = timed.speedup
     if not accuracy.ok:
         reason = f"the original is returned: {accuracy.reason}"

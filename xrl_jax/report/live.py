@@ -88,6 +88,16 @@ class LiveProgress:
         left = max(self._seconds - (self._clock() - self._start), 0.0)
         self(replace(self._progress, phase=phase, left_seconds=left))
 
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        line = f"{self._name}: {text}"
+        if not self._shown:
+            return
+        if self._live is None:
+            self._guarded(lambda: print(line, file=self._file or sys.stderr, flush=True))
+        else:
+            self._guarded(lambda: self._live.console.print(line, markup=False, highlight=False))
+
     def _guarded(self, action: Callable[[], Any]) -> None:
         """Do it; a display that fails (closed pipe, odd encoding) falls silent for good."""
         try:

@@ -34,6 +34,7 @@ _CHOICE = 6  # timings kept for its best programs, or half of all where there ar
 # Seconds, at least, for a search where something is known without, and where its engine has to be
 # compiled first.
 _SEARCH_WORTH, _COMPILING_WORTH = 20.0, 35.0
+_TIMING_WORTH = 5.0  # seconds, at least, for any timing before the check, which times the result
 _CHECK_COMPILES = 5  # programs that the check compiles here; it must not begin too late for that
 
 
@@ -48,9 +49,9 @@ def search_in_rounds(
     """All programs found and their whole-program timings, fastest first.
 
     What is known from an earlier search, or where nothing is, the program with all its kernels in
-    the library, is the first to be timed, and all there is where time is short: the former is not
-    timed then, because the final check does that. What has to be compiled before any search is no
-    part of the strategy's time.
+    the library, is the first to be timed, and all there is where time is short: the former, and
+    with hardly any time the latter, is not timed then, because the final check does that. What has
+    to be compiled before any search is no part of the strategy's time.
 
     The first round is the strategy's: what it finds is timed whole, and corrects the cost table.
     The second refines the fastest. A strategy that is `Alone` has the first, and its own programs.
@@ -64,9 +65,13 @@ def search_in_rounds(
     elif recalled is None:
         handed, steps = in_library(problem.program, problem.rules.rules)
         problem = replace(problem, known=Found(handed, float("inf"), steps) if steps else None)
+    untimed = recalled is not None
     try:
         with plain_ctrl_c():
-            oracle.constants = constants_pay(oracle, problem.program)
+            if problem.known is not None and clock.left < _TIMING_WORTH:
+                untimed = True
+            else:
+                oracle.constants = constants_pay(oracle, problem.program)
             cold = calls_engine(strategy) and not is_compiled(problem.program, problem.rules)
             least = _COMPILING_WORTH if cold else _SEARCH_WORTH
             if problem.known is not None and clock.left < least:
@@ -87,9 +92,9 @@ def search_in_rounds(
         known = problem.known
         known = replace(known, seconds=predicted(known.program, oracle.table()))
         found = replace(found, best=(known, *found.best))
-    if recalled is not None and strategy is _nothing_new:
+    if untimed and problem.known is not None and strategy is _nothing_new:
         unknown = Timing.without("failed", "interrupted before it was timed")
-        return found, [Timed(recalled.program, (), unknown, 0)]
+        return found, [Timed(problem.known.program, (), unknown, 0)]
     interrupted = found.stop is StopReason.INTERRUPTED
     part = _REFINE_SHARE if strategy is _nothing_new else _TIMING_SHARE
     rest = Stopwatch(0.0) if interrupted else clock.part(part)
