@@ -71,8 +71,8 @@ def optimize(
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off. Rules that are not the library's are verified first.
       budget: seconds and measurements that may be spent; 60 seconds by default. Of the seconds 30
-        to 60 % are kept for the last check and timing. Where these take longer, that is said; where
-        they take four times the budget, the original is returned unchecked.
+        to 60 % are kept for the last check and timing. Where these take longer, the progress
+        display says so; where they take four times the budget, the original is returned unchecked.
       key: decides what a search draws at random; `jax.random.key(0)` by default.
       tolerance: relative error allowed against float64; None for four times the original's own.
       assume: what may be taken for granted of values. ("finite",) allows rules that lose NaN,
@@ -122,13 +122,8 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
-        last, too_short = last_seconds(original), ""
-        kept = min(max(last, _LEAST_LAST * budget.seconds), _MOST_LAST * budget.seconds)
+        kept, too_short = _kept_for_the_end(original, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
-        if last > _TOO_LONG * budget.seconds:
-            too_short = f"its check takes some {last:.0f} s, the budget has {budget.seconds:g}"
-        elif last > kept:
-            live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
         # Where timings cannot be kept, nothing can; the store has said so.
         keeps = not store.in_memory
         record = record_path(folder, program, rule_table.rules, store.machine)
@@ -146,10 +141,10 @@ def optimize(
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, weights and all
         rest = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
-        settled = (
-            unchecked(finalists, too_short)
-            if too_short
-            else settle(
+        if too_short:
+            settled = unchecked(finalists, too_short)
+        else:
+            settled = settle(
                 original,
                 finalists,
                 arguments,
@@ -159,7 +154,6 @@ def optimize(
                 seconds=lambda: min(max(0.5 * rest.left, 3.0), 30.0),
                 tell=tell,
             )
-        )
     with on_cpu():
         report = make_report(
             name=name,
@@ -191,6 +185,19 @@ def optimize(
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = settled.baseline.startswith(CLOSED_OVER)
     return Fast(given, given.fn, report=report, close_over=as_constants)
+
+
+def _kept_for_the_end(program: Program, seconds: float, live: LiveProgress) -> tuple[float, str]:
+    """Of the budget, the seconds that are kept for the check and the last timing, and why there is
+    no time for these; "" where there is. Where they take longer than that, it is said.
+    """
+    last = last_seconds(program)
+    kept = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
+    if last > _TOO_LONG * seconds:
+        return kept, f"its check takes some {last:.0f} s, the budget has {seconds:g}"
+    if last > kept:
+        live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
+    return kept, ""
 
 
 def _to_judge(

@@ -68,9 +68,9 @@ def search_in_rounds(
     untimed = recalled is not None
     try:
         with plain_ctrl_c():
-            if problem.known is not None and clock.left < _TIMING_WORTH:
+            if recalled is None and problem.known is not None and clock.left < _TIMING_WORTH:
                 untimed = True
-            else:
+            else:  # read from the store for what is recalled
                 oracle.constants = constants_pay(oracle, problem.program)
             cold = calls_engine(strategy) and not is_compiled(problem.program, problem.rules)
             least = _COMPILING_WORTH if cold else _SEARCH_WORTH
