@@ -34,7 +34,7 @@ from xrl_jax.backends import export, onednn
 from xrl_jax.backends.dnnl import kernels, partition
 from xrl_jax.backends.dnnl.kernels import kernel_p
 from xrl_jax.backends.dnnl.library import Library, library
-from xrl_jax.backends.dnnl.spec import RELU, Conv, Dot, Epilogue
+from xrl_jax.backends.dnnl.spec import RELU, Conv, Dot, Epilogue, Instruction, Partition
 from xrl_jax.backends.fast import Fast
 from xrl_jax.frontends.jaxpr import from_jax
 
@@ -78,6 +78,23 @@ def test_what_is_used_elsewhere_is_returned_too() -> None:
     parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
     assert equations(parts, IMAGE) == ["Conv+Conv", "sin"]
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_results_that_are_equal_are_all_written() -> None:
+    """Of two loops that compute the same one is left, and two results of the call are its."""
+
+    def fn(w, x):
+        y = conv(x, w)
+        return jnp.clip(y + 3, 0, 6), jnp.clip(y + 3, 0, 6)
+
+    assert_computes(fn, POINTWISE, IMAGE, weights=1)
+
+
+def test_an_input_may_be_a_result_too() -> None:
+    part = Partition(((2, 3),), (False,), (Instruction(RELU, (0,), (2, 3)),), (0, 1, 0))
+    x = jnp.asarray([[-1.0, 2, -3], [4, -5, 6]])
+    relu = np.maximum(x, 0)
+    np.testing.assert_array_equal(kernels.run(part, x), [x, relu, x])
 
 
 def test_changes_of_shape_at_the_end_are_left_to_xla() -> None:

@@ -419,6 +419,9 @@ def planned(b: Planner) -> Plan:
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))
+    for j, v in enumerate(partition.outputs):
+        if b.values[v].place != Place.result(j):  # an input, or the same value as another result
+            b.copied(b.values[v], Place.result(j), partition.shape(v))
     places = [place for _, args in b.steps for _, _, place in args]
     parts = [block_of(x) for x in places if not isinstance(x, Place)]
     blocks = list({id(x): x for x in parts}.values())
