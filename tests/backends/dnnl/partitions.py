@@ -132,7 +132,7 @@ class Maker:
             Instruction(op, tuple(number[kind] + i for kind, i in args), shape)
             for op, args, shape in self.code
         )
-        found = tuple(dict.fromkeys(number[kind] + i for kind, i in outputs))
+        found = tuple(number[kind] + i for kind, i in outputs)
         return Partition(tuple(self.inputs), tuple(self.packed), code, found)
 
 
