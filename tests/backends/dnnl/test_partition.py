@@ -80,6 +80,20 @@ def test_what_is_used_elsewhere_is_returned_too() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_kernel_that_is_computed_and_transposed(groups: int) -> None:
+    """As in a convolution's derivative by its kernel: the layout of the kernel is another's."""
+    op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)
+
+    def fn(w, x, made):
+        y = conv(made, w)  # [1, 8, 8, 16]
+        kernel = y.reshape(8, 8, 16, 1).transpose(1, 0, 3, 2)  # [8, 8, 1, 16]
+        return kernel_p.bind(x, kernel, op=op)
+
+    x = jnp.asarray(RNG.standard_normal((1, 9, 9, groups)), jnp.float32)
+    assert_computes(fn, POINTWISE, x, IMAGE, weights=1)
+
+
 def test_results_that_are_equal_are_all_written() -> None:
     """Of two loops that compute the same one is left, and two results of the call are its."""
 

@@ -79,9 +79,18 @@ def test_the_name_says_what_is_computed_and_where() -> None:
 
 
 def test_a_kernel_in_the_librarys_order() -> None:
-    assert kernel_layout((3, 3, 4, 8), 1, (1, 2)) == ([8, 4, 3, 3], [1, 8, 96, 32])
-    assert kernel_layout((3, 3, 4, 8), 2, (1, 2)) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
-    assert kernel_layout((5, 1, 4, 8), 1, (2, 1)) == ([8, 4, 1, 5], [1, 8, 32, 32])
+    lies = (96, 32, 8, 1)
+    assert kernel_layout((3, 3, 4, 8), lies, 1, (1, 2)) == ([8, 4, 3, 3], [1, 8, 96, 32])
+    assert kernel_layout((3, 3, 4, 8), lies, 2, (1, 2)) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
+    column = (32, 32, 8, 1)
+    assert kernel_layout((5, 1, 4, 8), column, 1, (2, 1)) == ([8, 4, 1, 5], [1, 8, 32, 32])
+
+
+def test_a_kernel_whose_features_come_first() -> None:
+    """[3, 3, 4, 8] as it lies after a transpose of [8, 3, 3, 4]."""
+    turned = (12, 4, 1, 36)
+    assert kernel_layout((3, 3, 4, 8), turned, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
+    assert kernel_layout((3, 3, 4, 8), turned, 2, (1, 2)) == ([2, 4, 4, 3, 3], [144, 36, 1, 12, 4])
 
 
 @needs_library

@@ -200,7 +200,10 @@ class Planner(Operators):
         first = (0, n - 1, *inner)  # features before the spatial axes
         src = self.lib.any_desc([x_shape[a] for a in first])
         dst = self.wanted(i.shape, first, output)
-        dims, strides = kernel_layout(w_shape, op.groups, inner)
+        w, steps = args[1], self.lib.strides(args[1].desc)
+        if steps is None:  # in blocks
+            w, steps = self.as_laid_out(w, self.lib.desc(w_shape)), row_major(w_shape)
+        dims, strides = kernel_layout(w_shape, steps, op.groups, inner)
         weights = self.lib.any_desc(dims)
         stride, dilation = ([f[a - 1] for a in inner] for f in (op.stride, op.dilation))
         padding = [op.padding[a - 1] for a in inner]
@@ -211,7 +214,7 @@ class Planner(Operators):
             )
 
         x = self.turned(args[0], first)
-        w = Value(self.lib.desc(dims, strides), args[1].place)
+        w = Value(self.lib.desc(dims, strides), w.place)
         more = args[2:]
         bias = more.pop(0) if op.after.bias else None
         addend = self.turned(more.pop(0), first) if op.after.addend else None
@@ -380,21 +383,22 @@ class Planner(Operators):
 
 
 def kernel_layout(
-    shape: Sequence[int], groups: int, inner: Sequence[int]
+    shape: Sequence[int], strides: Sequence[int], groups: int, inner: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Dimensions and strides of a kernel [spatial.., C / groups, O], as O C spatial or, with
     groups, G O C spatial.
 
     Args:
+      strides: of the kernel as it lies.
       inner: the order of the spatial axes, counted from 1 on.
     """
-    strides = row_major(shape)
     *_, c, o = range(len(shape))
     axes = (o, c, *(a - 1 for a in inner))
     dims, steps = [shape[d] for d in axes], [strides[d] for d in axes]
     if groups == 1:
         return dims, steps
-    return [groups, dims[0] // groups, *dims[1:]], [dims[0] // groups, *steps]
+    features = dims[0] // groups
+    return [groups, features, *dims[1:]], [features * steps[0], *steps]
 
 
 @functools.cache
