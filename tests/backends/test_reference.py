@@ -99,6 +99,12 @@ def test_what_is_masked_has_no_say_in_the_largest():
     assert of(fn, x).error[0] == pytest.approx(THIRD**2 * 2.0**-24, rel=0.5)
 
 
+def recurrent_layer(state, row):
+    """The state after one more row, twice."""
+    state = jnp.tanh(state @ jnp.outer(row, row) / 48 + row)
+    return state, state
+
+
 @pytest.mark.parametrize(
     "fn",
     [
@@ -107,9 +113,11 @@ def test_what_is_masked_has_no_say_in_the_largest():
         lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5),
         lambda x: jnp.cumsum(x, -1) * jax.nn.gelu(x),
         lambda x: jnp.take(x @ x.T, jnp.asarray([3, 1]), axis=0).astype(jnp.bfloat16),
-        lambda x: jax.lax.scan(lambda c, y: (jnp.sin(c + y), c), x[0], x)[1],
+        lambda x: jax.lax.scan(recurrent_layer, x[:8] / 9, jnp.tile(x, (4, 1)))[1],
+        lambda x: jax.lax.fori_loop(0, 5, lambda _, y: jnp.tanh(y @ x.T @ x / 32), x),
+        lambda x: jnp.linalg.solve(x[:, :32] + 9 * jnp.eye(32), x),
     ],
-    ids=["softmax", "products", "normalisation", "gelu", "bfloat16", "scan"],
+    ids=["softmax", "products", "normalisation", "gelu", "bfloat16", "scan", "while", "solve"],
 )
 def test_the_bars_are_as_large_as_the_errors(fn):
     x = jax.random.normal(jax.random.key(0), (32, 48))
@@ -135,3 +143,19 @@ def test_what_a_rounding_error_could_change_is_marked():
 def test_a_choice_in_doubt_is_an_error_of_the_difference():
     found = of(lambda x: jnp.where(x * THIRD * 3 > 1, x, 5.0 * x), jnp.asarray([0.5, 1.0]))
     assert found.error[0] == pytest.approx([0.0, 4.0], rel=1e-3)
+
+
+def test_what_a_branch_in_doubt_gives_may_be_anything():
+    def fn(x, y):
+        return jax.lax.cond(y * THIRD * 3 > x, lambda: y, lambda: 2 * y)
+
+    assert of(fn, jnp.float32(1), jnp.float32(1)).error[0] == np.inf
+    assert of(fn, jnp.float32(1), jnp.float32(2)).error[0] == 0.0
+
+
+def test_a_loop_whose_end_is_in_doubt_may_give_anything():
+    def fn(x):
+        return jax.lax.while_loop(lambda c: c < 1, lambda c: c + x * THIRD, jnp.float32(0))
+
+    assert of(fn, jnp.float32(1)).error[0] == np.inf
+    assert 0 < of(fn, jnp.float32(0.9)).error[0] < 1e-6

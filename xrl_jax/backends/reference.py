@@ -21,11 +21,12 @@ import numpy as np
 
 from xrl_jax.backends.lowerings import lower
 from xrl_jax.backends.rounding import Value, bar, by_random_signs, is_inexact, of_node
+from xrl_jax.backends.rounding_flow import control_flow
 from xrl_jax.backends.wide import wide_dtype, wide_results, widened
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import CONTROL_FLOW, Array, Call, Equation, Input, Program
+from xrl_jax.graph.program import Array, Call, Equation, Input, Program
 
 _MOST_NODES = 48  # compiled together: twice as many take more than twice as long
 # Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
@@ -63,7 +64,7 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
       program: as it was traced; forms chosen for its nodes are not looked at.
     """
     narrow: set[str] = set()
-    run = _Run(program, narrow.add, rounding=True)
+    run = _Run(program, narrow.add)
     kept: dict[int, tuple[Any, Any]] = {}
 
     def wide(i: int, x: Any) -> Any:
@@ -90,16 +91,18 @@ def on_host(x: Any) -> np.ndarray:
 
 
 class _Run:
-    """One evaluation of a program; without `rounding`, no value has an error.
+    """One evaluation of a program, or, `inside`, of the body of a loop or branch, which is traced.
 
     A graph is compiled in pieces, between its calls of folded bodies, and each body once for the
     shapes it is called with. First all pieces are traced, while others are compiled in threads.
     """
 
-    def __init__(self, program: Program, tell: Callable[[str], Any], *, rounding: bool) -> None:
+    def __init__(
+        self, program: Program, tell: Callable[[str], Any], *, inside: bool = False
+    ) -> None:
         self.program = program
         self.tell = tell
-        self.rounding = rounding
+        self.inside = inside
         self.pieces: dict[int, _Pieces] = {}  # by the index of the graph
         self.compiled: dict[Any, _Compiled] = {}
         self.threads: Executor | None = None  # while pieces are traced
@@ -118,8 +121,8 @@ class _Run:
         """What a piece, the first node of which is `key` (graph, node), gives for what it takes;
         where that is only shapes, shapes.
         """
-        if not self.rounding:
-            return run(taken)  # traced, as a part of control flow
+        if self.inside:
+            return run(taken)
         leaves, tree = jax.tree.flatten(taken)
         known = (*key, tree, *((x.shape, x.dtype) for x in leaves))
         if self.threads is None:
@@ -191,44 +194,24 @@ class _Run:
             # XLA:CPU drops NaN in some of them.
             lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
             y = jnp.where(lost > 0, jnp.nan, y)
-        return of_node(node, wide, y, dtypes, xs) if self.rounding else Value(y)
+        return of_node(node, wide, y, dtypes, xs)
 
     def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
         """An equation that the table cannot say, or control flow."""
         bound = self.program.bindings[node.ref]
-        equation = bound.equation if isinstance(bound, Call) else bound
-        assert isinstance(equation, Equation)
         if isinstance(bound, Call):
-            equation = replace(equation, params=equation.params | self._bodies(bound))
-        avals = equation.avals
+            assert bound.equation is not None
+            inside = _Run(self.program, self.tell, inside=True)
+            bodies = [functools.partial(inside.graph, b + 1) for b in bound.bodies]
+            return control_flow(bound.kind, bound.equation.params, bodies, xs)
+        assert isinstance(bound, Equation)
+        equation, avals = bound, bound.avals
 
         def run(*exact: Any) -> list[Any]:
             own = [x.dtype if d is None else d for x, d in zip(exact, dtypes, strict=True)]
             return wide_results(equation, exact, own, avals, self.tell)
 
-        if self.rounding:
-            return by_random_signs(run, avals, xs)
-        return [Value(y) for y in run(*(x.exact for x in xs))]
-
-    def _bodies(self, call: Call) -> dict[str, Any]:
-        """The parameters of control flow that hold its jaxprs, in double precision."""
-        inner = _Run(self.program, self.tell, rounding=False)
-        traced = []
-        for b in call.bodies:
-            structs = [
-                jax.ShapeDtypeStruct(
-                    a.shape, wide_dtype(a.dtype), weak_type=getattr(a, "weak_type", False)
-                )
-                for a in self.program.bodies[b].in_avals
-            ]
-
-            def run(*args: Any, b: int = b) -> list[Any]:
-                return [v.exact for v in inner.graph(b + 1, [Value(x) for x in args])]
-
-            traced.append(jax.make_jaxpr(run)(*structs))
-        if call.kind == "cond":
-            return {"branches": tuple(traced)}
-        return dict(zip(CONTROL_FLOW[call.kind], traced, strict=True))
+        return by_random_signs(run, avals, xs)
 
 
 class _Compiled(NamedTuple):
