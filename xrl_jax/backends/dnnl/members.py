@@ -179,7 +179,9 @@ def _pool(kind: str, p: dict[str, Any]) -> Pool | None:
         return None
     moving = [i for i, n in enumerate(window) if (n, stride[i]) != (1, 1)]
     still = [i for i in range(len(window)) if i not in moving]
-    if len(moving) != 2 or len(still) != 2 or any(p["padding"][i] != (0, 0) for i in still):
+    if len(moving) not in (1, 2) or not 2 <= len(still) <= 4 - len(moving):
+        return None
+    if any(p["padding"][i] != (0, 0) for i in still):
         return None
     if any(max(p["padding"][i]) >= window[i] or min(p["padding"][i]) < 0 for i in moving):
         return None

@@ -153,7 +153,7 @@ class Operators(Builder):
         return self.turned(y, swap(len(shape))) if op.turned else y
 
     def pool(self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None) -> Value:
-        moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
+        moving = self.spatial(op, x)
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
         dst = self.wanted(shape, order, output)
@@ -166,19 +166,36 @@ class Operators(Builder):
         scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
         # Where all of a window is -inf, the library gives the largest number, negative.
         after = PostOps(scale=scale, overflow=op.kind == "max")
-        prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         into = output
-        if self.lib.implementation(prim).startswith("simple"):
-            # Slow, as features last are not.
+        try:
+            prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
+            slow = self.lib.implementation(prim).startswith("simple")
+        except UnimplementedError:
+            slow = True
+        if slow:  # as features last are not
             into = None
             dims = [whole[d] for d in (order[0], *moving, order[1])]
-            x = self.as_laid_out(x, self.lib.permuted(self.lib.desc(dims), (0, 3, 1, 2)))
+            first = (0, len(dims) - 1, *range(1, len(dims) - 1))
+            x = self.as_laid_out(x, self.lib.permuted(self.lib.desc(dims), first))
             dst = self.lib.any_desc([shape[d] for d in order])
             prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), into)
         self.run(prim, [(SRC, x), (DST, y)])
         y = self.turned(y, back)
         return y if output is None or into is not None else self.copied(y, output, shape)
+
+    def spatial(self, op: Pool, x: Value) -> list[int]:
+        """The axes that windows go along; of an image also the other one, where they go along one:
+        the features are what lies closest together, or come first.
+        """
+        moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
+        if len(op.window) - len(moving) == 2:
+            return moving
+        _, *others = (d for d in range(len(op.window)) if d not in moving)
+        _, strides, _, blocked, _ = self.lib.layout(x.desc)
+        innermost = min(range(1, len(strides)), key=lambda d: (d not in blocked, strides[d]))
+        others.remove(innermost if innermost in others else others[0])
+        return sorted((*moving, *others))
 
     def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
         """The array as a result of the call, row-major."""
