@@ -69,12 +69,36 @@ def test_convolutions_of_large_images_are_winograds() -> None:
             lax.conv_general_dilated(i, k, (1, 1), "SAME", dimension_numbers=names) for i in images
         ]
 
-    k, x = jnp.ones((3, 3, 3, 3)), jax.random.normal(jax.random.key(4), (1, 20, 20, 3))
+    k, x = jnp.ones((32, 32, 3, 3)), jax.random.normal(jax.random.key(4), (1, 20, 20, 32))
     made, _ = in_library(from_jax(both, k, x, weights=(0,)), RULES)
     forms = {("conv", "winograd4"): 1, ("conv", "winograd2"): 1, ("conv", "onednn"): 1}
     assert kernels(made) == forms
     for found, expected in zip(made(k, x), both(k, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+@pytest.mark.parametrize(
+    ("image", "features", "form"),
+    [
+        ((20, 20), (3, 32), "onednn"),
+        ((20, 20), (32, 32), "winograd4"),
+        ((300, 300), (32, 32), "onednn"),
+        ((300, 300), (64, 64), "winograd4"),
+    ],
+)
+def test_large_images_have_many_features_where_convolutions_are_winograds(
+    image: tuple[int, int], features: tuple[int, int], form: str
+) -> None:
+    taken, made = features
+    names = ("NHWC", "HWIO", "NHWC")
+    args = jnp.ones((3, 3, taken, made)), jnp.ones((1, *image, taken))
+    program = from_jax(
+        lambda k, x: lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=names),
+        *args,
+        weights=(0,),
+    )
+    assert kernels(in_library(program, RULES)[0]) == {("conv", form): 1}
 
 
 def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,9 @@ _FORM = "onednn"
 # fewest products.
 _LEAST_TILES = 25
 _TILES = tuple(sorted(winograd.TILES, reverse=True))
+# Products that each number of a tile takes part in, at least: moving tiles costs more than they
+# save where images have few features; twice as many where the tiles are more than a cache holds.
+_LEAST_PRODUCTS, _CACHED_BYTES = 10, 6 << 20
 
 
 def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[Step, ...]]:
@@ -50,8 +53,9 @@ def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[
             names = [form.name for form in LOWERINGS[node.op]]
             if _FORM not in names or weight_only[slot] or in_partition(names[node.lowering]):
                 continue
-            fit = {names[i] for i in applicable(node, tuple(nodes[a] for a in node.args))}
-            wanted = [f for f in _preferred(node) if f in fit and (node.op, f) in chosen]
+            args = [nodes[a] for a in node.args]
+            fit = {names[i] for i in applicable(node, tuple(args))}
+            wanted = [f for f in _preferred(node, args) if f in fit and (node.op, f) in chosen]
             if not wanted:
                 continue
             lowering[slot] = names.index(wanted[0])
@@ -61,10 +65,18 @@ def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[
     return program.with_graphs(graphs), tuple(steps)
 
 
-def _preferred(node: Node) -> list[str]:
+def _preferred(node: Node, args: Sequence[Node]) -> list[str]:
     """Forms of the library, the best first, whether or not they apply."""
     if node.op != "conv":
         return [_FORM]
-    batch, _, *spatial = (node.shape[d] for d in conv_layouts(node)[2])
-    tiled = [m for m in _TILES if batch * math.prod(-(-n // m) for n in spatial) >= _LEAST_TILES]
-    return [*(f"winograd{m}" for m in tiled), _FORM]
+    image, _, result = conv_layouts(node)
+    batch, made, *spatial = (node.shape[d] for d in result)
+    taken = args[0].shape[image[1]]
+    found = []
+    for m in _TILES:
+        tiles = batch * math.prod(-(-n // m) for n in spatial)
+        moved = 4 * tiles * (m + winograd.KERNEL - 1) ** 2 * (taken + made)
+        least = _LEAST_PRODUCTS * (1 if moved <= _CACHED_BYTES else 2)
+        if tiles >= _LEAST_TILES and taken * made >= least * (taken + made):
+            found.append(f"winograd{m}")
+    return [*found, _FORM]
