@@ -90,9 +90,10 @@ def test_weights_that_were_forgotten_are_prepared_again() -> None:
     assert fast._kept is not None
 
 
-def test_numpy_weights_may_change_in_place(fast: Fast) -> None:
+def test_numpy_weights_may_change_in_place_and_cost_time_in_every_call(fast: Fast) -> None:
     w = np.array(W)
-    same(fast(w, X), dense(w, X))
+    with pytest.warns(UserWarning, match="prepared in every call: give them as JAX arrays"):
+        same(fast(w, X), dense(w, X))
     w += 1
     same(fast(w, X), dense(w, X))
 
@@ -100,7 +101,7 @@ def test_numpy_weights_may_change_in_place(fast: Fast) -> None:
 @pytest.mark.parametrize("close_over", [False, True])
 def test_weights_as_arguments_or_constants(close_over: bool) -> None:
     fast = make(dense, W, X, weights=(0,), close_over=close_over)
-    for w in (W, W + 1, np.array(W)):
+    for w in (W, W + 1):
         same(fast(w, X), dense(w, X))
 
 

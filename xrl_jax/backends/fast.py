@@ -114,7 +114,7 @@ class Fast:
         self.domain = domain
         self._lock = threading.RLock()
         self._kept: _Kept | None = None
-        self._warned = False
+        self._said: set[str] = set()  # what was warned about
         self._originals: dict[Any, Callable[..., Any]] = {}
         if fn is not None:
             functools.update_wrapper(self, fn, updated=())
@@ -214,7 +214,8 @@ class Fast:
 
     def __copy__(self) -> Fast:
         copied = object.__new__(type(self))
-        vars(copied).update(vars(self), _lock=threading.RLock(), _originals=dict(self._originals))
+        own = {"_lock": threading.RLock(), "_originals": dict(self._originals)}
+        vars(copied).update(vars(self), **own, _said=set(self._said))
         return copied
 
     def __deepcopy__(self, memo: Any) -> Fast:
@@ -301,8 +302,14 @@ class Fast:
             else:
                 run = functools.partial(self._compiled, values)
             kept = _Kept(tuple(weights), values, run)
-            if stable:  # a NumPy array can change in place
+            if stable:
                 self._kept = kept
+        if any(isinstance(w, np.ndarray) for w in weights):
+            self._say_once(
+                "NumPy",
+                "weights that are NumPy arrays, which may change in place, are prepared in every "
+                "call: give them as JAX arrays (jax.device_put) to have that done once",
+            )
         return kept
 
     def _with_weights(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -440,11 +447,15 @@ class Fast:
 
     def _warn(self, difference: str) -> None:
         """Say once that the original runs, and why."""
+        self._say_once("original", f"the optimised function runs the original here: {difference}")
+
+    def _say_once(self, about: str, text: str) -> None:
+        """Warn, if it is the first time about this."""
         with self._lock:
-            first, self._warned = not self._warned, True
+            first = about not in self._said
+            self._said.add(about)
         if first:
-            text = f"the optimised function runs the original here: {difference}"
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=6)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original as it is, in which the user looks for a fault; where there is none, the
