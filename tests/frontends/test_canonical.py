@@ -61,6 +61,18 @@ def test_a_mask_of_ones_is_no_mask() -> None:
     assert operators(fn, TOKENS) == ["exp"]
 
 
+@pytest.mark.parametrize("fn", [lambda x: x * (x > 0), lambda x: (x != 2.0).astype(x.dtype) * x])
+def test_a_product_with_a_test_is_a_choice(fn: Callable[..., Any]) -> None:
+    """XLA makes it one, and NaN that is not chosen is zero then."""
+    x = jnp.asarray([[-1.0, jnp.nan, 2.0], [0.0, jnp.inf, -jnp.inf]])
+    assert operators(fn, x)[-1] == "select"
+
+
+def test_a_product_with_a_test_of_each_row_stays_one() -> None:
+    x = jnp.asarray([[-1.0, jnp.nan, 2.0], [0.0, jnp.inf, -jnp.inf]])
+    assert operators(lambda x: x * (x[:, 0] >= 0)[:, None], x)[-1] == "mul"
+
+
 def test_a_bias_that_is_zero_everywhere_is_none() -> None:
     def fn(x: jax.Array) -> jax.Array:
         mask = jnp.ones((2, 3), jnp.int32)

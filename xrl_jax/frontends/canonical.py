@@ -260,8 +260,21 @@ def _integer_pow(g: Canonical, node: Node) -> int | None:
 
 
 def _mul(g: Canonical, node: Node) -> int | None:
+    """A square; or a choice, as XLA makes it of a product with the answers of a test: the numbers
+    that are not chosen are zero, NaN among them.
+    """
     a, b = node.args
-    return g.made("square", [a]) if a == b and node.dtype in ops.FLOAT_DTYPES else None
+    if node.dtype not in ops.FLOAT_DTYPES:
+        return None
+    if a == b:
+        return g.made("square", [a])
+    for x, mask in ((a, b), (b, a)):
+        cast = g.nodes[mask]
+        test = g.nodes[cast.args[0]] if cast.op == "cast" else None
+        if test is not None and test.dtype == "bool" and test.shape and test.op != "broadcast":
+            zero = g.full(0, node.shape, node.dtype)
+            return None if zero is None else g.made("select", [cast.args[0], zero, x])
+    return None
 
 
 def _reshape(g: Canonical, node: Node) -> int | None:
