@@ -602,7 +602,7 @@ def test_a_locked_store_costs_the_store_only(made_up, optimize, tmp_path, monkey
 def test_a_check_that_takes_longer_than_its_share_is_said_beforehand(
     made_up, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(front, "last_seconds", lambda program: 30.0)
+    monkeypatch.setattr(front, "last_seconds", lambda program, run=0.0: 30.0)
     ten = Budget(seconds=10.0)
     fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
     assert fast.report.used == "optimized"
@@ -611,7 +611,7 @@ def test_a_check_that_takes_longer_than_its_share_is_said_beforehand(
 
 
 def test_a_check_that_takes_many_times_the_budget_is_not_begun(made_up, tmp_path, monkeypatch):
-    monkeypatch.setattr(front, "last_seconds", lambda program: 50.0)
+    monkeypatch.setattr(front, "last_seconds", lambda program, run=0.0: 50.0)
     ten = Budget(seconds=10.0)
     fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
     assert fast.report.used == "original"

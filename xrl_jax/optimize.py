@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from xrl_jax.report.make import make_report
 from xrl_jax.rewrite.library import offered, select_rules, standard_rules
 from xrl_jax.rewrite.table import compile_rules
 from xrl_jax.rewrite.verify import verified
-from xrl_jax.search.base import Budget, Problem, StopReason, Strategy
+from xrl_jax.search.base import Budget, Problem, StopReason, Strategy, predicted
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
@@ -122,14 +123,17 @@ def optimize(
         Worker() as worker,
     ):
         oracle = Oracle(store, worker)
-        kept, too_short = _kept_for_the_end(original, budget.seconds, live)
+        compiled = functools.partial(persistent_cache, os.path.join(folder, COMPILED))
+        with compiled(), on_cpu():
+            run = predicted(program, oracle.table())
+        kept, too_short = _kept_for_the_end(original, run, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
         # Where timings cannot be kept, nothing can; the store has said so.
         keeps = not store.in_memory
         record = record_path(folder, program, rule_table.rules, store.machine)
         known = recall(record, program) if keeps else None
         tell = live.phase
-        with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
+        with compiled(), on_cpu():
             found, finalists = search_in_rounds(
                 strategy,
                 Problem(program, rule_table, oracle, live, known),
@@ -187,14 +191,17 @@ def optimize(
     return Fast(given, given.fn, report=report, close_over=as_constants)
 
 
-def _kept_for_the_end(program: Program, seconds: float, live: LiveProgress) -> tuple[float, str]:
-    """Of the budget, the seconds that are kept for the check and the last timing, and why there is
-    no time for these; "" where there is. Where they take longer than that, it is said.
+def _kept_for_the_end(
+    program: Program, run: float, seconds: float, live: LiveProgress
+) -> tuple[float, str]:
+    """Of the budget, the seconds that are kept for the check and the last timing of a program that
+    runs for `run` seconds, and why there is no time for these; "" where there is. Where they take
+    longer than that, it is said.
     """
-    last = last_seconds(program)
+    last, least = last_seconds(program, run), last_seconds(program)
     kept = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
-    if last > _TOO_LONG * seconds:
-        return kept, f"its check takes some {last:.0f} s, the budget has {seconds:g}"
+    if least > _TOO_LONG * seconds:
+        return kept, f"its check takes some {least:.0f} s, the budget has {seconds:g}"
     if last > kept:
         live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
     return kept, ""

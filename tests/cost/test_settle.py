@@ -12,7 +12,16 @@ import pytest
 from xrl_jax.backends.baselines import AS_ARGUMENTS, CLOSED_OVER
 from xrl_jax.cost import settle as lib
 from xrl_jax.cost.programs import Timed
-from xrl_jax.cost.settle import CONTROL, OPTIMISED, ORIGINAL, UNPREPARED, concrete, samples, settle
+from xrl_jax.cost.settle import (
+    CONTROL,
+    OPTIMISED,
+    ORIGINAL,
+    UNPREPARED,
+    concrete,
+    last_seconds,
+    samples,
+    settle,
+)
 from xrl_jax.cost.timing import Comparison, Ratio, Timing, warm_up
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
@@ -38,6 +47,17 @@ def with_op(op: str) -> Program:
 
 def finalist(program: Program = PROGRAM, index: int = 0, timing: Timing = BEFORE) -> Timed:
     return Timed(program, (), timing, index)
+
+
+def test_the_end_takes_longer_where_weights_are_large_and_runs_are_slow() -> None:
+    """Three sources, an operator and the result's: 24 bytes of weights are nothing."""
+    compiling = last_seconds(PROGRAM)
+    assert 2.0 < compiling < 2.2
+    assert last_seconds(PROGRAM, 0.0) == pytest.approx(compiling, rel=1e-6)
+    assert last_seconds(PROGRAM, 0.5) == pytest.approx(compiling + 60.0, rel=1e-6)
+    large = jax.ShapeDtypeStruct((250_000, 1000), jnp.float32)
+    program = from_jax(fn, large, jax.ShapeDtypeStruct((4, 250_000), jnp.float32), weights=(0,))
+    assert last_seconds(program, 0.0) == pytest.approx(compiling + 55.0, rel=1e-3)
 
 
 # An option that this backend knows and that changes nothing here.

@@ -30,7 +30,7 @@ from xrl_jax.cost.memory import give_back
 from xrl_jax.cost.programs import Options, Timed
 from xrl_jax.cost.timing import Comparison, Ratio, Timing, compare, error_text
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program, unflatten_args
+from xrl_jax.graph.program import Array, Program, unflatten_args
 
 OPTIMISED = "optimised"
 CONTROL = "A/A control"
@@ -39,7 +39,8 @@ UNPREPARED = "optimised, weights not prepared"
 # What is not decided is timed for so many times as long, and so many seconds, at most.
 _LONGER, _LEAST_LONGER = 5.0, 12.0
 _UNPREPARED = 0.2  # share of the time
-_LEAST_SECONDS, _NODE_SECONDS = 2.0, 0.02  # of all that, and for each node; on two cores
+# Of all that, for each node and each GB of weights, and runs that it takes; on two cores.
+_LEAST_SECONDS, _NODE_SECONDS, _GB_SECONDS, _RUNS = 2.0, 0.02, 55.0, 120.0
 _ZEROS, _NEGATIVE, _OUTLIERS = 0.1, 0.5, 0.01  # shares of the elements of a sample
 _SPECIAL = (np.nan, np.inf, -np.inf)
 
@@ -143,9 +144,21 @@ def _kinds(drawn: np.ndarray, bound: float, seed: int) -> list[np.ndarray]:
     return [drawn, mixed, drawn * (bound / largest if largest > 0 else 1.0), special]
 
 
-def last_seconds(program: Program) -> float:
-    """What the check and the final timing of a program take, roughly: most is compiling."""
-    return _LEAST_SECONDS + _NODE_SECONDS * sum(len(nodes_of(g)[0]) for g in program.graphs)
+def last_seconds(program: Program, run_seconds: float | None = None) -> float:
+    """What the check and the final timing of a program take, roughly: compiling, and running it in
+    float64 and in turn with others.
+
+    Args:
+      run_seconds: of one run; None for compiling alone, the least that they take.
+    """
+    compiling = _LEAST_SECONDS + _NODE_SECONDS * sum(len(nodes_of(g)[0]) for g in program.graphs)
+    if run_seconds is None:
+        return compiling
+    weights = [a for a, w in zip(program.in_avals, program.weights, strict=True) if w]
+    held = [b.value for b in program.bindings if isinstance(b, Array)]
+    nbytes = sum(a.size * a.dtype.itemsize for a in weights)
+    nbytes += sum(getattr(x, "nbytes", 0) for x in held)
+    return compiling + _GB_SECONDS * nbytes / 1e9 + _RUNS * run_seconds
 
 
 def settle(
