@@ -92,16 +92,18 @@ def test_weights_that_were_forgotten_are_prepared_again() -> None:
 
 def test_numpy_weights_may_change_in_place_and_cost_time_in_every_call(fast: Fast) -> None:
     w = np.array(W)
-    with pytest.warns(UserWarning, match="prepared in every call: give them as JAX arrays"):
+    with pytest.warns(UserWarning, match="prepared in every call: give them as JAX arrays") as said:
         same(fast(w, X), dense(w, X))
+    assert said[0].filename == __file__
     w += 1
     same(fast(w, X), dense(w, X))
 
 
+@pytest.mark.filterwarnings("ignore:weights that are NumPy arrays")
 @pytest.mark.parametrize("close_over", [False, True])
 def test_weights_as_arguments_or_constants(close_over: bool) -> None:
     fast = make(dense, W, X, weights=(0,), close_over=close_over)
-    for w in (W, W + 1):
+    for w in (W, W + 1, np.array(W)):
         same(fast(w, X), dense(w, X))
 
 

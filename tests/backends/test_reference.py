@@ -113,11 +113,15 @@ def recurrent_layer(state, row):
         lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5),
         lambda x: jnp.cumsum(x, -1) * jax.nn.gelu(x),
         lambda x: jnp.take(x @ x.T, jnp.asarray([3, 1]), axis=0).astype(jnp.bfloat16),
+        lambda x: jax.lax.scan(lambda c, y: (jnp.sin(c + y), c), x[0], x)[1][1:],
         lambda x: jax.lax.scan(recurrent_layer, x[:8] / 9, jnp.tile(x, (4, 1)))[1],
         lambda x: jax.lax.fori_loop(0, 5, lambda _, y: jnp.tanh(y @ x.T @ x / 32), x),
         lambda x: jnp.linalg.solve(x[:, :32] + 9 * jnp.eye(32), x),
     ],
-    ids=["softmax", "products", "normalisation", "gelu", "bfloat16", "scan", "while", "solve"],
+    ids=[
+        *("softmax", "products", "normalisation", "gelu", "bfloat16"),
+        *("scan", "recurrent", "while", "solve"),
+    ],
 )
 def test_the_bars_are_as_large_as_the_errors(fn):
     x = jax.random.normal(jax.random.key(0), (32, 48))
@@ -159,3 +163,19 @@ def test_a_loop_whose_end_is_in_doubt_may_give_anything():
 
     assert of(fn, jnp.float32(1)).error[0] == np.inf
     assert 0 < of(fn, jnp.float32(0.9)).error[0] < 1e-6
+
+
+def test_a_loop_may_carry_keys_and_integers():
+    def fn(x):
+        def step(state, _):
+            key, count, y = state
+            key, own = jax.random.split(key)
+            return (key, count + 1, y * THIRD + jax.random.uniform(own)), count
+
+        last, counts = jax.lax.scan(step, (jax.random.key(0), 0, x), length=3)
+        return last[2], counts, jax.lax.cond(last[1] > 2, lambda k: k, jnp.flip, counts)
+
+    found = of(fn, jnp.float32(1))
+    assert 0 < found.error[0] < 1e-6
+    assert found.exact[1].tolist() == found.exact[2].tolist() == [0, 1, 2]
+    assert not found.error[1].any() and not found.error[2].any()

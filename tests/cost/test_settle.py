@@ -50,7 +50,7 @@ def finalist(program: Program = PROGRAM, index: int = 0, timing: Timing = BEFORE
 
 
 def test_the_end_takes_longer_where_weights_are_large_and_runs_are_slow() -> None:
-    """Three sources, an operator and the result's: 24 bytes of weights are nothing."""
+    """Four nodes, and 24 bytes of weights, which are nothing."""
     compiling = last_seconds(PROGRAM)
     assert 2.0 < compiling < 2.2
     assert last_seconds(PROGRAM, 0.0) == pytest.approx(compiling, rel=1e-6)

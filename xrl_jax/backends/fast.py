@@ -309,6 +309,7 @@ class Fast:
                 "NumPy",
                 "weights that are NumPy arrays, which may change in place, are prepared in every "
                 "call: give them as JAX arrays (jax.device_put) to have that done once",
+                5,
             )
         return kept
 
@@ -447,15 +448,16 @@ class Fast:
 
     def _warn(self, difference: str) -> None:
         """Say once that the original runs, and why."""
-        self._say_once("original", f"the optimised function runs the original here: {difference}")
+        text = f"the optimised function runs the original here: {difference}"
+        self._say_once("original", text, 6)
 
-    def _say_once(self, about: str, text: str) -> None:
+    def _say_once(self, about: str, text: str, stacklevel: int) -> None:
         """Warn, if it is the first time about this."""
         with self._lock:
             first = about not in self._said
             self._said.add(about)
         if first:
-            warnings.warn(text, stacklevel=6)
+            warnings.warn(text, stacklevel=stacklevel)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original as it is, in which the user looks for a fault; where there is none, the

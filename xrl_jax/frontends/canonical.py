@@ -6,7 +6,8 @@ None of them costs XLA anything, but rules, libraries and the search for repeate
 graphs. So equal constants become one, arrays of one number become that number, what changes nothing
 goes, movements next to each other join, and products have one order (`canonical_dot`).
 
-Every step keeps every bit of the results but the sign of zeros and, in products, the order of sums.
+Every step keeps every bit of what XLA gives but the sign of zeros and, in products, the order of
+sums.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.backends.dnnl.kernels import pack, run
+from tests.backends.dnnl.calls import equations, hoisted
+from xrl_jax.backends.dnnl.kernels import kernel_p, pack, run
 from xrl_jax.backends.dnnl.library import DST, SRC, library
 from xrl_jax.backends.dnnl.native import Place, Step, register
 from xrl_jax.backends.dnnl.plan import kernel_layout, plan
@@ -209,3 +211,50 @@ def test_windows_of_images_with_features_first_are_computed_with_features_last()
     x = jnp.arange(128.0).reshape(1, 8, 4, 4)
     (y,) = jax.jit(lambda a: run(part, a))(x)
     np.testing.assert_array_equal(y, x[:, :, 1::2, 1::2])
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["max", "sum"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((2, 8, 6, 9), 3), ((2, 8, 6, 9), 2), ((2, 6, 9, 8), 1), ((1, 8, 9), 2), ((1, 9, 8), 1)],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_windows_along_one_axis(shape: tuple[int, ...], axis: int, kind: str, turned: bool) -> None:
+    """Of three numbers, every second, with one of padding at the front; of the array as it is
+    given, and of one that lies with its second axis last.
+    """
+
+    def along(number: int, others: int) -> tuple[int, ...]:
+        return tuple(number if a == axis else others for a in range(len(shape)))
+
+    padding = tuple((1, 0) if a == axis else (0, 0) for a in range(len(shape)))
+    pool = Pool(kind, along(3, 1), along(2, 1), padding)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[0, 1] = np.nan
+    edge = -np.inf if kind == "max" else 0.0
+    padded = np.pad(x, padding, constant_values=edge)
+    count = (padded.shape[axis] - 3) // 2 + 1
+    parts = [np.take(padded, range(i, i + 2 * count - 1, 2), axis) for i in range(3)]
+    want = functools.reduce(np.maximum if kind == "max" else np.add, parts)
+    order = (0, *range(2, len(shape)), 1)
+    back = tuple(order.index(a) for a in range(len(shape)))
+    given = x.transpose(order) if turned else x
+    code = [Instruction(Transpose(back), (0,), shape)] if turned else []
+    code.append(Instruction(pool, (len(code),), want.shape))
+    part = Partition((given.shape,), (False,), tuple(code), (len(code),))
+    (found,) = jax.jit(lambda a: run(part, a))(jnp.asarray(given))
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+
+
+@needs_library
+def test_pooling_of_a_sequence_does_not_divide_a_call() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        conv = Conv((1,), ((1, 1),), (1,), 1)
+        y = kernel_p.bind(x, w, op=conv)
+        y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 1), (1, 2, 1), "VALID")
+        return kernel_p.bind(y, w, op=conv)
+
+    args = jnp.ones((1, 12, 8)), jnp.ones((3, 8, 8))
+    parts = hoisted(lambda w, x: fn(x, w), args[1], args[0], weights=1)
+    assert equations(parts, args[0]) == ["Conv+Pool+Conv"]
