@@ -30,11 +30,11 @@ from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
 from experiments.train_flags import PRESETS
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rewrite.library import offered, standard_rules
-from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams
 from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS
 

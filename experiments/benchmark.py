@@ -46,8 +46,8 @@ from experiments.side_by_side import (
     side_by_side,
 )
 from experiments.targets import require_known
-from xrl_jax.backends.compile_cache import COMPILED
 from xrl_jax.rl.policy import load_policy
+from xrl_jax.runtime.compile_cache import COMPILED
 from xrl_jax.strategies import STRATEGIES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}

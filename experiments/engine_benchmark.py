@@ -5,7 +5,7 @@ batch, compiling, memory.
 
 Each network runs in processes of its own: one with an empty compilation cache, one that finds it
 filled. The measure is a plain
-Python matcher over the same rules (`tests/rewrite/oracle.py`), which has to find the same
+Python matcher over the same rules (`tests/engine/oracle.py`), which has to find the same
 candidates.
 """
 
@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import children, models
-from tests.rewrite import oracle
+from tests.engine import oracle
+from xrl_jax.engine import match as match_lib
+from xrl_jax.engine.apply import apply
+from xrl_jax.engine.match import Candidates
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import TensorGraph, n_live
-from xrl_jax.rewrite import match as match_lib
-from xrl_jax.rewrite.apply import apply
-from xrl_jax.rewrite.library import load_rules, select_rules, standard_rules
-from xrl_jax.rewrite.match import Candidates
-from xrl_jax.rewrite.table import CompiledRules, RuleTable, compile_rules
+from xrl_jax.language.rule_files import load_rules, select_rules, standard_rules
+from xrl_jax.language.table import CompiledRules, RuleTable, compile_rules
 
 NETWORKS = {
     "bert": ("bert", False),

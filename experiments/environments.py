@@ -15,9 +15,9 @@ from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import with_room_for_outputs
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united_bucket
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+from xrl_jax.transform.union import united_bucket
 
 
 def devices(n: int) -> list[Any]:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import by_chance, by_gain, by_network, least_met
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
 from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.runtime.engine_jit import engine_jit
 
 N = 4  # rollouts of each kind that draws; the best counts
 _STEPS = 4  # for each action of the horizon, so that sweeps have theirs

@@ -40,13 +40,13 @@ from experiments.few_timings import SearchFailedError, few_timings
 from experiments.side_by_side import WrongResultError
 from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import GraphError
-from xrl_jax.rewrite.library import offered, standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS
 from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
 from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS
 HOME = "at home"

@@ -40,9 +40,9 @@ import xrl_jax
 from experiments import models, targets
 from experiments.targets import ONNX_FLAGS, SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.backends.plain_data import SaveError
+from xrl_jax.language.rule_files import load_rules
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
-from xrl_jax.rewrite.library import load_rules
 from xrl_jax.search.base import Alone, Strategy
 from xrl_jax.strategies import STRATEGIES, find_strategy
 

@@ -30,11 +30,11 @@ from rich.table import Table
 
 import xrl_jax
 from experiments import targets
-from experiments.onnx_out import OnnxOutError, export
-from experiments.rival import onnx_runtime
+from experiments.rival import onnx_model, onnx_runtime
 from experiments.targets import ConfigError, require_network
-from xrl_jax.backends.dnnl.library import library
-from xrl_jax.cost.machine import machine_key
+from xrl_jax.backends.onnx.values import ExportError
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.measure.machine import machine_key
 
 CALLS = 30
 # Kinds by what oneDNN and ONNX Runtime call them; what is not named here keeps its own name.
@@ -135,7 +135,7 @@ def of_result(target: targets.Target, folder: Path) -> Profile:
 def of_onnx_runtime(target: targets.Target) -> Profile:
     """Of ONNX Runtime on the same network, weights and threads."""
     weights, *inputs = target.args
-    model = export(target.fn, weights, *inputs, name=target.name)
+    model = onnx_model(target.fn, weights, *inputs, name=target.name)
     on_host, threads = jax.device_get(inputs), machine_key().threads
     run = onnx_runtime(model, threads)
     taken = in_loop(lambda: run(*on_host))
@@ -182,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
     ours, rival = of_result(target, folder), Profile(0.0, {})
     try:
         rival = of_onnx_runtime(target)
-    except (OnnxOutError, ImportError, ValueError) as problem:
+    except (ExportError, ImportError, ValueError) as problem:
         print(f"ONNX Runtime is left out: {problem}", file=sys.stderr)
     Console().print(table(network, ours, rival))
     values = {"network": network, "ours": ours._asdict(), "ONNX Runtime": rival._asdict()}

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xrl_jax.backends.onnx.model import model_proto
+from xrl_jax.frontends.jaxpr import from_jax
+
 if TYPE_CHECKING:
     import onnx
 
@@ -47,6 +50,14 @@ class Runtime:
             time.sleep(_WINDOW)
             if time.process_time() - used < 0.05 * _WINDOW:
                 return
+
+
+def onnx_model(
+    fn: Callable[..., Any], weights: Any, *inputs: Any, name: str = "network"
+) -> onnx.ModelProto:
+    """`fn(weights, *inputs)` as an ONNX model of the inputs, for inputs of these shapes."""
+    program = from_jax(fn, weights, *inputs, weights=(0,), fold=False)
+    return model_proto(program, name=name, weights=(weights,))
 
 
 def onnx_runtime(

@@ -31,14 +31,14 @@ from rich.table import Table
 from experiments import children, models, targets
 from experiments.environments import params_of, program_of
 from experiments.memory import peak_bytes
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rewrite.library import offered, standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import Choice, by_chance, by_network
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, step
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, spread
+from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS
 _RUNS = 3  # that are timed

@@ -37,15 +37,15 @@ from rich.table import Table
 from experiments import models
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
+from xrl_jax.engine.apply import apply
+from xrl_jax.engine.delta import deltas
+from xrl_jax.engine.match import candidates, rematch
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import TensorGraph, build_on_host
-from xrl_jax.rewrite.apply import apply
-from xrl_jax.rewrite.delta import deltas
-from xrl_jax.rewrite.instances import Instance, hints_of, propose
-from xrl_jax.rewrite.library import select_rules, standard_rules
-from xrl_jax.rewrite.match import candidates, rematch
-from xrl_jax.rewrite.rule import Rule
-from xrl_jax.rewrite.table import CompiledRules, RuleTable, compile_rules, variants
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.language.table import CompiledRules, RuleTable, compile_rules, variants
+from xrl_jax.verify.instances import Instance, hints_of, propose
 
 LEAST = 60  # rules that pay or enable one that does
 GAIN = 1e-8  # seconds; less is rounding

@@ -14,15 +14,15 @@ import jax
 
 import xrl_jax
 from experiments import targets
-from experiments.onnx_out import OnnxOutError, export
-from experiments.rival import RivalError, check_agreement, onnx_runtime
-from xrl_jax.backends.accuracy import assess, references
-from xrl_jax.backends.baselines import baselines, flat_original
-from xrl_jax.cost.machine import machine_key
-from xrl_jax.cost.settle import samples
-from xrl_jax.cost.timing import Comparison, Ratio, compare
+from experiments.rival import RivalError, check_agreement, onnx_model, onnx_runtime
+from xrl_jax.accept.accuracy import assess, references
+from xrl_jax.accept.baselines import baselines, flat_original
+from xrl_jax.accept.settle import samples
+from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program, unflatten_args
+from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.timing import Comparison, Ratio, compare
 
 RIVAL = "ONNX Runtime"
 CONTROL = "A/A control"
@@ -109,11 +109,11 @@ def rival_of(target: targets.Target, model: Any = None) -> Rival:
     weights, *inputs = target.args
     try:
         if model is None:
-            model = export(target.fn, weights, *inputs, name=target.name)
+            model = onnx_model(target.fn, weights, *inputs, name=target.name)
         run = onnx_runtime(model, machine_key().threads)
         on_host = jax.device_get(inputs)
         error = check_agreement(run, target.fn, weights, on_host)
-    except (OnnxOutError, RivalError, ImportError, ValueError) as problem:
+    except (ExportError, RivalError, ImportError, ValueError) as problem:
         return Rival(None, None, None, f"{type(problem).__name__}: {problem}")
     return Rival(functools.partial(run, *on_host), run.settle, error, "")
 

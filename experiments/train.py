@@ -46,18 +46,18 @@ from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
-from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
 from xrl_jax.cost.calibration import sceptical, varied
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.cost.worker import Worker
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rewrite.library import offered, standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.table import compile_rules
+from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
+from xrl_jax.measure.worker import Worker
 from xrl_jax.rl.env import EnvParams, with_costs
 from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.train import Metrics, Training, TrainState, restarted, spread
+from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
+from xrl_jax.runtime.engine_jit import engine_jit
 
 _VARIED_EVERY = 8  # updates, after which the costs are others under --cost_spread
 

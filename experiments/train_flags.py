@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments import environments, models
 from experiments.targets import ConfigError
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.env import HORIZON, SLOTS
 from xrl_jax.rl.train import PAPER, TrainConfig
 

@@ -32,18 +32,18 @@ from rich.table import Table
 from experiments.environments import devices, params_of
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
-from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
-from xrl_jax.backends.files import replacing
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.store import STORE_FILE, TimingStore
-from xrl_jax.cost.worker import Worker
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
+from xrl_jax.measure.store import STORE_FILE, TimingStore
+from xrl_jax.measure.worker import Worker
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.rl.train import TrainConfig, spread
+from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.runtime.files import replacing
 from xrl_jax.search.backtracking import make_taso, taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.exhaust import Exhausted, visit

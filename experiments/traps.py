@@ -21,8 +21,8 @@ import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import all_rules
-from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.language.rule_files import all_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
 
 Size = tuple[int, ...]
 Weights = Sequence[jax.Array]

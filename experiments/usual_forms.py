@@ -24,17 +24,17 @@ from absl import app, flags
 from rich.progress import track
 
 from experiments import models, targets
-from xrl_jax.backends.lowerings import LOWERINGS, applicable, is_offered
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region, region_key, region_of
-from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import standard_rules
+from xrl_jax.language.table import compile_rules
+from xrl_jax.lowerings.table import LOWERINGS, applicable, is_offered
+from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
+from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.worker import Worker
 from xrl_jax.search.openings import openings
 
 FLAGS = flags.FLAGS

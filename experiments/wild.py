@@ -41,7 +41,7 @@ from experiments.side_by_side import (
 )
 from experiments.targets import ConfigError, Target
 from experiments.wild_networks import NETWORKS
-from xrl_jax.backends.compile_cache import COMPILED
+from xrl_jax.runtime.compile_cache import COMPILED
 from xrl_jax.strategies import STRATEGIES
 
 _MODULE = "experiments.wild_networks"

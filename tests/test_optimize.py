@@ -24,18 +24,20 @@ import numpy as np
 import pytest
 
 import xrl_jax
-from tests.cost.test_settle import fake_compare
+from tests.accept.test_settle import fake_compare
 from tests.search.fakes import RULES
-from xrl_jax.backends import lowerings, onednn
-from xrl_jax.backends.dnnl.library import library
-from xrl_jax.cost import calibration, roofline, settle
+from xrl_jax.accept import settle
+from xrl_jax.accept.settle import OPTIMISED
+from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed
-from xrl_jax.cost.settle import OPTIMISED
-from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Timing
-from xrl_jax.cost.worker import Worker
-from xrl_jax.rewrite.rule import parse_rules
+from xrl_jax.language.rule import parse_rules
+from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.lowerings import table as lowerings
+from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.timing import Timing
+from xrl_jax.measure.worker import Worker
 from xrl_jax.search.backtracking import taso
 from xrl_jax.search.base import (
     Alone,

@@ -55,7 +55,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
     program = """
-import xrl_jax.optimize, xrl_jax.rewrite.apply, xrl_jax.cost.measure
+import xrl_jax.optimize, xrl_jax.engine.apply, xrl_jax.accept.measure
 import xrl_jax
 assert all(callable(getattr(xrl_jax, n)) for n in xrl_jax.__all__), "a module hides a function"
 """

@@ -19,7 +19,7 @@ from tests import test_optimize
 from tests.test_optimize import PARAMS, X, network
 from xrl_jax.backends.fast import Fast
 from xrl_jax.frontends.jaxpr import TraceError, from_jax
-from xrl_jax.graph.settings import own_settings, under_users_settings
+from xrl_jax.runtime.settings import own_settings, under_users_settings
 
 optimize, made_up = test_optimize.optimize, test_optimize.made_up  # fixtures
 

@@ -13,8 +13,8 @@ import pytest
 
 import xrl_jax
 from tests.frontends.test_onnx_networks import with_random_weights
-from xrl_jax.cost.timing import compare
 from xrl_jax.frontends.onnx import load_onnx
+from xrl_jax.measure.timing import compare
 
 
 @pytest.mark.slow

@@ -12,27 +12,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xrl_jax.accept.measure import measure
     from xrl_jax.backends.archive import LoadError
+    from xrl_jax.backends.onnx.model import to_onnx
+    from xrl_jax.backends.onnx.values import ExportError
     from xrl_jax.backends.plain_data import SaveError
     from xrl_jax.backends.xla import to_jax
-    from xrl_jax.cost.measure import measure
-    from xrl_jax.cost.timing import Timing
-    from xrl_jax.frontends.fold import fold, unfold
+    from xrl_jax.engine.program import Candidate, apply, candidates
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
     from xrl_jax.graph.program import Program
+    from xrl_jax.language.rule import Rule
+    from xrl_jax.language.rule_files import load_rules
+    from xrl_jax.language.sexpr import RuleError
+    from xrl_jax.measure.timing import Timing
     from xrl_jax.optimize import optimize
     from xrl_jax.report.saved import load
-    from xrl_jax.rewrite.library import load_rules
-    from xrl_jax.rewrite.program import Candidate, apply, candidates
-    from xrl_jax.rewrite.rule import Rule
-    from xrl_jax.rewrite.sexpr import RuleError
-    from xrl_jax.rewrite.verify import Verdict, verify_rule
     from xrl_jax.search.base import Budget
+    from xrl_jax.transform.fold import fold, unfold
+    from xrl_jax.verify.verify import Verdict, verify_rule
 
 __all__ = [
     "Budget",
     "Candidate",
+    "ExportError",
     "LoadError",
     "Program",
     "Rule",
@@ -51,33 +54,36 @@ __all__ = [
     "measure",
     "optimize",
     "to_jax",
+    "to_onnx",
     "unfold",
     "verify_rule",
 ]
 
 _MODULES = {
     "Budget": "xrl_jax.search.base",
-    "Candidate": "xrl_jax.rewrite.program",
+    "Candidate": "xrl_jax.engine.program",
+    "ExportError": "xrl_jax.backends.onnx.values",
     "LoadError": "xrl_jax.backends.archive",
     "Program": "xrl_jax.graph.program",
-    "Rule": "xrl_jax.rewrite.rule",
-    "RuleError": "xrl_jax.rewrite.sexpr",
+    "Rule": "xrl_jax.language.rule",
+    "RuleError": "xrl_jax.language.sexpr",
     "SaveError": "xrl_jax.backends.plain_data",
-    "Timing": "xrl_jax.cost.timing",
+    "Timing": "xrl_jax.measure.timing",
     "TraceError": "xrl_jax.frontends.jaxpr",
-    "Verdict": "xrl_jax.rewrite.verify",
-    "apply": "xrl_jax.rewrite.program",
-    "candidates": "xrl_jax.rewrite.program",
-    "fold": "xrl_jax.frontends.fold",
+    "Verdict": "xrl_jax.verify.verify",
+    "apply": "xrl_jax.engine.program",
+    "candidates": "xrl_jax.engine.program",
+    "fold": "xrl_jax.transform.fold",
     "from_jax": "xrl_jax.frontends.jaxpr",
     "from_onnx": "xrl_jax.frontends.onnx",
     "load": "xrl_jax.report.saved",
-    "load_rules": "xrl_jax.rewrite.library",
-    "measure": "xrl_jax.cost.measure",
+    "load_rules": "xrl_jax.language.rule_files",
+    "measure": "xrl_jax.accept.measure",
     "optimize": "xrl_jax.optimize",
     "to_jax": "xrl_jax.backends.xla",
-    "unfold": "xrl_jax.frontends.fold",
-    "verify_rule": "xrl_jax.rewrite.verify",
+    "to_onnx": "xrl_jax.backends.onnx.model",
+    "unfold": "xrl_jax.transform.fold",
+    "verify_rule": "xrl_jax.verify.verify",
 }
 
 

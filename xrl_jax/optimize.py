@@ -10,37 +10,37 @@ from typing import Any
 
 import jax
 
-from xrl_jax.backends.baselines import CLOSED_OVER
-from xrl_jax.backends.compile_cache import COMPILED, persistent_cache
+from xrl_jax.accept.baselines import CLOSED_OVER
+from xrl_jax.accept.settle import last_seconds, settle, unchecked
 from xrl_jax.backends.fast import Fast
-from xrl_jax.cost.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.settle import last_seconds, settle, unchecked
-from xrl_jax.cost.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.cost.worker import Worker
-from xrl_jax.frontends.batch import batched
 from xrl_jax.frontends.callbacks import (
     has_callbacks,
     program_without_callbacks,
     with_callbacks,
     without_callbacks,
 )
-from xrl_jax.frontends.canonical import canonical
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.frontends.unroll import unrolled
-from xrl_jax.graph.engine_jit import on_cpu
 from xrl_jax.graph.program import Program, flatten_as
-from xrl_jax.graph.settings import own_settings, under_users_settings
+from xrl_jax.language.rule_files import offered, select_rules, standard_rules
+from xrl_jax.language.table import compile_rules
+from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
+from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.worker import Worker
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
-from xrl_jax.rewrite.library import offered, select_rules, standard_rules
-from xrl_jax.rewrite.table import compile_rules
-from xrl_jax.rewrite.verify import verified
+from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
+from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept
+from xrl_jax.runtime.engine_jit import on_cpu
+from xrl_jax.runtime.settings import own_settings, under_users_settings
 from xrl_jax.search.base import Budget, Problem, StopReason, Strategy, predicted
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
+from xrl_jax.transform.batch import batched
+from xrl_jax.transform.canonical import canonical
+from xrl_jax.transform.unroll import unrolled
+from xrl_jax.verify.verify import verified
 
 _LEAST_LAST, _MOST_LAST = 0.3, 0.6  # of the seconds, for the last check and timing
 _TOO_LONG = 4.0  # times the seconds: such a check is not begun

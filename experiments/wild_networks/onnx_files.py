@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from xrl_jax.cost.inputs import random_input
 from xrl_jax.frontends.onnx import load_onnx
+from xrl_jax.measure.inputs import random_input
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends import onednn
 from xrl_jax.backends.xla import evaluate, to_jax
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import GraphError, Node, build, pack_attrs
 from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
+from xrl_jax.libraries.onednn import calls as onednn
 
 X, XS = jnp.ones(3), jnp.ones((4, 3))
 

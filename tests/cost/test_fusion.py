@@ -10,8 +10,8 @@ import pytest
 
 from xrl_jax.cost import fusion, roofline
 from xrl_jax.graph import ops
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
+from xrl_jax.runtime.engine_jit import engine_jit
 
 SHAPE = (4, 8)
 PASS = 4 * 8 * 4 / 1.5e10  # seconds to read or to write an array of this shape

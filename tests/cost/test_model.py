@@ -8,14 +8,14 @@ import jax
 import pytest
 
 from xrl_jax.cost import model, roofline
-from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Oracle, without_overhead
 from xrl_jax.cost.regions import region_key
-from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job, Worker
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job, Worker
+from xrl_jax.runtime.engine_jit import engine_jit
 
 MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
 SUM = pack_attrs("reduce_sum", {"axes": 1})

@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 from xrl_jax.cost import programs as lib
-from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Oracle, Spending
 from xrl_jax.cost.programs import (
     Timed,
@@ -23,11 +22,12 @@ from xrl_jax.cost.programs import (
     time_programs,
 )
 from xrl_jax.cost.roofline import cost_table
-from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Worker
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import Program
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Worker
 
 A, B = (("fast", "a"),), (("fast", "b"),)
 LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run

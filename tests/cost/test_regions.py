@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.backends import lowerings, onednn
-from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost import roofline
 from xrl_jax.cost.regions import (
     Region,
@@ -27,6 +25,9 @@ from xrl_jax.cost.regions import (
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.lowerings import table as lowerings
 
 
 def contract(dtype: str) -> tuple[int, ...]:

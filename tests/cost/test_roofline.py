@@ -11,8 +11,9 @@ import pytest
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import NodeView, Rates
-from xrl_jax.graph import engine_jit, ops
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.runtime import engine_jit
 
 SUM = pack_attrs("reduce_sum", {"axes": 1})  # of axis 0
 VIEW = jax.jit(roofline.view_graph)

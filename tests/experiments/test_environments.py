@@ -8,8 +8,8 @@ import pytest
 from experiments.environments import params_of, parsed
 from experiments.targets import ConfigError
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.rewrite.library import standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import standard_rules
+from xrl_jax.language.table import compile_rules
 
 
 def test_networks_have_options_after_colons() -> None:

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from experiments import rival
-from experiments.onnx_out import export
+from experiments.rival import onnx_model
 
 pytest.importorskip("onnxruntime")
 
@@ -24,7 +24,7 @@ def scaled(weights: Any, x: Any) -> Any:
 
 
 def test_runs_the_model_on_numpy_arrays() -> None:
-    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    run = rival.onnx_runtime(onnx_model(scaled, np.float32(3), X), threads=1)
     product, total = run(X)
     np.testing.assert_array_equal(product, [3.0, 6.0, 12.0])
     assert total == 7.0
@@ -33,7 +33,7 @@ def test_runs_the_model_on_numpy_arrays() -> None:
 @pytest.mark.parametrize("spinning", [True, False])
 def test_leaves_the_cores_alone_once_it_has_settled(spinning: bool) -> None:
     kernels, x = np.ones((64, 64, 3, 3), np.float32), np.ones((1, 64, 56, 56), np.float32)
-    model = export(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
+    model = onnx_model(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
     run = rival.onnx_runtime(model, threads=2, spinning=spinning)
     run(x)
     run.settle()
@@ -43,12 +43,12 @@ def test_leaves_the_cores_alone_once_it_has_settled(spinning: bool) -> None:
 
 
 def test_agreement_returns_the_error() -> None:
-    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    run = rival.onnx_runtime(onnx_model(scaled, np.float32(3), X), threads=1)
     assert rival.check_agreement(run, scaled, np.float32(3), [X]) == 0.0
 
 
 def test_disagreement_is_refused_with_its_size() -> None:
-    run = rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+    run = rival.onnx_runtime(onnx_model(scaled, np.float32(3), X), threads=1)
     with pytest.raises(rival.RivalError, match=r"differ by 0\.25, more than 0\.001"):
         rival.check_agreement(run, scaled, np.float32(4), [X])
 
@@ -67,7 +67,7 @@ def test_other_shapes_and_values_that_are_not_finite_are_infinitely_wrong(got: A
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = export(scaled, np.float32(3), X)
+    model = onnx_model(scaled, np.float32(3), X)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match="pip install onnxruntime"):
         rival.onnx_runtime(model, threads=1)
@@ -76,4 +76,4 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_large_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rival, "LARGEST", 10)
     with pytest.raises(ValueError, match=r"model 'network' has \d+ bytes"):
-        rival.onnx_runtime(export(scaled, np.float32(3), X), threads=1)
+        rival.onnx_runtime(onnx_model(scaled, np.float32(3), X), threads=1)

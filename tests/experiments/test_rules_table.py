@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.rules_table import Row, Seen, note, small_graphs
-from xrl_jax.rewrite.library import load_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import load_rules
+from xrl_jax.language.table import compile_rules
 
 RULES = compile_rules(
     load_rules("""

@@ -15,8 +15,8 @@ from experiments.timed_costs import load_costs, save_costs, timed_costs
 from tests.search.fakes import SECONDS, FakeOracle, compiled_rules, made_up
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import cost_table
-from xrl_jax.cost.timing import Timing
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.measure.timing import Timing
 
 
 def loops_too(region: Region) -> Timing:

@@ -19,7 +19,7 @@ from absl import flags
 from experiments.targets import ConfigError
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.rl.train import Metrics
 

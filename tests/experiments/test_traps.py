@@ -21,9 +21,9 @@ from experiments.trap_benchmark import (
 from experiments.traps import FAMILIES, Size, drawn, member
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
-from xrl_jax.cost.timing import Timing
 from xrl_jax.graph.graph import n_live
 from xrl_jax.graph.work import node_work
+from xrl_jax.measure.timing import Timing
 from xrl_jax.search.base import Problem
 from xrl_jax.search.exhaust import Exhausted, exhaust
 

@@ -16,7 +16,7 @@ from jax.experimental import io_callback
 from tests import test_optimize
 from tests.test_optimize import PARAMS, network
 from tests.test_optimize import X as INPUT
-from xrl_jax.cost.settle import settle
+from xrl_jax.accept.settle import settle
 from xrl_jax.frontends.callbacks import (
     has_callbacks,
     program_without_callbacks,

@@ -14,7 +14,6 @@ from tests.graph.generators import graphs
 from xrl_jax.graph import ops
 from xrl_jax.graph.check import check
 from xrl_jax.graph.check_program import check_program
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import (
     GraphError,
     Node,
@@ -27,6 +26,7 @@ from xrl_jax.graph.passes import remove_dead
 from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
 from xrl_jax.graph.text import parse_graph
 from xrl_jax.graph.valid import is_valid
+from xrl_jax.runtime.engine_jit import engine_jit
 
 _valid = engine_jit(is_valid)
 _GRAPH = parse_graph("""graph {

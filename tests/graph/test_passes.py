@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.graph.test_graph import NODES, PINNED
 from xrl_jax.graph import ops
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Node, args_of, build, n_live, pack_attrs, with_args
 from xrl_jax.graph.passes import is_acyclic, raise_depths, remove_dead, use_counts
+from xrl_jax.runtime.engine_jit import engine_jit
 
 
 def test_dead_nodes_become_holes_and_slots_stay():

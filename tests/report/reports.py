@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from xrl_jax.cost.timing import Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import Step, StopReason
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.reports import small_report
-from xrl_jax.cost.timing import Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.report.plots import draw_history, draw_timings, plot_history
 
 figure_lib = pytest.importorskip("matplotlib.figure")

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from tests.report.reports import small_report
-from xrl_jax.cost.timing import Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import Step
 

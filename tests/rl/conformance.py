@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost.model import price
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import divided
 from xrl_jax.rl.env import Action, EnvParams, EnvState, Outcome, allowed, reset, step
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.transform.union import divided
 
 RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 

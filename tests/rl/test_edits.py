@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tests.rl.test_env import OWN, RESET, chain, params_of
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail, begin, by_chance, follow
 from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, Told, choices, edited, packed
 from xrl_jax.rl.env import SWEEP, EnvParams, EnvState
+from xrl_jax.runtime.engine_jit import engine_jit
 
 NEVER = -1e4
 A, B, C, D = (Edit(rule, 7, NEVER) for rule in range(4))

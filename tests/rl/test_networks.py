@@ -12,11 +12,11 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from tests.rl.test_env import RESET, negated, own, params_of
-from xrl_jax.graph import engine_jit
 from xrl_jax.rl.features import N_NODE, GraphFeatures, Observation, observe
 from xrl_jax.rl.neighbours import neighbours_of
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.rows import rows
+from xrl_jax.runtime import engine_jit
 
 SIZES = NetworkConfig(width=8, layers=2, heads=2, n_rules=2)
 INIT = jax.jit(PolicyNetwork(SIZES).init)

@@ -13,13 +13,13 @@ import pytest
 
 from tests.rl.test_env import RESET, chain, negated, own, params_of, slots_of, taken
 from xrl_jax.cost.roofline import CORRECTED
-from xrl_jax.graph.engine_jit import engine_jit
-from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.decode import begin, by_gain, by_network, follow
 from xrl_jax.rl.features import Observation, observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
+from xrl_jax.runtime.engine_jit import engine_jit
 
 CONFIG = NetworkConfig(width=8, layers=1, heads=2, n_rules=2)
 NETWORK = PolicyNetwork(CONFIG)

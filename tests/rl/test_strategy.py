@@ -12,23 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rewrite.test_interface import traced as with_a_body
 from tests.rl.trap import SIZES, blank, trained
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import ARGS, ENOUGH, KEY, exhausted_optimum, program, rules, run
+from tests.transform.test_layout import traced as with_a_body
 from xrl_jax.cost.programs import program_job, program_key
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import GraphError, build, nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united_bucket
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.edits import Edited, Told
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.rollouts import Decoder, Met
 from xrl_jax.rl.strategy import _Search, by_policy
 from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
+from xrl_jax.transform.union import united_bucket
 
 
 def found(

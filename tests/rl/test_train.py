@@ -16,10 +16,10 @@ import pytest
 from tests.rl import trap
 from tests.rl.test_env import X, own, params_of, twice
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.rl.env import EnvParams
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, make_train
+from xrl_jax.runtime.engine_jit import engine_jit
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = TrainConfig(

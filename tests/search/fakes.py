@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xrl_jax.cost.machine import Machine
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region
-from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Timing
-from xrl_jax.cost.worker import Worker
-from xrl_jax.rewrite.rule import parse_rules
-from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.timing import Timing
+from xrl_jax.measure.worker import Worker
 
 MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.rewrite.library import select_rules, standard_rules
-from xrl_jax.rewrite.table import compile_rules
+from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.search import engine
 
 

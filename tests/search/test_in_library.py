@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.lowerings import LOWERINGS
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import select_rules, standard_rules
+from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.lowerings.table import LOWERINGS
 from xrl_jax.search import in_library as module
 from xrl_jax.search.in_library import in_library
 

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.rewrite.test_interface import traced as with_a_body
-from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.lowerings import LOWERINGS
+from tests.transform.test_layout import traced as with_a_body
 from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
-from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.ops import OPS
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.library import offered, select_rules, standard_rules
-from xrl_jax.rewrite.table import CompiledRules, compile_rules
+from xrl_jax.language.rule_files import offered, select_rules, standard_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.openings import Opening, openings
 
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rewrite import harness
-from tests.rewrite.test_interface import W, traced
-from tests.rewrite.test_interface import X as IMAGE
+from tests.engine import harness
 from tests.search.fakes import FakeOracle, compiled_rules
-from xrl_jax.cost.machine import Machine
-from xrl_jax.cost.timing import Stopwatch
+from tests.transform.test_layout import W, traced
+from tests.transform.test_layout import X as IMAGE
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.text import format_program
-from xrl_jax.rewrite.interface import FEATURES_LAST, laid_out
-from xrl_jax.rewrite.library import load_rules
+from xrl_jax.language.rule_files import load_rules
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
+from xrl_jax.transform.layout import FEATURES_LAST, laid_out
 
 RULES = load_rules(harness.ADD_ZERO)
 HERE = Machine("cpu", "a processor", 2, "jax 1", "")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tests.search.fakes import FakeOracle, compiled_rules, made_up
-from xrl_jax.cost.timing import Timing
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.program import Program
+from xrl_jax.measure.timing import Timing
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.search import backtracking, descend, walk

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xrl_jax.backends.files import replacing
+from xrl_jax.runtime.files import replacing
 
 HEADER = "header.json"
 _MAX_HEADER = 1 << 26  # bytes

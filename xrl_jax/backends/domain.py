@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.lowerings import LOWERINGS, applicable
 from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import Call, Equation, Program
+from xrl_jax.lowerings.table import LOWERINGS, applicable
 
 MARGIN = 4.0  # a domain goes so many times as far as the largest number of the example
 _LEAST = 1.0

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xrl_jax.backends.lowerings import absorbs
-from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.graph.graph import Node
+from xrl_jax.libraries.onednn.calls import Epilogue
+from xrl_jax.lowerings.table import absorbs
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,7 @@ from jax import export
 from jax.custom_batching import sequential_vmap
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from xrl_jax.backends import onednn
 from xrl_jax.backends.archive import LoadError, read_archive, write_archive
-from xrl_jax.backends.dnnl import kernels
-from xrl_jax.backends.dnnl.library import library
 from xrl_jax.backends.fast import Fast, Flat, PreparedWeights
 from xrl_jax.backends.hoist import Hoisted
 from xrl_jax.backends.plain_data import (
@@ -50,6 +47,9 @@ from xrl_jax.backends.plain_data import (
 )
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.program import flatten_as
+from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.libraries.onednn import kernels
+from xrl_jax.libraries.onednn.c_api import library
 
 FORMAT = 3  # a file of another one is refused
 

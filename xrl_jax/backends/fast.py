@@ -37,7 +37,7 @@ from xrl_jax.graph.program import (
     static_numbers,
     unflatten_args,
 )
-from xrl_jax.graph.settings import debugging, meaning, own_settings, under_own_settings
+from xrl_jax.runtime.settings import debugging, meaning, own_settings, under_own_settings
 
 Flat = Callable[..., list[Any]]
 

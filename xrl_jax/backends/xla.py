@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 
 from xrl_jax.backends.epilogue import chains
-from xrl_jax.backends.equations import bind
-from xrl_jax.backends.lowerings import lower
+from xrl_jax.graph.equations import bind
 from xrl_jax.graph.graph import GraphError, Node, nodes_of
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.program import (
@@ -30,7 +29,8 @@ from xrl_jax.graph.program import (
     Program,
     flatten_as,
 )
-from xrl_jax.graph.settings import own_settings
+from xrl_jax.lowerings.table import lower
+from xrl_jax.runtime.settings import own_settings
 
 YNN = "xla_cpu_experimental_ynn_fusion_type"  # the compile option of what goes to YNNPACK
 

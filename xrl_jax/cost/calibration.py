@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost.roofline import (
     CLASSES,
     CORRECTED,
@@ -23,6 +22,7 @@ from xrl_jax.cost.roofline import (
     turned,
 )
 from xrl_jax.graph import ops
+from xrl_jax.libraries.onednn.c_api import library
 
 Forms = Mapping[tuple[int, int, int], float]  # multiples by form
 

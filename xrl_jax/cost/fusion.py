@@ -12,9 +12,9 @@ also for writing what was never written:
     CALL, KERNEL            nothing, where it is absorbed; else a read
     LIBRARY                 a read, or less where it joins
 
-LIBRARY and KERNEL are what a partition of oneDNN computes (`backends.dnnl.partition`): kernels that
-feed each other and what lies between are one call. Entering it costs something, once for what is
-connected. A rectifier is the last that is absorbed.
+LIBRARY and KERNEL are what a partition of oneDNN computes (`libraries.onednn.partition`): kernels
+that feed each other and what lies between are one call. Entering it costs something, once for what
+is connected. A rectifier is the last that is absorbed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.lowerings import LOWERINGS, in_partition, is_offered
-from xrl_jax.backends.plain import Lowering, nothing
+from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.rewrite.new_nodes import NewNodes
+from xrl_jax.lowerings.plain import Lowering, nothing
+from xrl_jax.lowerings.table import LOWERINGS, in_partition, is_offered
 
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
 # written which can compute more before it does; that is inside of a call of many kernels; and both.

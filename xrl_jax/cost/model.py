@@ -15,16 +15,16 @@ import numpy as np
 
 from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.calibration import Sample
-from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, NodeView, Rates
-from xrl_jax.cost.store import TimingStore
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job, Worker
 from xrl_jax.graph import ops
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import timing_key
+from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job, Worker
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.runtime.engine_jit import engine_jit
 
 _WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])

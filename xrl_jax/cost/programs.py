@@ -11,20 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
 from xrl_jax.backends.xla import YNN, evaluate
 from xrl_jax.cost import roofline
-from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CORRECTED, CostTable
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.work import node_work
+from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.runtime.engine_jit import engine_jit
 
 Options = tuple[tuple[str, str], ...]
 

@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends import onednn
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.lowerings import LOWERINGS, absorbs, in_partition, lower
-from xrl_jax.backends.onednn import Epilogue
 from xrl_jax.cost.calibration import Sample
 from xrl_jax.cost.roofline import CLASS_OF, NodeView, form_of
-from xrl_jax.cost.worker import Job
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
+from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.libraries.onednn.calls import Epilogue
+from xrl_jax.lowerings.table import LOWERINGS, absorbs, in_partition, lower
+from xrl_jax.measure.worker import Job
 
 Options = Sequence[tuple[str, str]]
 # A region is timed as a row of copies that take about as long together at these rates: a call on

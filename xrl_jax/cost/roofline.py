@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost import fusion
+from xrl_jax.engine.delta import Price
+from xrl_jax.engine.instantiate import Asked
+from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
-from xrl_jax.rewrite.delta import Price
-from xrl_jax.rewrite.instantiate import Asked
-from xrl_jax.rewrite.new_nodes import NewNodes
+from xrl_jax.runtime.engine_jit import wide
 
 # Classes of operators that share rates and a correction. What is free costs nothing: views,
 # sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies

@@ -16,9 +16,11 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from xrl_jax.frontends.chains import chained
-from xrl_jax.frontends.fold import fold_host
-from xrl_jax.frontends.host import (
+from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
+from xrl_jax.frontends.trace import TraceError, trace_call
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph.host import (
     Bindings,
     HostGraph,
     HostProgram,
@@ -29,10 +31,6 @@ from xrl_jax.frontends.host import (
     source_key,
     struct,
 )
-from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
-from xrl_jax.frontends.trace import TraceError, trace_call
-from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.graph.operands import attach
 from xrl_jax.graph.program import (
     CONTROL_FLOW,
@@ -42,7 +40,9 @@ from xrl_jax.graph.program import (
     Input,
     Program,
 )
-from xrl_jax.graph.settings import own_settings
+from xrl_jax.runtime.settings import own_settings
+from xrl_jax.transform.chains import chained
+from xrl_jax.transform.fold import fold_host
 
 __all__ = ["TraceError", "from_jax"]
 

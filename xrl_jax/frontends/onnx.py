@@ -33,7 +33,7 @@ from xrl_jax.frontends.onnx_ops.base import (
 from xrl_jax.frontends.onnx_ops.evaluate import run_graph
 from xrl_jax.frontends.onnx_ops.wide import Watch
 from xrl_jax.frontends.onnx_weights import split_weights
-from xrl_jax.graph.settings import types_mixed
+from xrl_jax.runtime.settings import types_mixed
 
 if TYPE_CHECKING:
     import onnx

@@ -2,7 +2,7 @@
 
 An entry names the operator's arity, its attribute fields (offsets into the node's fixed-width
 integer vector), and the rules that give its output shape and dtype. Every other interpretation
-(shape and dtype rules in `shapes`, work in `work`, lax code in `backends.lowerings`) is one dict
+(shape and dtype rules in `shapes`, work in `work`, lax code in `lowerings.table`) is one dict
 keyed by these names, in the style of JAX's autodidax. Adding an operator is one entry here and one
 in each dict; the conformance suite then covers it by itself.
 """
@@ -75,7 +75,7 @@ class OpSpec:
         node is made.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
       commutative: whether the first two arguments may be swapped.
-      lowerings: names of the ways to become lax code (`backends.lowerings` has the code); the first
+      lowerings: names of the ways to become lax code (`lowerings.table` has the code); the first
         is the plain one.
     """
 
@@ -121,7 +121,7 @@ _COMMUTATIVE = "add mul max min and or xor".split()
 _COMPARE = "ne eq ge gt le lt".split()
 _REDUCE = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
 _WINDOW = "window_sum window_max window_min".split()
-# Names of the forms in `backends.lowerings`, in its order; a new form goes to the end.
+# Names of the forms in `lowerings.table`, in its order; a new form goes to the end.
 _CONV_FORMS = (
     "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
     "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang "

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xrl_jax.cost.timing import Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.report.units import (
     bytes_text,
     count_text,

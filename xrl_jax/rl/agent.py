@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.candidates import CandidatesNetwork, candidate_graphs, moment
 from xrl_jax.rl.env import EnvParams, EnvState
 from xrl_jax.rl.features import observe
 from xrl_jax.rl.networks import NetworkConfig, Output, PolicyNetwork
+from xrl_jax.runtime.engine_jit import wide
 
 
 class Agent(NamedTuple):

@@ -17,8 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.engine.apply import ready
 from xrl_jax.graph.graph import TensorGraph
-from xrl_jax.rewrite.apply import ready
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
 from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features

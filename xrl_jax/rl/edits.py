@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail
 from xrl_jax.rl.env import EnvParams, EnvState, Start, rules_of

@@ -34,16 +34,16 @@ import jax.numpy as jnp
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
+from xrl_jax.engine import match
+from xrl_jax.engine.apply import Ready, apply_ready, look
+from xrl_jax.engine.delta import deltas
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united
-from xrl_jax.rewrite import match
-from xrl_jax.rewrite.apply import Ready, apply_ready, look
-from xrl_jax.rewrite.delta import deltas
-from xrl_jax.rewrite.table import CompiledRules, Q, RuleTable
+from xrl_jax.language.table import CompiledRules, Q, RuleTable
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.transform.union import united
 
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
@@ -142,7 +142,7 @@ class Outcome(NamedTuple):
 def start_of(
     program: Program, rules: CompiledRules, costs: CostTable, *, bucket: int | None = None
 ) -> Start:
-    """Where episodes of the program begin; its graphs become one (`graph.union`).
+    """Where episodes of the program begin; its graphs become one (`transform.union`).
 
     Args:
       bucket: number of slots, at least; by default `united_bucket`.

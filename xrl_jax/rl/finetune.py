@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost.calibration import sceptical
-from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import price
-from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.engine_jit import engine_jit
+from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Budget, Problem, Progress
 from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import in_one_bucket

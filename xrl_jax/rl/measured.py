@@ -24,12 +24,12 @@ import numpy as np
 
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import job_or_failure, program_job, program_key
-from xrl_jax.cost.worker import Job
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import divided
+from xrl_jax.measure.worker import Job
 from xrl_jax.rl.env import EnvParams, EnvState
 from xrl_jax.rl.train import Metrics, TrainConfig, TrainState, Transition, training_of
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.transform.union import divided
 
 # What the program of an environment takes, relative to the one it began from; NaN where it cannot
 # be timed.

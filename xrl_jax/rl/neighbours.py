@@ -18,8 +18,8 @@ import jraph
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.features import GraphFeatures
+from xrl_jax.runtime.engine_jit import wide
 
 Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over neighbours
 

@@ -19,12 +19,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
 from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, Observation
 from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
+from xrl_jax.runtime.engine_jit import wide
 
 NEVER = -1e9  # logit of an action that does nothing
 _MOST_LOGIT = 8.0  # of attention

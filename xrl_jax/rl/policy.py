@@ -17,11 +17,11 @@ import jax
 import numpy as np
 from flax import serialization
 
-from xrl_jax.backends.files import replacing
 from xrl_jax.graph import ops
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.features import FORM_NAMES, N_GLOBAL, N_MOVE, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.runtime.files import replacing
 
 FORMAT = 3
 SHIPPED = Path(__file__).parent / "policy.msgpack"

@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.kept_trace import kept_trace
-from xrl_jax.cost.machine import usable_cores
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.graph.settings import under_own_settings
-from xrl_jax.graph.union import divided
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.table import CompiledRules
+from xrl_jax.measure.machine import usable_cores
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
 from xrl_jax.rl.edits import Edit, Edits, Told, choices, edited, packed
 from xrl_jax.rl.env import EnvParams, EnvState, Start
 from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.runtime.kept_trace import kept_trace
+from xrl_jax.runtime.settings import under_own_settings
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
+from xrl_jax.transform.union import divided
 
 # At once: some take the most probable action, with edits, the others draw. Small graphs have room
 # for more: so many nodes in all.

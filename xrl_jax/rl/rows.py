@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xrl_jax.graph.engine_jit import wide
+from xrl_jax.runtime.engine_jit import wide
 
 
 def rows(table: jax.Array, index: jax.Array) -> jax.Array:

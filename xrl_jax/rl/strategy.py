@@ -26,20 +26,18 @@ import jax
 import numpy as np
 
 from xrl_jax.cost.calibration import sceptical
-from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.programs import job_or_failure, learn_from, program_key
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.graph.program import Program
-from xrl_jax.graph.union import united, united_bucket, united_size
-from xrl_jax.rewrite.interface import FEATURES_LAST
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job
 from xrl_jax.rl.edits import Edited
 from xrl_jax.rl.env import start_of
 from xrl_jax.rl.finetune import finetuned
 from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.rollouts import Decoder, at_once
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import (
     Budget,
     Found,
@@ -53,6 +51,8 @@ from xrl_jax.search.base import (
 )
 from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.openings import turned
+from xrl_jax.transform.layout import FEATURES_LAST
+from xrl_jax.transform.union import united, united_bucket, united_size
 
 _START = 0.15  # of the time, at most, for the operators of the original
 _REGIONS = 0.25  # of the time left, at most, for the operators of a round's cheapest programs

@@ -17,7 +17,6 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from xrl_jax.graph.engine_jit import wide
 from xrl_jax.rl import actions, ppo
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.env import (
@@ -32,6 +31,7 @@ from xrl_jax.rl.env import (
     step,
 )
 from xrl_jax.rl.networks import NetworkConfig, Output
+from xrl_jax.runtime.engine_jit import wide
 
 
 @dataclass(frozen=True)

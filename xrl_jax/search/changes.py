@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.lowerings import LOWERINGS, applicable
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.rule import Rule, Term
+from xrl_jax.language.rule import Rule, Term
+from xrl_jax.lowerings.table import LOWERINGS, applicable
+from xrl_jax.runtime.engine_jit import engine_jit
 
 _HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial

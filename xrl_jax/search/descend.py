@@ -10,9 +10,9 @@ import numpy as np
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.timing import Stopwatch
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends import winograd
-from xrl_jax.backends.dnnl.library import library
-from xrl_jax.backends.lowerings import LOWERINGS, applicable, in_partition
-from xrl_jax.backends.plain import conv_layouts
 from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.rule import Rule
+from xrl_jax.language.rule import Rule
+from xrl_jax.libraries.onednn import winograd
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.lowerings.plain import conv_layouts
+from xrl_jax.lowerings.table import LOWERINGS, applicable, in_partition
 from xrl_jax.search.base import Step
 from xrl_jax.search.changes import forms_by_rule
 from xrl_jax.search.states import place_text

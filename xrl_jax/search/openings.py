@@ -19,19 +19,19 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.backends.dnnl.library import library
 from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.cost.timing import Stopwatch
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
-from xrl_jax.rewrite.rule import Rule
-from xrl_jax.rewrite.table import CompiledRules
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.table import CompiledRules
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Reached, Step, assemble
 from xrl_jax.search.in_library import in_library
 from xrl_jax.search.states import Space, in_one_bucket
+from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
 
 _FOLD = "fold"  # the family that moves scales and shifts into weights
 # Rules that move broadcasts of weights down, so that a vector is a vector until it meets an image.

@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from xrl_jax.backends.lowerings import LOWERINGS
-from xrl_jax.cost.machine import Machine
-from xrl_jax.cost.store_files import keep, read_kept
 from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.graph.program import Program
 from xrl_jax.graph.text import format_program, parse_program
-from xrl_jax.rewrite.interface import FEATURES_FIRST, FEATURES_LAST, laid_out
-from xrl_jax.rewrite.rule import Rule
+from xrl_jax.language.rule import Rule
+from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.store_files import keep, read_kept
 from xrl_jax.search.base import Found, Step
+from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, laid_out
 
 FOLDER = "found"  # in the cache folder
 

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xrl_jax.cost.ctrl_c import plain_ctrl_c
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.neighbourhood import neighbourhood
 from xrl_jax.cost.programs import Timed, program_job
-from xrl_jax.cost.timing import Stopwatch, Timing
-from xrl_jax.cost.worker import Job
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite.rule import Rule
+from xrl_jax.language.rule import Rule
+from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.worker import Job
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import Step
 from xrl_jax.search.changes import Change, by_form, changed, changes
 

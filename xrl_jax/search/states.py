@@ -19,17 +19,17 @@ import numpy as np
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable, NodeView
+from xrl_jax.engine import match as match_lib
+from xrl_jax.engine.apply import apply
+from xrl_jax.engine.delta import deltas
+from xrl_jax.engine.match import Candidates
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
-from xrl_jax.graph.engine_jit import engine_jit
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.program import Program
-from xrl_jax.rewrite import match as match_lib
-from xrl_jax.rewrite.apply import apply
-from xrl_jax.rewrite.delta import deltas
-from xrl_jax.rewrite.match import Candidates
-from xrl_jax.rewrite.table import CompiledRules, RuleTable
+from xrl_jax.language.table import CompiledRules, RuleTable
+from xrl_jax.runtime.engine_jit import engine_jit
 
 # Room for candidates, for each slot of the bucket, and at least and at most in all. Each size that
 # is needed is compiled, so there are few.

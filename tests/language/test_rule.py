@@ -1,0 +1,88 @@
+"""Parsing and checking rules: what is wrong is said with file, line and column."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrl_jax.language.rule import Pattern, Term, Var, parse_rules
+from xrl_jax.language.sexpr import RuleError
+
+
+def test_a_rule_is_read_into_patterns_and_terms() -> None:
+    (rule,), _ = parse_rules('(rule r (source "s") (lhs (add ?x (neg ?y))) (rhs (sub ?x ?y)))')
+    assert (rule.name, rule.family, rule.evidence) == ("r", "other", "float64")
+    assert rule.lhs == (Pattern("add", (Var("?x"), Pattern("neg", (Var("?y"),)))),)
+    assert rule.rhs == (Term("sub", (Var("?x"), Var("?y"))),)
+
+
+def test_each_repeats_forms_and_names() -> None:
+    rules, _ = parse_rules(
+        '(each $op (max min) (rule $op-same (source "s") (lhs ($op ?x ?x)) (rhs ?x)))'
+    )
+    assert [(r.name, r.lhs[0].op) for r in rules] == [("max-same", "max"), ("min-same", "min")]
+
+
+def test_macros_are_expanded() -> None:
+    text = """
+    (define (wide x) (> (rank x) 1))
+    (rule r (source "s") (lhs (neg ?y)) (when (wide ?y)) (rhs ?y))"""
+    (rule,), macros = parse_rules(text)
+    assert "wide" in macros
+    head = rule.conditions[0]
+    assert getattr(head, "head", "") == ">"
+
+
+@pytest.mark.parametrize(
+    ("clauses", "message"),
+    [
+        ("(lhs (add ?x ?y)) (rhs ?z)", "'?z' is not bound on the left-hand side"),
+        ("(lhs (plus ?x ?y)) (rhs ?x)", "there is no operator 'plus'"),
+        ("(lhs (add ?x)) (rhs ?x)", "add takes 2 arguments, got 1"),
+        ("(lhs (slice ?x :begin b)) (rhs ?x)", "operator 'slice' has no attribute 'begin'"),
+        ("(lhs ?x) (rhs ?x)", "a root must be an operator, not a variable"),
+        ("(lhs (neg ?x)) (when (= n 1)) (rhs ?x)", "'n' is not a number and not bound"),
+        ("(lhs (neg ?x)) (when (size ?x)) (rhs ?x)", "there is no function 'size'"),
+        ("(lhs (neg ?x)) (when (attr ?x axes)) (rhs ?x)", "names no operator"),
+        ("(lhs (neg ?x)) (rhs (neg ?x :like d))", "no node of the left-hand side has this name"),
+        ("(lhs (neg ?x)) (rhs (neg ?x :lowering fast))", "neg has no lowering 'fast'"),
+        ("(lhs (neg ?x)) (rhs (input))", "a rewrite cannot make a 'input' node"),
+        ("(lhs (neg ?x)) (rhs (const one :dtype-of ?x))", "'one' is not a number"),
+        ("(lhs (neg ?x)) (then ?x)", "cannot read clause (then ...)"),
+    ],
+)
+def test_a_wrong_clause_is_named_with_its_place(clauses: str, message: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_rules(f'(rule r (source "s")\n{clauses})', "my.rules")
+    assert message in str(error.value)
+    assert str(error.value).startswith("my.rules:2:")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(rule r (lhs (neg ?x)) (rhs ?x))", "say where it comes from"),
+        ('(rule r (source "s") (evidence hope) (lhs (neg ?x)) (rhs ?x))', "evidence is one of"),
+        ('(rule r (source "s") (rhs))', "one or two roots"),
+        (
+            '(rule r (source "s") (lhs (neg ?x) (neg ?y)) (rhs ?x ?y))',
+            "two roots must share an operand",
+        ),
+        (
+            '(rule r (source "s") (symmetric) (lhs (neg ?x) (exp ?x)) (rhs ?x ?x))',
+            "only two equal patterns",
+        ),
+        ("(law r)", "expected (rule ...) or (define ...)"),
+        ("(each op (add) (law r))", "a repetition is (each $OP (NAME ...) FORM ...)"),
+    ],
+)
+def test_a_wrong_rule_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(RuleError) as error:
+        parse_rules(text, "my.rules")
+    assert message in str(error.value)
+    assert str(error.value).startswith("my.rules:1:1:")
+
+
+def test_two_rules_of_one_name_are_refused() -> None:
+    rule = '(rule r (source "s") (lhs (neg ?x)) (rhs ?x))'
+    with pytest.raises(RuleError, match=r"<rules>:2:1: a second rule is named 'r'"):
+        parse_rules(f"{rule}\n{rule}")

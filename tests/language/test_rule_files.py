@@ -1,0 +1,194 @@
+"""Reading the rule files, choosing rules, and what chains of them do to networks as JAX users write
+them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xrl_jax.engine.apply import apply
+from xrl_jax.engine.match import candidates, match
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_files import all_rules, load_rules, select_rules, standard_rules
+from xrl_jax.language.sexpr import RuleError
+from xrl_jax.language.table import compile_rules
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.verify.verify import CODE, ROWS
+
+SHIFT = '(rule shift (source "s") (lhs (add ?x ?y)) (when (is-scalar ?y)) (rhs (add ?y ?x)))'
+
+
+def test_the_library_has_many_rules_of_every_family() -> None:
+    rules = all_rules()
+    families = Counter(r.family for r in rules)
+    assert len(rules) >= 75
+    assert set(families) == {
+        "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity",
+        "layout", "lowering_conv", "lowering_dot", "lowering_pool", "merge", "movement", "pool",
+        "reduction",
+    }  # fmt: skip
+
+
+def test_the_library_leaves_room_for_a_hundred_patterns_of_the_user() -> None:
+    roles = compile_rules(all_rules()).table.row_role
+    assert roles.shape == (640,)
+    assert int((roles < 0).sum()) >= 100
+
+
+def test_a_pattern_that_reaches_further_than_the_matcher_looks_is_refused() -> None:
+    tall = '(rule tall (source "test") (lhs (neg (neg (neg (neg (neg ?x)))))) (rhs (neg ?x)))'
+    with pytest.raises(RuleError, match=r"rule tall: .* reaches 5 argument steps .* at most 4"):
+        compile_rules(parse_rules(tall)[0])
+
+
+def test_rules_that_need_finite_values_are_used_where_that_is_assumed() -> None:
+    cautious, bold = standard_rules(), standard_rules(("finite",))
+    assert set(bold) == set(all_rules()) and set(cautious) < set(bold)
+    assert "tanh-by-logistic" in {r.name for r in set(bold) - set(cautious)}
+    with pytest.raises(ValueError, match=r"'mul-factor' takes for granted that .* are finite"):
+        select_rules(cautious, ["mul-factor"])
+    with pytest.raises(ValueError, match="known are 'finite', 'in-domain'"):
+        standard_rules(("positive",))
+
+
+def test_a_rule_says_what_it_assumes() -> None:
+    (rule,) = load_rules(SHIFT.replace("(when", "(assumes finite) (when"))
+    assert rule.assumes == ("finite",)
+    with pytest.raises(RuleError, match="a rule assumes one of finite, in-domain"):
+        load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
+
+
+def test_rule_text_may_use_the_macros_of_the_prelude() -> None:
+    (rule,) = load_rules(SHIFT)
+    assert rule.name == "shift"
+
+
+def test_rules_are_read_from_a_file_and_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b.rules").write_text(SHIFT)
+    (tmp_path / "a.rules").write_text(SHIFT.replace("rule shift", "rule first"))
+    assert [r.name for r in load_rules(tmp_path)] == ["first", "shift"]
+    assert [r.name for r in load_rules(tmp_path / "b.rules")] == ["shift"]
+
+
+def test_an_error_in_a_file_names_the_file_and_the_place(tmp_path: Path) -> None:
+    (tmp_path / "bad.rules").write_text('(rule r (source "s")\n  (lhs (neg ?x)) (rhs ?y))')
+    with pytest.raises(RuleError, match=r"bad\.rules:2:23: '\?y' is not bound"):
+        load_rules(tmp_path / "bad.rules")
+
+
+def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.rules").write_text(SHIFT)
+    (tmp_path / "b.rules").write_text(SHIFT)
+    with pytest.raises(
+        RuleError, match=r"b\.rules:1:1: a second rule is named 'shift' \(the first: a\.rules:1:1\)"
+    ):
+        load_rules(tmp_path)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_rules("nowhere.rules")
+
+
+def test_rules_are_chosen_by_name_family_and_object() -> None:
+    library = standard_rules()
+    own = load_rules(SHIFT)[0]
+    assert select_rules(library, None) == library
+    assert [r.name for r in select_rules(library, ["neg-neg"])] == ["neg-neg"]
+    assert {r.family for r in select_rules(library, "layout")} == {"layout"}
+    assert select_rules(library, [own]) == (own,)
+    without = select_rules(library, ["-layout", "-neg-neg"])
+    assert len(without) == len(library) - len(select_rules(library, ["layout", "neg-neg"]))
+    some = select_rules(library, ["layout", "-conv-to-nhwc"])
+    assert "conv-to-nhwc" not in [r.name for r in some] and some
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no rule or family 'neg-ngg'; near it: neg-neg"):
+        select_rules(standard_rules(), ["neg-ngg"])
+
+
+@engine_jit
+def find(table: Any, graph: Any) -> Any:
+    return candidates(table, graph, match(table, graph), size=64)
+
+
+change = engine_jit(apply)
+
+
+def rewritten(
+    fn: Callable[..., Any], *args: Any, rules: list[str], weights: tuple[int, ...] = ()
+) -> Any:
+    """The program with the first candidate applied until there is none."""
+    program = from_jax(fn, *args, weights=weights)
+    table = compile_rules(select_rules(all_rules(), rules), min_rows=ROWS, min_code=CODE).table
+    graph = program.graph
+    for _ in range(40):
+        found = find(table, graph)
+        for k in range(min(int(found.count), 64)):
+            done = change(table, graph, found.entry[k], found.root[k], found.partner[k])
+            if bool(done.ok):
+                graph = done.graph
+                break
+        else:
+            return program, program.with_graphs([graph, *program.graphs[1:]])
+    raise AssertionError("the rules do not come to an end")
+
+
+def live_ops(program: Any) -> list[str]:
+    """Operators on the path of the input, weight-only ones left out."""
+    graph = program.graph
+    nodes, _, slots = nodes_of(graph)
+    return [n.op for n, s in zip(nodes, slots, strict=True) if not bool(graph.nodes.weight_only[s])]
+
+
+@pytest.mark.slow
+def test_batch_norm_as_jax_users_write_it_becomes_a_convolution_and_a_bias() -> None:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    layer = {
+        "mean": normal(4),
+        "var": jnp.abs(normal(4)) + 1,
+        "scale": normal(4),
+        "bias": normal(4),
+        "w": normal(4, 3, 3, 3),
+    }
+
+    def fn(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(
+            x, layer["w"], (1, 1), [(1, 1)] * 2, dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+        mean, var, scale, bias = (layer[k][:, None, None] for k in ("mean", "var", "scale", "bias"))
+        return jax.nn.relu((y - mean) * lax.rsqrt(var + 1e-5) * scale + bias)
+
+    x = normal(1, 3, 8, 8)
+    rules = [
+        "broadcast-broadcast", "add-of-broadcast-scalar", "rsqrt-of-broadcast", "sub-bias",
+        "conv-batch-norm", "conv-bias-scale", "conv-scale", "scale-join", "bias-join",
+    ]  # fmt: skip
+    program, folded = rewritten(fn, layer, x, rules=rules, weights=(0,))
+    assert live_ops(folded) == ["input", "conv", "add", "max"]
+    np.testing.assert_allclose(folded(layer, x), program(layer, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_softmax_of_jax_nn_becomes_one_node() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)), jnp.float32)
+    rules = ["max-lowest", "broadcast-broadcast", "softmax-form", "softmax-shift"]
+    program, named = rewritten(jax.nn.softmax, x, rules=rules)
+    assert live_ops(named) == ["input", "softmax"]
+    np.testing.assert_allclose(named(x), program(x), rtol=1e-6)

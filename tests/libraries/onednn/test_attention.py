@@ -1,0 +1,239 @@
+"""Attention as one operator: where partitions have it, and what our code for it computes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.libraries.onednn.partitions import called
+from xrl_jax.libraries.onednn.attend import attended
+from xrl_jax.libraries.onednn.attention import Attended, code_of
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.loops import looped
+from xrl_jax.libraries.onednn.machine_code import addresses
+from xrl_jax.libraries.onednn.plan import plan
+from xrl_jax.libraries.onednn.spec import (
+    RELU,
+    Attention,
+    Binary,
+    Dot,
+    Epilogue,
+    Instruction,
+    Map,
+    Partition,
+    Reduce,
+    Reshape,
+    Scale,
+    Transpose,
+    partition,
+)
+
+needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+PLAIN = Dot(False, False)
+EXP, SUM, MAX = Map("exp", (None,)), Reduce("sum"), Reduce("max")
+SUB, DIV = Binary("sub"), Binary("div")
+
+
+def attention(
+    batch: int = 2,
+    m: int = 9,
+    n: int = 20,
+    k: int = 5,
+    d: int = 18,
+    *,
+    first: Dot = PLAIN,
+    last: Dot = PLAIN,
+    scores_too: bool = False,
+    outer: tuple[int, ...] = (),
+) -> Partition:
+    """softmax(a b / 2 [+ c]) v, with the softmax over the last axis, of arrays with more axes."""
+    left = (batch, k, m) if first.left_turned else (batch, m, k)
+    right = (batch, n, k) if first.right_turned else (batch, k, n)
+    values = (batch, d, n) if last.right_turned else (batch, n, d)
+    inputs = [left, right, values]
+    operands = (0, 1)
+    scores = (batch, m, n)
+    if first.after.addend:
+        inputs.append(scores)
+        operands = (0, 1, 3)
+    at = len(inputs)
+    many, rows, one = (*outer, batch, m, n), (*outer, batch, m), (*outer, batch, m, 1)
+    code = (
+        Instruction(first, operands, scores),
+        Instruction(Reshape(many), (at,), many),
+        Instruction(Scale(0.5), (at + 1,), many),
+        Instruction(MAX, (at + 2,), rows),
+        Instruction(Reshape(one), (at + 3,), one),
+        Instruction(SUB, (at + 2, at + 4), many),
+        Instruction(EXP, (at + 5,), many),
+        Instruction(SUM, (at + 6,), rows),
+        Instruction(Reshape(one), (at + 7,), one),
+        Instruction(DIV, (at + 6, at + 8), many),
+        Instruction(Reshape(scores), (at + 9,), scores),
+        Instruction(last, (at + 10, 2), (batch, m, d)),
+    )
+    outputs = (at + 11, at) if scores_too else (at + 11,)
+    return looped(Partition(tuple(inputs), (False,) * len(inputs), code, outputs))
+
+
+def operators(part: Partition) -> list[str]:
+    return [type(i.op).__name__ for i in attended(part).code]
+
+
+def numbers(part: Partition) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in part.inputs]
+
+
+# --- where it is ---
+
+
+def test_two_products_and_what_lies_between_are_one_operator() -> None:
+    assert operators(attention()) == ["Attention"]
+
+
+def test_its_text_says_the_same() -> None:
+    part = attended(attention())
+    assert partition(part.text) == part
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        attention(scores_too=True),
+        attention(m=7),
+        attention(last=Dot(False, False, Epilogue(clip=RELU))),
+        attention(first=Dot(False, False, Epilogue(clip=RELU))),
+        attention(n=3000, k=60, d=60),
+        attention(n=4, k=20000),
+    ],
+    ids=[
+        "scores are returned",
+        "few rows",
+        "bounded results",
+        "bounded scores",
+        "much to keep",
+        "cut strips",
+    ],
+)
+def test_others_stay_apart(part: Partition) -> None:
+    assert "Attention" not in operators(part)
+
+
+# --- what it computes ---
+
+
+def check(part: Partition) -> None:
+    part = attended(part)
+    assert any(isinstance(i.op, Attention) for i in part.code)
+    given = numbers(part)
+    with jax.enable_x64(True):
+        (want,) = part(*(jnp.asarray(x, jnp.float64) for x in given))
+    (found,) = called(part, *given)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "d"),
+    [
+        (2, 9, 20, 5, 18),  # tiles, strips and sums that are cut
+        (3, 12, 32, 8, 16),  # none that is
+        (1, 200, 130, 64, 64),  # more than one group of tiles
+        (1, 8, 1, 1, 1),
+        (1, 20000, 1, 300, 1),  # long rows with few scores
+    ],
+)
+def test_it_computes_what_its_parts_do(batch: int, m: int, n: int, k: int, d: int) -> None:
+    check(attention(batch, m, n, k, d))
+
+
+@needs_library
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("values", [False, True])
+def test_operands_lie_anyhow(left: bool, right: bool, values: bool) -> None:
+    check(attention(first=Dot(left, right), last=Dot(False, values)))
+
+
+@needs_library
+@pytest.mark.parametrize("values_turned", [False, True])
+@pytest.mark.parametrize("apart", [False, True], ids=["in the product", "apart"])
+def test_weights_may_be_on_the_right(values_turned: bool, apart: bool) -> None:
+    """v' p' = (p v)', where p is turned by the product or before it."""
+    whole = attention(last=Dot(False, not values_turned))
+    before = whole.code[:-1]
+    at = len(whole.inputs) + len(before)
+    turn = Instruction(Transpose((0, 2, 1)), (at - 1,), (2, 20, 9))
+    p = at if apart else at - 1
+    op = Dot(values_turned, not apart)
+    product = Instruction(op, (2, p), (2, 18, 9))
+    code = (*before, *([turn] if apart else []), product)
+    n = len(whole.inputs) + len(code)
+    part = Partition(whole.inputs, whole.packed, code, (n - 1,))
+    assert operators(part) == ["Attention"]
+    check(part)
+
+
+@needs_library
+@pytest.mark.parametrize("outer", [(), (1,)])
+def test_what_is_added_to_scores_is_added_in_the_loop(outer: tuple[int, ...]) -> None:
+    check(attention(first=Dot(False, False, Epilogue(addend=True)), outer=outer))
+
+
+@needs_library
+def test_heads_are_read_and_written_side_by_side() -> None:
+    """Eight tokens of two heads: nothing is copied but what is returned."""
+    tokens, heads, size = 8, 2, 4
+    apart, turn = (heads, tokens, size), Transpose((1, 0, 2))
+    inner = attention(heads, tokens, tokens, size, size, first=Dot(False, True))
+    n = len(inner.inputs)
+    turned = tuple(Instruction(turn, (i,), apart) for i in range(n))
+    moved = tuple(
+        Instruction(i.op, tuple(a + n for a in i.args), i.shape) for i in attended(inner).code
+    )
+    back = Instruction(turn, (2 * n,), (tokens, heads, size))
+    part = Partition(
+        ((tokens, heads, size),) * n, (False,) * n, (*turned, *moved, back), (2 * n + 1,)
+    )
+    lib = library()
+    assert lib is not None
+    first, copy = plan(lib, part).steps
+    assert isinstance(first.primitive, Attended) and isinstance(copy.primitive, int)
+    assert first.primitive.strides == ((4, 8, 1), (4, 1, 8), (4, 8, 1), (4, 8, 1))
+    given = numbers(part)
+    (found,) = called(part, *given)
+    np.testing.assert_allclose(found, part(*map(jnp.asarray, given))[0], rtol=1e-5, atol=1e-5)
+
+
+@needs_library
+def test_nan_and_infinities_stay_in_their_rows() -> None:
+    part = attended(attention())
+    a, b, v = numbers(part)
+    a[1, 3, 2], a[0, 8, 0] = np.nan, np.inf
+    (found,) = called(part, a, b, v)
+    (want,) = part(*map(jnp.asarray, (a, b, v)))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+    assert np.isnan(found).any(axis=-1).sum() == 2
+    v[1, 19, 17] = np.inf
+    (found,) = called(part, *numbers(part)[:2], v)
+    assert np.isinf(found[1, :, 17]).all() and np.isinf(found).sum() == 9
+
+
+def test_tiles_of_wide_registers_compute_the_same() -> None:
+    """Of sixteen numbers, which this processor may not have: then two registers are one."""
+    part = attended(attention(2, 31, 40, 12, 20))
+    (made,) = part.code
+    assert isinstance(made.op, Attention)
+    a, b, v = numbers(part)
+    y = np.full((2, 31, 20), np.nan, np.float32)
+    strides = (31 * 12, 12, 1), (12 * 40, 40, 1), (40 * 20, 20, 1), (31 * 20, 20, 1)
+    what = Attended(2, 31, 12, 40, 20, strides, made.op.loop, made.op.at, lanes=16)
+    (address,) = addresses(code_of(what, "wide_attention", None), "wide_attention")
+    table = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, b, v, y)))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(table)
+    np.testing.assert_allclose(y, part(*map(jnp.asarray, (a, b, v)))[0], rtol=1e-5, atol=1e-5)

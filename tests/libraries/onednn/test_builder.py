@@ -1,0 +1,32 @@
+"""Memory between the steps of a call."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xrl_jax.libraries.onednn.builder import Block, laid_out
+
+blocks = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)).map(
+        lambda t: Block(t[0], t[1], t[1] + t[2])
+    ),
+    max_size=12,
+)
+
+
+@given(blocks)
+def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[Block]) -> None:
+    offsets, total = laid_out(given_blocks)
+    placed = list(zip(given_blocks, offsets, strict=True))
+    for i, (a, at) in enumerate(placed):
+        assert at % 64 == 0 and at + a.nbytes <= total
+        for b, bt in placed[:i]:
+            together = a.first <= b.last and b.first <= a.last
+            assert not together or at + a.nbytes <= bt or bt + b.nbytes <= at
+
+
+def test_memory_is_used_again() -> None:
+    """A chain of three values needs room for two."""
+    chain = [Block(64, 0, 1), Block(64, 1, 2), Block(64, 2, 3)]
+    assert laid_out(chain) == ([0, 64, 0], 128)

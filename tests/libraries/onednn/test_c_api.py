@@ -1,0 +1,30 @@
+"""Where the library is found, and what is said where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from xrl_jax.libraries.onednn import c_api as module
+from xrl_jax.libraries.onednn.c_api import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+
+def find(monkeypatch: pytest.MonkeyPatch, *, packaged: list[str]) -> module.Library | None:
+    """What is found where the package has these files and the system has none."""
+    monkeypatch.setattr(module, "_packaged", lambda: packaged)
+    monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: None)
+    return library.__wrapped__()
+
+
+def test_without_package_and_system_library_there_is_none(monkeypatch) -> None:
+    assert find(monkeypatch, packaged=[]) is None
+
+
+def test_a_package_that_cannot_be_loaded_is_said(monkeypatch, tmp_path: Path) -> None:
+    broken = tmp_path / "libdnnl.so.3"
+    broken.write_text("no library")
+    with pytest.warns(RuntimeWarning, match=r"kernels are left out.*onednn-cpu-gomp.*libgomp1"):
+        assert find(monkeypatch, packaged=[str(broken)]) is None

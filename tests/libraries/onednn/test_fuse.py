@@ -1,0 +1,180 @@
+"""Sums and rectifiers into kernels, on graphs of a few operators."""
+
+from __future__ import annotations
+
+from xrl_jax.libraries.onednn.fuse import fused
+from xrl_jax.libraries.onednn.spec import (
+    RELU,
+    Binary,
+    Clip,
+    Dot,
+    Epilogue,
+    Instruction,
+    Op,
+    Partition,
+    Reshape,
+    Shape,
+    Transpose,
+)
+
+SQUARE = (4, 4)
+PLAIN = Dot(False, False)
+
+
+def dot(addend: bool = False, clip: Clip | None = None) -> Dot:
+    return Dot(False, False, Epilogue(False, addend, clip))
+
+
+def after(*code: tuple[Op, tuple[int, ...]], outputs: tuple[int, ...]) -> list[tuple]:
+    """What becomes of operators on inputs 0 and 1, [4, 4] all."""
+    listed = tuple(Instruction(op, args, shape_of(op)) for op, args in code)
+    part = fused(Partition((SQUARE, SQUARE), (False, True), listed, outputs))
+    return [*((i.op, i.args) for i in part.code), (part.outputs, ())]
+
+
+def shape_of(op: Op) -> Shape:
+    return op.shape if isinstance(op, Reshape) else SQUARE
+
+
+def test_a_sum_and_a_rectifier_follow_a_product() -> None:
+    found = after((PLAIN, (0, 1)), (Binary("add"), (2, 0)), (RELU, (3,)), outputs=(4,))
+    assert found == [(dot(addend=True, clip=RELU), (0, 1, 0)), ((2,), ())]
+
+
+def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
+    flat = Reshape((16,))
+    code = (PLAIN, (0, 1)), (flat, (2,)), (flat, (0,)), (Binary("add"), (3, 4))
+    listed = [Instruction(op, args, shape_of(op)) for op, args in code]
+    listed[-1] = Instruction(Binary("add"), (3, 4), (16,))
+    part = fused(Partition((SQUARE, SQUARE), (False, True), tuple(listed), (5,)))
+    assert [(i.op, i.args) for i in part.code] == [(dot(addend=True), (0, 1, 0)), (flat, (2,))]
+
+
+def test_the_later_of_two_products_takes_their_sum() -> None:
+    found = after((PLAIN, (0, 1)), (PLAIN, (0, 1)), (Binary("add"), (2, 3)), outputs=(4,))
+    assert found == [(PLAIN, (0, 1)), (dot(addend=True), (0, 1, 2)), ((3,), ())]
+
+
+def test_a_product_that_is_used_twice_stays() -> None:
+    code = (PLAIN, (0, 1)), (RELU, (2,))
+    assert after(*code, outputs=(3, 2)) == [*code, ((3, 2), ())]
+    twice = (PLAIN, (0, 1)), (Binary("add"), (2, 2))
+    assert after(*twice, outputs=(3,)) == [*twice, ((3,), ())]
+
+
+def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (3, 0))
+    assert after(*code, outputs=(4,)) == [
+        (dot(clip=RELU), (0, 1)),
+        (Binary("add"), (2, 0)),
+        ((3,), ()),
+    ]
+    sums = (PLAIN, (0, 1)), (Binary("add"), (2, 0)), (Binary("add"), (3, 0))
+    assert after(*sums, outputs=(4,)) == [
+        (dot(addend=True), (0, 1, 0)),
+        (Binary("add"), (2, 0)),
+        ((3,), ()),
+    ]
+
+
+def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
+    """x @ w + relu(x @ w): the product has two uses."""
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (2, 3))
+    assert after(*code, outputs=(4,)) == [*code, ((4,), ())]
+
+
+def test_bounds_come_together() -> None:
+    """Above 0, below 6, above 1: from 1 to 6."""
+    code = (PLAIN, (0, 1)), (RELU, (2,)), (Clip(high=6.0), (3,)), (Clip(low=1.0), (4,))
+    assert after(*code, outputs=(5,)) == [(dot(clip=Clip(1.0, 6.0)), (0, 1)), ((2,), ())]
+    assert Clip(high=-1.0).then(RELU) == Clip(0.0, 0.0)
+
+
+def test_a_number_for_each_feature_is_a_bias() -> None:
+    """A sum with one for each row is none."""
+    for shape, ops in (
+        ((1, 4), [Dot(False, False, Epilogue(bias=True))]),
+        ((4, 1), [PLAIN, Binary("add")]),
+    ):
+        code = Instruction(PLAIN, (0, 1), SQUARE), Instruction(Binary("add"), (3, 2), SQUARE)
+        found = fused(Partition((SQUARE, SQUARE, shape), (False, True, False), code, (4,)))
+        assert [i.op for i in found.code] == ops
+        assert found.code[-1].args == ((0, 1, 2) if len(ops) == 1 else (3, 2))
+
+
+def test_a_bias_may_follow_another_sum_or_bias() -> None:
+    """x @ w + x + b + c: two biases are one, and the kernel adds it first."""
+    inputs = SQUARE, SQUARE, (1, 4), (1, 4)
+    add = Binary("add")
+    code = (
+        Instruction(PLAIN, (0, 1), SQUARE),
+        Instruction(add, (4, 0), SQUARE),
+        Instruction(add, (5, 2), SQUARE),
+        Instruction(add, (3, 6), SQUARE),
+    )
+    found = fused(Partition(inputs, (False, True, False, False), code, (7,)))
+    both = Dot(False, False, Epilogue(bias=True, addend=True))
+    assert found.code == (
+        Instruction(add, (2, 3), (1, 4)),
+        Instruction(both, (0, 1, 4, 0), SQUARE),
+    )
+
+
+def test_the_bias_of_an_addend_is_the_products() -> None:
+    """x @ w + (y + b), with y and b in one more axis: nothing is left but the product."""
+    inputs, shape = ((2, 4), (4, 4), (4,), (1, 2, 4)), (2, 4)
+    code = (
+        Instruction(Reshape((1, 1, 4)), (2,), (1, 1, 4)),
+        Instruction(Binary("add"), (3, 4), (1, 2, 4)),
+        Instruction(PLAIN, (0, 1), shape),
+        Instruction(Reshape(shape), (5,), shape),
+        Instruction(Binary("add"), (6, 7), shape),
+    )
+    found = fused(Partition(inputs, (False, True, False, False), code, (8,)))
+    both = Dot(False, False, Epilogue(bias=True, addend=True))
+    assert found.code == (
+        Instruction(Reshape((1, 4)), (2,), (1, 4)),
+        Instruction(Reshape(shape), (3,), shape),
+        Instruction(both, (0, 1, 4, 5), shape),
+    )
+
+
+def test_a_second_addend_is_added_to_the_first_where_both_are_weights() -> None:
+    """x @ w + a + b."""
+    add = Binary("add")
+    code = (
+        Instruction(PLAIN, (0, 1), SQUARE),
+        Instruction(add, (4, 2), SQUARE),
+        Instruction(add, (5, 3), SQUARE),
+    )
+    part = Partition((SQUARE,) * 4, (False, True, False, False), code, (6,))
+    assert fused(part, [False, True, True, True]).code == (
+        Instruction(add, (2, 3), SQUARE),
+        Instruction(dot(addend=True), (0, 1, 4), SQUARE),
+    )
+    assert [i.op for i in fused(part, [False, True, True, False]).code] == [dot(addend=True), add]
+
+
+def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
+    """(a b')' = b a'; not where b is packed, and not where one of them would be read across."""
+    for packed, right_turned, ops in (
+        (False, True, [(Dot(False, True), (1, 0))]),
+        (True, True, [(Dot(False, True), (0, 1)), (Transpose((1, 0)), (2,))]),
+        (False, False, [(PLAIN, (0, 1)), (Transpose((1, 0)), (2,))]),
+    ):
+        op = Dot(False, right_turned)
+        code = Instruction(op, (0, 1), SQUARE), Instruction(Transpose((1, 0)), (2,), SQUARE)
+        found = fused(Partition((SQUARE, SQUARE), (False, packed), code, (3,)))
+        assert [(i.op, i.args) for i in found.code] == ops
+
+
+def test_products_of_several_images_are_turned_round_one_by_one() -> None:
+    """[3, 2, 2], seen as [1, 3, 2, 2]; with images and rows swapped it stays as it is."""
+    inputs, more = ((3, 2, 4), (3, 2, 4)), (1, 3, 2, 2)
+    for order, op in (((0, 1, 3, 2), Reshape(more)), ((0, 2, 1, 3), Transpose((0, 2, 1, 3)))):
+        code = (
+            Instruction(Dot(False, True), (0, 1), (3, 2, 2)),
+            Instruction(Reshape(more), (2,), more),
+            Instruction(Transpose(order), (3,), tuple(more[a] for a in order)),
+        )
+        assert fused(Partition(inputs, (False, False), code, (4,))).code[-1].op == op

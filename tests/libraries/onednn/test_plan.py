@@ -1,0 +1,260 @@
+"""Specs as text, and the machine code that runs them."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.libraries.onednn.calls import equations, hoisted
+from xrl_jax.libraries.onednn.c_api import DST, SRC, library
+from xrl_jax.libraries.onednn.kernels import kernel_p, pack, run
+from xrl_jax.libraries.onednn.native import Place, Step, register
+from xrl_jax.libraries.onednn.plan import kernel_layout, plan
+from xrl_jax.libraries.onednn.spec import (
+    RELU,
+    Binary,
+    Concat,
+    Conv,
+    Dot,
+    Epilogue,
+    Instruction,
+    Loop,
+    Map,
+    Partition,
+    Pool,
+    Slice,
+    Transpose,
+    partition,
+)
+
+needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+PART = Partition(
+    ((1, 4, 4, 8), (1, 1, 8, 8), (8,)),
+    (False, True, False),
+    (
+        Instruction(
+            Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, Epilogue(bias=True)), (0, 1, 2), (1, 4, 4, 8)
+        ),
+        Instruction(Pool("max", (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4), (3,), (1, 2, 2, 8)),
+        Instruction(Slice((0, 0, 0, 0), (1, 2, 2, 8), (1, 2, 1, 1)), (4,), (1, 1, 2, 8)),
+        Instruction(Concat(3), (5, 5), (1, 1, 2, 16)),
+        Instruction(RELU, (6,), (1, 1, 2, 16)),
+    ),
+    (7, 3),
+)
+
+
+def test_a_partition_is_read_back_from_its_text() -> None:
+    read = partition(PART.text)
+    assert (read, hash(read)) == (PART, hash(PART))
+
+
+@needs_library
+def test_axes_of_one_do_not_make_a_layout_another() -> None:
+    """Features to the front, past an axis of size 1: the array is row-major as before, but for the
+    stride of that axis, for which the library has no fast sum.
+    """
+    turned = Instruction(Transpose((1, 0, 2, 3)), (0,), (1, 40, 11, 11))
+    added = Instruction(Binary("add"), (2, 1), (1, 40, 11, 11))
+    part = Partition(((40, 1, 11, 11), (1, 40, 1, 1)), (False, False), (turned, added), (3,))
+    lib = library()
+    assert lib is not None and len(plan(lib, part).steps) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "[1, 2, 3, 4]", '[[], [], [[["Conk"], [0], [1]]], []]']
+)
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no partition"):
+        partition(text)
+
+
+def test_the_name_says_what_is_computed_and_where() -> None:
+    other = Partition(PART.inputs, PART.packed, PART.code, (7,))
+    assert len({PART.name("here"), PART.name("there"), other.name("here")}) == 3
+
+
+def test_a_kernel_in_the_librarys_order() -> None:
+    lies = (96, 32, 8, 1)
+    assert kernel_layout((3, 3, 4, 8), lies, 1, (1, 2)) == ([8, 4, 3, 3], [1, 8, 96, 32])
+    assert kernel_layout((3, 3, 4, 8), lies, 2, (1, 2)) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
+    column = (32, 32, 8, 1)
+    assert kernel_layout((5, 1, 4, 8), column, 1, (2, 1)) == ([8, 4, 1, 5], [1, 8, 32, 32])
+
+
+def test_a_kernel_whose_features_come_first() -> None:
+    """[3, 3, 4, 8] as it lies after a transpose of [8, 3, 3, 4]."""
+    turned = (12, 4, 1, 36)
+    assert kernel_layout((3, 3, 4, 8), turned, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
+    assert kernel_layout((3, 3, 4, 8), turned, 2, (1, 2)) == ([2, 4, 4, 3, 3], [144, 36, 1, 12, 4])
+
+
+@needs_library
+def test_only_weights_are_packed() -> None:
+    lib = library()
+    assert lib is not None
+    assert list(plan(lib, PART).weights) == [1]
+
+
+@needs_library
+def test_the_threads_of_others_stay_free() -> None:
+    """OpenMP binds its own to processors; with one processor there is nothing to see."""
+    code = """
+import os
+allowed = os.sched_getaffinity(0)
+import jax, jax.numpy as jnp
+from xrl_jax.libraries.onednn.kernels import kernel
+from xrl_jax.libraries.onednn.spec import Dot
+a = jnp.ones((256, 256))
+assert jax.jit(lambda a: kernel(Dot(False, False), a, a))(a)[0, 0] == 256
+assert os.sched_getaffinity(0) == allowed
+tasks = [os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")]
+print(sum(t != allowed for t in tasks) in (len(allowed), 0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+@needs_library
+def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
+    """The rest of the process goes on."""
+    lib = library()
+    assert lib is not None
+    desc = lib.desc((4,))
+    copy = lib.primitive(lib.reorder(desc, desc))
+    good = Step(copy, ((SRC, desc, Place.argument(0)), (DST, desc, Place.result(0))))
+    register(lib, "xrl_jax.test.good", [good])
+    register(lib, "xrl_jax.test.bad", [Step(copy, good.args[:1])])
+
+    def run(name: str) -> np.ndarray:
+        call = jax.ffi.ffi_call(f"xrl_jax.test.{name}", jax.ShapeDtypeStruct((4,), jnp.float32))
+        return np.asarray(jax.jit(lambda x: call(x))(jnp.arange(4.0)))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a primitive of oneDNN has failed"):
+        run("bad")
+    np.testing.assert_array_equal(run("good"), [0, 1, 2, 3])
+
+
+def test_products_as_lax_code() -> None:
+    a, b = jnp.array([[1.0, 2.0]]), jnp.array([[3.0], [4.0]])
+    after = Epilogue(bias=True, addend=True, clip=RELU)
+    y = Dot(False, False, after)(a, b, jnp.array([[-20.0]]), jnp.array([[8.0]]))
+    np.testing.assert_array_equal(y, [[0.0]])
+    np.testing.assert_array_equal(Dot(True, True)(a.T, b.T), [[11.0]])
+
+
+@needs_library
+def test_a_loop_without_sums_takes_any_layout() -> None:
+    """x sigmoid(x) between grouped convolutions, whose layouts are the library's own: one step."""
+    lib = library()
+    assert lib is not None
+    image, kernel = (1, 8, 8, 32), (3, 3, 4, 32)
+    grouped = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 8)
+    swish = (
+        Instruction(Map("logistic", (None,)), (0,), image),
+        Instruction(Binary("mul"), (0, 1), image),
+    )
+    loop = Loop(64, 32, (image,), swish)
+
+    def n_steps(*between: Instruction) -> int:
+        first = Instruction(grouped, (0, 1), image)
+        last = Instruction(grouped, (3 + len(between), 2), image)
+        code = (first, *between, last)
+        part = Partition((image, kernel, kernel), (False, True, True), code, (4 + len(between),))
+        return len(plan(lib, part).steps)
+
+    assert n_steps(Instruction(loop, (3,), image)) == n_steps() + 1
+
+
+@needs_library
+def test_a_loop_goes_through_the_axes_as_they_lie() -> None:
+    """Scales of the features of an image that lies features last, written with features first: a
+    row is a pixel.
+    """
+    lib = library()
+    assert lib is not None
+    last, first, pointwise = (1, 4, 4, 16), (1, 16, 4, 4), (1, 1, 16, 16)
+    scale = Loop(64, 4, (first, (1, 16, 1, 1)), (Instruction(Binary("mul"), (0, 1), first),))
+    conv = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+    code = (
+        Instruction(conv, (0, 1), last),
+        Instruction(Transpose((0, 3, 1, 2)), (3,), first),
+        Instruction(scale, (4, 2), first),
+        Instruction(Transpose((0, 2, 3, 1)), (5,), last),
+        Instruction(conv, (6, 1), last),
+    )
+    part = Partition((last, pointwise, (1, 16, 1, 1)), (False, True, False), code, (7,))
+    _, loop, _ = (s.primitive for s in plan(lib, part).steps)
+    assert isinstance(loop, Loop)
+    assert (loop.rows, loop.columns, loop.inputs) == (16, 16, (last, (1, 1, 1, 16)))
+    x = jnp.arange(256.0).reshape(last)
+    w, by = 2 * jnp.eye(16).reshape(pointwise), jnp.arange(16.0).reshape(1, 16, 1, 1)
+    (y,) = jax.jit(lambda *a: run(part, *a))(x, pack(part, 1, w), by)
+    np.testing.assert_array_equal(y, 4 * x * np.arange(16.0))
+
+
+@needs_library
+def test_windows_of_images_with_features_first_are_computed_with_features_last() -> None:
+    lib = library()
+    assert lib is not None
+    pool = Pool("max", (1, 1, 2, 2), (1, 1, 2, 2), ((0, 0),) * 4)
+    part = Partition(((1, 8, 4, 4),), (False,), (Instruction(pool, (0,), (1, 8, 2, 2)),), (1,))
+    _, taken, _ = plan(lib, part).steps
+    (source,) = (desc for which, desc, _ in taken.args if which == SRC)
+    assert lib.strides(source) == (128, 1, 32, 8)
+    x = jnp.arange(128.0).reshape(1, 8, 4, 4)
+    (y,) = jax.jit(lambda a: run(part, a))(x)
+    np.testing.assert_array_equal(y, x[:, :, 1::2, 1::2])
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["max", "sum"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((2, 8, 6, 9), 3), ((2, 8, 6, 9), 2), ((2, 6, 9, 8), 1), ((1, 8, 9), 2), ((1, 9, 8), 1)],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_windows_along_one_axis(shape: tuple[int, ...], axis: int, kind: str, turned: bool) -> None:
+    """Of three numbers, every second, with one of padding at the front; of the array as it is
+    given, and of one that lies with its second axis last.
+    """
+
+    def along(number: int, others: int) -> tuple[int, ...]:
+        return tuple(number if a == axis else others for a in range(len(shape)))
+
+    padding = tuple((1, 0) if a == axis else (0, 0) for a in range(len(shape)))
+    pool = Pool(kind, along(3, 1), along(2, 1), padding)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[0, 1] = np.nan
+    edge = -np.inf if kind == "max" else 0.0
+    padded = np.pad(x, padding, constant_values=edge)
+    count = (padded.shape[axis] - 3) // 2 + 1
+    parts = [np.take(padded, range(i, i + 2 * count - 1, 2), axis) for i in range(3)]
+    want = functools.reduce(np.maximum if kind == "max" else np.add, parts)
+    order = (0, *range(2, len(shape)), 1)
+    back = tuple(order.index(a) for a in range(len(shape)))
+    given = x.transpose(order) if turned else x
+    code = [Instruction(Transpose(back), (0,), shape)] if turned else []
+    code.append(Instruction(pool, (len(code),), want.shape))
+    part = Partition((given.shape,), (False,), tuple(code), (len(code),))
+    (found,) = jax.jit(lambda a: run(part, a))(jnp.asarray(given))
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+
+
+@needs_library
+def test_pooling_of_a_sequence_does_not_divide_a_call() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        conv = Conv((1,), ((1, 1),), (1,), 1)
+        y = kernel_p.bind(x, w, op=conv)
+        y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 1), (1, 2, 1), "VALID")
+        return kernel_p.bind(y, w, op=conv)
+
+    args = jnp.ones((1, 12, 8)), jnp.ones((3, 8, 8))
+    parts = hoisted(lambda w, x: fn(x, w), args[1], args[0], weights=1)
+    assert equations(parts, args[0]) == ["Conv+Pool+Conv"]

@@ -1,0 +1,158 @@
+"""Work on weights: what is left to be seen of it, and that all of it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from jax import lax
+
+from tests.graph.generators import graphs
+from tests.quick import QUICK
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import Node, build, nodes_of
+from xrl_jax.graph.program import Program
+from xrl_jax.lowerings.table import lower
+from xrl_jax.transform.union import divided, united
+from xrl_jax.transform.weight_work import Hidden, Operands, Value, hide, unhide
+
+X = jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
+
+
+def seen(program: Program) -> list[str]:
+    nodes, _, _ = nodes_of(united(program)[0])
+    return [n.op for n in nodes]
+
+
+def hidden(program: Program) -> tuple[list[Node], Hidden]:
+    nodes, _, found = hide(program.graph, len(program.bindings))
+    return nodes, found
+
+
+def same_function(program: Program, *args: object) -> None:
+    back = divided(program, *united(program))
+    for one, other in zip(
+        jax.tree.leaves(back(*args)), jax.tree.leaves(program(*args)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_weight_that_is_made_of_others_is_seen_as_one():
+    """x @ tanh(w + v)"""
+    w, v = jnp.ones((4, 5)), jnp.full((4, 5), 0.5)
+    program = from_jax(lambda w, v, x: x @ jnp.tanh(w + v), w, v, X, weights=(0, 1))
+    nodes, found = hidden(program)
+    assert [n.op for n in nodes] == ["input", "weight", "dot"]
+    assert nodes[1].shape == (4, 5) and nodes[1].ref == len(program.bindings)
+    (stub,) = found.stubs
+    assert isinstance(stub, Value) and found.nodes[stub.node].op == "tanh"
+    same_function(program, w, v, X)
+
+
+def test_a_weight_that_is_read_and_a_scalar_are_seen_as_they_are():
+    program = from_jax(lambda w, x: (x @ w) * 2.0, jnp.ones((4, 5)), X, weights=(0,))
+    nodes, found = hidden(program)
+    assert [n.op for n in nodes] == ["input", "weight", "dot", "const", "mul"]
+    assert nodes[3].value == 2.0 and found.stubs == ()
+
+
+def test_of_a_vector_that_is_repeated_the_vector_is_seen():
+    """x / sqrt(var + 1) over the middle dimension: [3] -> [3, 1] -> [2, 3, 4] of the root."""
+    var = jnp.array([1.0, 2.0, 3.0])
+    program = from_jax(lambda v, x: x * lax.rsqrt(v[:, None] + 1.0), var, X, weights=(0,))
+    assert len(nodes_of(program.graph)[0]) > 5
+    nodes, found = hidden(program)
+    assert [(n.op, n.shape) for n in nodes] == [
+        ("input", (2, 3, 4)),
+        ("weight", (3,)),
+        ("broadcast", (2, 3, 4)),
+        ("mul", (2, 3, 4)),
+    ]
+    assert nodes[2].attr("dims") == (1, -1, -1, -1, -1, -1)
+    (stub,) = found.stubs
+    assert isinstance(stub, Value) and found.nodes[stub.node].shape == (3, 1)
+    same_function(program, var, X)
+
+
+def test_all_weights_of_a_call_are_seen_as_one():
+    """A scan over four layers of two weights each."""
+    weights = jnp.full((4, 4, 4), 0.1), jnp.full((4, 4), 0.2)
+
+    def layers(weights, x):
+        def layer(x, weights):
+            w, b = weights
+            return jnp.tanh(x @ w + b), None
+
+        return lax.scan(layer, x, weights)[0]
+
+    program = from_jax(layers, weights, X, weights=(0,))
+    nodes, found = hidden(program)
+    assert [n.op for n in nodes] == ["input", "weight", "call"]
+    (stub,) = found.stubs
+    assert isinstance(stub, Operands) and [found.nodes[i].op for i in stub.nodes] == ["weight"] * 2
+    same_function(program, weights, X)
+
+
+def test_operands_keep_their_places_beyond_what_a_node_holds():
+    """A sort of seven arrays, three of them weights, is one equation."""
+    rows = [jnp.array([3.0, 1.0, 2.0]) * (i + 1) for i in range(7)]
+
+    def sorted_together(a, w1, b, w2, w3, c, d):
+        return lax.sort((a, w1, b, w2, w3, c, d), num_keys=1)
+
+    program = from_jax(sorted_together, *rows, weights=(1, 3, 4))
+    _, found = hidden(program)
+    (stub,) = found.stubs
+    assert isinstance(stub, Operands) and stub.places == (1, 3, 4)
+    assert "opaque" in seen(program)
+    same_function(program, *rows)
+
+
+def test_results_that_are_weights_and_effects_stay():
+    def told(w, x):
+        jax.debug.print("{}", w.sum())
+        return jnp.exp(w), x + w
+
+    program = from_jax(told, jnp.ones((3, 4)), X, weights=(0,))
+    assert seen(program).count("opaque") == 1
+    same_function(program, jnp.ones((3, 4)), X)
+
+
+@settings(max_examples=50, deadline=None)
+@given(graphs())
+def test_what_is_hidden_comes_back(case):
+    graph = build(*case)
+    nodes, outputs, hidden = hide(graph, first=len(case[0]))
+    fixed = {i for i, w in enumerate(graph.nodes.weight_only.tolist()) if w}
+    shown = nodes_of(build(nodes, outputs))[0]
+    assert sum(not n for n in fixed_of(shown)) == len(case[0]) - len(fixed)
+    back = unhide(nodes, outputs, hidden)
+    for one, other in zip(results(*case), results(*back), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def fixed_of(nodes: list[Node]) -> list[bool]:
+    found = build(nodes, ()).nodes.weight_only.tolist()
+    return found[1 : len(nodes) + 1]
+
+
+def results(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Any]:
+    """The outputs of a graph of native operators, for arguments that are drawn by their number."""
+    given = {
+        n.ref: np.random.default_rng(n.ref).normal(size=n.shape).astype(n.dtype)
+        for n in nodes
+        if n.ref >= 0
+    }
+
+    def run(given: dict[int, jax.Array]) -> list[jax.Array]:
+        values: list[Any] = []
+        for n in nodes:
+            args = [values[a] for a in n.args]
+            values.append(given[n.ref] if n.ref >= 0 else lower(n, *args))
+        return [values[o] for o in outputs]
+
+    return jax.jit(run, compiler_options=QUICK)(given)

@@ -1,0 +1,62 @@
+"""Timing one program or function, for a user who wants a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xrl_jax.accept.settle import concrete
+from xrl_jax.backends.fast import Fast
+from xrl_jax.backends.hoist import split
+from xrl_jax.backends.xla import evaluate
+from xrl_jax.graph.program import Program, flatten_as
+from xrl_jax.measure import timing
+from xrl_jax.measure.timing import Timing
+from xrl_jax.runtime.settings import own_settings
+
+
+def measure(
+    program_or_fn: Program | Fast | Callable[..., Any], *args: Any, seconds: float = 1.0
+) -> Timing:
+    """Time a program, an optimised function or any JAX function in this process.
+
+    Of a program and of an optimised function the call is timed, under its compile options; work on
+    weights is done before. Of a function all of its work is timed, jitted.
+
+    Args:
+      args: arrays, or `jax.ShapeDtypeStruct`s for random ones; a program's may be left out.
+      seconds: to spend on timing, after compiling.
+
+    Raises:
+      TypeError: arguments of another structure or type than the program was made for.
+    """
+    options = program_or_fn.options if isinstance(program_or_fn, Fast) else {}
+    program = program_or_fn.program if isinstance(program_or_fn, Fast) else program_or_fn
+    if not isinstance(program, Program):
+        return timing.measure(program, *args, seconds=seconds)
+    with own_settings():
+        return _of_program(program, args, options, seconds)
+
+
+def _of_program(
+    program: Program, args: tuple[Any, ...], options: dict[str, Any], seconds: float
+) -> Timing:
+    leaves = list(program.in_avals)
+    if args:
+        leaves, tree = flatten_as(program.in_tree, args, {})
+        if tree != program.in_tree:
+            raise TypeError(f"the program was made for {program.in_tree}, got {tree}")
+    leaves = concrete(program, leaves)
+    for i, (leaf, aval) in enumerate(zip(leaves, program.in_avals, strict=True)):
+        if (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
+            raise TypeError(
+                f"flat argument {i} is {leaf.dtype}{list(leaf.shape)}, the program was made for "
+                f"{aval.dtype}{list(aval.shape)}"
+            )
+    hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
+    weights = [x for x, w in zip(leaves, program.weights, strict=True) if w]
+    inputs = [x for x, w in zip(leaves, program.weights, strict=True) if not w]
+    call = jax.jit(hoisted.call, compiler_options=options or None)
+    return timing.measure(call, hoisted.prepare(weights), inputs, seconds=seconds)

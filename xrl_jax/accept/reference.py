@@ -1,0 +1,294 @@
+"""The exact values of a program, as far as double precision goes, and how far rounding may take
+the program from them.
+
+Every float of the program is evaluated in float64: casts, constants and closed-over weights too,
+through the plain form of every operator. With each number goes the variance of its rounding error
+in the program's own precision (`rounding`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.accept.rounding import Value, bar, by_random_signs, is_inexact, of_node
+from xrl_jax.accept.rounding_flow import control_flow
+from xrl_jax.accept.wide import wide_dtype, wide_results, widened
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, nodes_of
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.graph.program import Array, Call, Equation, Input, Program
+from xrl_jax.lowerings.table import lower
+
+_MOST_NODES = 48  # compiled together: twice as many take more than twice as long
+# Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
+_SOON: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+_RUN_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+# Of a node of the one, the other says whether there was NaN.
+_KEEP_NAN = {
+    f"{kind}_{way}": f"{kind}_sum" for kind in ("reduce", "window") for way in ("max", "min")
+}
+
+
+class Reference(NamedTuple):
+    """Flat results of a program, on the host.
+
+    Attributes:
+      exact: floats in double precision.
+      error: for each of them the standard rounding error of every element; of integers and booleans
+        whether a rounding error could change them.
+      narrow: names of what had to run in the program's own precision.
+    """
+
+    exact: list[np.ndarray]
+    error: list[np.ndarray]
+    narrow: tuple[str, ...]
+
+
+def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
+    """A function of flat arguments: the program's results in double precision, and the errors that
+    its own precision explains. It holds the weights of its last call in double precision.
+
+    Args:
+      program: as it was traced; forms chosen for its nodes are not looked at.
+    """
+    narrow: set[str] = set()
+    run = _Run(program, narrow.add)
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def wide(i: int, x: Any) -> Any:
+        if i in kept and kept[i][0] is x:
+            return kept[i][1]
+        # To the device at once: two copies of all weights are none of one array.
+        on_device = jax.device_put(widened(x))
+        if program.weights[i]:
+            kept[i] = x, on_device
+        return on_device
+
+    def call(args: Sequence[Any]) -> Reference:
+        with jax.enable_x64(True):
+            found = run([Value(wide(i, x)) for i, x in enumerate(args)])
+            exact, error = [on_host(v.exact) for v in found], [np.asarray(bar(v)) for v in found]
+            return Reference(exact, error, tuple(sorted(narrow)))
+
+    return call
+
+
+def on_host(x: Any) -> np.ndarray:
+    """An array on the host; of a key its data."""
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
+
+
+class _Run:
+    """One evaluation of a program, or, `inside`, of the body of a loop or branch, which is traced.
+
+    A graph is compiled in pieces, between its calls of folded bodies, and each body once for the
+    shapes it is called with. First all pieces are traced, while others are compiled in threads.
+    """
+
+    def __init__(
+        self, program: Program, tell: Callable[[str], Any], *, inside: bool = False
+    ) -> None:
+        self.program = program
+        self.tell = tell
+        self.inside = inside
+        self.pieces: dict[int, _Pieces] = {}  # by the index of the graph
+        self.compiled: dict[Any, _Compiled] = {}
+        self.threads: Executor | None = None  # while pieces are traced
+
+    def __call__(self, args: Sequence[Value]) -> list[Value]:
+        """The results of the program."""
+        self.threads = threads = ThreadPoolExecutor(os.cpu_count())
+        try:
+            self.graph(0, jax.tree.map(_struct, args))
+            self.threads = None
+            return self.graph(0, args)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def together(self, key: tuple[int, int], run: Callable[[Any], Any], taken: Any) -> Any:
+        """What a piece, the first node of which is `key` (graph, node), gives for what it takes;
+        where that is only shapes, shapes.
+        """
+        if self.inside:
+            return run(taken)
+        leaves, tree = jax.tree.flatten(taken)
+        known = (*key, tree, *((x.shape, x.dtype) for x in leaves))
+        if self.threads is None:
+            return self.compiled[known].code.result()(taken)
+        if known not in self.compiled:
+            traced = jax.jit(run).trace(taken)
+            options = _SOON | (_RUN_ONCE if key[0] == 0 else {})
+            code = self.threads.submit(traced.lower().compile, options)
+            self.compiled[known] = _Compiled(code, jax.tree.map(_struct, traced.out_info))
+        return self.compiled[known].given
+
+    def graph(self, index: int, args: Sequence[Value]) -> list[Value]:
+        """The results of a graph of the program."""
+        if index not in self.pieces:
+            self.pieces[index] = _in_pieces(self.program, index)
+        nodes, outputs, pieces = self.pieces[index]
+        values: dict[int, Any] = {}  # a list where a node has several results
+        for i, node in enumerate(nodes):
+            match self.program.bindings[node.ref] if node.ref >= 0 else None:
+                case Input(position):
+                    values[i] = args[position]
+                case Array(value):
+                    values[i] = Value(jnp.asarray(widened(value)))
+        for piece in pieces:
+            first = piece.members[0]
+            call = self.called(nodes[first])
+            if call is not None:
+                operands = [values[a] for a in flat_operands(nodes, nodes[first])]
+                results = self.graph(call + 1, operands)
+                values[first] = results[0] if len(results) == 1 else results
+            else:
+                run = functools.partial(self.piece, nodes, piece)
+                values |= self.together((index, first), run, {a: values[a] for a in piece.taken})
+            for a in piece.done:
+                values.pop(a, None)
+        return [values[o] for o in outputs]
+
+    def called(self, node: Node) -> int | None:
+        """The body that a node stands for; None where it is something else."""
+        match self.program.bindings[node.ref] if node.op == "call" else None:
+            case Call("inline", (body,)):
+                return body
+        return None
+
+    def piece(
+        self, nodes: Sequence[Node], piece: _Piece, taken: Mapping[int, Any]
+    ) -> dict[int, Any]:
+        """The values that a piece gives to others."""
+        values = dict(taken)
+        for i in piece.members:
+            node = nodes[i]
+            if node.op in ("opaque", "call"):
+                held = flat_operands(nodes, node)
+                operands = [values[a] for a in held]
+                results = self.bound(node, operands, [_dtype_of(nodes[a]) for a in held])
+                values[i] = results[0] if len(results) == 1 else results
+            elif node.op == "proj":
+                values[i] = values[node.args[0]][node.attr("index")]
+            elif node.op != "pack":
+                dtypes = [nodes[a].dtype for a in node.args]
+                values[i] = self.native(node, dtypes, [values[a] for a in node.args])
+        return {i: values[i] for i in piece.given}
+
+    def native(self, node: Node, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
+        """An operator of the table, on operands that have these dtypes in the program."""
+        wide = _wide_node(node)
+        y = lower(wide, *(x.exact for x in xs))
+        if node.op in _KEEP_NAN and is_inexact(y):
+            # XLA:CPU drops NaN in some of them.
+            lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
+            y = jnp.where(lost > 0, jnp.nan, y)
+        return of_node(node, wide, y, dtypes, xs)
+
+    def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
+        """An equation that the table cannot say, or control flow."""
+        bound = self.program.bindings[node.ref]
+        if isinstance(bound, Call):
+            assert bound.equation is not None
+            inside = _Run(self.program, self.tell, inside=True)
+            bodies = [functools.partial(inside.graph, b + 1) for b in bound.bodies]
+            return control_flow(bound.kind, bound.equation.params, bodies, xs)
+        assert isinstance(bound, Equation)
+        equation, avals = bound, bound.avals
+
+        def run(*exact: Any) -> list[Any]:
+            own = [x.dtype if d is None else d for x, d in zip(exact, dtypes, strict=True)]
+            return wide_results(equation, exact, own, avals, self.tell)
+
+        return by_random_signs(run, avals, xs)
+
+
+class _Compiled(NamedTuple):
+    """A piece once it is compiled, and the shapes of what it gives."""
+
+    code: Future[Any]
+    given: Any
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+class _Piece(NamedTuple):
+    """Nodes that are evaluated together, or one call of a body.
+
+    Attributes:
+      members: their indices.
+      taken, given: values from other pieces, and for them.
+      done: values that nobody uses after it.
+    """
+
+    members: list[int]
+    taken: list[int]
+    given: list[int]
+    done: list[int]
+
+
+_Pieces = tuple[list[Node], tuple[int, ...], list[_Piece]]
+
+
+def _in_pieces(program: Program, index: int) -> _Pieces:
+    """The nodes of a graph, its outputs, and what is evaluated together."""
+    nodes, outputs, _ = nodes_of(program.graphs[index])
+    groups: list[list[int]] = [[]]
+    uses: list[list[int]] = []
+    for i, node in enumerate(nodes):
+        bound = program.bindings[node.ref] if node.ref >= 0 else None
+        is_bound = isinstance(bound, Equation | Call)
+        args = flat_operands(nodes, node) if is_bound else list(node.args)
+        uses.append([] if node.op == "pack" else args)
+        if isinstance(bound, Call) and bound.equation is None:
+            groups += [[i], []]
+        elif is_bound or node.ref < 0:
+            if len(groups[-1]) >= _MOST_NODES:
+                groups.append([])
+            groups[-1].append(i)
+    groups = [g for g in groups if g]
+    last: dict[int, int] = {a: n for n, g in enumerate(groups) for i in g for a in uses[i]}
+    last |= dict.fromkeys(outputs, len(groups))
+    pieces = []
+    for n, members in enumerate(groups):
+        own = set(members)
+        taken = list(dict.fromkeys(a for i in members for a in uses[i] if a not in own))
+        given = [i for i in members if last.get(i, -1) > n]
+        pieces.append(_Piece(members, taken, given, [a for a in taken if last[a] == n]))
+    return nodes, outputs, pieces
+
+
+def _wide_node(node: Node) -> Node:
+    if node.spec.shape != "given" and node.spec.lowerings != ("xla",):
+        node = replace(node, lowering=0)
+    wide = wide_dtype(jnp.dtype(node.dtype)).name if node.dtype not in _UNTYPED else node.dtype
+    node = replace(node, dtype=wide)
+    attrs = list(node.attrs)
+    for f in node.spec.fields:
+        if f.name == "precision":
+            attrs[f.offset] = 0
+        if f.name == "dtype":
+            named = ops.DTYPES[attrs[f.offset]]
+            attrs[f.offset] = ops.DTYPE_CODE[wide_dtype(jnp.dtype(named)).name]
+    return replace(node, attrs=tuple(attrs))
+
+
+_UNTYPED = ("none", "extended", "tuple")
+
+
+def _dtype_of(node: Node) -> Any:
+    """The dtype of a node in the program; None where that is the value's own."""
+    return None if node.dtype in _UNTYPED else jnp.dtype(node.dtype)

@@ -1,0 +1,93 @@
+"""Loops and branches on numbers that bring their rounding errors (`rounding`), as the operators in
+them pass those on: what a loop carries brings its error into the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.accept.rounding import Value, bar, is_inexact
+from xrl_jax.graph.program import scan_sizes
+
+Body = Callable[[Sequence[Value]], Sequence[Value]]
+
+
+def control_flow(
+    kind: str, params: Mapping[str, Any], bodies: Sequence[Body], xs: Sequence[Value]
+) -> list[Value]:
+    """The results of a "scan", "while" or "cond" (traceable, with 64-bit types enabled).
+
+    Args:
+      params: of the equation.
+      bodies: in the order of `Call.bodies`.
+      xs: operands of the equation.
+    """
+    if kind == "scan":
+        return _scan(params, bodies[0], xs)
+    if kind == "while":
+        return _while(params, bodies[0], bodies[1], xs)
+    return _cond(bodies, xs)
+
+
+def _scan(params: Mapping[str, Any], body: Body, xs: Sequence[Value]) -> list[Value]:
+    n, carried = scan_sizes(params)
+    consts, first, rows = xs[:n], xs[n : n + carried], xs[n + carried :]
+
+    def step(carry: list[Value], row: list[Value]) -> tuple[list[Value], list[Value]]:
+        results = _full(body([*consts, *carry, *row]))
+        return results[:carried], results[carried:]
+
+    last, made = jax.lax.scan(
+        step, _full(first), list(rows), length=params["length"], reverse=params["reverse"]
+    )
+    return [*last, *made]
+
+
+def _while(params: Mapping[str, Any], test: Body, body: Body, xs: Sequence[Value]) -> list[Value]:
+    n, m = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+    def goes_on(carry: Sequence[Value]) -> Value:
+        (found,) = test([*xs[:n], *carry])
+        return found
+
+    def step(state: tuple[list[Value], Any]) -> tuple[list[Value], Any]:
+        carry, doubt = state
+        return _full(body([*xs[n:m], *carry])), doubt | jnp.any(bar(goes_on(carry)))
+
+    start = _full(xs[m:]), jnp.zeros((), bool)
+    last, doubt = jax.lax.while_loop(lambda state: goes_on(state[0]).exact, step, start)
+    return _unsure(last, doubt | jnp.any(bar(goes_on(last))))
+
+
+def _cond(branches: Sequence[Body], xs: Sequence[Value]) -> list[Value]:
+    which, *operands = xs
+
+    def taken(branch: Body) -> Callable[[list[Value]], list[Value]]:
+        return lambda operands: _full(branch(operands))
+
+    results = jax.lax.switch(which.exact, list(map(taken, branches)), operands)
+    return _unsure(results, jnp.any(bar(which)))
+
+
+def _full(values: Sequence[Value]) -> list[Value]:
+    """The values with an error each, so that a loop carries the same types in every round."""
+    found = []
+    for v in values:
+        dtype = jnp.float64 if is_inexact(v.exact) else bool
+        error = jnp.zeros(v.exact.shape, dtype) if v.error is None else v.error
+        found.append(Value(v.exact, jnp.broadcast_to(error, v.exact.shape).astype(dtype)))
+    return found
+
+
+def _unsure(values: Sequence[Value], doubt: Any) -> list[Value]:
+    """The values where a rounding error may have decided which code made them."""
+    return [
+        Value(v.exact, jnp.where(doubt, jnp.inf, v.error))
+        if is_inexact(v.exact)
+        else Value(v.exact, v.error | doubt)
+        for v in values
+    ]

@@ -1,0 +1,154 @@
+"""Pooling, convolutions and products, whose axes ONNX wants in one order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from xrl_jax.backends.onnx.values import Value, unsayable
+from xrl_jax.backends.onnx.writer import Writer
+from xrl_jax.lowerings.plain import conv_layouts, dot_dims
+
+
+def pool(w: Writer, i: int, op_type: str, **attrs: int) -> Value:
+    """Pooling over at most all axes but two; those become the batch and the channels."""
+    op = w.flat.ops[i]
+    rank = len(op.shape)
+    fields = [op.dims(f, rank) for f in ("window", "stride", "low", "high")]
+    window, stride, low, high = fields
+    idle = [
+        d for d in range(rank) if all(f[d] == n for f, n in zip(fields, (1, 1, 0, 0), strict=True))
+    ]
+    if rank < 3 or len(idle) < 2:
+        raise unsayable(op, "over more than all axes but two")
+    spatial = [d for d in range(rank) if d not in idle[:2]]
+    x = w.exact(op.args[0])
+    if any(not 0 <= p < n for p, n in zip((*low, *high), window * 2, strict=True)):
+        neutral = {"MaxPool": -math.inf}.get(op_type, 0.0)
+        x = padded(w, x, low, high, w.constant(neutral, op.dtype))
+        low = high = (0,) * rank
+    y = w.node(
+        op_type,
+        w.transpose(x, (*idle[:2], *spatial)),
+        shape=[op.shape[d] for d in (*idle[:2], *spatial)],
+        kernel_shape=[window[d] for d in spatial],
+        strides=[stride[d] for d in spatial],
+        pads=[p[d] for p in (low, high) for d in spatial],
+        **attrs,
+    )
+    return w.transpose(y, np.argsort((*idle[:2], *spatial)).tolist())
+
+
+def conv(w: Writer, i: int, bias: Value | None = None) -> Value:
+    """A convolution, features first; transposes where it has another layout."""
+    op = w.flat.ops[i]
+    left, right, out = conv_layouts(op.node)
+    n = len(left) - 2
+    if op.number("batch_groups") != 1:
+        raise unsayable(op, "with groups of the batch")
+    if any(d != 1 for d in op.dims("lhs_dilation", n)):
+        raise unsayable(op, "of a dilated input")
+    low, high = op.dims("low", n), op.dims("high", n)
+    x = w.transpose(w.exact(op.args[0]), left)
+    if min(*low, *high) < 0:
+        x = padded(w, x, (0, 0, *low), (0, 0, *high), w.constant(0, op.dtype))
+        low = high = (0,) * n
+    kernel = w.transpose(w.exact(op.args[1]), right)
+    y = w.node(
+        "Conv",
+        x,
+        kernel,
+        *(() if bias is None else (bias,)),
+        shape=[op.shape[d] for d in out],
+        kernel_shape=kernel.shape[2:],
+        strides=op.dims("stride", n),
+        pads=(*low, *high),
+        dilations=op.dims("rhs_dilation", n),
+        group=op.number("groups"),
+    )
+    return w.transpose(y, np.argsort(out).tolist())
+
+
+def dot(w: Writer, i: int) -> Value:
+    """MatMul, with the operands in the order that moves fewer elements about."""
+    op = w.flat.ops[i]
+    (lc, rc), (lb, rb) = dot_dims(op.node)
+    sides = []
+    for a, contracted, batch in zip(op.args, (lc, rc), (lb, rb), strict=True):
+        value = w.exact(a)
+        if w.flat.ops[a].dtype != op.dtype:
+            value = w.cast(value, op.dtype)
+        free = [d for d in range(len(value.shape)) if d not in (*contracted, *batch)]
+        sides.append(_Side(value, tuple(batch), tuple(free), tuple(contracted)))
+    left, right = sides
+    n, a, b = len(lb), len(left.free), len(right.free)
+    batch = tuple(range(n))
+    swapped = (*batch, *range(n + b, n + b + a), *range(n, n + b))
+    if _moved(w, i, right, left, swapped) < _moved(w, i, left, right, tuple(range(n + a + b))):
+        return w.transpose(_product(w, right, left), swapped)
+    return _product(w, left, right)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An operand of a contraction and what its axes are."""
+
+    value: Value
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+    def sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.value.shape[d] for d in axes)
+
+
+def _moved(w: Writer, i: int, first: _Side, second: _Side, perm: tuple[int, ...]) -> float:
+    """Elements that transposes would move, for the product of `first` and `second`, transposed by
+    `perm`.
+    """
+    orders = (
+        (first.value, (*first.batch, *first.free, *first.contracted)),
+        (second.value, (*second.batch, *second.contracted, *second.free)),
+    )
+    total = 0.0
+    for value, order in orders:
+        if value.array is None and order != tuple(range(len(order))):
+            total += math.prod(value.shape)
+    readers = w.consumers[i]
+    if len(readers) == 1 and readers[0] >= 0 and w.flat.ops[readers[0]].name == "transpose":
+        perm = tuple(perm[p] for p in w.flat.ops[readers[0]].dims("perm", len(perm)))
+    if perm != tuple(range(len(perm))):
+        total += math.prod(w.flat.ops[i].shape)
+    return total
+
+
+def _product(w: Writer, first: _Side, second: _Side) -> Value:
+    """[batch, free of the first, free of the second]."""
+    batch, rows, columns = (
+        first.sizes(first.batch),
+        first.sizes(first.free),
+        second.sizes(second.free),
+    )
+    inner = (math.prod(first.sizes(first.contracted)),)
+    shape = (*batch, *rows, *columns)
+    if batch:
+        rows = (math.prod(rows),)
+    if batch or len(columns) > 1:
+        columns = (math.prod(columns),)
+    a = w.transpose(first.value, (*first.batch, *first.free, *first.contracted))
+    b = w.transpose(second.value, (*second.batch, *second.contracted, *second.free))
+    product = w.node(
+        "MatMul",
+        w.reshape(a, (*batch, *rows, *inner)),
+        w.reshape(b, (*batch, *inner, *columns)),
+        shape=(*batch, *rows, *columns),
+    )
+    return w.reshape(product, shape)
+
+
+def padded(w: Writer, x: Value, low: Sequence[int], high: Sequence[int], value: Value) -> Value:
+    shape = [a + n + b for a, n, b in zip(low, x.shape, high, strict=True)]
+    return w.node("Pad", x, w.ints([*low, *high]), value, shape=shape)

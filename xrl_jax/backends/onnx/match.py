@@ -1,0 +1,189 @@
+"""Questions about a flat graph that the recognisers of patterns ask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from xrl_jax.backends.onnx.flat import Flat, core, everywhere
+
+CLOSE = 1e-6  # relative: constants of float32 against what they stand for
+
+
+@dataclass(frozen=True)
+class View:
+    """An operation inside a larger array that it is broadcast to: where each axis of it lies there,
+    None for axes of size 1.
+    """
+
+    op: int
+    axes: tuple[int | None, ...]
+
+
+def consumers_of(flat: Flat) -> list[list[int]]:
+    """For each operation, those that read it and that an output depends on; -1 is an output."""
+    consumers: list[list[int]] = [[] for _ in flat.ops]
+    for o in flat.outputs:
+        consumers[o].append(-1)
+    for i in range(len(flat.ops) - 1, -1, -1):
+        if consumers[i]:
+            for a in flat.ops[i].args:
+                consumers[a].append(i)
+    return consumers
+
+
+class Matcher:
+    """Questions about a graph that several recognisers ask."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.ops = flat.ops
+        self.uses = [len(c) for c in consumers_of(flat)]
+
+    def scalar(self, index: int) -> float | None:
+        """The number that a constant holds everywhere."""
+        return everywhere(self.ops[index])
+
+    def whole(self, index: int) -> View:
+        return View(index, tuple(range(len(self.ops[index].shape))))
+
+    def under(self, view: View) -> View:
+        """What is broadcast there: broadcasts, and reshapes that only change axes of size 1, taken
+        away.
+        """
+        while True:
+            op = self.ops[view.op]
+            if op.name not in ("broadcast", "reshape"):
+                return view
+            inner = self.ops[op.args[0]].shape
+            if op.name == "broadcast":
+                dims = op.dims("dims", len(inner))
+                axes = [view.axes[d] if n != 1 else None for d, n in zip(dims, inner, strict=True)]
+            else:
+                if [n for n in op.shape if n != 1] != [n for n in inner if n != 1]:
+                    return view
+                wide = iter([a for a, n in zip(view.axes, op.shape, strict=True) if n != 1])
+                axes = [None if n == 1 else next(wide) for n in inner]
+            view = View(op.args[0], tuple(axes))
+
+    def args(self, view: View) -> list[View]:
+        """The arguments of an elementwise operation: in the same place, or scalars."""
+        args = self.ops[view.op].args
+        return [View(a, view.axes if self.ops[a].shape else ()) for a in args]
+
+    def with_constant(self, view: View, *names: str) -> tuple[View, float] | None:
+        """The other argument and the number, of an operation named so with a uniform constant.
+
+        Of a subtraction or division, the constant is the second argument.
+        """
+        op = self.ops[view.op]
+        if op.name not in names:
+            return None
+        first, second = self.args(view)
+        number = self.scalar(second.op)
+        if number is not None:
+            return first, number
+        number = self.scalar(first.op)
+        if number is None or op.name in ("sub", "div"):
+            return None
+        return second, number
+
+    def reduction(self, view: View, name: str) -> tuple[int, tuple[int, ...]] | None:
+        """(x, axes) where the view is the reduction of x, put back where x's other axes are."""
+        view = self.under(view)
+        op = self.ops[view.op]
+        if op.name != name:
+            return None
+        kept = [d for d in range(len(self.ops[op.args[0]].shape)) if d not in op.axes]
+        if all(place in (None, d) for place, d in zip(view.axes, kept, strict=True)):
+            return op.args[0], op.axes
+        return None
+
+    def mean(self, view: View) -> tuple[int, tuple[int, ...]] | None:
+        """(x, axes) where the view is the mean of x over some axes."""
+        view = self.under(view)
+        divided = self.with_constant(view, "div", "mul")
+        found = self.reduction(divided[0], "reduce_sum") if divided else None
+        if divided is None or found is None:
+            return None
+        count = math.prod(self.ops[found[0]].shape[d] for d in found[1])
+        number = divided[1] if self.ops[view.op].name == "div" else 1 / (divided[1] or math.nan)
+        return found if math.isclose(number, count, rel_tol=CLOSE) else None
+
+    def squared(self, index: int) -> int | None:
+        op = self.ops[index]
+        if op.name == "square" or (op.name == "integer_pow" and op.number("exponent") == 2):
+            return op.args[0]
+        return op.args[0] if op.name == "mul" and op.args[0] == op.args[1] else None
+
+    def deviation(self, index: int) -> tuple[int, tuple[int, ...]] | None:
+        """(x, axes) where the operation is x minus its mean."""
+        op = self.ops[index]
+        if op.name != "sub":
+            return None
+        found = self.mean(View(op.args[1], tuple(range(len(op.shape)))))
+        return found if found and found[0] == op.args[0] else None
+
+    def variance(self, view: View) -> tuple[int, tuple[int, ...]] | None:
+        """(x, axes) where the view is mean((x - mean x)^2), or mean x^2 - (mean x)^2."""
+        found = self.mean(view)
+        if found is not None:
+            inner = self.squared(found[0])
+            deviation = None if inner is None else self.deviation(inner)
+            return deviation if deviation and deviation[1] == found[1] else None
+        view = self.under(view)
+        positive = self.with_constant(view, "max")
+        if positive and positive[1] == 0:
+            view = self.under(positive[0])
+        if self.ops[view.op].name != "sub":
+            return None
+        left, right = (self.under(v) for v in self.args(view))
+        of_squares, square = self.mean(left), self.squared(right.op)
+        x = None if of_squares is None else self.squared(of_squares[0])
+        of_x = None if square is None else self.mean(View(square, right.axes))
+        return of_x if of_x and of_squares and of_x == (x, of_squares[1]) else None
+
+    def factors(self, view: View, stop: int = -1, depth: int = 6) -> list[tuple[View, int]]:
+        """The factors of a product with exponent 1, and divisors with exponent -1; `stop` is not
+        taken apart.
+        """
+        if view.op != stop and depth:
+            inner = self.under(view)
+            name = self.ops[inner.op].name
+            if inner.op != stop and name in ("mul", "div"):
+                left, right = self.args(inner)
+                rest = [(right, -1)] if name == "div" else self.factors(right, stop, depth - 1)
+                return [*self.factors(left, stop, depth - 1), *rest]
+        return [(view, 1)]
+
+    def constant(self, view: View, rank: int) -> np.ndarray | None:
+        """A constant as an array of that rank, with size 1 along axes where it repeats itself."""
+        value = self.ops[view.op].value
+        if value is None:
+            return None
+        small = core(value)
+        wide = [a for a, n in zip(view.axes, small.shape, strict=True) if n != 1 and a is not None]
+        if wide != sorted(wide):
+            return None
+        shape = [1] * rank
+        for a, n in zip(view.axes, small.shape, strict=True):
+            if a is not None:
+                shape[a] = n
+        return small.reshape(shape)
+
+    def chain_of(self, index: int) -> list[tuple[int, float]]:
+        """(x, k) for every x that the operation is k times of, through products with numbers."""
+        view, factor = self.whole(index), 1.0
+        found = [(index, factor)]
+        while True:
+            op = self.ops[view.op]
+            step = self.with_constant(view, "mul", "div")
+            if op.name == "neg":
+                view, factor = View(op.args[0], view.axes), -factor
+            elif step and step[1]:
+                factor = factor * step[1] if op.name == "mul" else factor / step[1]
+                view = step[0]
+            else:
+                return found
+            found.append((view.op, factor))

@@ -1,0 +1,140 @@
+"""Programs as ONNX models, such as an exporter of another framework would write them.
+
+Calls and loops are written out, what depends on constants alone is computed, and what exporters
+keep whole (softmax, layer norm, batch norm, ...) is one operator. Indices are taken to be in range,
+as ONNX demands of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xrl_jax.backends.onnx.flat import flatten
+from xrl_jax.backends.onnx.table import write_operation, write_pattern
+from xrl_jax.backends.onnx.values import Value
+from xrl_jax.backends.onnx.writer import Writer
+from xrl_jax.graph.program import Program
+from xrl_jax.runtime.files import replacing
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 21
+IR_VERSION = 10  # the one that came with opset 21
+_LARGEST = 1 << 30  # bytes of constants in the file itself; protobuf ends at 2 GiB
+
+
+def to_onnx(
+    program: Program,
+    path: str | os.PathLike[str],
+    *,
+    weights: Sequence[Any] | None = None,
+    name: str = "network",
+) -> None:
+    """Write a program as an ONNX model with inputs input_0, ... and outputs output_0, ...
+
+    The lowerings that a search chose do not show: an operator of ONNX has none. Models with more
+    than 1 GiB of constants get a second file beside the first, `path` with ".data" added.
+
+    Args:
+      path: of the file, which is written whole or not at all.
+      weights: the arguments that are weights, in their order (pytrees of arrays); they become
+        constants of the model. None: they are inputs of the model like all others.
+      name: of the graph.
+
+    Raises:
+      ExportError: ONNX lacks an operator, which is named.
+      ValueError: the weights are not those the program was made for.
+      ImportError: there is no onnx package.
+
+    Example:
+      >>> import os, tempfile
+      >>> import jax.numpy as jnp
+      >>> import xrl_jax
+      >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 1, jnp.ones((2, 3)))
+      >>> path = os.path.join(tempfile.mkdtemp(), "tanh.onnx")
+      >>> xrl_jax.to_onnx(program, path)
+      >>> xrl_jax.from_onnx(path).out_avals[0].shape
+      (2, 3)
+    """
+    made = model_proto(program, name=name, weights=weights)
+    path = Path(path)
+    nbytes = sum(t.ByteSize() for t in made.graph.initializer)
+    if nbytes > _LARGEST:
+        import onnx
+
+        onnx.save(made, path, save_as_external_data=True, location=f"{path.name}.data")
+        return
+    with replacing(path) as file:
+        file.write(made.SerializeToString())
+
+
+def model_proto(
+    program: Program, *, name: str = "network", weights: Sequence[Any] | None = None
+) -> onnx.ModelProto:
+    """The model that `to_onnx` writes."""
+    flat = flatten(program, weights)
+    return _model(Writer(flat), name)
+
+
+def _model(w: Writer, name: str) -> onnx.ModelProto:
+    flat, helper = w.flat, w.onnx.helper
+    inputs = [f"input_{k}" for k in range(len(flat.inputs))]
+    for index, label in zip(flat.inputs, inputs, strict=True):
+        w.values[index] = Value(label, flat.ops[index].shape)
+    for index in _needed(w):
+        write = write_operation if w.patterns.get(index) is None else write_pattern
+        w.values[index] = write(w, index)
+    outputs = _named_outputs(w, inputs)
+    _drop_dead(w, outputs)
+    graph = helper.make_graph(
+        w.nodes,
+        name,
+        [w.info(label, i) for label, i in zip(inputs, flat.inputs, strict=True)],
+        [w.info(label, i) for label, i in zip(outputs, flat.outputs, strict=True)],
+        w.used_initialisers(),
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="xrl_jax",
+    )
+
+
+def _needed(w: Writer) -> list[int]:
+    """The operations that are written, in order: not those that a pattern swallows."""
+    wanted = set(w.flat.outputs)
+    for i in range(len(w.flat.ops) - 1, -1, -1):
+        if i in wanted:
+            whole = w.patterns.get(i)
+            wanted.update(w.flat.ops[i].args if whole is None else whole.args)
+    known = {i for i in wanted if w.flat.ops[i].value is not None}
+    return sorted(wanted - known - set(w.flat.inputs))
+
+
+def _named_outputs(w: Writer, inputs: Sequence[str]) -> list[str]:
+    """Give the results their names; one that has a name already goes through an Identity."""
+    names: dict[str, str] = {}
+    for k, index in enumerate(w.flat.outputs):
+        value = w.exact(index)
+        if value.array is not None or value.name in inputs or value.name in names:
+            value = w.node("Identity", value, shape=value.shape)
+        names[value.name] = f"output_{k}"
+    for node in w.nodes:
+        node.input[:] = [names.get(n, n) for n in node.input]
+        node.output[:] = [names.get(n, n) for n in node.output]
+    return list(names.values())
+
+
+def _drop_dead(w: Writer, outputs: Sequence[str]) -> None:
+    """Drop nodes that nothing reads, such as transposes that were joined with others."""
+    read, alive = set(outputs), []
+    for node in reversed(w.nodes):
+        if read.intersection(node.output):
+            read.update(node.input)
+            alive.append(node)
+    w.nodes = alive[::-1]

@@ -1,0 +1,341 @@
+"""What exporters keep whole, found again in the operators that JAX lowers it to.
+
+Each recogniser looks at one operation, the last of its pattern, and returns the ONNX operator that
+says the same for every input (up to rounding), or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrl_jax.backends.onnx.flat import Flat, Op, core
+from xrl_jax.backends.onnx.match import CLOSE, Matcher, View
+from xrl_jax.graph import ops
+from xrl_jax.lowerings.plain import conv_layouts
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One ONNX operator in place of a pattern.
+
+    Attributes:
+      op_type: the operator.
+      inputs: operations, or constants.
+      attributes: of the operator.
+      axis: where the channels are, of BatchNormalization.
+      of: the convolution or pooling that is part of the pattern, of Conv and AveragePool.
+    """
+
+    op_type: str
+    inputs: tuple[int | np.ndarray, ...]
+    attributes: dict[str, Any]
+    axis: int = 1
+    of: int = -1
+
+    @property
+    def args(self) -> tuple[int, ...]:
+        return tuple(i for i in self.inputs if isinstance(i, int))
+
+
+def recognise(flat: Flat) -> dict[int, Whole]:
+    """The patterns of a graph, by their last operation."""
+    match = Matcher(flat)
+    found = {}
+    for i, op in enumerate(flat.ops):
+        for recogniser in RECOGNISERS.get(op.name, ()):
+            whole = recogniser(match, i)
+            if whole is not None:
+                found[i] = whole
+                break
+    return found
+
+
+def softmax(match: Matcher, i: int) -> Whole | None:
+    """exp(y) / sum(exp(y)); y may be x - max(x)."""
+    e, _ = match.ops[i].args
+    found = match.reduction(match.args(match.whole(i))[1], "reduce_sum")
+    if found is None or found[0] != e or len(found[1]) != 1 or match.ops[e].name != "exp":
+        return None
+    axis = found[1][0]
+    return Whole("Softmax", (_shifted(match, match.ops[e].args[0], axis),), {"axis": axis})
+
+
+def log_softmax(match: Matcher, i: int) -> Whole | None:
+    """y - log(sum(exp(y))); y may be x - max(x)."""
+    y, _ = match.ops[i].args
+    log = match.under(match.args(match.whole(i))[1])
+    if match.ops[log.op].name != "log":
+        return None
+    found = match.reduction(match.args(log)[0], "reduce_sum")
+    if found is None or len(found[1]) != 1:
+        return None
+    e = match.ops[found[0]]
+    if e.name != "exp" or e.args[0] != y:
+        return None
+    axis = found[1][0]
+    return Whole("LogSoftmax", (_shifted(match, y, axis),), {"axis": axis})
+
+
+def _shifted(match: Matcher, y: int, axis: int) -> int:
+    """x where y is x - max(x), else y."""
+    op = match.ops[y]
+    if op.name == "sub":
+        top = match.args(match.whole(y))[1]
+        if match.reduction(top, "reduce_max") == (op.args[0], (axis,)):
+            return op.args[0]
+    return y
+
+
+def layer_norm(match: Matcher, i: int) -> Whole | None:
+    """(x - mean) / sqrt(variance + epsilon), times a scale, plus a bias, over the last axes."""
+    view, rank = match.whole(i), len(match.ops[i].shape)
+    bias: np.ndarray | None = None
+    if match.ops[i].name == "add":
+        left, right = match.args(view)
+        for inner, other in ((left, right), (right, left)):
+            bias = match.constant(other, rank)
+            if bias is not None:
+                view = inner
+                break
+        else:
+            return None
+    deviation, norm = None, None
+    scale = np.ones((1,) * rank, np.float32)
+    for factor, exponent in match.factors(view):
+        constant = match.constant(factor, rank)
+        centred = match.deviation(factor.op) if factor == match.whole(factor.op) else None
+        if constant is not None:
+            scale = scale * constant if exponent > 0 else scale / constant
+        elif centred is not None and exponent > 0 and deviation is None:
+            deviation = centred
+        elif norm is None:
+            norm = _inverse_deviation(match, factor, exponent)
+        else:
+            return None
+    if deviation is None or norm is None or norm[0] != deviation:
+        return None
+    (x, axes), epsilon = norm
+    first = rank - len(axes)
+    inner = match.ops[x].shape[first:]
+    if axes != tuple(range(first, rank)) or any(n != 1 for n in scale.shape[:first]):
+        return None
+    if bias is not None and any(n != 1 for n in bias.shape[:first]):
+        return None
+    dtype = match.ops[x].dtype
+    weights = [
+        np.broadcast_to(w.reshape(w.shape[first:]), inner).astype(dtype)
+        for w in (scale, bias)
+        if w is not None
+    ]
+    return Whole("LayerNormalization", (x, *weights), {"axis": first - rank, "epsilon": epsilon})
+
+
+def _inverse_deviation(
+    match: Matcher, view: View, exponent: int
+) -> tuple[tuple[int, tuple[int, ...]], float] | None:
+    """((x, axes), epsilon) of 1 / sqrt(variance of x + epsilon)."""
+    view = match.under(view)
+    if match.ops[view.op].name != ("rsqrt" if exponent > 0 else "sqrt"):
+        return None
+    view = match.under(match.args(view)[0])
+    added = match.with_constant(view, "add")
+    inner, epsilon = added if added else (view, 0.0)
+    found = match.variance(inner)
+    return (found, epsilon) if found else None
+
+
+def gelu(match: Matcher, i: int) -> Whole | None:
+    """x/2 * (1 + erf(x / sqrt(2))), with erfc too; or the approximation by tanh."""
+    view = match.whole(i)
+    for gate, _ in match.factors(view):
+        for x, approximate in _gates(match, gate.op):
+            rest, parts = match.factors(view, stop=x), [(gate, 1), (match.whole(x), 1)]
+            if any(part not in rest for part in parts):
+                continue
+            for part in parts:
+                rest.remove(part)
+            numbers = [match.scalar(f.op) for f, _ in rest]
+            if all(numbers) and math.isclose(
+                math.prod(n**k for n, (_, k) in zip(numbers, rest, strict=True) if n),
+                0.5,
+                rel_tol=CLOSE,
+            ):
+                return Whole("Gelu", (x,), {"approximate": approximate})
+    return None
+
+
+def _gates(match: Matcher, i: int) -> list[tuple[int, str]]:
+    """(x, approximation) for every x of which the operation is Gelu's gate, 0 to 2."""
+    op = match.ops[i]
+    if op.name == "erfc":
+        chain = match.chain_of(op.args[0])
+        return [(x, "none") for x, k in chain if math.isclose(k, -math.sqrt(0.5), rel_tol=CLOSE)]
+    added = match.with_constant(match.whole(i), "add")
+    if added is None or added[1] != 1:
+        return []
+    inner = match.ops[added[0].op]
+    if inner.name == "erf":
+        chain = match.chain_of(inner.args[0])
+        return [(x, "none") for x, k in chain if math.isclose(k, math.sqrt(0.5), rel_tol=CLOSE)]
+    if inner.name == "tanh":
+        for sum_, k in match.chain_of(inner.args[0]):
+            if match.ops[sum_].name == "add" and math.isclose(
+                k, math.sqrt(2 / math.pi), rel_tol=CLOSE
+            ):
+                left, right = match.ops[sum_].args
+                return [
+                    (x, "tanh")
+                    for x, other in ((left, right), (right, left))
+                    if any(
+                        math.isclose(k, 0.044715, rel_tol=CLOSE) and _is_cube(match, c, x)
+                        for c, k in match.chain_of(other)
+                    )
+                ]
+    return []
+
+
+def _is_cube(match: Matcher, i: int, x: int) -> bool:
+    op = match.ops[i]
+    if op.name == "integer_pow":
+        return op.number("exponent") == 3 and op.args[0] == x
+    return op.name == "mul" and any(
+        a == x and match.squared(b) == x for a, b in (op.args, op.args[::-1])
+    )
+
+
+def mean(match: Matcher, i: int) -> Whole | None:
+    """A sum divided by the number of its terms, its axes kept or not."""
+    op = match.ops[i]
+    found = match.mean(View(i, (None,) * len(op.shape)))
+    if found is None:
+        return None
+    x, axes = found
+    shape = match.ops[x].shape
+    kept = tuple(1 if d in axes else n for d, n in enumerate(shape))
+    dropped = tuple(n for d, n in enumerate(shape) if d not in axes)
+    if op.shape not in (kept, dropped):
+        return None
+    if len(shape) == 4 and axes == (2, 3):
+        return Whole("GlobalAveragePool", (x,), {})
+    return Whole("ReduceMean", (x,), {"axes": axes, "keepdims": int(op.shape == kept)})
+
+
+def average_pool(match: Matcher, i: int) -> Whole | None:
+    """A sum over windows divided by their size, or by how many values each of them has."""
+    op = match.ops[i]
+    for pool, divisor in (op.args, op.args[::-1]) if op.name == "mul" else (op.args,):
+        value = match.ops[divisor].value
+        window = match.ops[pool]
+        if window.name != "window_sum" or value is None or window.dtype != "float32":
+            continue
+        size = math.prod(window.dims("window", len(op.shape)))
+        counts = 1 / core(value) if op.name == "mul" else core(value)
+        if np.allclose(counts, size, rtol=CLOSE):
+            return Whole("AveragePool", window.args, {"count_include_pad": 1}, of=pool)
+        if np.allclose(counts, _counts(match, window), rtol=CLOSE):
+            return Whole("AveragePool", window.args, {"count_include_pad": 0}, of=pool)
+    return None
+
+
+def _counts(match: Matcher, window: Op) -> np.ndarray:
+    """How many values that are no padding each window has, with size 1 where windows are alike."""
+    counts = np.ones((1,) * len(window.shape))
+    shape = match.ops[window.args[0]].shape
+    fields = [window.dims(f, len(shape)) for f in ("window", "stride", "low")]
+    for d, (n, out, size, stride, low) in enumerate(zip(shape, window.shape, *fields, strict=True)):
+        first = np.arange(out) * stride - low
+        inside = np.minimum(first + size, n) - np.maximum(first, 0)
+        along = inside[:1] if (inside == inside[0]).all() else inside
+        counts = counts * along.reshape([-1 if a == d else 1 for a in range(len(shape))])
+    return counts
+
+
+def channelwise(match: Matcher, i: int) -> Whole | None:
+    """a x + b with constants for each channel: the bias of a convolution, or batch norm.
+
+    What stands between the operation and x must have no other use. Other axes than the second are
+    channels where a convolution has them there.
+    """
+    rank, dtype = len(match.ops[i].shape), match.ops[i].dtype
+    if rank < 3 or dtype not in ops.FLOAT_DTYPES:
+        return None
+    view, axis = match.whole(i), None
+    slope, shift = np.ones((1,) * rank), np.zeros((1,) * rank)
+    while match.uses[view.op] == 1 or view.op == i:
+        op, parts = match.ops[view.op], match.args(view)
+        if op.name == "neg":
+            slope, view = -slope, parts[0]
+            continue
+        if op.name not in ("add", "sub", "mul", "div"):
+            break
+        constants = [match.constant(p, rank) for p in parts]
+        at = 0 if constants[1] is not None else 1  # where the variable is
+        number = constants[1 - at]
+        wide = [] if number is None else [d for d, n in enumerate(number.shape) if n != 1]
+        if number is None or len({axis, *wide} - {None}) > 1 or (op.name == "div" and at == 1):
+            break
+        axis, view, number = wide[0] if wide else axis, parts[at], number.astype(np.float64)
+        if op.name == "mul":
+            slope = slope * number
+        elif op.name == "div":
+            slope = slope / number
+        elif op.name == "add":
+            shift = shift + slope * number
+        elif at == 0:
+            shift = shift - slope * number
+        else:  # number - variable
+            slope, shift = -slope, shift + slope * number
+    if axis is None:
+        return None
+    channels, x = match.ops[i].shape[axis], view.op
+    slope, shift = (np.broadcast_to(a.ravel(), (channels,)).astype(dtype) for a in (slope, shift))
+    of_conv = match.ops[x].name == "conv" and axis == conv_layouts(match.ops[x].node)[2][1]
+    if of_conv and match.uses[x] == 1 and (slope == 1).all():
+        return Whole("Conv", (*match.ops[x].args, shift), {}, of=x)
+    if (slope == 1).all() or not shift.any() or not (of_conv or axis == 1):
+        return None
+    zeros, ones = np.zeros(channels, dtype), np.ones(channels, dtype)
+    inputs = (x, slope, shift, zeros, ones)
+    return Whole("BatchNormalization", inputs, {"epsilon": 0.0}, axis)
+
+
+def clip(match: Matcher, i: int) -> Whole | None:
+    """min(max(x, low), high) with numbers, in any order; max(x, 0) is Relu."""
+    view, low, high = match.whole(i), None, None
+    dtype = match.ops[i].dtype
+    if match.ops[i].name == "clamp":
+        lower, x, upper = match.ops[i].args
+        low, high = match.scalar(lower), match.scalar(upper)
+        if low is None or high is None:
+            return None
+        return Whole("Clip", (x, np.asarray(low, dtype), np.asarray(high, dtype)), {})
+    outer = match.ops[i].name
+    while (step := match.with_constant(view, "min", "max")) is not None:
+        name = match.ops[view.op].name
+        if view.op != i and (name == outer or (low is not None and high is not None)):
+            break
+        view = step[0]
+        low, high = (step[1], high) if name == "max" else (low, step[1])
+    if low == 0 and high is None and dtype.startswith(("float", "bfloat")):
+        return Whole("Relu", (view.op,), {})
+    if low is None or high is None or low > high:
+        return None
+    return Whole("Clip", (view.op, np.asarray(low, dtype), np.asarray(high, dtype)), {})
+
+
+Recogniser = Callable[[Matcher, int], Whole | None]
+RECOGNISERS: dict[str, Sequence[Recogniser]] = {
+    "div": (softmax, mean, average_pool, layer_norm, channelwise),
+    "mul": (gelu, mean, average_pool, layer_norm, channelwise),
+    "add": (layer_norm, channelwise),
+    "sub": (log_softmax, channelwise),
+    "neg": (channelwise,),
+    "max": (clip,),
+    "min": (clip,),
+    "clamp": (clip,),
+}

@@ -1,0 +1,180 @@
+"""Applying candidates: one, every one in a batch, or all siblings of a shared operand in turn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.engine import interpreter
+from xrl_jax.engine.bind import bind
+from xrl_jax.engine.instantiate import instantiate
+from xrl_jax.engine.match import Candidates
+from xrl_jax.engine.pairs import independent
+from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph import ops, passes
+from xrl_jax.graph.batch import largest_of_batch
+from xrl_jax.graph.bits import first_set
+from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.language.table import P, Q, RuleTable
+
+
+class Applied(NamedTuple):
+    """The result of a rewrite."""
+
+    graph: TensorGraph
+    changed: jax.Array  # [N] bool, nodes made, removed or with other arguments
+    ok: jax.Array  # bool; where false the graph is the old one (no match there, or no free slots)
+    full: jax.Array  # bool, the bucket has no room: grow the graph and try again
+    uses: jax.Array  # [N] int32, `use_counts` of the graph
+
+
+def apply(
+    table: RuleTable,
+    graph: TensorGraph,
+    entry: jax.Array,
+    root: jax.Array,
+    partner: jax.Array,
+) -> Applied:
+    """Rewrite at one place; pure, jittable and vmappable over candidates or graphs.
+
+    The candidate may come from an earlier graph: where it matches no more, or two roots have come
+    to depend on each other, nothing is done.
+
+    Args:
+      entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
+    """
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
+    candidate = Ready(entry, root, partner, new.nodes, new.args)
+    return _with_new(table, graph, passes.use_counts(graph), bound, candidate, new.ok)
+
+
+class Ready(NamedTuple):
+    """A candidate of a graph and the nodes it makes there, or many [K]."""
+
+    entry: jax.Array  # -1 for none, also where it does not apply
+    root: jax.Array
+    partner: jax.Array
+    nodes: Nodes  # [Q, ...]; op 0 where not used
+    args: jax.Array  # [Q, A] binding codes
+
+
+def ready(
+    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
+) -> Ready:
+    """A candidate with the nodes it makes."""
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
+    return Ready(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
+
+
+class Look(NamedTuple):
+    """A candidate as it is found in a graph."""
+
+    bound: jax.Array  # [2P] slots
+    matched: jax.Array  # bool
+    seen: jax.Array  # [2P, F], all that programs can see of what it is bound to
+
+
+def look(table: RuleTable, graph: TensorGraph, candidate: Ready) -> Look:
+    """The candidate in this graph."""
+    entry, root, partner, *_ = candidate
+    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
+    return Look(bound, matched, seen)
+
+
+def apply_ready(
+    table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Ready, seen: jax.Array
+) -> Applied:
+    """`apply` without working out what the candidate makes. Where what it is bound to looks
+    otherwise than it did, nothing is done: it may make something else there.
+
+    Args:
+      uses: [N], `use_counts` of the graph.
+      seen: how it looked (`look`) in the graph that it was made ready for.
+    """
+    now = look(table, graph, candidate)
+    ok = (candidate.entry >= 0) & now.matched & jnp.all(now.seen == seen)
+    return _with_new(table, graph, uses, now.bound, candidate, ok)
+
+
+def _with_new(
+    table: RuleTable,
+    graph: TensorGraph,
+    uses: jax.Array,
+    bound: jax.Array,
+    new: Ready,
+    fits: jax.Array,
+) -> Applied:
+    """The graph with the candidate's nodes in place of what they replace, if it fits."""
+    old_nodes, n = graph.nodes, graph.nodes.op.shape[0]
+    used = new.nodes.op != ops.HOLE
+    is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
+    free = first_set(is_free, Q)
+    # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
+    slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
+    full = jnp.any(used & (slots == 0))
+    fits &= independent(graph, new.root, new.partner)
+    ok = fits & ~full
+    where = jnp.concatenate([bound, slots])  # code -> slot
+    # Out of range what is dropped; no two alike, so that nothing need be put into an order.
+    target = jnp.where(ok & used, slots, n + jnp.arange(Q))
+
+    def put(field: jax.Array, values: jax.Array) -> jax.Array:
+        values = values.astype(field.dtype)
+        return field.at[target].set(values, mode="drop", unique_indices=True)
+
+    nodes = jax.tree.map(put, old_nodes, new.nodes)
+    args, outputs, depth = args_of(graph), graph.globals.outputs, graph.globals.depth
+    new_args = jnp.where(new.args >= 0, where[jnp.maximum(new.args, 0)], 0)
+    depth = _place(depth, new_args, jnp.where(ok, slots, 0), used)
+    too_low = jnp.zeros(n, bool)
+    for role in range(2):
+        to = table.root_to[jnp.maximum(new.entry, 0), role]
+        old = jnp.where(ok & (to >= 0), bound[role * P], -2)
+        instead = where[jnp.maximum(to, 0)]
+        reads = args == old
+        args = jnp.where(reads, instead, args)
+        too_low |= jnp.any(reads, axis=1) & (depth <= depth[instead])
+        outputs = jnp.where(outputs == old, instead, outputs)
+        moved = jnp.where(old >= 0, uses[old], 0)  # none where nothing is replaced
+        uses = uses.at[instead].add(moved).at[old].add(-moved)
+    read_anew = (ok & used)[:, None] & (new_args > 0)
+    uses = uses.at[new_args].add(read_anew.astype(jnp.int32))
+    args = put(args, new_args)
+    rewritten = graph._replace(
+        nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
+    )
+    rewritten = graph_lib.with_args(rewritten, args)
+    rewritten, uses = passes.without_dead(
+        passes.raise_depths(rewritten, needed=jnp.any(too_low)), uses
+    )
+    changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (
+        rewritten.nodes.op != old_nodes.op
+    )
+    changed = put(changed, used)
+    return Applied(rewritten, changed, ok, fits & full, uses)
+
+
+def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Array) -> jax.Array:
+    """Depths of the new nodes, just above their arguments."""
+
+    def one(q: jax.Array, depth: jax.Array) -> jax.Array:
+        above = jnp.max(depth[new_args[q]]) + 1
+        slot = jnp.where(used[q] & (slots[q] > 0), slots[q], depth.shape[0])
+        return depth.at[slot].set(above, mode="drop")
+
+    turns = jnp.max(jnp.where(used, jnp.arange(Q) + 1, 0))
+    return jax.lax.fori_loop(0, largest_of_batch(turns), one, depth)
+
+
+def apply_all(table: RuleTable, graph: TensorGraph, candidates: Candidates) -> Applied:
+    """Every candidate applied to the same graph, as a batch [M, ...]."""
+
+    def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> Applied:
+        return apply(table, graph, entry, root, partner)
+
+    return jax.vmap(one)(candidates.entry, candidates.root, candidates.partner)

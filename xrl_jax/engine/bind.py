@@ -1,0 +1,49 @@
+"""What the positions of patterns stand for at a place of a graph."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.language.table import P, RuleTable
+
+
+def bind_tree(
+    table: RuleTable, row: jax.Array, root: jax.Array, graph: TensorGraph
+) -> tuple[jax.Array, jax.Array]:
+    """Nodes [P] that the positions of a pattern tree stand for at `root`, and whether the tree
+    matches."""
+    args = args_of(graph)
+    code, arities = graph.nodes.op, jnp.sum(args > 0, axis=1)
+
+    def visit(j: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        bound, ok = carry
+        parent, slot = table.pos_parent[row, j], table.pos_slot[row, j]
+        want = table.pos_op[row, j]
+        node = jnp.where(j == 0, root, args[bound[parent], slot])
+        node = jnp.where(want >= 0, node, 0)
+        operator = (code[node] == want) & (arities[node] == table.pos_arity[row, j])
+        fits = jnp.where(want == 0, code[node] != ops.HOLE, operator)
+        same = table.pos_same[row, j]
+        fits &= (same < 0) | (bound[same] == node)
+        return bound.at[j].set(node), ok & (fits | (want < 0))
+
+    start = (jnp.zeros(P, jnp.int32), table.row_role[row] >= 0)
+    return jax.lax.fori_loop(0, P, visit, start)
+
+
+def bind(
+    table: RuleTable, entry: jax.Array, root: jax.Array, partner: jax.Array, graph: TensorGraph
+) -> tuple[jax.Array, jax.Array]:
+    """The joint binding [2P] of an entry at its roots (`partner` 0 where there is one root), and
+    whether it matches."""
+    rows = table.entry_rows[entry]
+    both = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
+    bound, fits = both(table, jnp.maximum(rows, 0), jnp.stack([root, partner]), graph)
+    two = rows[1] >= 0
+    cross = table.cross_same[entry]
+    agree = jnp.all((cross < 0) | (bound[0][jnp.maximum(cross, 0)] == bound[1]))
+    ok = fits[0] & jnp.where(two, fits[1] & agree & (root != partner), True)
+    return jnp.concatenate([bound[0], jnp.where(two, bound[1], 0)]), ok

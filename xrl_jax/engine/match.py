@@ -1,0 +1,322 @@
+"""Finding all candidates of a rule table in a tensor graph, and again after a change.
+
+1. Bit masks: a node's operator and its arguments' operators each select a set of rows (pattern
+   trees); their intersection is what may match at the node.
+2. Compress: the few (node, row) pairs whose bit is set.
+3. Bind and evaluate: positions by following argument slots, then conditions and types in the
+   bytecode, on the survivors only.
+
+Rules with two roots are joined at the consumers of the operand they share, never over all pairs of
+nodes. The masks of a graph are kept; after a rewrite a row is matched again only where its pattern
+reaches down to the change.
+
+Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.engine.bind import bind, bind_tree
+from xrl_jax.engine.instantiate import applies
+from xrl_jax.engine.pairs import halves_of, independent, pairs_at
+from xrl_jax.graph import ops
+from xrl_jax.graph.bits import at_ranks, ranked, words_of
+from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.passes import joined
+from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
+
+_SEARCH = 8  # argument steps looked at for a pair drawn at random
+_FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
+# Nodes, and what survives of their rows, looked at at once after a rewrite: at least so many, and
+# so many for each rewrite. In one pass all that are alike are one.
+_AT_LEAST, _FOR_EACH = 64, (8, 32)
+
+
+class Candidates(NamedTuple):
+    """Where rules apply, compressed to the front; slots beyond `count` are empty."""
+
+    entry: jax.Array  # [M] int32, index into the table's entries; -1 empty
+    root: jax.Array  # [M] int32
+    partner: jax.Array  # [M] int32, second root; 0 for none
+    count: jax.Array  # scalar int32, how many there are (may exceed M: then some are missing)
+
+
+def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
+    """Phase 1: [D, W] uint32, rows that may match at each of `nodes` [D]."""
+    code = graph.nodes.op
+    args = args_of(graph)[nodes]
+    bits = table.root_bits[code[nodes]]
+    for slot in range(N_ARG_BITS):
+        bits &= table.arg_bits[slot, code[args[:, slot]]]
+    return bits
+
+
+def _single_rows(table: RuleTable) -> jax.Array:
+    """Rows of rules with one root, as words [W]."""
+    return words_of((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
+
+
+def rows_of_role(table: RuleTable, role: int) -> jax.Array:
+    """Rows that are the root `role` of their entry, as words [W]."""
+    return words_of(table.row_role == role)
+
+
+def rows_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
+    """Rows of one rule, given by its index, as words [W]."""
+    return words_of((table.entry_rule[table.row_entry] == rule) & (table.row_role >= 0))
+
+
+def _match_nodes(
+    table: RuleTable,
+    graph: TensorGraph,
+    steps: jax.Array,
+    masks: jax.Array,
+    n_nodes: int,
+    capacity: int,
+) -> jax.Array:
+    """Masks [N, W] with each node's rows matched anew that reach at least `steps` [N] down,
+    `n_nodes` nodes and `capacity` survivors at a time; vmap over everything but the table."""
+
+    @jax.custom_batching.custom_vmap
+    def matched(
+        table: RuleTable, graph: TensorGraph, steps: jax.Array, masks: jax.Array
+    ) -> jax.Array:
+        return _match_some(table, graph, steps, masks, n_nodes, capacity)
+
+    @matched.def_vmap
+    def _(size: int, batched: Any, table: RuleTable, *each: Any) -> tuple[jax.Array, bool]:
+        """A batch is one graph of many parts: no part waits for the longest."""
+        if any(jax.tree.leaves(batched[0])):
+            raise ValueError("a batch has one rule table: do not vmap over the tables")
+        graph, steps, masks = jax.tree.map(
+            lambda v, b: v if b else jnp.broadcast_to(v, (size, *v.shape)), each, tuple(batched[1:])
+        )
+        flat = masks.reshape(-1, masks.shape[-1])
+        new = _match_nodes(
+            table, joined(graph), steps.reshape(-1), flat, size * n_nodes, size * capacity
+        )
+        return new.reshape(masks.shape), True
+
+    return matched(table, graph, steps, masks)
+
+
+def _match_some(
+    table: RuleTable,
+    graph: TensorGraph,
+    steps: jax.Array,
+    masks: jax.Array,
+    n_nodes: int,
+    capacity: int,
+) -> jax.Array:
+    among = steps < _FAR
+    n_among = jnp.sum(among)
+    bind_all = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
+    all_apply = jax.vmap(applies, in_axes=(None, 0, 0, None))
+
+    def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first, hit = carry
+        nodes, _, exists = ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
+        possible = _rows_possible(table, graph, nodes) & table.tall_bits[steps[nodes]]
+        possible = jnp.where(exists[:, None], possible, 0)
+        n_possible = jnp.sum(jax.lax.population_count(possible))
+
+        def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            first, hit = carry
+            at, row, exists = ranked(possible, first, capacity)
+            bound, fits = bind_all(table, row, nodes[at], graph)
+            fits &= exists
+            entry = table.row_entry[row]
+            single = table.entry_rows[entry, 1] < 0
+            joint = jnp.pad(bound, ((0, 0), (0, P)))
+            ok = all_apply(table, jnp.where(fits & single, entry, -1), joint, graph)
+            bit = jnp.where(
+                fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0)
+            )
+            return first + capacity, hit.at[nodes[at], row // 32].add(bit)
+
+        hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[
+            1
+        ]
+        return first + n_nodes, hit
+
+    start = (jnp.int32(0), masks & ~table.tall_bits[steps])
+    return jax.lax.while_loop(lambda c: c[0] < n_among, some_nodes, start)[1]
+
+
+def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) -> jax.Array:
+    """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
+
+    For a rule with one root the rule holds there; for one root of a two-root rule its tree binds
+    there.
+
+    Args:
+      capacity: survivors handled at once, by default four for each slot; affects speed only.
+    """
+    n = graph.nodes.op.shape[0]
+    masks = jnp.zeros((n, table.n_words), jnp.uint32)
+    steps = jnp.where(graph.nodes.op != ops.HOLE, 0, _FAR)
+    return _match_nodes(table, graph, steps, masks, n, capacity or 4 * n)
+
+
+def rematch(
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    changed: jax.Array,
+    *,
+    rewrites: int = 1,
+) -> jax.Array:
+    """Masks after rewrites: rows are matched again at the nodes from which they reach down to one
+    of `changed` [N] bool, the others kept.
+
+    Args:
+      rewrites: how many there were at most; affects speed only.
+    """
+    args = args_of(graph)
+    steps = jnp.where(changed, 0, _FAR)
+    for _ in range(HEIGHT):
+        below = jnp.min(jnp.where(args > 0, steps[args], _FAR), axis=1)
+        steps = jnp.minimum(steps, below + 1)
+    live = graph.nodes.op != ops.HOLE
+    masks = jnp.where(live[:, None], masks, 0)
+    n_nodes, capacity = (max(_AT_LEAST, each * rewrites) for each in _FOR_EACH)
+    return _match_nodes(table, graph, jnp.where(live, steps, _FAR), masks, n_nodes, capacity)
+
+
+def candidates(
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    *,
+    size: int,
+    pair_size: int | None = None,
+) -> Candidates:
+    """All candidates of the matched graph: single roots by node and row, then pairs.
+
+    Args:
+      size: M, room for candidates.
+      pair_size: room for pairs before they are checked; `size` by default.
+    """
+    single = _single_rows(table)
+    node, row, exists = ranked(masks & single, jnp.int32(0), size)
+    n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
+    entry = jnp.where(exists, table.row_entry[row], -1)
+    halves = halves_of(table, graph, masks & ~single, pair_size or size)
+    each = jnp.arange(pair_size or size)
+    pair_entry, root, partner = pairs_at(table, graph, halves, jnp.where(each < halves.n, each, -1))
+    overflow = (halves.missing > 0) | (halves.n > len(each))
+    most = jnp.maximum(halves.n, len(each) + halves.missing)
+    n_pairs = jnp.where(overflow, most, jnp.sum(pair_entry >= 0)).astype(jnp.int32)
+    # Pairs go behind the singles, wherever there is room.
+    at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[at].set(new, mode="drop")
+
+    return Candidates(
+        put(entry, pair_entry),
+        put(jnp.where(exists, node, 0), root),
+        put(jnp.zeros(size, jnp.int32), partner),
+        n_single + n_pairs,
+    )
+
+
+def sample(
+    table: RuleTable,
+    graph: TensorGraph,
+    masks: jax.Array,
+    key: jax.Array,
+    *,
+    size: int,
+    checked: bool = True,
+) -> Candidates:
+    """Candidates of the matched graph: all of them where there is room, else as many as there is
+    room for, each with the same probability.
+
+    Candidates, and pairs that turn out not to hold, are numbered through. Where there are more than
+    `size`, those at equal distances from a random first are taken (systematic sampling). What does
+    not hold leaves its slot empty: slots are not compressed to the front.
+
+    Args:
+      checked: see `pairs_at`.
+
+    Returns:
+      Candidates; `count` is how many there are, pairs that turn out not to hold included, and more
+      than `size` where only some are there.
+    """
+    single = _single_rows(table)
+    n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
+    halves = halves_of(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])
+    n = n_single + halves.n
+    slot = jnp.arange(size, dtype=jnp.int32)
+    drawn = jnp.floor((slot + jax.random.uniform(key)) * (n / size)).astype(jnp.int32)
+    number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
+    node, row, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
+    of_pair = jnp.where(number >= n_single, number - n_single, -1)
+    pair_entry, root, partner = pairs_at(table, graph, halves, of_pair, checked=checked)
+    return Candidates(
+        jnp.where(exists, table.row_entry[row], pair_entry),
+        jnp.where(exists, node, root),
+        jnp.where(exists, 0, partner),
+        n + halves.missing,
+    )
+
+
+def draw(
+    table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, tries: int = 4
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One candidate at random, without listing them: entry (-1 where none was found), root,
+    partner.
+
+    A match of a single root or of a first root is drawn uniformly, for a first root then a second
+    one at the same operand. That may not hold, therefore the first of `tries` that does is taken.
+    Of pairs at different depths only those are taken of which a short search shows that neither
+    root depends on the other.
+    """
+    first = masks & rows_of_role(table, 0)
+    counts = jnp.sum(jax.lax.population_count(first), axis=1).astype(jnp.int32)
+    total = jnp.cumsum(counts)
+
+    def one(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        at_first, at_second = jax.random.split(key)
+        place = jax.random.randint(at_first, (), 0, jnp.maximum(total[-1], 1))
+        root = jnp.searchsorted(total, place, side="right").astype(jnp.int32)
+        root = jnp.minimum(root, len(total) - 1)
+        _, row, exists = ranked(first[root][None], place - (total[root] - counts[root]), 1)
+        entry = table.row_entry[row[0]]
+        second = table.entry_rows[entry, 1]
+        operand = bind_tree(table, row[0], root, graph)[0][table.shared[entry, 0]]
+        fits = (masks[:, second // 32] >> (second % 32).astype(jnp.uint32)) & 1 == 1
+        fits &= _operands(table, entry, graph) == operand
+        fits = fits.at[root].set(False)
+        place = jax.random.randint(at_second, (), 0, jnp.maximum(jnp.sum(fits), 1))
+        partner, _, paired = ranked(fits[:, None].astype(jnp.uint32), place, 1)
+        partner = jnp.where(second >= 0, partner[0], 0)
+        turned = table.symmetric[entry] & (second >= 0) & (root > partner)
+        root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
+        apart = independent(graph, root, partner, steps=_SEARCH)
+        there = exists[0] & ((second < 0) | (paired[0] & apart))
+        bound, matched = bind(table, entry, root, partner, graph)
+        ok = applies(table, jnp.where(there & matched, entry, -1), bound, graph)
+        return jnp.where(ok, entry, -1), root, partner
+
+    drawn = jax.vmap(one)(jax.random.split(key, tries))
+    taken = jnp.argmax(drawn[0] >= 0)
+    return drawn[0][taken], drawn[1][taken], drawn[2][taken]
+
+
+def _operands(table: RuleTable, entry: jax.Array, graph: TensorGraph) -> jax.Array:
+    """The operand [N] that each node, as the second root of an entry, would share."""
+    row, args = table.entry_rows[entry, 1], args_of(graph)
+    at, slots = table.shared[entry, 1], []
+    for _ in range(HEIGHT):
+        slots.append(jnp.where(at > 0, table.pos_slot[row, at], -1))
+        at = table.pos_parent[row, at]
+    node = jnp.arange(len(args), dtype=jnp.int32)
+    for slot in reversed(slots):
+        node = jnp.where(slot >= 0, args[node, slot], node)
+    return node

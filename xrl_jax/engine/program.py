@@ -1,0 +1,194 @@
+"""Rewriting a program by hand: which candidates there are, and the program after one of them.
+
+for candidate in xrl_jax.candidates(program, ["fold"]):
+    print(candidate)
+program = xrl_jax.apply(program, candidate)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.engine import apply as apply_lib
+from xrl_jax.engine import match as match_lib
+from xrl_jax.engine.bind import bind
+from xrl_jax.engine.delta import NO_PRICE, deltas
+from xrl_jax.engine.match import Candidates
+from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph import ops, passes
+from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
+from xrl_jax.graph.program import Program
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.language.table import CompiledRules, P, RuleTable, compile_rules
+from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.runtime.settings import own_settings
+
+_SIZES = (256, 1024, 4096, 16384)  # room for candidates
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rule and a place where it applies; `str` is readable.
+
+    Attributes:
+      rule: its name.
+      graph: index into `Program.graphs` (0: the main graph, i + 1: body i).
+      root: slot of the node that is replaced.
+      partner: slot of the second one, for rules that replace two; else 0.
+      place: the replaced nodes in text, numbered by slot.
+      entry: which turning of the rule's commutative operators, an index into the table.
+      rules: the table it was found with.
+    """
+
+    rule: str
+    graph: int
+    root: int
+    partner: int
+    place: str
+    entry: int = field(repr=False)
+    rules: CompiledRules = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.rule} at {self.place}"
+
+
+@own_settings()
+def candidates(
+    program: Program,
+    rules: Iterable[str | Rule] | str | Rule | None = None,
+    *,
+    assume: Sequence[str] = (),
+) -> tuple[Candidate, ...]:
+    """Every rewrite that the rules allow, in all graphs of the program, each once.
+
+    Args:
+      rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
+        one off.
+      assume: what may be taken for granted of values, as for `xrl_jax.optimize`.
+
+    Raises:
+      ValueError: an unknown rule, by name, or one that needs an assumption.
+    """
+    chosen = select_rules(
+        standard_rules(tuple(assume)), [rules] if isinstance(rules, Rule) else rules
+    )
+    compiled = _compiled(chosen)
+    return tuple(
+        candidate
+        for index, graph in enumerate(program.graphs)
+        for candidate in _in_graph(compiled, index, graph)
+    )
+
+
+@own_settings()
+def apply(program: Program, candidate: Candidate) -> Program:
+    """The program after one rewrite; a graph that has no room grows.
+
+    Raises:
+      ValueError: the candidate does not apply to this program (any more).
+    """
+    graphs = list(program.graphs)
+    if candidate.graph < len(graphs):
+        graph, root, partner = graphs[candidate.graph], candidate.root, candidate.partner
+        done = _apply(candidate, graph, root, partner)
+        while bool(done.full):
+            _, _, slots = graph_lib.nodes_of(graph)
+            place = {slot: i + 1 for i, slot in enumerate(slots)}  # as `grow` compacts them
+            graph, root, partner = graph_lib.grow(graph), place[root], place.get(partner, 0)
+            done = _apply(candidate, graph, root, partner)
+        if bool(done.ok):
+            graphs[candidate.graph] = done.graph
+            return program.with_graphs(graphs)
+    raise ValueError(
+        f"{candidate} does not apply to this program: find its candidates with "
+        "xrl_jax.candidates(program) after every rewrite"
+    )
+
+
+def _apply(candidate: Candidate, graph: TensorGraph, root: int, partner: int) -> apply_lib.Applied:
+    return _applied(
+        candidate.rules.table,
+        graph,
+        jnp.int32(candidate.entry),
+        jnp.int32(root),
+        jnp.int32(partner),
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(rules: tuple[Rule, ...]) -> CompiledRules:
+    return compile_rules(rules)
+
+
+@engine_jit
+def _applied(
+    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
+) -> apply_lib.Applied:
+    return apply_lib.apply(table, graph, entry, root, partner)
+
+
+@functools.partial(engine_jit, static_argnames="size")
+def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidates, jax.Array]:
+    """Candidates, and [M, K] what each would put in place of its roots."""
+    graph = passes.remove_dead(graph)
+    found = match_lib.candidates(table, graph, match_lib.match(table, graph), size=size)
+    made = deltas(table, graph, found, NO_PRICE, keep=lambda new: new).kept
+    entry = jnp.maximum(found.entry, 0)
+    bound = jax.vmap(lambda e, r, p: bind(table, e, r, p, graph)[0])(
+        entry, found.root, found.partner
+    )
+
+    def node(codes: jax.Array) -> jax.Array:
+        """Slots of bound nodes; new nodes get numbers below -1."""
+        at = jnp.clip(codes, 0, 2 * P - 1).reshape(size, -1)
+        slots = jnp.take_along_axis(bound, at, axis=1).reshape(codes.shape)
+        return jnp.where(codes < 0, -1, jnp.where(codes < 2 * P, slots, -2 - codes))
+
+    value = jax.lax.bitcast_convert_type(made.nodes.value, jnp.int32)
+    parts = [made.nodes.op, made.nodes.attrs, made.nodes.lowering, made.nodes.dtype, value]
+    parts += [node(made.args), node(table.root_to[entry])]
+    return found, jnp.concatenate([p.reshape(size, -1) for p in parts], axis=1)
+
+
+def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[Candidate]:
+    for size in _SIZES:
+        found, made = _find(compiled.table, graph, size=size)
+        if int(found.count) <= size:
+            break
+    else:
+        raise GraphError(f"more than {_SIZES[-1]} candidates in one graph: use fewer rules")
+    entries, roots, partners = (np.asarray(a) for a in found[:3])
+    nodes = jax.tree.map(np.asarray, graph.nodes)  # once: reads from the device are slow
+    rule_of, results = np.asarray(compiled.table.entry_rule), np.asarray(made)
+    seen: set[tuple[int, int, int, bytes]] = set()
+    places: set[tuple[int, int, int]] = set()
+    listed = []
+    for i in np.flatnonzero(entries >= 0):
+        entry, root, partner = int(entries[i]), int(roots[i]), int(partners[i])
+        key = (int(rule_of[entry]), root, partner, results[i].tobytes())
+        if key in seen:  # two turnings of a commutative pattern that make the same nodes
+            continue
+        turned = key[:3] in places
+        seen.add(key)
+        places.add(key[:3])
+        place = _place(nodes, root) + (f" and {_place(nodes, partner)}" if partner else "")
+        if turned:
+            place += " (operands turned)"
+        if index:
+            place = f"{place} of body {index - 1}"
+        name = compiled.rules[int(rule_of[entry])].name
+        listed.append(Candidate(name, index, root, partner, place, entry, compiled))
+    return listed
+
+
+def _place(f: Nodes, slot: int) -> str:
+    """A node in text, such as `%7 dot[2,4]`."""
+    shape = ",".join(str(int(d)) for d in f.shape[slot][: int(f.rank[slot])])
+    return f"%{slot} {ops.OP_NAMES[int(f.op[slot])]}[{shape}]"

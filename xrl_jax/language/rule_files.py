@@ -1,0 +1,150 @@
+"""The rule library: reading rule files, and choosing rules by name or family.
+
+Rule files are `rules/*.rules` of the checkout, shipped in the wheel as `xrl_jax/_rules`.
+`prelude.rules` holds the macros and is read first; every other file, and every rule text a user
+hands in, may use them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from xrl_jax.language.rule import ASSUMPTIONS, Macros, Rule, parse_rules
+from xrl_jax.language.sexpr import RuleError
+from xrl_jax.lowerings.table import is_offered
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PRELUDE = "prelude.rules"
+_SUFFIX = ".rules"
+
+
+def rules_folder() -> Path:
+    """Where the standard rules lie: in the installed package, or beside it in a checkout.
+
+    Raises:
+      FileNotFoundError: the installation has no rules.
+    """
+    for folder in (_PACKAGE / "_rules", _PACKAGE.parent / "rules"):
+        if (folder / _PRELUDE).is_file():
+            return folder
+    raise FileNotFoundError(
+        "the rule files are missing from this installation: install xrl_jax again"
+    )
+
+
+@cache
+def _prelude() -> Macros:
+    path = rules_folder() / _PRELUDE
+    return parse_rules(path.read_text(encoding="utf-8"), path.name)[1]
+
+
+def load_rules(path_or_text: str | os.PathLike[str]) -> tuple[Rule, ...]:
+    """Rules from a file, a folder of `*.rules` files (in order of their names), or rule text.
+
+    Args:
+      path_or_text: a string with a parenthesis or line break is text, any other is a path.
+
+    Raises:
+      RuleError: with file, line and column of the culprit.
+      FileNotFoundError: there is no such file or folder.
+    """
+    if isinstance(path_or_text, str) and any(c in path_or_text for c in "(\n"):
+        return tuple(parse_rules(path_or_text, "<text>", _prelude())[0])
+    path = Path(path_or_text)
+    if path.is_dir():
+        files = sorted(p for p in path.glob(f"*{_SUFFIX}") if p.name != _PRELUDE)
+        if not files:
+            raise FileNotFoundError(f"no {_SUFFIX} files in {path}")
+    elif path.is_file():
+        files = [path]
+    else:
+        raise FileNotFoundError(f"no rule file or folder {path}")
+    rules: list[Rule] = []
+    for file in files:
+        rules += parse_rules(file.read_text(encoding="utf-8"), file.name, _prelude())[0]
+    _distinct(rules)
+    return tuple(rules)
+
+
+def _distinct(rules: Sequence[Rule]) -> None:
+    seen: dict[str, Rule] = {}
+    for rule in rules:
+        if rule.name in seen:
+            raise RuleError(
+                f"a second rule is named {rule.name!r} (the first: {seen[rule.name].place})",
+                rule.place,
+            )
+        seen[rule.name] = rule
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """All rules that come with the project; each is verified by the tests (see `verify`)."""
+    return load_rules(rules_folder())
+
+
+@cache
+def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
+    """Those rules of the project that keep NaN, infinities and the range of floats, and those that
+    need no more than what is assumed.
+
+    Args:
+      assume: what is taken for granted of values, from `rule.ASSUMPTIONS`.
+
+    Raises:
+      ValueError: something else is assumed.
+    """
+    for name in assume:
+        if name not in ASSUMPTIONS:
+            raise ValueError(f"assume={assume!r}: known are {', '.join(map(repr, ASSUMPTIONS))}")
+    return tuple(r for r in all_rules() if set(r.assumes) <= set(assume))
+
+
+def offered(rules: Iterable[Rule]) -> list[Rule]:
+    """The rules all of whose forms are worth a trial on this machine."""
+    return [r for r in rules if all(map(is_offered, r.forms))]
+
+
+def select_rules(
+    rules: Sequence[Rule], spec: Iterable[str | Rule] | str | None
+) -> tuple[Rule, ...]:
+    """The rules a caller asks for, in the library's order, then those handed in.
+
+    Args:
+      rules: the library.
+      spec: None for all of `rules`; else names, families and `Rule` objects. A leading "-" switches
+        a name or family off; with nothing but those, all others are meant.
+
+    Raises:
+      ValueError: an unknown name; the message has the nearest ones.
+    """
+    if spec is None:
+        return tuple(rules)
+    entries = [spec] if isinstance(spec, (str, Rule)) else list(spec)
+    given = [e for e in entries if isinstance(e, Rule)]
+    wanted = [e for e in entries if isinstance(e, str) and not e.startswith("-")]
+    unwanted = [e[1:] for e in entries if isinstance(e, str) and e.startswith("-")]
+    known = {r.name for r in rules} | {r.family for r in rules} | {r.name for r in given}
+    for name in (*wanted, *unwanted):
+        held_back = {r.name: r for r in all_rules()}.get(name)
+        if name not in known and held_back is not None:
+            raise ValueError(
+                f"rule {name!r} takes for granted that all values are "
+                f"{' and '.join(held_back.assumes)}: allow it by assume={held_back.assumes!r}"
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise ValueError(f"there is no rule or family {name!r}{hint}")
+
+    def named(rule: Rule, names: Sequence[str]) -> bool:
+        return rule.name in names or rule.family in names
+
+    everything = not wanted and not given
+    taken = {r.name for r in given}
+    chosen = [r for r in rules if (everything or named(r, wanted)) and r.name not in taken]
+    return tuple(r for r in (*chosen, *given) if not named(r, unwanted))

@@ -1,0 +1,387 @@
+"""Rules compiled into arrays: what a pattern is, not how it is matched.
+
+A rule becomes one entry for each way its commutative operators can be turned; an entry has one or
+two rows (pattern trees). All arrays have bucketed sizes, so that adding a rule within the bucket
+changes values, not shapes, and nothing recompiles.
+
+Letters: E entries, T rows, P positions of a tree, I instructions, Q new nodes, A arguments, W words
+of T bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph import ops
+from xrl_jax.language import bytecode
+from xrl_jax.language.rule import Pattern, Rule, Term, Var, shape_text
+from xrl_jax.language.sexpr import RuleError
+
+P = 10  # positions (operators and variables) of one pattern tree
+Q = 10  # new nodes of a right-hand side
+A = ops.MAX_ARGS
+N_ARG_BITS = 3  # how many arguments' operators the bit masks see
+HEIGHT = 4  # patterns reach at most this many argument steps below their root
+_INSTRUCTION_BUCKETS = (64, 96, 128, 192, 256)
+_ROW_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RuleTable:
+    """All rules of a search as arrays; see the module docstring for the letters."""
+
+    root_bits: jax.Array  # [N_OPS, W] uint32, rows whose root may be this operator
+    arg_bits: jax.Array  # [N_ARG_BITS, N_OPS, W] uint32, rows whose argument may be this operator
+    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, rows that reach at least so many steps down
+    row_entry: jax.Array  # [T] int32
+    row_role: jax.Array  # [T] int32, which root of its entry; -1 for rows not used
+    pos_op: jax.Array  # [T, P] int32, operator; 0 a variable; -1 not used
+    pos_parent: jax.Array  # [T, P] int32, an earlier position
+    pos_slot: jax.Array  # [T, P] int32, which argument of the parent
+    pos_arity: jax.Array  # [T, P] int32
+    pos_same: jax.Array  # [T, P] int32, an earlier position that must be the same node; -1 for none
+    entry_rule: jax.Array  # [E] int32, index into the list of rules
+    entry_rows: jax.Array  # [E, 2] int32; -1 for no second root
+    symmetric: jax.Array  # [E] bool, the two roots may change places
+    shared: jax.Array  # [E, 2] int32, position of the shared operand in either tree
+    cross_same: jax.Array  # [E, P] int32, position of tree 0 the second tree's must equal; -1
+    code: jax.Array  # [E, I, 6] int32, see `interpreter.run`
+    length: jax.Array  # [E] int32
+    by_length: jax.Array  # [E] int32, place of an entry among all, short programs first
+    new_op: jax.Array  # [E, Q] int32; 0 not used
+    new_attrs: jax.Array  # [E, Q] int32, register
+    new_lowering: jax.Array  # [E, Q] int32
+    new_like: jax.Array  # [E, Q] int32, position of the node whose lowering it may keep; -1 none
+    like_args: jax.Array  # [E, Q, A] int32, positions of that node's arguments; -1 for none
+    new_args: jax.Array  # [E, Q, A] int32: binding position, 2P + new node, or -1
+    new_dtype: jax.Array  # [E, Q] int32, code (as in new_args) whose dtype a constant takes; -1
+    new_value: jax.Array  # [E, Q] float32
+    root_to: jax.Array  # [E, 2] int32, what replaces either root; -1 for none
+
+    @property
+    def n_words(self) -> int:
+        return self.root_bits.shape[1]
+
+
+@dataclass(frozen=True)
+class CompiledRules:
+    """A rule table with the rules it came from; `entry_rule` indexes `rules`."""
+
+    rules: tuple[Rule, ...]
+    table: RuleTable
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A flattened pattern tree."""
+
+    ops: list[int]
+    parents: list[int]
+    slots: list[int]
+    arities: list[int]
+    same: list[int]
+    names: dict[str, int]  # variable or node name -> position
+    patterns: list[Pattern | Var]
+
+    @property
+    def height(self) -> int:
+        """Argument steps from the root to the position farthest down."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return max(depths)
+
+
+def _flatten(root: Pattern) -> _Tree:
+    tree = _Tree([], [], [], [], [], {}, [])
+    queue: list[tuple[Pattern | Var, int, int]] = [(root, 0, 0)]
+    while queue:
+        node, parent, slot = queue.pop(0)
+        at = len(tree.ops)
+        tree.patterns.append(node)
+        tree.parents.append(parent)
+        tree.slots.append(slot)
+        if isinstance(node, Var):
+            tree.ops.append(0)
+            tree.arities.append(-1)
+            tree.same.append(tree.names.get(node.name, -1))
+            tree.names.setdefault(node.name, at)
+        else:
+            tree.ops.append(ops.OPS[node.op].code)
+            tree.arities.append(len(node.args))
+            tree.same.append(-1)
+            if node.name:
+                tree.names[node.name] = at
+            queue += [(a, at, i) for i, a in enumerate(node.args)]
+    return tree
+
+
+def _turnings(p: Pattern | Var) -> list[Pattern | Var]:
+    """The pattern with the arguments of its commutative operators in every order."""
+    if isinstance(p, Var):
+        return [p]
+    turned: list[Pattern | Var] = []
+    for args in itertools.product(*(_turnings(a) for a in p.args)):
+        turned.append(replace(p, args=args))
+        if ops.OPS[p.op].commutative and args[0] != args[1]:
+            turned.append(replace(p, args=(args[1], args[0])))
+    return turned
+
+
+def _canonical(rule: Rule) -> str:
+    """Text of a rule up to the names of its variables, to drop turnings that say the same."""
+    names: dict[str, str] = {}
+
+    def show(t: Pattern | Term | Var) -> str:
+        if isinstance(t, Var):
+            return names.setdefault(t.name, f"v{len(names)}")
+        args = [show(a) for a in t.args]
+        if isinstance(t, Term) and ops.OPS[t.op].commutative:
+            args.sort()
+        extra = (
+            f"{t.attrs}{t.name}"
+            if isinstance(t, Pattern)
+            else f"{t.attrs}{t.like}{t.lowering}{t.value}{t.dtype_of}"
+        )
+        if isinstance(t, Pattern) and t.name:
+            names[t.name] = f"n{len(names)}"
+        return f"({t.op} {' '.join(args)} {extra})"
+
+    parts = [show(p) for p in rule.lhs] + [f"{n}={show(t)}" for n, t in rule.nodes]
+    text = " | ".join([*parts, *(show(t) for t in rule.rhs)])
+    rest = " ".join(str(e) for e in (*rule.conditions, *rule.lets))
+    for old, new in names.items():
+        rest = rest.replace(f"'{old}'", f"'{new}'")
+    return text + rest
+
+
+def variants(rule: Rule) -> list[Rule]:
+    seen: dict[str, Rule] = {}
+    for lhs in itertools.product(*(_turnings(p) for p in rule.lhs)):
+        variant = replace(rule, lhs=lhs)
+        key = min(shape_text(lhs), shape_text(lhs[::-1])) if rule.symmetric else _canonical(variant)
+        seen.setdefault(key, variant)
+    return list(seen.values())
+
+
+class _Entry:
+    """One compiled entry, before it is put into the table."""
+
+    def __init__(self, rule: Rule):
+        self.rule = rule
+        self.trees = [_flatten(p) for p in rule.lhs]
+        for tree in self.trees:
+            if len(tree.ops) > P:
+                raise RuleError(
+                    f"rule {rule.name}: a pattern has {len(tree.ops)} positions, at most {P}",
+                    rule.place,
+                )
+            if tree.height > HEIGHT:
+                raise RuleError(
+                    f"rule {rule.name}: a pattern reaches {tree.height} argument steps below its "
+                    f"root, at most {HEIGHT}",
+                    rule.place,
+                )
+        self.positions: dict[str, int] = {}
+        named_ops: dict[str, str] = {}
+        for t, tree in enumerate(self.trees):
+            for name, at in tree.names.items():
+                self.positions.setdefault(name, at + t * P)
+            named_ops |= {p.name: p.op for p in tree.patterns if isinstance(p, Pattern) and p.name}
+        self.assembler = bytecode.Assembler(self.positions, named_ops)
+        self._check()
+        # Term, arguments, register of the attributes, source of the dtype.
+        self.new: list[tuple[Term, list[int], int, int]] = []
+        self._codes: dict[str, int] = dict(self.positions)
+        for name, term in rule.nodes:
+            self._codes[name] = self._term(term)
+        self.root_to = [self._term(t) for t in rule.rhs]
+        if len(self.new) > Q:
+            raise RuleError(
+                f"rule {rule.name} makes {len(self.new)} nodes, at most {Q}", rule.place
+            )
+        self.program = self.assembler.program([attrs for _, _, attrs, _ in self.new])
+
+    def _check(self) -> None:
+        asm = self.assembler
+        for t, tree in enumerate(self.trees):
+            for at, pattern in enumerate(tree.patterns):
+                if isinstance(pattern, Var):
+                    continue
+                for key, wanted in pattern.attrs:
+                    spec = ops.OPS[pattern.op].field(key)
+                    got = asm.field(at + t * P, spec.offset, spec.width)
+                    if isinstance(wanted, int):
+                        asm.checked.add(asm.emit("=", got, asm.emit("imm", imm=wanted)))
+                    elif wanted in asm.numbers:
+                        asm.checked.add(asm.emit("=", got, asm.numbers[wanted]))
+                    else:
+                        asm.numbers[wanted] = got
+        for name, e in self.rule.lets:
+            asm.numbers[name] = asm.compile(e)
+        for e in self.rule.conditions:
+            asm.check(e)
+
+    def _term(self, term: Term | Var) -> int:
+        """The code of a term: a binding position or 2P + new node."""
+        if isinstance(term, Var):
+            return self._codes[term.name]
+        args = [self._term(a) for a in term.args]
+        spec = ops.OPS[term.op]
+        asm = self.assembler
+        if term.like:
+            attrs = asm.load(self.positions[term.like], "attrs")
+        else:
+            attrs = asm.emit("defaults", imm=spec.code)
+        for key, e in term.attrs:
+            attrs = asm.put(attrs, spec.field(key), asm.compile(e))
+        source = self._codes[term.dtype_of] if term.dtype_of else -1
+        made = (term, args, attrs, source)
+        if made in self.new:
+            return 2 * P + self.new.index(made)
+        self.new.append(made)
+        return 2 * P + len(self.new) - 1
+
+    def model(self, term: Term) -> tuple[int, list[int]]:
+        """The positions of the node whose lowering a new one may keep, and of its arguments; -1 and
+        none where there is no such node.
+        """
+        if not term.like or term.lowering:
+            return -1, []
+        position = self.positions[term.like]
+        t, at = divmod(position, P)
+        tree = self.trees[t]
+        if tree.ops[at] != ops.OPS[term.op].code:
+            return -1, []
+        return position, [j + t * P for j in range(1, len(tree.ops)) if tree.parents[j] == at]
+
+    @property
+    def shared(self) -> tuple[int, int]:
+        """Positions of the shared operand in the two trees: the shallowest variable of both."""
+        if len(self.trees) == 1:
+            return (0, 0)
+        common = [n for n in self.trees[0].names if n in self.trees[1].names and n.startswith("?")]
+        best = min(common, key=lambda n: self.trees[0].names[n] + self.trees[1].names[n])
+        return self.trees[0].names[best], self.trees[1].names[best]
+
+
+def _bucket(n: int, buckets: Sequence[int], what: str) -> int:
+    for b in buckets:
+        if n <= b:
+            return b
+    raise RuleError(f"{n} {what} exceed the largest table, {buckets[-1]}")
+
+
+def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0) -> CompiledRules:
+    """The table of `rules`.
+
+    Args:
+      rules: checked rules, names distinct.
+      min_rows: at least this many rows are reserved, so that rules can be added without another
+        bucket.
+      min_code: the same for instructions.
+
+    Raises:
+      RuleError: a rule too large for the table, by name.
+    """
+    names = [r.name for r in rules]
+    twice = {n for n in names if names.count(n) > 1}
+    if twice:
+        raise RuleError(f"rules named twice: {', '.join(sorted(twice))}")
+    entries = [(i, _Entry(v)) for i, r in enumerate(rules) for v in variants(r)]
+    n_rows = sum(len(e.trees) for _, e in entries)
+    t = _bucket(max(n_rows, min_rows, 1), _ROW_BUCKETS, "pattern trees")
+    longest = max((len(e.program.code) for _, e in entries), default=1)
+    n_code = _bucket(max(longest, min_code), _INSTRUCTION_BUCKETS, "instructions of a rule")
+    w = t // 32
+    a: dict[str, np.ndarray] = {
+        "root_bits": np.zeros((ops.N_OPS, w), np.uint32),
+        "arg_bits": np.zeros((N_ARG_BITS, ops.N_OPS, w), np.uint32),
+        "tall_bits": np.zeros((HEIGHT + 2, w), np.uint32),
+        "row_entry": np.zeros(t, np.int32),
+        "row_role": np.full(t, -1, np.int32),
+        "pos_op": np.full((t, P), -1, np.int32),
+        "pos_parent": np.zeros((t, P), np.int32),
+        "pos_slot": np.zeros((t, P), np.int32),
+        "pos_arity": np.full((t, P), -1, np.int32),
+        "pos_same": np.full((t, P), -1, np.int32),
+        "entry_rule": np.full(t, -1, np.int32),
+        "entry_rows": np.full((t, 2), -1, np.int32),
+        "symmetric": np.zeros(t, bool),
+        "shared": np.zeros((t, 2), np.int32),
+        "cross_same": np.full((t, P), -1, np.int32),
+        "code": np.zeros((t, n_code, 6), np.int32),
+        "length": np.zeros(t, np.int32),
+        "new_op": np.zeros((t, Q), np.int32),
+        "new_attrs": np.zeros((t, Q), np.int32),
+        "new_lowering": np.zeros((t, Q), np.int32),
+        "new_like": np.full((t, Q), -1, np.int32),
+        "like_args": np.full((t, Q, A), -1, np.int32),
+        "new_args": np.full((t, Q, A), -1, np.int32),
+        "new_dtype": np.full((t, Q), -1, np.int32),
+        "new_value": np.zeros((t, Q), np.float32),
+        "root_to": np.full((t, 2), -1, np.int32),
+    }
+    row = 0
+    for e, (rule_index, entry) in enumerate(entries):
+        a["entry_rule"][e] = rule_index
+        lhs = entry.rule.lhs
+        a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
+        a["shared"][e] = entry.shared
+        for role, tree in enumerate(entry.trees):
+            _put_row(a, row, e, role, tree)
+            row += 1
+        if len(entry.trees) == 2:
+            for name, at in entry.trees[1].names.items():
+                if name in entry.trees[0].names:
+                    a["cross_same"][e, at] = entry.trees[0].names[name]
+        program = entry.program
+        for i, (c, checked) in enumerate(zip(program.code, program.checked, strict=True)):
+            a["code"][e, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
+        a["length"][e] = len(program.code)
+        a["root_to"][e, : len(entry.root_to)] = entry.root_to
+        for q, (term, args, _, source) in enumerate(entry.new):
+            a["new_op"][e, q] = ops.OPS[term.op].code
+            a["new_attrs"][e, q] = program.results[q]
+            a["new_lowering"][e, q] = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
+            a["new_like"][e, q], like_args = entry.model(term)
+            a["like_args"][e, q, : len(like_args)] = like_args
+            a["new_args"][e, q, : len(args)] = args
+            a["new_dtype"][e, q] = source
+            a["new_value"][e, q] = term.value
+    a["by_length"] = np.argsort(np.argsort(a["length"], kind="stable")).astype(np.int32)
+    table = RuleTable(**{f.name: jnp.asarray(a[f.name]) for f in fields(RuleTable)})
+    return CompiledRules(tuple(rules), table)
+
+
+def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tree) -> None:
+    n = len(tree.ops)
+    a["row_entry"][row] = e
+    a["row_role"][row] = role
+    a["entry_rows"][e, role] = row
+    for name, values in (
+        ("pos_op", tree.ops),
+        ("pos_parent", tree.parents),
+        ("pos_slot", tree.slots),
+        ("pos_arity", tree.arities),
+        ("pos_same", tree.same),
+    ):
+        a[name][row, :n] = values
+    word, bit = row // 32, np.uint32(1 << (row % 32))
+    a["tall_bits"][: tree.height + 1, word] |= bit
+    a["root_bits"][tree.ops[0], word] |= bit
+    for slot in range(N_ARG_BITS):
+        child = [j for j in range(1, n) if tree.parents[j] == 0 and tree.slots[j] == slot]
+        if not child:
+            a["arg_bits"][slot, ops.HOLE, word] |= bit
+        elif tree.ops[child[0]] == 0:
+            a["arg_bits"][slot, 1:, word] |= bit
+        else:
+            a["arg_bits"][slot, tree.ops[child[0]], word] |= bit

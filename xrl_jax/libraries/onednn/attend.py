@@ -1,0 +1,164 @@
+"""Products, loops over their rows and products of these in a partition, each three as one operator:
+attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from xrl_jax.libraries.onednn.attention import MOST_ROOM, room
+from xrl_jax.libraries.onednn.spec import (
+    Attention,
+    Binary,
+    Dot,
+    Epilogue,
+    Instruction,
+    Loop,
+    Partition,
+    Reshape,
+    Transpose,
+    swap,
+)
+
+_LEAST_ROWS = 8  # of the left operand; with fewer, the right ones are not worth their copies
+
+
+def attended(part: Partition) -> Partition:
+    """The same partition with attention in place of its parts."""
+    n = len(part.inputs)
+    uses = Counter([*part.outputs, *(a for i in part.code for a in i.args)])
+    each = {v: _attention(part, last, uses) for v, last in enumerate(part.code, n)}
+    return _with_others(part, {v: made for v, made in each.items() if made is not None})
+
+
+def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
+    """The product as attention, if one of its operands is made so and for it alone.
+
+    Where that is the right one, it is the product's turned one: v' p' = (p v)'.
+    """
+    op = last.op
+    if not isinstance(op, Dot) or op.after != Epilogue() or part.is_packed(last.args[1]):
+        return None
+    left, right = last.args
+    *batch, m, d = last.shape
+    for weights, is_turned, values, shape in (
+        (_maker(part, left, uses), op.left_turned, right, (*batch, m, d)),
+        (_maker(part, right, uses), not op.right_turned, left, (*batch, d, m)),
+    ):
+        if weights is None or weights.is_turned != is_turned:
+            continue
+        values_turned = op.right_turned if values == right else not op.left_turned
+        product = Instruction(Dot(False, values_turned), (weights.value, values), shape)
+        found = _of_loop(part, product, uses)
+        if found is not None:
+            assert isinstance(found.op, Attention)
+            return replace(found, op=replace(found.op, turned=values == left), shape=last.shape)
+    return None
+
+
+def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
+    """A product as attention, if its left operand is what a loop gives."""
+    made = part.code[last.args[0] - len(part.inputs)]
+    if not isinstance(made.op, Loop):
+        return None
+    for at, a in enumerate(made.args):
+        found = _maker(part, a, uses)
+        if found is None or found.is_turned:
+            continue
+        scores = part.code[found.value - len(part.inputs)]
+        if isinstance(scores.op, Dot):
+            joined = _joined(part, scores, made, at, last)
+            if joined is not None:
+                return joined
+    return None
+
+
+class _Maker(NamedTuple):
+    """A value that others are made of by moving its numbers, the last two axes turned or not."""
+
+    value: int
+    is_turned: bool
+
+
+def _maker(part: Partition, value: int, uses: Mapping[int, int]) -> _Maker | None:
+    """Of which value this one is made, if it is used for nothing else; None if that is an input."""
+    n, turns, is_reshaped = len(part.inputs), 0, False
+    while value >= n and uses[value] == 1:
+        made = part.code[value - n]
+        if isinstance(made.op, Transpose) and made.op.order == swap(len(made.shape)):
+            turns += 1
+        elif isinstance(made.op, Reshape):
+            is_reshaped |= part.shape(made.args[0])[-2:] != made.shape[-2:]
+        else:
+            return None if turns and is_reshaped else _Maker(value, turns % 2 == 1)
+        (value,) = made.args
+    return None
+
+
+def _joined(
+    part: Partition, scores: Instruction, between: Instruction, at: int, last: Instruction
+) -> Instruction | None:
+    """The three as one, if they fit: the loop goes over the rows of the scores, and its result has
+    their size.
+    """
+    first, loop, second = scores.op, between.op, last.op
+    assert isinstance(first, Dot) and isinstance(loop, Loop) and isinstance(second, Dot)
+    *batch, rows, columns = scores.shape
+    if last.shape[:-1] != (*batch, rows):
+        return None
+    whole = math.prod(batch) * rows, columns
+    sizes = math.prod(loop.inputs[at]), math.prod(loop.code[-1].shape)
+    if (loop.rows, loop.columns) != whole or set(sizes) != {math.prod(scores.shape)}:
+        return None
+    if rows < _LEAST_ROWS or part.is_packed(scores.args[1]):
+        return None
+    k = math.prod(part.shape(scores.args[0])[-2:]) // rows
+    if room(k, columns, last.shape[-1]) > MOST_ROOM:
+        return None
+    others = list(between.args[:at] + between.args[at + 1 :])
+    if first.after.bias or first.after.clip is not None:
+        return None
+    if first.after.addend:
+        loop = _with_addend(loop, at)
+        others.append(scores.args[2])
+        first = replace(first, after=Epilogue())
+    op = Attention(first, loop, at, second)
+    return replace(last, op=op, args=(*scores.args[:2], *others, last.args[1]))
+
+
+def _with_addend(loop: Loop, at: int) -> Loop:
+    """The loop on the sum of that argument and another, which comes last."""
+    n, shape = len(loop.inputs), loop.inputs[at]
+    total = n + 1
+
+    def moved(value: int) -> int:
+        if value == at:
+            return total
+        return value if value < n else value + 2
+
+    code = [replace(i, args=tuple(map(moved, i.args))) for i in loop.code]
+    added = Instruction(Binary("add"), (at, n), shape)
+    return replace(loop, inputs=(*loop.inputs, shape), code=(added, *code))
+
+
+def _with_others(part: Partition, found: Mapping[int, Instruction]) -> Partition:
+    """The partition with these instructions in place of its own, by their values, and without what
+    nothing needs then.
+    """
+    n = len(part.inputs)
+    code = {v: found.get(v, i) for v, i in enumerate(part.code, n)}
+    needed = set(part.outputs)
+    for v, i in reversed(code.items()):
+        if v in needed:
+            needed.update(i.args)
+    number = {v: v for v in range(n)}
+    kept: list[Instruction] = []
+    for v, i in code.items():
+        if v in needed:
+            number[v] = n + len(kept)
+            kept.append(replace(i, args=tuple(number[a] for a in i.args)))
+    return replace(part, code=tuple(kept), outputs=tuple(number[o] for o in part.outputs))

@@ -1,0 +1,227 @@
+"""Machine code for attention: products of rows, a loop over each of them, and the products of what
+it gives, as LLVM's intermediate language.
+
+The scores are as many numbers as all pairs of rows; in memory they take longer to go by than to be
+computed. So a few tiles of rows go through all three at a time, their scores in the second cache.
+The right operands of a batch are copied into strips first, once for each thread.
+
+Source: T. Dao et al., FlashAttention (2022), without its running maximum: a row of scores is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xrl_jax.libraries.onednn import rows
+from xrl_jax.libraries.onednn.curves import INTRINSICS
+from xrl_jax.libraries.onednn.flow import PREFETCH, STRIP, TILE, Flow, Left
+from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.spec import Loop
+
+MOST_ROOM = 1 << 18  # numbers that a thread may keep of right operands: it does so on its stack
+_SCORES = 1 << 14  # and of the rows that are worked on together, or of their scores
+_SMALL_SUM = 64  # products that take as long as threads are worth, for each number of `SMALL`
+Strides = tuple[int, int, int]  # of the batch, the rows and the columns, in numbers
+
+
+@dataclass(frozen=True)
+class Attended:
+    """[batch, m, k] by [batch, k, n], the loop over each row, and what it gives by [batch, n, d].
+
+    The arguments are the first two operands, those of the loop but the scores, and the last one.
+
+    Attributes:
+      strides: of the three operands and of the result.
+      at: which of the loop's arguments the scores are.
+      lanes: numbers in a register.
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    d: int
+    strides: tuple[Strides, Strides, Strides, Strides]
+    loop: Loop
+    at: int
+    lanes: int
+
+    @property
+    def tile(self) -> int:
+        """Rows of results that are made at a time; the last tile of a batch may have fewer."""
+        return min(TILE[self.lanes], self.m)
+
+    @property
+    def tiles(self) -> int:
+        """Of a batch."""
+        return -(-self.m // self.tile)
+
+    @property
+    def together(self) -> int:
+        """Tiles whose rows and scores are in memory at a time, at most."""
+        return max(1, min(_SCORES // (self.tile * max(self.n, self.k)), self.tiles))
+
+    @property
+    def groups(self) -> int:
+        """Of so many tiles, in a batch."""
+        return -(-self.tiles // self.together)
+
+
+def room(k: int, n: int, d: int) -> int:
+    """Numbers of a batch's right operands [k, n] and [n, d] in strips, whose last may be cut."""
+    return (-(-n // STRIP) * k + -(-d // STRIP) * n) * STRIP
+
+
+def code_of(what: Attended, name: str, parallel: Parallel | None) -> str:
+    """A module with the function `name`(table): all of it, with the addresses of the arguments and
+    of the result in the table.
+    """
+    few = what.batch * what.m * what.n * (what.k + what.d) < SMALL * _SMALL_SUM
+    loop = rows.function(what.loop, f"{name}_loop")
+    body = _Function(what, f"{name}_loop").text(f"{name}_rows")
+    shared = shared_out(name, what.batch * what.groups, None if few else parallel)
+    return INTRINSICS + PREFETCH + loop + body + shared
+
+
+class _Function:
+    """The function for some of the groups of tiles."""
+
+    def __init__(self, what: Attended, loop: str) -> None:
+        self.what, self.loop = what, loop
+        self.out = Flow()
+        self.full, self.left = divmod(what.m, what.tile)  # tiles, and rows of the last
+        self.others = len(what.loop.inputs) - 1
+
+    def text(self, name: str) -> str:
+        """The definition of `name`(table, first, after the last)."""
+        what, out = self.what, self.out
+        n_strips, d_strips = (-(-size // STRIP) for size in (what.n, what.d))
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
+        for i in range(self.others + 4):
+            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
+            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
+        for place, size in (
+            ("first", n_strips * what.k * STRIP),
+            ("second", d_strips * what.n * STRIP),
+            ("left", what.together * what.tile * what.k),
+            ("scores", what.together * what.tile * what.n),
+        ):
+            out.raw(f"  %{place} = alloca [{size} x float], align 64")
+        out.raw(f"  %inner = alloca [{self.others + 2} x ptr]")
+        with out.loop("group", "%from", "%to", "1") as group:
+            batch = out.add(f"sdiv i64 {group}, {what.groups}")
+            own = out.add(f"sub i64 {group}, {out.add(f'mul i64 {batch}, {what.groups}')}")
+            starts = out.add(f"icmp eq i64 {group}, %from")
+            is_new = out.add(f"or i1 {starts}, {out.add(f'icmp eq i64 {own}, 0')}")
+            with out.only_if("new", is_new):
+                self._into_strips("first", "%p1", 1, batch, what.n, what.k)
+                self._into_strips("second", f"%p{self.others + 2}", 2, batch, what.d, what.n)
+            first = out.add(f"mul i64 {own}, {what.together}")
+            end = out.least(out.add(f"add i64 {first}, {what.together}"), str(what.tiles))
+            self._scores(batch, first, end)
+            self._through_loop(batch, first, end)
+            self._results(batch, first, end)
+        out.raw("  ret void\n}")
+        return out.text
+
+    def _start(self, base: str, which: int, batch: str, row: str) -> str:
+        """Where a row of an operand begins."""
+        steps = self.what.strides[which]
+        skipped = self.out.add(f"mul i64 {batch}, {steps[0]}")
+        inner = self.out.add(f"mul i64 {row}, {steps[1]}")
+        return self.out.at(base, self.out.add(f"add i64 {skipped}, {inner}"))
+
+    def _into_strips(
+        self, name: str, base: str, which: int, batch: str, columns: int, terms: int
+    ) -> None:
+        """A batch of a right operand [terms, columns]; numbers beyond the last column are zeros."""
+        out = self.out
+        _, along, across = self.what.strides[which]
+        whole, rest = divmod(columns, STRIP)
+        start = self._start(base, which, batch, "0")
+
+        def strip(label: str, number: str, there: int) -> None:
+            source = out.at(start, out.add(f"mul i64 {number}, {STRIP * across}"))
+            to = out.at(f"%{name}", out.add(f"mul i64 {number}, {STRIP * terms}"))
+            if there < STRIP:
+                with out.loop(f"{label}_zero", "0", str(terms), "1") as k:
+                    at = out.at(to, out.add(f"mul i64 {k}, {STRIP}"))
+                    out.store("zeroinitializer", at, None)
+            columns = Left(source, across, along)
+            out.copy_turned(f"{label}_copy", columns, there, str(terms), to, STRIP)
+
+        with out.loop(f"{name}_strip", "0", str(whole), "1") as number:
+            strip(f"{name}_whole", number, STRIP)
+        if rest:
+            strip(f"{name}_rest", str(whole), rest)
+
+    def _each_tile(self, name: str, first: str, end: str) -> Iterator[tuple[str, str, int]]:
+        """For each tile from `first` to `end`: its label, its number and its rows."""
+        out = self.out
+        full_end = out.least(end, str(self.full))
+        with out.loop(f"{name}_full", first, full_end, "1") as tile:
+            yield f"{name}_some", tile, self.what.tile
+        if self.left:
+            with out.only_if(f"{name}_last", out.add(f"icmp sgt i64 {end}, {self.full}")):
+                yield f"{name}_few", str(self.full), self.left
+
+    def _kept(self, place: str, tile: str, first: str, columns: int) -> str:
+        """Where a tile of a group begins in what is kept of the group."""
+        at = self.out.add(f"sub i64 {tile}, {first}")
+        return self.out.at(place, self.out.add(f"mul i64 {at}, {self.what.tile * columns}"))
+
+    def _scores(self, batch: str, first: str, end: str) -> None:
+        out, what = self.out, self.what
+        _, across, along = what.strides[0]
+        for label, tile, n_rows in self._each_tile("copied", first, end):
+            row = out.add(f"mul i64 {tile}, {what.tile}")
+            source = Left(self._start("%p0", 0, batch, row), across, along)
+            to = self._kept("%left", tile, first, what.k)
+            out.copy_turned(label, source, n_rows, str(what.k), to, what.tile)
+        with out.loop("scored", "0", str(-(-what.n // STRIP)), "1") as strip:
+            weight = out.at("%first", out.add(f"mul i64 {strip}, {STRIP * what.k}"))
+            column = out.add(f"mul i64 {strip}, {STRIP}")
+            cut = out.cut(what.n, column)
+            for label, tile, n_rows in self._each_tile("score", first, end):
+                left = Left(self._kept("%left", tile, first, what.k), 1, what.tile)
+                sums = self._summed(label, n_rows, left, weight, what.k)
+                to = out.at(self._kept("%scores", tile, first, what.n), column)
+                each = [(x, out.at(to, str(r * what.n))) for r, x in enumerate(sums)]
+                out.store_cut(label, each, cut)
+
+    def _through_loop(self, batch: str, first: str, end: str) -> None:
+        """The loop over the rows of a group, where they are; it counts the rows of all batches."""
+        out, what = self.out, self.what
+        before = out.add(f"mul i64 {batch}, {what.m}")
+        start = out.add(f"add i64 {before}, {out.add(f'mul i64 {first}, {what.tile}')}")
+        stop = out.least(out.add(f"mul i64 {end}, {what.tile}"), str(what.m))
+        stop = out.add(f"add i64 {before}, {stop}")
+        skipped = out.add(f"sub i64 0, {out.add(f'mul i64 {start}, {what.n}')}")
+        scores = out.at("%scores", skipped)
+        places = [f"%p{2 + i}" for i in range(self.others)]
+        places = [*places[: what.at], scores, *places[what.at :], scores]
+        for i, place in enumerate(places):
+            at = out.add(f"getelementptr ptr, ptr %inner, i64 {i}")
+            out.raw(f"  store ptr {place}, ptr {at}")
+        out.raw(f"  call void @{self.loop}(ptr %inner, i64 {start}, i64 {stop})")
+
+    def _results(self, batch: str, first: str, end: str) -> None:
+        out, what = self.out, self.what
+        _, down, over = what.strides[3]
+        with out.loop("made", "0", str(-(-what.d // STRIP)), "1") as strip:
+            weight = out.at("%second", out.add(f"mul i64 {strip}, {STRIP * what.n}"))
+            column = out.add(f"mul i64 {strip}, {STRIP}")
+            cut = out.cut(what.d, column)
+            for label, tile, n_rows in self._each_tile("result", first, end):
+                left = Left(self._kept("%scores", tile, first, what.n), what.n, 1)
+                sums = self._summed(label, n_rows, left, weight, what.n)
+                row = out.add(f"mul i64 {tile}, {what.tile}")
+                to = self._start(f"%p{self.others + 3}", 3, batch, row)
+                to = out.at(to, out.add(f"mul i64 {column}, {over}"))
+                each = [(x, out.at(to, str(r * down))) for r, x in enumerate(sums)]
+                out.store_cut(label, each, cut)
+
+    def _summed(self, label: str, n_rows: int, left: Left, weight: str, terms: int) -> list[str]:
+        zeros = ["zeroinitializer"] * n_rows
+        return self.out.summed(label, zeros, left, weight, (str(terms), terms))

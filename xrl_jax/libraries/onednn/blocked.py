@@ -1,0 +1,202 @@
+"""Machine code for products of many rows with a weight, as LLVM's intermediate language.
+
+The weight lies in strips of `STRIP` columns, as `stream` has it. Of a strip and `_DEPTH` of its
+rows, which stay in the first cache, `_TILE` rows of results are made at a time, all in registers;
+the rows of the left operand are copied first, so that a tile reads them one after the other and all
+of them stay in the second cache.
+
+Source: K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xrl_jax.libraries.onednn import curves
+from xrl_jax.libraries.onednn.curves import INTRINSICS, VECTOR
+from xrl_jax.libraries.onednn.flow import PREFETCH, STRIP, TILE, Cut, Flow, Left
+from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.spec import Epilogue
+
+_DEPTH = 256  # rows of a strip: 16 KiB
+_MOST_TILES = 48  # whose rows are copied together: 288 KiB
+_FEW_ROWS = 64  # whose products take little longer than the weight takes to come from memory
+_SMALL_DEPTH = 64  # a product of so many terms is worth threads like a sum of `SMALL` numbers
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """[rows, k], or [k, rows] where that is stored `turned`, by [k, n], the weight in strips
+    [strips, k, STRIP] of which the last may have fewer columns than it has room for; then a bias
+    [n] and an addend [rows, n].
+
+    Attributes:
+      lanes: numbers in a register.
+    """
+
+    rows: int
+    k: int
+    n: int
+    turned: bool
+    after: Epilogue
+    lanes: int
+
+    @property
+    def strips(self) -> int:
+        return -(-self.n // STRIP)
+
+    @property
+    def tile(self) -> int:
+        """Rows of results that are made at a time; the last tile may have fewer."""
+        return min(TILE[self.lanes], self.rows)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.rows // self.tile)
+
+    @property
+    def depth(self) -> int:
+        return min(_DEPTH, self.k)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether threads share the tiles, else the strips: what there is more of."""
+        return self.tiles >= self.strips
+
+    @property
+    def last(self) -> int:
+        """The number of the result among the arguments."""
+        return 2 + self.after.bias + self.after.addend
+
+
+def code_of(what: Blocked, name: str, parallel: Parallel | None) -> str:
+    """A module with the function `name`(table): all of it, with the addresses of the arguments and
+    of the result in the table.
+    """
+    few = what.rows * what.k * what.n < SMALL * _SMALL_DEPTH
+    shared = what.tiles if what.shares_rows else what.strips
+    body = _Function(what).text(f"{name}_rows")
+    return INTRINSICS + PREFETCH + body + shared_out(name, shared, None if few else parallel)
+
+
+class _Function:
+    """The function for some of the tiles, or of the strips."""
+
+    def __init__(self, what: Blocked) -> None:
+        self.what = what
+        self.out = Flow()
+        self.full, self.left = divmod(what.rows, what.tile)  # tiles, and rows of the last
+
+    def text(self, name: str) -> str:
+        """The definition of `name`(table, first, after the last)."""
+        what, out = self.what, self.out
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
+        for i in range(what.last + 1):
+            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
+            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
+        size = min(_MOST_TILES, what.tiles) * what.depth * what.tile
+        out.raw(f"  %copies = alloca [{size} x float], align 64")
+        out.raw(f"  %nothing = alloca {VECTOR}, align 64")
+        out.raw(f"  store {VECTOR} zeroinitializer, ptr %nothing")
+        shared = ("%from", "%to")
+        tiles = shared if what.shares_rows else ("0", str(what.tiles))
+        strips = ("0", str(what.strips)) if what.shares_rows else shared
+        # As many tiles together as fit, the same number each time.
+        span = out.add(f"sub i64 {tiles[1]}, {tiles[0]}")
+        groups = out.ceiling(span, str(_MOST_TILES))
+        step = out.ceiling(span, out.largest(groups, "1"))
+        with out.loop("group", tiles[0], tiles[1], out.largest(step, "1")) as first:
+            end = out.least(out.add(f"add i64 {first}, {step}"), tiles[1])
+            with out.loop("deep", "0", str(what.k), str(what.depth)) as start:
+                rest = out.add(f"sub i64 {what.k}, {start}")
+                self._of_depth(first, end, strips, start, out.least(rest, str(what.depth)))
+        out.raw("  ret void\n}")
+        return out.text
+
+    def _of_depth(
+        self, first: str, end: str, strips: tuple[str, str], start: str, depth: str
+    ) -> None:
+        """What rows `start` and so on of the weight add to the results of some tiles."""
+        out, what = self.out, self.what
+        full_end = out.least(end, str(self.full))
+        is_first = out.add(f"icmp eq i64 {start}, 0")
+        is_last = out.add(f"icmp sge i64 {out.add(f'add i64 {start}, {depth}')}, {what.k}")
+        has_left = out.add(f"icmp sgt i64 {end}, {self.full}")
+
+        def copies_of(tile: str) -> str:
+            at = out.add(f"mul i64 {out.add(f'sub i64 {tile}, {first}')}, {what.depth * what.tile}")
+            return out.at("%copies", at)
+
+        with out.loop("copied", first, full_end, "1") as tile:
+            self._copy("full", what.tile, tile, copies_of(tile), start, depth)
+        if self.left:
+            with out.only_if("copied_left", has_left):
+                last = str(self.full)
+                self._copy("left", self.left, last, copies_of(last), start, depth)
+        with out.loop("strip", *strips, "1") as strip:
+            row = out.add(f"add i64 {out.add(f'mul i64 {strip}, {what.k}')}, {start}")
+            weight = out.at("%p1", out.add(f"mul i64 {row}, {STRIP}"))
+            at = (strip, weight, depth, is_first, is_last)
+            with out.loop("tile", first, full_end, "1") as tile:
+                self._results("some", what.tile, tile, copies_of(tile), *at)
+            if self.left:
+                with out.only_if("tile_left", has_left):
+                    last = str(self.full)
+                    self._results("few", self.left, last, copies_of(last), *at)
+
+    def _copy(self, name: str, rows: int, tile: str, to: str, start: str, depth: str) -> None:
+        """Columns of the left operand's rows of a tile, those of a column one after the other."""
+        out, what = self.out, self.what
+        row = out.add(f"mul i64 {tile}, {what.tile}")
+        across, along = (1, what.rows) if what.turned else (what.k, 1)
+        skipped = out.add(f"mul i64 {start}, {along}")
+        begin = out.add(f"add i64 {out.add(f'mul i64 {row}, {across}')}, {skipped}")
+        source = Left(out.at("%p0", begin), across, along)
+        out.copy_turned(f"copy_{name}", source, rows, depth, to, what.tile)
+
+    def _results(
+        self,
+        name: str,
+        rows: int,
+        tile: str,
+        copies: str,
+        strip: str,
+        weight: str,
+        depth: str,
+        is_first: str,
+        is_last: str,
+    ) -> None:
+        """A tile's results in a strip; what follows is done where these are the last terms."""
+        out, what = self.out, self.what
+        column = out.add(f"mul i64 {strip}, {STRIP}")
+        row = out.add(f"mul i64 {tile}, {what.tile}")
+        at = out.add(f"add i64 {out.add(f'mul i64 {row}, {what.n}')}, {column}")
+        y = out.at(f"%p{what.last}", at)
+        bias = out.at("%p2", column) if what.after.bias else "%nothing"
+        before = out.add(f"select i1 {is_first}, ptr {bias}, ptr {y}")
+        stride = out.add(f"select i1 {is_first}, i64 0, i64 {what.n}")
+        cut = out.cut(what.n, column)
+        sums = [
+            out.load_cut(out.at(before, out.add(f"mul i64 {stride}, {r}")), cut)
+            for r in range(rows)
+        ]
+        ahead = what.k * STRIP if what.rows <= _FEW_ROWS else 0
+        left = Left(copies, 1, what.tile)
+        sums = out.summed(name, sums, left, weight, (depth, what.k), ahead)
+        places = [out.at(y, str(r * what.n)) for r in range(rows)]
+        if not (what.after.addend or what.after.clip):
+            out.store_cut(name, list(zip(sums, places, strict=True)), cut)
+            return
+        with out.only_if(f"{name}_on", out.add(f"xor i1 {is_last}, true")):
+            out.store_cut(f"{name}_part", list(zip(sums, places, strict=True)), cut)
+        with out.only_if(f"{name}_last", is_last):
+            values = [self._finished(x, at, r, cut) for r, x in enumerate(sums)]
+            out.store_cut(f"{name}_all", list(zip(values, places, strict=True)), cut)
+
+    def _finished(self, total: str, at: str, row: int, cut: Cut | None) -> str:
+        """A vector of sums with what follows."""
+        out, what, value = self.out, self.what, total
+        if what.after.addend:
+            place = out.at(f"%p{what.last - 1}", out.add(f"add i64 {at}, {row * what.n}"))
+            value = out.add(f"fadd {VECTOR} {value}, {out.load_cut(place, cut)}")
+        return value if what.after.clip is None else curves.clipped(out, what.after.clip, value)

@@ -1,0 +1,435 @@
+"""oneDNN as a shared library, by its C interface.
+
+The library comes with the Python package `onednn-cpu-gomp` (`pip install xrl_jax[onednn]`), or with
+the system. Descriptors and primitives made here live as long as the process: the code that calls
+them holds their addresses.
+
+Source: oneDNN 3, include/oneapi/dnnl/dnnl.h and dnnl_types.h (github.com/uxlfoundation/oneDNN).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from xrl_jax.libraries.onednn.spec import RELU, Clip
+
+_PACKAGE = "onednn-cpu-gomp"
+_MAJOR = 3  # version of the interface
+# Its threads wait busily for the next operator, for some hundred microseconds at most: the cores
+# are XLA's too. Each stays on a processor: two that wait for each other on one would take turns.
+_OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
+
+F32 = 3
+_CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
+SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
+_POST_OP = 32768
+_QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
+_IMPLEMENTATION = 8
+_STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
+_N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # how many axes are in blocks; of what sizes; which
+_RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F
+_BINARY = {
+    "add": 0x1FFF0,
+    "mul": 0x1FFF1,
+    "max": 0x1FFF2,
+    "min": 0x1FFF3,
+    "div": 0x1FFF4,
+    "sub": 0x1FFF5,
+}
+_AVX512 = 0x20  # among the bits of an instruction set
+_POOLS = {"max": 0x1FF, "average": 0x2FF}
+
+Desc = int  # address of a memory descriptor: dims, strides, blocks
+Prim = int  # address of a primitive descriptor
+
+
+class UnimplementedError(RuntimeError):
+    """The library has no kernel, or only its reference one, for what was asked."""
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+        ("patch", ctypes.c_int),
+        ("hash", ctypes.c_char_p),
+        ("cpu_runtime", ctypes.c_uint),
+        ("gpu_runtime", ctypes.c_uint),
+    ]
+
+
+class PostOps(NamedTuple):
+    """What is computed with a result before it is written: an array of this layout is added, all is
+    multiplied by a number, and clipped.
+
+    Attributes:
+      overflow: whether numbers of more than half the largest one become infinite first, with the
+        processor's flag for that.
+    """
+
+    addend: Desc | None = None
+    scale: float = 1.0
+    clip: Clip | None = None
+    overflow: bool = False
+
+    @property
+    def elementwise(self) -> list[tuple[int, float, float]]:
+        """The library's name and two numbers of each elementwise operation."""
+        found: list[tuple[int, float, float]] = []
+        if self.overflow:
+            found += [(_LINEAR, 2.0, 0.0), (_LINEAR, 0.5, 0.0)]
+        if self.scale != 1:
+            found.append((_LINEAR, self.scale, 0.0))
+        if self.clip == RELU:
+            found.append((_RELU, 0.0, 0.0))
+        elif self.clip is not None:
+            low = -math.inf if self.clip.low is None else self.clip.low
+            high = math.inf if self.clip.high is None else self.clip.high
+            found.append((_CLIP, low, high))
+        return found
+
+
+NO_POST_OPS = PostOps()
+
+
+class Library:
+    """The functions of the library that are needed, with the CPU as the engine."""
+
+    def __init__(self, path: str) -> None:
+        processors = os.sched_getaffinity(0)
+        with _environment(_OPENMP):
+            self._lib = ctypes.CDLL(path)
+        os.sched_setaffinity(0, processors)  # OpenMP has bound the thread that loads it
+        self._lib.dnnl_version.restype = ctypes.POINTER(_Version)
+        v = self._lib.dnnl_version().contents
+        if v.major != _MAJOR:
+            raise OSError(f"{path} is oneDNN {v.major}.{v.minor}, not {_MAJOR}")
+        self._lib.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p
+        self._lib.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
+        engine = ctypes.c_void_p()
+        self._check(
+            self._lib.dnnl_engine_create(ctypes.byref(engine), _CPU, ctypes.c_size_t(0)), "engine"
+        )
+        self.engine = int(engine.value or 0)
+        isa = int(self._lib.dnnl_get_effective_cpu_isa())
+        # What a layout chosen by the library depends on.
+        self.lanes = 16 if isa & _AVX512 else 8  # numbers in a vector of its kernels
+        self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
+
+    def set_verbose(self, level: int) -> None:
+        """1: the library prints every execution of a primitive and what it took; 0: nothing."""
+        self._check(self._lib.dnnl_set_verbose(level), "verbose")
+
+    def address(self, name: str) -> int:
+        """Of a function."""
+        return int(ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0)
+
+    def threads(self) -> tuple[int, int, int] | None:
+        """Addresses of `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num` of the
+        OpenMP that it runs on; None if it is none of GNU's interface.
+        """
+        names = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+        try:
+            start, n, number = (self.address(name) for name in names)
+        except AttributeError:
+            return None
+        return start, n, number
+
+    def n_threads(self) -> int:
+        """On which primitives run that the thread at hand makes, at most."""
+        try:
+            return int(self._lib.omp_get_max_threads())
+        except AttributeError:
+            return 1
+
+    # --- memory descriptors ---
+
+    def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None) -> Desc:
+        """Of float32 values; strides in elements, those of a row-major array if None."""
+        if strides is None:
+            strides = row_major(dims)
+        return self._new(
+            "dnnl_memory_desc_create_with_strides", len(dims), _dims(dims), F32, _dims(strides)
+        )
+
+    def any_desc(self, dims: Sequence[int]) -> Desc:
+        """Of float32 values, the layout to be chosen by the library."""
+        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), F32, _ANY)
+
+    def permuted(self, desc: Desc, order: Sequence[int]) -> Desc:
+        """The same memory with axis `order[i]` in place i, as by `lax.transpose`."""
+        places = [order.index(i) for i in range(len(order))]
+        return self._new(
+            "dnnl_memory_desc_permute_axes", _at(desc), (ctypes.c_int * len(order))(*places)
+        )
+
+    def reshaped(self, desc: Desc, dims: Sequence[int]) -> Desc:
+        """The same memory in another shape, in the order of a row-major array.
+
+        Raises:
+          UnimplementedError: the layout has no strides for that.
+        """
+        return self._new("dnnl_memory_desc_reshape", _at(desc), len(dims), _dims(dims))
+
+    def part(self, desc: Desc, dims: Sequence[int], start: Sequence[int]) -> Desc:
+        """A part of an array, in its memory."""
+        return self._new("dnnl_memory_desc_create_submemory", _at(desc), _dims(dims), _dims(start))
+
+    def strides(self, desc: Desc) -> tuple[int, ...] | None:
+        """Of an array from its beginning on, in numbers; None where blocks of it lie together."""
+        if self._asked(desc, _N_BLOCKS, ctypes.c_int) or self._asked(desc, _START, ctypes.c_int64):
+            return None
+        return self._listed(desc, _STRIDES, _RANK)
+
+    def layout(self, desc: Desc) -> tuple[tuple[int, ...], ...]:
+        """Where the numbers of an array lie: the same for equal layouts and no others."""
+        axes = (self._listed(desc, what, _RANK) for what in (_PADDED, _STRIDES))
+        blocks = (self._listed(desc, what, _N_BLOCKS) for what in (_BLOCKS, _BLOCKED))
+        return (*axes, *blocks, (self._asked(desc, _START, ctypes.c_int64),))
+
+    def _asked(self, desc: Desc, what: int, kind: type[ctypes.c_int] | type[ctypes.c_int64]) -> int:
+        found = kind()
+        self._query(desc, what, found)
+        return found.value
+
+    def _listed(self, desc: Desc, what: int, length: int) -> tuple[int, ...]:
+        found = ctypes.POINTER(ctypes.c_int64)()
+        self._query(desc, what, found)
+        return tuple(found[: self._asked(desc, length, ctypes.c_int)])
+
+    def _query(self, desc: Desc, what: int, to: Any) -> None:
+        status = self._lib.dnnl_memory_desc_query(_at(desc), what, ctypes.byref(to))
+        self._check(status, "dnnl_memory_desc_query")
+
+    def equal(self, a: Desc, b: Desc) -> bool:
+        return bool(self._lib.dnnl_memory_desc_equal(_at(a), _at(b)))
+
+    def nbytes(self, desc: Desc) -> int:
+        return int(self._lib.dnnl_memory_desc_get_size(_at(desc)))
+
+    # --- primitive descriptors ---
+
+    def convolution(
+        self,
+        src: Desc,
+        weights: Desc,
+        bias: Desc | None,
+        dst: Desc,
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        post_ops: PostOps = NO_POST_OPS,
+    ) -> Prim:
+        """Dimensions N C spatial, O I spatial or G O I spatial; `dilation` 1 is none."""
+        low, high = zip(*padding, strict=True)
+        return self._prim(
+            "dnnl_convolution_forward_primitive_desc_create",
+            *(_INFERENCE, _DIRECT, _at(src), _at(weights), _at(bias), _at(dst)),
+            *(_dims(stride), _dims([d - 1 for d in dilation]), _dims(low), _dims(high)),
+            post_ops=post_ops,
+        )
+
+    def matmul(
+        self,
+        src: Desc,
+        weights: Desc,
+        bias: Desc | None,
+        dst: Desc,
+        post_ops: PostOps = NO_POST_OPS,
+    ) -> Prim:
+        """[.., M, K] by [.., K, N]; the bias has as many dimensions."""
+        return self._prim(
+            "dnnl_matmul_primitive_desc_create",
+            *(_at(src), _at(weights), _at(bias), _at(dst)),
+            post_ops=post_ops,
+        )
+
+    def pool(
+        self,
+        kind: str,
+        src: Desc,
+        dst: Desc,
+        window: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        post_ops: PostOps = NO_POST_OPS,
+    ) -> Prim:
+        """Dimensions N C spatial; kinds "max" and "average", over the padding too."""
+        low, high = zip(*padding, strict=True)
+        return self._prim(
+            "dnnl_pooling_forward_primitive_desc_create",
+            *(_INFERENCE, _POOLS[kind], _at(src), _at(dst), _dims(stride), _dims(window)),
+            *(_dims([0] * len(window)), _dims(low), _dims(high)),
+            post_ops=post_ops,
+        )
+
+    def concat(self, srcs: Sequence[Desc], axis: int, dst: Desc | None) -> Prim:
+        array = (ctypes.c_void_p * len(srcs))(*srcs)
+        # The reference one, for operands in different layouts, is a list of fast reorders.
+        return self._prim(
+            *("dnnl_concat_primitive_desc_create", _at(dst), len(srcs), axis, array),
+            reference=True,
+        )
+
+    def binary(
+        self, kind: str, a: Desc, b: Desc, dst: Desc, post_ops: PostOps = NO_POST_OPS
+    ) -> Prim:
+        """Of the kinds in `spec.BINARY`; axes of `b` may have size 1."""
+        return self._prim(
+            "dnnl_binary_primitive_desc_create",
+            *(_BINARY[kind], _at(a), _at(b), _at(dst)),
+            post_ops=post_ops,
+        )
+
+    def elementwise(self, src: Desc, dst: Desc, what: PostOps) -> Prim:
+        """A single operation of those in `what`."""
+        ((kind, a, b),) = what.elementwise
+        return self._prim(
+            "dnnl_eltwise_forward_primitive_desc_create",
+            *(_INFERENCE, kind, _at(src), _at(dst), ctypes.c_float(a), ctypes.c_float(b)),
+        )
+
+    def reorder(self, src: Desc, dst: Desc) -> Prim:
+        e = _at(self.engine)
+        return self._new(
+            "dnnl_reorder_primitive_desc_create",
+            *(_at(src), e, _at(dst), e, self._attributes(NO_POST_OPS)),
+        )
+
+    def of(self, prim: Prim, what: str) -> Desc:
+        """The descriptor of its "src", "weights", "dst" or "scratchpad"."""
+        return int(self._lib.dnnl_primitive_desc_query_md(_at(prim), _QUERY[what], 0) or 0)
+
+    def implementation(self, prim: Prim) -> str:
+        name = ctypes.c_char_p()
+        self._lib.dnnl_primitive_desc_query(_at(prim), _IMPLEMENTATION, 0, ctypes.byref(name))
+        return (name.value or b"").decode()
+
+    def primitive(self, prim: Prim) -> int:
+        """What can be executed."""
+        return self._new("dnnl_primitive_create", _at(prim))
+
+    # --- inside ---
+
+    def _prim(
+        self,
+        name: str,
+        *args: object,
+        post_ops: PostOps = NO_POST_OPS,
+        reference: bool = False,
+    ) -> Prim:
+        prim = self._new(name, _at(self.engine), *args, self._attributes(post_ops))
+        if not reference and self.implementation(prim).startswith("ref"):
+            raise UnimplementedError(f"{name}: {self.implementation(prim)}")
+        return prim
+
+    def _attributes(self, post_ops: PostOps) -> ctypes.c_void_p:
+        attributes, chain = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._lib.dnnl_primitive_attr_create(ctypes.byref(attributes)), "attributes")
+        self._check(
+            self._lib.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD),
+            "attributes",
+        )
+        self._check(self._lib.dnnl_post_ops_create(ctypes.byref(chain)), "attributes")
+        if post_ops.addend is not None:
+            status = self._lib.dnnl_post_ops_append_binary(
+                chain, _BINARY["add"], _at(post_ops.addend)
+            )
+            self._check(status, "sum")
+        for kind, a, b in post_ops.elementwise:
+            numbers = ctypes.c_float(a), ctypes.c_float(b)
+            self._check(
+                self._lib.dnnl_post_ops_append_eltwise(chain, kind, *numbers), "elementwise"
+            )
+        self._check(self._lib.dnnl_primitive_attr_set_post_ops(attributes, chain), "attributes")
+        return attributes
+
+    def _new(self, name: str, *args: object) -> int:
+        made = ctypes.c_void_p()
+        self._check(getattr(self._lib, name)(ctypes.byref(made), *args), name)
+        return int(made.value or 0)
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            raise UnimplementedError(f"oneDNN: {what} gives status {status}")
+
+
+ADDEND = _POST_OP | SRC_1  # argument of the first post-op
+
+
+@functools.cache
+def library() -> Library | None:
+    """The library, where it and what calls it are there; on x86 processors under Linux. A package
+    that is there and cannot be loaded is said once.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    if jax.default_backend() != "cpu" or importlib.util.find_spec("llvmlite") is None:
+        return None
+    for path in _packaged():
+        try:
+            return Library(path)
+        except OSError as error:
+            warnings.warn(
+                f"xrl_jax: oneDNN's kernels are left out, since its package {_PACKAGE} cannot be "
+                f"loaded ({error}); it needs libgomp.so.1, which Linux systems call libgomp1 or "
+                "libgomp",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    system = ctypes.util.find_library("dnnl")
+    if system is not None:
+        with contextlib.suppress(OSError):
+            return Library(system)
+    return None
+
+
+def row_major(dims: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a row-major array, in elements."""
+    strides = [1]
+    for d in reversed(dims[1:]):
+        strides.append(strides[-1] * d)
+    return tuple(reversed(strides[: len(dims)]))
+
+
+def _packaged() -> list[str]:
+    """Where the package has the library; nowhere where it is not installed."""
+    try:
+        files = importlib.metadata.files(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables where they are not set, for a while."""
+    new = {k: v for k, v in values.items() if k not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for k in new:
+            del os.environ[k]
+
+
+def _at(address: int | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address)
+
+
+def _dims(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

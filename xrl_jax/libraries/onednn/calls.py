@@ -1,0 +1,218 @@
+"""Products and convolutions of oneDNN.
+
+There are two ways to it. With the library installed (`pip install xrl_jax[onednn]`, see `dnnl`) a
+kernel becomes part of a call of its own, on weights in the library's layout. Without it, kernels
+go through XLA: the CPU build of jaxlib carries oneDNN, and XLA:CPU compiles a custom call to one of
+its operations wherever it meets one, but never makes one by itself in the versions below (its
+option for that has no effect there). What those calls are told is XLA's internal format, so they
+are made under versions that they were tested with, and a file that holds them is loaded under the
+version that it was saved by.
+
+Source: XLA, service/cpu/onednn_config.proto; oneDNN (github.com/uxlfoundation/oneDNN).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+from jax.custom_batching import custom_vmap
+
+from xrl_jax.libraries.onednn import kernels, spec, winograd
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.kernels import kernel
+from xrl_jax.libraries.onednn.spec import Conv, Dot, Winograd
+
+_TESTED = ("0.10.2",)  # versions of jaxlib
+_PREFIX = "__onednn$"
+_STATUS_RETURNING = 2  # how XLA calls what it has built in
+
+
+class Epilogue(NamedTuple):
+    """What is computed with a result y [..., O] before it is written."""
+
+    bias: jax.Array | None = None  # [O] or [1, .., O], added first
+    addend: jax.Array | None = None  # of y's shape, added then
+    relu: bool = False  # negative values become 0 in the end
+
+    @property
+    def spec(self) -> spec.Epilogue:
+        """What is computed, without the arrays."""
+        clip = spec.RELU if self.relu else None
+        return spec.Epilogue(self.bias is not None, self.addend is not None, clip)
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """Those that are there."""
+        return [x for x in (self.bias, self.addend) if x is not None]
+
+    def __call__(self, y: jax.Array) -> jax.Array:
+        """The same as lax code."""
+        return self.spec(y, self.arrays)
+
+    def with_bias(self, *shape: int) -> Epilogue:
+        """The same with the bias in this shape."""
+        return self if self.bias is None else self._replace(bias=self.bias.reshape(shape))
+
+
+NOTHING = Epilogue()
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels are there: on x86 processors, where they are the default device."""
+    return library() is not None or (
+        version("jaxlib") in _TESTED
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and jax.default_backend() == "cpu"
+    )
+
+
+def takes(*arrays: jax.Array) -> bool:
+    """Whether the kernels are there and know the arrays' dtype."""
+    return available() and all(a.dtype == "float32" for a in arrays)
+
+
+def convolution(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+    epilogue: Epilogue = NOTHING,
+) -> jax.Array:
+    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
+
+    Args:
+      stride, dilation: one number for each spatial axis; the kernel's dilation.
+      padding: (low, high) for each spatial axis, none negative.
+    """
+    op = Conv(
+        tuple(stride),
+        tuple((low, high) for low, high in padding),
+        tuple(dilation),
+        groups,
+        epilogue.spec,
+    )
+    arrays = (x, w, *epilogue.with_bias(-1).arrays)
+    if library() is not None:
+        return kernel(op, *arrays)
+    n = x.ndim
+    image = {
+        "dims": n,
+        "data": {"batch_dim": 0, "feature_dim": n - 1, "spatial_dims": [*range(1, n - 1)]},
+    }
+    weight = {
+        "input_feature_dim": n - 2,
+        "output_feature_dim": n - 1,
+        "spatial_dims": [*range(n - 2)],
+    }
+    window = {
+        "strides": [*stride],
+        "pad_left": [low for low, _ in padding],
+        "pad_right": [high for _, high in padding],
+        "window_dilations": [*dilation],
+    }
+    config = {
+        "dims": n,
+        "input": image,
+        "kernel": {"dims": n, "filter": weight},
+        "output": image,
+        "window": window,
+        "feature_groups": groups,
+    }
+    return _call("convolution", "onednn_conv_config", config, op)(*arrays)
+
+
+def winograd_convolution(
+    x: jax.Array, w: jax.Array, m: int, padding: Sequence[tuple[int, int]], precision: Any
+) -> jax.Array:
+    """`winograd.convolved`; its sums in the library's hands where that is."""
+    if library() is None or not takes(x, w):
+        return winograd.convolved(x, w, m, padding, precision)
+    return kernel(Winograd(m, tuple((low, high) for low, high in padding)), x, w)
+
+
+def dot_general(
+    left: jax.Array, right: jax.Array, dimension_numbers: Any, epilogue: Epilogue = NOTHING
+) -> jax.Array:
+    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
+    ((left_over,), (right_over,)), (batch, _) = dimension_numbers
+    b = len(batch)
+    op = Dot(left_over == b, right_over == b + 1, epilogue.spec)
+    arrays = (left, right, *epilogue.with_bias(*(1,) * (b + 1), -1).arrays)
+    if library() is not None:
+        return kernel(op, *arrays)
+    config = {"transpose_a": op.left_turned, "transpose_b": op.right_turned}
+    return _call("matmul", "onednn_matmul_config", config, op)(*arrays)
+
+
+def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
+    """`jax.export` of a function that may hold these kernels, which JAX makes no promise about."""
+    compiled = jax.jit(fn)
+    compiled.lower(*avals)  # makes the names known
+    names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul", *kernels.names()]
+    allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
+    with kernels.exported_by_us():
+        made = export.export(compiled, disabled_checks=allowed)(*avals)
+    # Of the names known here only its own: the artefact must not depend on what came before.
+    own = [
+        check
+        for name, check in zip(names, allowed, strict=True)
+        if name.encode() in made.mlir_module_serialized
+    ]
+    return dataclasses.replace(made, disabled_safety_checks=tuple(own))
+
+
+def is_in(artefact: export.Exported) -> bool:
+    """Whether the artefact calls one of XLA's kernels."""
+    return _PREFIX.encode() in artefact.mlir_module_serialized
+
+
+def targets(artefact: export.Exported) -> tuple[kernels.Target, ...]:
+    """The calls of the library in the artefact, to be made known where it is run."""
+    return tuple(kernels.targets_in(artefact.mlir_module_serialized))
+
+
+def _call(
+    name: str, field: str, config: dict[str, Any], op: Conv | Dot
+) -> Callable[..., jax.Array]:
+    """The named operation of XLA; under differentiation and vmap `op`, which computes the same.
+
+    Bounds follow the call: within it they would make NaN a number.
+    """
+    clip = op.after.clip
+    op = dataclasses.replace(op, after=dataclasses.replace(op.after, clip=None))
+    # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
+    warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
+    after = op.after
+    post_ops = ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend
+    config = {field: config | {"fusions": {"ops": post_ops}}}
+
+    @custom_vmap
+    def kernel(*arrays: jax.Array) -> jax.Array:
+        call = jax.ffi.ffi_call(
+            f"{_PREFIX}{name}",
+            jax.eval_shape(op, *arrays),
+            custom_call_api_version=_STATUS_RETURNING,
+            legacy_backend_config=json.dumps(config),
+        )
+        return call(*arrays)
+
+    @kernel.def_vmap
+    def batched(size: int, has_axis: Sequence[bool], *arrays: jax.Array) -> Any:
+        return jax.vmap(op, [0 if has else None for has in has_axis])(*arrays), True
+
+    smooth = jax.custom_jvp(kernel)
+    smooth.defjvp(lambda primals, tangents: jax.jvp(op, tuple(primals), tuple(tangents)))
+    return smooth if clip is None else lambda *arrays: clip(smooth(*arrays))

@@ -1,0 +1,118 @@
+"""A partition's steps once more, such that NaN stays NaN, for calls that meet one.
+
+The library's bounds make NaN a number, its maxima leave it out. Here bounds follow the kernels as
+code of ours, and so do maxima and minima. All is computed from the arguments again, on the weights
+as they are packed for the fast steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+
+from xrl_jax.libraries.onednn.builder import Value, What
+from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
+from xrl_jax.libraries.onednn.keeping import Largest
+from xrl_jax.libraries.onednn.native import Later, Place, Step
+from xrl_jax.libraries.onednn.plan import Packing, Planner, plan, planned
+from xrl_jax.libraries.onednn.spec import (
+    Binary,
+    Clip,
+    Conv,
+    Dot,
+    Instruction,
+    Loop,
+    Partition,
+    Pool,
+    Scale,
+    Shape,
+)
+from xrl_jax.libraries.onednn.stream import in_strips
+from xrl_jax.libraries.onednn.strides import written
+
+
+def loses_nan(partition: Partition) -> bool:
+    """Whether the library computes something of it that makes NaN a number."""
+    return any(_loses_nan(partition, i) for i in partition.code)
+
+
+def _loses_nan(partition: Partition, i: Instruction) -> bool:
+    match i.op:
+        case Conv(after=after) | Dot(after=after):
+            return after.clip is not None and not in_strips(partition, i)
+        case Binary(kind) | Pool(kind):
+            return kind in ("max", "min")
+    return isinstance(i.op, Clip)
+
+
+@functools.cache
+def careful_plan(lib: Library, partition: Partition) -> tuple[tuple[Step, ...], int]:
+    """Steps that keep NaN, and the bytes of memory between them; the library's primitives are made
+    when they are first needed.
+
+    Raises:
+      UnimplementedError: the library has no good kernel for one of the operators.
+    """
+    weights = plan(lib, partition).weights
+    strides = written(partition)
+    made = planned(_Careful(lib, partition=partition, strides=strides, as_packed=weights))
+    return made.steps, made.arena
+
+
+@dataclass
+class _Careful(Planner):
+    """Steps that keep NaN.
+
+    Attributes:
+      as_packed: how weights are packed, by the index of the input.
+    """
+
+    as_packed: dict[int, Packing] = field(kw_only=True)
+
+    def primitive(self, prim: Prim) -> What:
+        return Later(prim)
+
+    def packed(self, weight: int, w: Value, wanted: Desc) -> Value:
+        ((_, given),) = self.as_packed[weight].moves
+        return self.as_laid_out(Value(given, w.place), wanted)
+
+    def made(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
+        op, shape = instruction.op, instruction.shape
+        if not _loses_nan(self.partition, instruction):
+            return super().made(instruction, args, output)
+        match op:
+            case Conv(after=after) | Dot(after=after):
+                assert after.clip is not None
+                free = replace(op, after=replace(after, clip=None))
+                y = super().made(replace(instruction, op=free), args, output)
+                return self.bounded(after.clip, y, self.lib.desc(shape))
+            case Clip():
+                x = args[0] if output is None else self.as_laid_out(args[0], self.lib.desc(shape))
+                return self.bounded(op, x, self.lib.desc(shape), self.result(x.desc, output))
+            case Pool():
+                return self.largest(op, self.shape_of(instruction.args[0]), args[0], output)
+        rows = math.prod(shape[:-1])
+        inputs = tuple(self.shape_of(a) for a in instruction.args)
+        loop = Loop(rows, shape[-1], inputs, (Instruction(op, (0, 1), shape),))
+        return self.loop(loop, shape, args, output)
+
+    def largest(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:
+        """The largest values of windows, along one axis after the other."""
+        x = self.as_laid_out(x, self.lib.desc(shape))
+        sizes = list(shape)
+        axes = [
+            a for a, (n, s) in enumerate(zip(op.window, op.stride, strict=True)) if (n, s) != (1, 1)
+        ]
+        for a in axes:
+            n, (low, high) = sizes[a], op.padding[a]
+            window, stride = op.window[a], op.stride[a]
+            m = (n + low + high - window) // stride + 1
+            outer, inner = math.prod(sizes[:a]), math.prod(sizes[a + 1 :])
+            sizes[a] = m
+            is_last = a == axes[-1] and op.scale == 1
+            y = self.result(self.lib.desc(sizes), output if is_last else None)
+            what = Largest(outer, n, inner, m, window, stride, low)
+            self.append(what, [(0, v.desc, v.place) for v in (x, y)])
+            x = y
+        return x if op.scale == 1 else self.elementwise(Scale(op.scale), sizes, x, output)

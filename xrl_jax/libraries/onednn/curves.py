@@ -1,0 +1,375 @@
+"""Elementwise functions of vectors of float32, as LLVM's intermediate language.
+
+Source: exp, log, tanh, erf and erfc are reduced and approximated as in Cephes (S. Moshier, single
+precision: expf, logf, tanhf, erff, erfcf), from which the coefficients are.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from xrl_jax.libraries.onednn.spec import (
+    COMPARISONS,
+    Binary,
+    Clip,
+    Instruction,
+    Map,
+    Repeat,
+    Reshape,
+    Scale,
+)
+
+WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
+VECTOR = f"<{WIDTH} x float>"
+_INTEGERS, _BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
+_UNARY = ("sqrt", "fabs", "floor", "ceil")
+_V = f"v{WIDTH}f32"
+FMA = f"call {VECTOR} @llvm.fmuladd.{_V}"
+
+INTRINSICS = "\n".join(
+    [
+        *(f"declare {VECTOR} @llvm.{n}.{_V}({VECTOR})" for n in _UNARY),
+        *(f"declare {VECTOR} @llvm.{n}.{_V}({VECTOR}, {VECTOR})" for n in ("maximum", "minimum")),
+        f"declare {VECTOR} @llvm.fmuladd.{_V}({VECTOR}, {VECTOR}, {VECTOR})",
+        f"declare float @llvm.vector.reduce.fadd.{_V}(float, {VECTOR})",
+        *(
+            f"declare float @llvm.vector.reduce.{n}.{_V}({VECTOR})"
+            for n in ("fmaximum", "fminimum")
+        ),
+        f"declare {VECTOR} @llvm.masked.load.{_V}.p0(ptr, i32, {_BOOLS}, {VECTOR})",
+        f"declare void @llvm.masked.store.{_V}.p0({VECTOR}, ptr, i32, {_BOOLS})",
+        "",
+    ]
+)
+
+
+@dataclass
+class Code:
+    """Lines of a function, as they are written."""
+
+    lines: list[str] = field(default_factory=list)
+    block: str = "entry"  # the one that is being written
+    count: int = 0
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def raw(self, line: str) -> None:
+        self.lines.append(line)
+
+    def add(self, right: str) -> str:
+        """The name of a new value."""
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {right}")
+        return f"%v{self.count}"
+
+    def load(self, at: str, some: int | None) -> str:
+        """A vector; where only some numbers are there, the rest is 0."""
+        if some is None:
+            return self.add(f"load {VECTOR}, ptr {at}, align 4")
+        return self.add(
+            f"call {VECTOR} @llvm.masked.load.{_V}.p0(ptr {at}, i32 4, {_BOOLS} {_first(some)}, "
+            f"{VECTOR} zeroinitializer)"
+        )
+
+    def load_one(self, at: str) -> str:
+        """A vector of one number."""
+        return self.spread(self.add(f"load float, ptr {at}, align 4"))
+
+    def spread(self, x: str) -> str:
+        one = self.add(f"insertelement {VECTOR} poison, float {x}, i64 0")
+        return self.add(
+            f"shufflevector {VECTOR} {one}, {VECTOR} poison, {_INTEGERS} zeroinitializer"
+        )
+
+    def store(self, x: str, at: str, some: int | None) -> None:
+        if some is None:
+            self.raw(f"  store {VECTOR} {x}, ptr {at}, align 4")
+        else:
+            self.raw(
+                f"  call void @llvm.masked.store.{_V}.p0({VECTOR} {x}, ptr {at}, i32 4, "
+                f"{_BOOLS} {_first(some)})"
+            )
+
+
+def constant(x: float) -> str:
+    """A vector of this number, rounded to float32."""
+    single = struct.unpack("f", struct.pack("f", x))[0]
+    digits = struct.pack(">d", single).hex().upper()
+    return "<" + ", ".join([f"float 0x{digits}"] * WIDTH) + ">"
+
+
+def only(out: Code, x: str, some: int, other: float) -> str:
+    """The first numbers; `other` for the rest."""
+    return out.add(f"select {_BOOLS} {_first(some)}, {VECTOR} {x}, {VECTOR} {constant(other)}")
+
+
+def combined(out: Code, kind: str, a: str, b: str) -> str:
+    """Their "sum", or the larger ("max") or smaller ("min"); nan where one is."""
+    if kind == "sum":
+        return out.add(f"fadd contract {VECTOR} {a}, {b}")
+    name = {"max": "maximum", "min": "minimum"}[kind]
+    return out.add(f"call nsz {VECTOR} @llvm.{name}.{_V}({VECTOR} {a}, {VECTOR} {b})")
+
+
+def clipped(out: Code, bounds: Clip, x: str) -> str:
+    """The numbers within bounds; NaN as it is.
+
+    Said so that it takes one instruction for each bound, where `combined` takes three.
+    """
+    if bounds.low is not None:
+        x = _less(out, x, constant(bounds.low), constant(bounds.low), x)
+    if bounds.high is not None:
+        x = _less(out, constant(bounds.high), x, constant(bounds.high), x)
+    return x
+
+
+def folded(out: Code, kind: str, x: str) -> str:
+    """All numbers of a vector combined, in each place."""
+    if kind == "sum":
+        call = f"call reassoc float @llvm.vector.reduce.fadd.{_V}(float -0.0, {VECTOR} {x})"
+    else:
+        name = {"max": "fmaximum", "min": "fminimum"}[kind]
+        call = f"call nsz float @llvm.vector.reduce.{name}.{_V}({VECTOR} {x})"
+    return out.spread(out.add(call))
+
+
+def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
+    """The vector that an elementwise operator gives."""
+    match i.op:
+        case Reshape() | Repeat():
+            return xs[0]
+        case Clip() as bounds:
+            return clipped(out, bounds, xs[0])
+        case Scale(by):
+            return curve(out, "mul", [xs[0], constant(by)])
+        case Map(kind, numbers):
+            if kind == "integer_pow":
+                assert numbers[1] is not None
+                return power(out, xs[0], int(numbers[1]))
+            rest = iter(xs)
+            operands = [next(rest) if n is None else constant(n) for n in numbers]
+            return curve(out, kind, operands)
+        case Binary(kind):
+            return curve(out, kind, xs)
+    raise AssertionError(f"{i.op} is not elementwise")
+
+
+def curve(out: Code, kind: str, xs: Sequence[str]) -> str:
+    """The function of this name in lax."""
+    if kind in ("max", "min"):
+        return combined(out, kind, *xs)
+    if kind in _ARITHMETIC:
+        return out.add(f"{_ARITHMETIC[kind]} contract {VECTOR} {xs[0]}, {xs[1]}")
+    if kind in COMPARISONS:
+        test = out.add(f"fcmp {_PREDICATES[kind]} {VECTOR} {xs[0]}, {xs[1]}")
+        return out.add(f"uitofp {_BOOLS} {test} to {VECTOR}")
+    if kind in _CALLS:
+        return _call(out, _CALLS[kind], xs[0])
+    return _CURVES[kind](out, *xs)
+
+
+def power(out: Code, x: str, exponent: int) -> str:
+    """A whole power."""
+    found, square, left = constant(1.0), x, abs(exponent)
+    while left:
+        if left & 1:
+            found = square if found == constant(1.0) else _mul(out, found, square)
+        left >>= 1
+        square = _mul(out, square, square) if left else square
+    return found if exponent >= 0 else _div(out, constant(1.0), found)
+
+
+_ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_PREDICATES = {k: "une" if k == "ne" else f"o{k}" for k in COMPARISONS}
+_CALLS = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil"}
+
+
+def _first(some: int) -> str:
+    return "<" + ", ".join(f"i1 {'true' if i < some else 'false'}" for i in range(WIDTH)) + ">"
+
+
+def _call(out: Code, name: str, *xs: str) -> str:
+    return out.add(f"call {VECTOR} @llvm.{name}.{_V}({', '.join(f'{VECTOR} {x}' for x in xs)})")
+
+
+def _mul(out: Code, a: str, b: str) -> str:
+    return out.add(f"fmul contract {VECTOR} {a}, {b}")
+
+
+def _div(out: Code, a: str, b: str) -> str:
+    return out.add(f"fdiv {VECTOR} {a}, {b}")
+
+
+def _sub(out: Code, a: str, b: str) -> str:
+    return out.add(f"fsub contract {VECTOR} {a}, {b}")
+
+
+def _fma(out: Code, a: str, b: str, c: str) -> str:
+    return _call(out, "fmuladd", a, b, c)
+
+
+def _neg(out: Code, x: str) -> str:
+    return out.add(f"fneg {VECTOR} {x}")
+
+
+def _less(out: Code, a: str, b: str, yes: str, no: str) -> str:
+    """`yes` where a < b."""
+    test = out.add(f"fcmp olt {VECTOR} {a}, {b}")
+    return out.add(f"select {_BOOLS} {test}, {VECTOR} {yes}, {VECTOR} {no}")
+
+
+def _polynomial(out: Code, x: str, coefficients: Sequence[float]) -> str:
+    """Highest power first."""
+    return functools.reduce(
+        lambda y, c: _fma(out, y, x, constant(c)), coefficients[1:], constant(coefficients[0])
+    )
+
+
+def _two_to(out: Code, n: str) -> str:
+    """2 to the power of integers, which float32 has."""
+    biased = out.add(f"add {_INTEGERS} {n}, {_integers(127)}")
+    bits = out.add(f"shl {_INTEGERS} {biased}, {_integers(23)}")
+    return out.add(f"bitcast {_INTEGERS} {bits} to {VECTOR}")
+
+
+def _integers(x: int) -> str:
+    return "<" + ", ".join([f"i32 {x}"] * WIDTH) + ">"
+
+
+def _exp(out: Code, x: str) -> str:
+    """2^n e^r with |r| <= ln 2 / 2."""
+    x = clipped(out, Clip(-104.0, 89.0), x)
+    # Added to this number, another is rounded: the last bits are the whole number.
+    shifted = _fma(out, x, constant(1.44269504088896341), constant(_SHIFT))
+    n = out.add(f"fsub {VECTOR} {shifted}, {constant(_SHIFT)}")
+    bits = out.add(f"bitcast {VECTOR} {shifted} to {_INTEGERS}")
+    whole = out.add(f"sub {_INTEGERS} {bits}, {_integers(_SHIFT_BITS)}")
+    r = _fma(out, n, constant(-0.693359375), x)
+    r = _fma(out, n, constant(2.12194440e-4), r)
+    p = _polynomial(out, r, _EXP)
+    y = out.add(f"fadd {VECTOR} {_fma(out, _mul(out, r, r), p, r)}, {constant(1.0)}")
+    # Half of the power at a time: the whole may be beyond the largest or below the smallest number.
+    half = out.add(f"ashr {_INTEGERS} {whole}, {_integers(1)}")
+    rest = out.add(f"sub {_INTEGERS} {whole}, {half}")
+    return _mul(out, _mul(out, y, _two_to(out, half)), _two_to(out, rest))
+
+
+_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23, and how float32 writes it
+_EXP = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+
+
+def _tanh(out: Code, x: str) -> str:
+    """An odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere."""
+    a = _call(out, "fabs", x)
+    z = _mul(out, x, x)
+    small = _fma(out, _mul(out, _polynomial(out, z, _TANH), z), x, x)
+    e = _exp(out, _mul(out, a, constant(2.0)))
+    above = out.add(f"fadd {VECTOR} {e}, {constant(1.0)}")
+    large = _sub(out, constant(1.0), _div(out, constant(2.0), above))
+    signed = _less(out, x, constant(0.0), _neg(out, large), large)
+    return _less(out, a, constant(0.625), small, signed)
+
+
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
+
+
+def _logistic(out: Code, x: str) -> str:
+    e = _exp(out, _neg(out, x))
+    below = out.add(f"fadd {VECTOR} {e}, {constant(1.0)}")
+    return _div(out, constant(1.0), below)
+
+
+def _erf_near(out: Code, x: str) -> str:
+    return _mul(out, x, _polynomial(out, _mul(out, x, x), _ERF))
+
+
+def _erfc_far(out: Code, a: str) -> str:
+    """Of numbers from 1 on: e^-x^2 / x times a polynomial in 1 / x^2."""
+    q = _div(out, constant(1.0), a)
+    y = _mul(out, q, q)
+    p = _less(out, a, constant(2.0), _polynomial(out, y, _ERFC), _polynomial(out, y, _ERFC_FAR))
+    e = _exp(out, _neg(out, _mul(out, a, a)))
+    return _mul(out, _mul(out, e, q), p)
+
+
+def _erf(out: Code, x: str) -> str:
+    a = _call(out, "fabs", x)
+    far = _sub(out, constant(1.0), _erfc_far(out, clipped(out, Clip(1.0), a)))
+    signed = _less(out, x, constant(0.0), _neg(out, far), far)
+    return _less(out, a, constant(1.0), _erf_near(out, x), signed)
+
+
+def _erfc(out: Code, x: str) -> str:
+    a = _call(out, "fabs", x)
+    far = _erfc_far(out, clipped(out, Clip(1.0), a))
+    turned = _less(out, x, constant(0.0), _sub(out, constant(2.0), far), far)
+    near = _sub(out, constant(1.0), _erf_near(out, x))
+    return _less(out, a, constant(1.0), near, turned)
+
+
+_ERF = (
+    7.853861353153693e-5,
+    -8.010193625184903e-4,
+    5.188327685732524e-3,
+    -2.685381193529856e-2,
+    1.128358514861418e-1,
+    -3.761262582423300e-1,
+    1.128379165726710e0,
+)
+_ERFC = (
+    2.326819970068386e-2,
+    -1.387039388740657e-1,
+    3.687424674597105e-1,
+    -5.824733027278666e-1,
+    6.210004621745983e-1,
+    -4.944515323274145e-1,
+    3.404879937665872e-1,
+    -2.741127028184656e-1,
+    5.638259427386472e-1,
+)
+_ERFC_FAR = (
+    -1.047766399936249e1,
+    1.297719955372516e1,
+    -7.495518717768503e0,
+    2.921019019210786e0,
+    -1.015265279202700e0,
+    4.218463358204948e-1,
+    -2.820767439740514e-1,
+    5.641895067754075e-1,
+)
+
+
+def _select(out: Code, test: str, no: str, yes: str) -> str:
+    is_true = out.add(f"fcmp une {VECTOR} {test}, {constant(0.0)}")
+    return out.add(f"select {_BOOLS} {is_true}, {VECTOR} {yes}, {VECTOR} {no}")
+
+
+_CURVES: dict[str, Callable[..., str]] = {
+    "exp": _exp,
+    "tanh": _tanh,
+    "logistic": _logistic,
+    "erf": _erf,
+    "erfc": _erfc,
+    "neg": _neg,
+    "square": lambda out, x: _mul(out, x, x),
+    "rsqrt": lambda out, x: _div(out, constant(1.0), _call(out, "sqrt", x)),
+    "select_n": _select,
+}

@@ -1,0 +1,316 @@
+"""JAX primitives for what the library computes, alone and in partitions.
+
+`kernel` is one convolution or product, which has the derivatives and the vmap of the same lax code.
+`partition` makes one call of several, on weights that `pack` has laid out as the library wants
+them. `pack` is linear, and on weights alone; so hoisting takes it out of the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, Library, UnimplementedError, library
+from xrl_jax.libraries.onednn.careful import careful_plan, loses_nan
+from xrl_jax.libraries.onednn.native import Place, Step, register
+from xrl_jax.libraries.onednn.plan import plan
+from xrl_jax.libraries.onednn.spec import (
+    Conv,
+    Dot,
+    Instruction,
+    Kernel,
+    Op,
+    Partition,
+    Winograd,
+    partition,
+)
+
+_F32 = np.dtype(np.float32)
+_PACK, _UNPACK, _RUN = "pack", "unpack", "run"
+_TARGETS: dict[str, Target] = {}  # by their names
+_LOCK = threading.Lock()
+_OUR_FILES = ContextVar("exported into files of ours", default=False)
+
+
+class Target(NamedTuple):
+    """What XLA calls.
+
+    Attributes:
+      name: by which XLA knows it; another where weights are packed in another way.
+      what: is done: "run", "pack" or "unpack".
+      text: of the partition.
+      index: of the input that is packed.
+    """
+
+    name: str
+    what: str
+    text: str
+    index: int
+
+
+def kernel(op: Kernel, *operands: jax.Array) -> jax.Array:
+    """One operator by the library; without it, or a kernel for this, as lax code."""
+    return kernel_p.bind(*operands, op=op)
+
+
+def run(part: Partition, *operands: jax.Array) -> list[jax.Array]:
+    """The outputs of a partition; its packed inputs come from `pack`."""
+    return list(partition_p.bind(*operands, part=part))
+
+
+def pack(part: Partition, index: int, w: jax.Array) -> jax.Array:
+    """A weight as the partition's packed input of this index: a vector."""
+    return pack_p.bind(w, part=part, index=index)
+
+
+def alone(op: Op, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
+    """A partition of one operator."""
+    packed = tuple(i == 1 and packs(op, shapes[1]) for i in range(len(shapes)))
+    code = (Instruction(op, tuple(range(len(shapes))), shape),)
+    return Partition(tuple(shapes), packed, code, (len(shapes),))
+
+
+def packs(op: Op, shape: tuple[int, ...]) -> bool:
+    """Whether the second operand, of this shape, is worth a layout of its own: a weight is, what
+    has a batch axis is not.
+    """
+    return isinstance(op, Conv | Winograd) or (isinstance(op, Dot) and len(shape) == 2)
+
+
+def is_possible(part: Partition) -> bool:
+    """Whether the library is there and has kernels for all of it."""
+    lib = library()
+    if lib is None:
+        return False
+    try:
+        plan(lib, part)
+    except UnimplementedError:
+        return False
+    return True
+
+
+# --- names, for files and other processes ---
+
+
+def targets_in(module: bytes) -> list[Target]:
+    """What a serialised module calls, to be made known elsewhere by `make_known`."""
+    with _LOCK:
+        return [target for name, target in _TARGETS.items() if name.encode() in module]
+
+
+def names() -> list[str]:
+    """All names known to XLA so far."""
+    with _LOCK:
+        return list(_TARGETS)
+
+
+def make_known(targets: Sequence[Target]) -> None:
+    """Make XLA know the targets under the names they had where `targets_in` found them.
+
+    Raises:
+      RuntimeError: the library is not here, or weights are packed otherwise.
+    """
+    for name, what, text, index in targets:
+        if _target(_library(), what, partition(text), index) != name:
+            raise RuntimeError(
+                "it has weights packed in another way than is usual here: optimise the function "
+                "again, or use the version of xrl_jax that wrote it"
+            )
+
+
+@functools.cache
+def _target(lib: Library, what: str, part: Partition, index: int) -> str:
+    """The name of a call, known to XLA."""
+    made = plan(lib, part)
+    moves = {i: w.moves for i, w in made.weights.items()}
+    packed = {i: [lib.layout(d) for move in m for d in move] for i, m in moves.items()}
+    name = part.name(f"{lib.name}, {packed}")
+    steps: Sequence[Step]
+    careful: Sequence[Step] = ()
+    if what == _RUN:
+        steps, arena = made.steps, made.arena
+        if loses_nan(part):
+            careful, room = careful_plan(lib, part)
+            arena = max(arena, room)
+    else:
+        name = f"{name}.{what}{index}"
+        steps = [_moved(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
+        arena = 0
+    register(lib, name, steps, arena, careful)
+    with _LOCK:
+        _TARGETS[name] = Target(name, what, part.text, index)
+    return name
+
+
+def _moved(lib: Library, source: Desc, target: Desc) -> Step:
+    """The argument's numbers in one layout to the result's in another."""
+    places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
+    return Step(lib.primitive(lib.reorder(source, target)), places)
+
+
+def _library() -> Library:
+    lib = library()
+    if lib is None:
+        raise RuntimeError("oneDNN is missing: pip install 'xrl_jax[onednn]'")
+    return lib
+
+
+def _packed_aval(part: Partition, index: int) -> ShapedArray:
+    lib = _library()
+    return ShapedArray((plan(lib, part).weights[index].nbytes // 4,), _F32)
+
+
+@contextlib.contextmanager
+def exported_by_us() -> Iterator[None]:
+    """What is exported in this context goes into files that carry the targets."""
+    token = _OUR_FILES.set(True)
+    try:
+        yield
+    finally:
+        _OUR_FILES.reset(token)
+
+
+# --- the primitives ---
+
+
+def _telling(rule: Any) -> Any:
+    """The lowering rule, which says what to do instead before `jax.export` refuses the call."""
+
+    def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
+        for_export = getattr(ctx.module_context.lowering_parameters, "for_export", False)
+        if for_export and not _OUR_FILES.get():
+            warnings.warn(
+                "jax.export does not take oneDNN's kernels, which an optimised function calls "
+                "here: fast.save(path) writes it to a file, and xrl_jax.load(path) reads that",
+                stacklevel=2,
+            )
+        return rule(ctx, *operands, **params)
+
+    return lowered
+
+
+def _primitive(name: str, *, multiple: bool = False) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = multiple
+
+    @functools.cache
+    def compiled(**params: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **params))
+
+    primitive.def_impl(lambda *args, **params: compiled(**params)(*args))
+    return primitive
+
+
+kernel_p = _primitive("onednn_kernel")
+partition_p = _primitive("onednn_partition", multiple=True)
+pack_p = _primitive("onednn_pack")
+unpack_p = _primitive("onednn_unpack")
+
+
+def _kernel_aval(*avals: Any, op: Kernel) -> ShapedArray:
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return ShapedArray(jax.eval_shape(op, *structs).shape, _F32)
+
+
+def _kernel_code(*operands: jax.Array, op: Kernel) -> jax.Array:
+    shape = jax.eval_shape(op, *operands).shape
+    part = alone(op, [a.shape for a in operands], shape)
+    if not is_possible(part):
+        return op(*operands)
+    first, second, *more = operands
+    if part.packed[1]:
+        second = pack(part, 1, second)
+    return run(part, first, second, *more)[0]
+
+
+def _kernel_jvp(primals: Any, tangents: Any, *, op: Kernel) -> Any:
+    return jax.jvp(op, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _kernel_batched(operands: Any, axes: Any, *, op: Kernel) -> Any:
+    return jax.vmap(op, axes)(*operands), 0
+
+
+kernel_p.def_abstract_eval(_kernel_aval)
+mlir.register_lowering(kernel_p, mlir.lower_fun(_kernel_code, multiple_results=False))
+ad.primitive_jvps[kernel_p] = _kernel_jvp
+batching.primitive_batchers[kernel_p] = _kernel_batched
+
+
+def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
+    lib = _library()
+    results = [jax.ShapeDtypeStruct(part.shape(o), _F32) for o in part.outputs]
+    return list(jax.ffi.ffi_call(_target(lib, _RUN, part, 0), results)(*operands))
+
+
+def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
+    def as_lax(*operands: jax.Array) -> list[jax.Array]:
+        unpacked = [
+            unpack_p.bind(x, part=part, index=i) if part.packed[i] else x
+            for i, x in enumerate(operands)
+        ]
+        return part(*unpacked)
+
+    return jax.jvp(as_lax, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _one_by_one(primitive: Primitive) -> Any:
+    """Batching as a loop, since the library has no more axes."""
+
+    def batched(operands: Any, axes: Any, **params: Any) -> Any:
+        moved = [i for i, a in enumerate(axes) if a is not None]
+        mapped = [jnp.moveaxis(operands[i], axes[i], 0) for i in moved]
+
+        def one(xs: Any) -> Any:
+            given = list(operands)
+            for i, x in zip(moved, xs, strict=True):
+                given[i] = x
+            return primitive.bind(*given, **params)
+
+        results = jax.lax.map(one, mapped)
+        return results, [0] * len(results) if primitive.multiple_results else 0
+
+    return batched
+
+
+def _partition_avals(*_: Any, part: Partition) -> list[ShapedArray]:
+    return [ShapedArray(part.shape(o), _F32) for o in part.outputs]
+
+
+partition_p.def_abstract_eval(_partition_avals)
+mlir.register_lowering(
+    partition_p, _telling(mlir.lower_fun(_partition_code, multiple_results=True))
+)
+ad.primitive_jvps[partition_p] = _partition_jvp
+batching.primitive_batchers[partition_p] = _one_by_one(partition_p)
+
+
+def _moving_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax.Array:
+    if what == _PACK:
+        result = _packed_aval(part, index)
+    else:
+        result = ShapedArray(part.inputs[index], _F32)
+    name = _target(_library(), what, part, index)
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(result.shape, _F32))(x)
+
+
+for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_p)):
+    _code = functools.partial(_moving_code, what=_what)
+    mlir.register_lowering(_p, mlir.lower_fun(_code, multiple_results=False))
+    batching.primitive_batchers[_p] = _one_by_one(_p)
+    # Each moves numbers, and its transpose moves them back.
+    ad.deflinear2(_p, lambda ct, _, *, inverse=_inverse, **params: [inverse.bind(ct, **params)])
+pack_p.def_abstract_eval(lambda _, *, part, index: _packed_aval(part, index))
+unpack_p.def_abstract_eval(lambda _, *, part, index: ShapedArray(part.inputs[index], _F32))

@@ -1,0 +1,257 @@
+"""What an equation is to the library: the operator, and what it takes.
+
+Equations of XLA come in more spellings than the library has operators: numbers are arrays of one
+number, axes are repeated by an equation of their own, means are sums times a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import Literal
+
+from xrl_jax.libraries.onednn import kernels, loops
+from xrl_jax.libraries.onednn.spec import (
+    BINARY,
+    COMPARISONS,
+    MAPS,
+    Binary,
+    Clip,
+    Concat,
+    Map,
+    Op,
+    Pool,
+    Reduce,
+    Repeat,
+    Reshape,
+    Scale,
+    Slice,
+    Transpose,
+)
+
+_LARGEST_POWER = 8
+_SMALLEST = 2.0**-126  # normal float32
+
+
+class Operand(NamedTuple):
+    """A variable, in this shape."""
+
+    variable: Any
+    shape: tuple[int, ...]
+
+
+class Member(NamedTuple):
+    """An equation, what it is to the library, and what the library then takes."""
+
+    equation: Any
+    op: Op
+    operands: list[Operand]
+
+    @property
+    def result(self) -> Any:
+        return self.equation.outvars[0]
+
+    @property
+    def taken(self) -> list[Any]:
+        return [o.variable for o in self.operands]
+
+
+def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[Operand]:
+    """What the operator takes; a number is none."""
+    if isinstance(op, Binary):
+        sources = [_source(v, e, maker) for v in e.invars]
+        return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
+    if isinstance(op, Repeat):
+        return [_source(e.outvars[0], e, maker)]
+    atoms = e.invars
+    if isinstance(op, Clip | Scale | Map):
+        atoms = [v for v in atoms if _number(v, maker) is None]
+    if isinstance(op, Map):
+        return [_source(v, e, maker) for v in atoms]
+    return [Operand(v, v.aval.shape) for v in atoms]
+
+
+def _source(v: Any, of: Any, maker: dict[Any, Any]) -> Operand:
+    """The variable that an equation takes, or the one that it repeats along axes of size 1."""
+    if not v.aval.shape:
+        return Operand(v, (1,) * len(of.outvars[0].aval.shape))
+    e = maker.get(v)
+    if e is None or not is_broadcast(e) or isinstance(e.invars[0], Literal):
+        return Operand(v, v.aval.shape)
+    source, axes = e.invars[0], e.params["broadcast_dimensions"]
+    shape = [1] * len(v.aval.shape)
+    for a, n in zip(axes, source.aval.shape, strict=True):
+        shape[a] = n
+    return Operand(source, tuple(shape))
+
+
+def is_broadcast(e: Any) -> bool:
+    return e.primitive.name == "broadcast_in_dim"
+
+
+def _is_array(v: Any, e: Any) -> bool:
+    return not isinstance(v, Literal) and v.aval.shape == e.outvars[0].aval.shape
+
+
+def as_member(e: Any, maker: dict[Any, Any]) -> Member | None:
+    """The equation as the library's; None if the library cannot do it."""
+    op = _as_op(e, maker)
+    if op is None:
+        return None
+    member = _member(e, op, maker)
+    if member is None and isinstance(op, Binary):
+        member = _member(e, Map(op.kind, (None, None)), maker)
+    return member
+
+
+def _member(e: Any, op: Op, maker: dict[Any, Any]) -> Member | None:
+    """The equation as this operator; None if the library has no kernel for the shapes."""
+    operands = _operands(e, op, maker)
+    if loops.is_element(op):
+        possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
+        return Member(e, op, operands) if possible else None
+    shape = made_shape(op, operands, e.outvars[0].aval.shape)
+    alone = kernels.alone(op, [o.shape for o in operands], shape)
+    return Member(e, op, operands) if kernels.is_possible(alone) else None
+
+
+def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
+    """What the equation would be to the library; None if the library has nothing of its kind."""
+    if e.primitive is kernels.kernel_p:
+        return e.params["op"]
+    kind, p = e.primitive.name, e.params
+    # Booleans are numbers in the library's hands (`_run`).
+    floats = e.invars[1:] if kind == "select_n" and len(e.invars) == 3 else e.invars
+    results = () if kind in COMPARISONS else e.outvars
+    if any(getattr(v.aval, "dtype", None) != "float32" for v in (*floats, *results)):
+        return None
+    match kind:
+        case "reduce_window_max":
+            return _pool("max", p)
+        case "concatenate":
+            return Concat(p["dimension"]) if not _has_literal(e) else None
+        case "reduce_window_sum":
+            return _pool("sum", p)
+        case kind if kind in BINARY:
+            return _with_number(e, maker) or _binary(e, maker) or _map(e, maker)
+        case kind if kind in MAPS:
+            return _map(e, maker)
+        case "reduce_sum" | "reduce_max" | "reduce_min":
+            return _reduction(kind.removeprefix("reduce_"), e.invars[0].aval.shape, p["axes"])
+        case "reshape" | "squeeze" | "expand_dims" | "copy" | "stop_gradient":
+            return Reshape(e.outvars[0].aval.shape) if not _has_literal(e) else None
+        case "broadcast_in_dim" if not _has_literal(e):
+            shape, grows = e.outvars[0].aval.shape, e.outvars[0].aval.size > e.invars[0].aval.size
+            return Repeat(shape) if grows else Reshape(shape)
+        case "slice":
+            step = tuple(p["strides"] or (1,) * len(e.outvars[0].aval.shape))
+            return Slice(tuple(p["start_indices"]), tuple(p["limit_indices"]), step)
+        case "transpose":
+            return Transpose(tuple(p["permutation"]))
+    return None
+
+
+def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce | Pool | None:
+    """Of the last axis; or the sum of an image, as one window."""
+    if tuple(axes) == (len(shape) - 1,):
+        return Reduce(kind)
+    if kind == "sum" and len(shape) == 4 and len(axes) == 2 and all(shape[a] > 1 for a in axes):
+        window = tuple(n if a in axes else 1 for a, n in enumerate(shape))
+        return Pool("sum", window, (1, 1, 1, 1), ((0, 0),) * 4)
+    return None
+
+
+def made_shape(op: Op, operands: Sequence[Operand], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the library's operator gives where the equation gives `shape`: a window keeps
+    its axes.
+    """
+    if isinstance(op, Pool) and len(shape) < len(op.window):
+        return tuple(n - w + 1 for n, w in zip(operands[0].shape, op.window, strict=True))
+    return shape
+
+
+def _pool(kind: str, p: dict[str, Any]) -> Pool | None:
+    window, stride = p["window_dimensions"], p["window_strides"]
+    if {*p["base_dilation"], *p["window_dilation"]} != {1}:
+        return None
+    moving = [i for i, n in enumerate(window) if (n, stride[i]) != (1, 1)]
+    still = [i for i in range(len(window)) if i not in moving]
+    if len(moving) not in (1, 2) or not 2 <= len(still) <= 4 - len(moving):
+        return None
+    if any(p["padding"][i] != (0, 0) for i in still):
+        return None
+    if any(max(p["padding"][i]) >= window[i] or min(p["padding"][i]) < 0 for i in moving):
+        return None
+    return Pool(kind, tuple(window), tuple(stride), tuple(tuple(q) for q in p["padding"]))
+
+
+def _has_literal(e: Any) -> bool:
+    return any(isinstance(v, Literal) for v in e.invars)
+
+
+def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
+    """An operation on an array and a number."""
+    numbers = [_number(v, maker) for v in e.invars]
+    at = 0 if numbers[0] is None else 1  # of the array
+    number = numbers[1 - at]
+    if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
+        return None
+    if not math.isfinite(number):
+        return None
+    match e.primitive.name:
+        case "max":
+            return Clip(low=number)
+        case "min":
+            return Clip(high=number)
+        case "mul":
+            return Scale(number)
+        case "div":
+            return Scale(1 / number) if at == 0 and _is_inverted(number) else None
+    return None
+
+
+def _is_inverted(number: float) -> bool:
+    """Whether float32 has 1 / number, with all digits."""
+    return _SMALLEST <= abs(number) <= 1 / _SMALLEST
+
+
+def _map(e: Any, maker: dict[Any, Any]) -> Map | None:
+    """An elementwise function with at least one array."""
+    kind, numbers = e.primitive.name, tuple(_number(v, maker) for v in e.invars)
+    if kind == "integer_pow":
+        if abs(e.params["y"]) > _LARGEST_POWER:
+            return None
+        return Map(kind, (None, float(e.params["y"]))) if numbers == (None,) else None
+    arrays = [v for v, n in zip(e.invars, numbers, strict=True) if n is None]
+    if any(isinstance(v, Literal) for v in arrays):
+        return None
+    return Map(kind, numbers) if arrays else None
+
+
+def _binary(e: Any, maker: dict[Any, Any]) -> Binary | None:
+    """An operation on two arrays, of which one may have axes of size 1: the second, unless they can
+    be exchanged.
+    """
+    kind, shape = e.primitive.name, e.outvars[0].aval.shape
+    if any(isinstance(v, Literal) for v in e.invars):
+        return None
+    first, second = (_source(v, e, maker).shape == shape for v in e.invars)
+    exchanged = kind not in ("sub", "div")
+    return Binary(kind) if first or (second and exchanged) else None
+
+
+def _number(v: Any, maker: dict[Any, Any]) -> float | None:
+    """The number that an operand is, or is an array of; None if it is neither."""
+    if isinstance(v, Literal):
+        number = float(v.val) if np.shape(v.val) == () else math.nan
+        return None if math.isnan(number) else number
+    e = maker.get(v)
+    if e is not None and is_broadcast(e):
+        return _number(e.invars[0], maker)
+    if e is not None and e.primitive.name == "div" and v.aval.shape == ():
+        over, under = (_number(n, maker) for n in e.invars)
+        return over / under if over is not None and under else None
+    return None

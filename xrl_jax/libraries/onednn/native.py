@@ -1,0 +1,276 @@
+"""Machine code that XLA can call, for a list of the library's primitives run one after the other.
+
+XLA's interface for such calls wants one function without further data. So each list has a function
+of a few instructions that passes the list's address to `call`, which is written once, as LLVM's
+intermediate language: no compiler is needed, and no Python runs in the call.
+
+XLA calls from whichever of its threads comes by. OpenMP gives each such thread a team of its own,
+and the system often puts two of a team on one processor, where they stay for the time of a call:
+networks of few milliseconds then take twice as long. So one thread of ours, `serve`, makes all
+calls, one after the other; it and its team are each bound to a processor, XLA's threads are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import mmap
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from xrl_jax.libraries.onednn import attention, blocked, flags, keeping, rows, stream, tiles
+from xrl_jax.libraries.onednn.attention import Attended
+from xrl_jax.libraries.onednn.blocked import Blocked
+from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
+from xrl_jax.libraries.onednn.keeping import Bounded, Largest
+from xrl_jax.libraries.onednn.machine_code import MXCSR, PASS_ON, RUN, addresses, pointer
+from xrl_jax.libraries.onednn.spec import Loop
+from xrl_jax.libraries.onednn.stream import Streamed
+from xrl_jax.libraries.onednn.tiles import Results, Tiles
+
+_Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code for these sizes
+Own = _Made | Bounded | Largest  # what code of ours computes
+MOST_ARGUMENTS = 64  # of one primitive
+_PAGE = 1 << 21  # bytes of a large page
+_ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
+_PRIMITIVE, _OWN, _LATER = 0, 1, 2
+
+
+class Place(NamedTuple):
+    """Where an array lies: argument or result `at` of the call, or byte `at` of the arena."""
+
+    kind: int
+    at: int
+
+    @classmethod
+    def argument(cls, at: int) -> Place:
+        return cls(_ARGUMENT, at)
+
+    @classmethod
+    def result(cls, at: int) -> Place:
+        return cls(_RESULT, at)
+
+    @classmethod
+    def arena(cls, at: int) -> Place:
+        return cls(_ARENA, at)
+
+
+class Later(NamedTuple):
+    """A primitive that is made when it is first executed."""
+
+    prim: Prim
+
+
+class Step(NamedTuple):
+    """A primitive and its arguments: (which one, its layout, where it lies); or code of ours, whose
+    last argument is its result.
+    """
+
+    primitive: int | Later | Own
+    args: tuple[tuple[int, Desc, Place], ...]
+
+
+# What the thread and those who ask share: three semaphores, what is asked and answered, where the
+# arena is; whether flags may be set that are none of the next call's, those that were seen, how
+# many calls were made again for them, and of how many threads they are.
+_DESK = {
+    "free": 0,
+    "asked": 64,
+    "answered": 128,
+    "frame": 192,
+    "plan": 200,
+    "result": 208,
+    "arena": 216,
+    "unclear": 224,
+    "seen": 232,
+    "careful_runs": 240,
+    "threads": 248,
+}
+_DESK_BYTES = 256
+# What the processor does with subnormal numbers is of a thread, and new threads have it from those
+# that start them: zeros, as XLA's threads take and make them. Otherwise each costs many
+# times as long, and a softmax is full of them.
+_FLUSH = 0x1F80 | 0x8040
+
+_LOCK = threading.Lock()
+_timed_only = False
+_NUMBERS = itertools.count()  # of loops
+_KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
+
+
+def register(
+    lib: Library, name: str, steps: Sequence[Step], arena: int = 0, careful: Sequence[Step] = ()
+) -> None:
+    """Make XLA know the list by this name, once; it needs so many bytes of the arena.
+
+    Args:
+      careful: steps with the same results that keep NaN, where the others do not; see `flags`.
+    """
+    with _LOCK:
+        if name in _KEPT:
+            return
+        if careful and lib.threads() is None:  # whose flags cannot be read
+            steps, careful = careful, ()
+        lists = [_listed(lib, some) for some in (steps, careful) if some]
+        if careful and _timed_only:
+            lists[1][0] = 0  # steps
+        starts = [x.ctypes.data for x in lists]
+        plan = np.asarray([*starts, 0, 0][:3], np.int64)
+        _KEPT[name] = plan, lists
+        function = name.replace(".", "_")
+        call, at = pointer(_served(lib)), pointer(plan.ctypes.data)
+        _make_room(arena)
+        _watch(lib.n_threads())
+        (address,) = addresses(PASS_ON.format(name=function, call=call, plan=at), function)
+        capsule = _capsule(address)
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
+
+
+def only_time() -> None:
+    """From now on no call is made again for the NaN it meets: numbers at random overflow in a deep
+    network, and the time that is asked for is that of ordinary numbers.
+    """
+    global _timed_only
+    _timed_only = True
+
+
+def careful_runs() -> int:
+    """How many calls so far were made again, since they met NaN, or numbers that overflow."""
+    desk = _KEPT.get("the desk")
+    if desk is None:
+        return 0
+    return ctypes.c_int64.from_address(ctypes.addressof(desk) + _DESK["careful_runs"]).value
+
+
+def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
+    """The steps as numbers."""
+    numbers: list[int] = [len(steps)]
+    for what, args in steps:
+        if len(args) > MOST_ARGUMENTS:
+            raise ValueError(f"{len(args)} arguments for one primitive")
+        more: list[int] = []
+        match what:
+            case int():
+                head = what, _PRIMITIVE
+            case Later(prim):
+                head = prim, _LATER
+            case Bounded() | Largest():
+                head = _keeping()[what.name], _OWN
+                more = [0, 0, _ADDRESS, _numbers(what).ctypes.data]
+            case _:
+                head = _own(lib, what), _OWN
+        numbers += [*head, len(args) + len(more) // 4]
+        for which, desc, place in args:
+            numbers += [which, desc, place.kind, place.at]
+        numbers += more
+    return np.asarray(numbers, np.int64)
+
+
+@functools.cache
+def _numbers(what: Bounded | Largest) -> np.ndarray:
+    """What the code of `keeping` is given, in memory that stays."""
+    return np.asarray(what.numbers, np.int64)
+
+
+@functools.cache
+def _keeping() -> dict[str, int]:
+    """The addresses of the code of `keeping`."""
+    names = "bounded", "largest"
+    return dict(zip(names, addresses(keeping.code(), *names), strict=True))
+
+
+@functools.cache
+def _own(lib: Library, what: _Made) -> int:
+    """The address of code of ours."""
+    threads = lib.threads()
+    parallel = None
+    if threads is not None:
+        start, n_threads, number = map(pointer, threads)
+        parallel = start, n_threads, number
+    name = f"own{next(_NUMBERS)}"
+    match what:
+        case Loop():
+            code = rows.code_of(what, name, parallel)
+        case Tiles() | Results():
+            code = tiles.code_of(what, name, parallel)
+        case Streamed():
+            code = stream.code_of(what, name, parallel)
+        case Blocked():
+            code = blocked.code_of(what, name, parallel)
+        case Attended():
+            code = attention.code_of(what, name, parallel)
+    (address,) = addresses(code, name)
+    return address
+
+
+def _make_room(n_bytes: int) -> None:
+    """Let the arena have at least so many bytes.
+
+    One for all calls, since there is one at a time: what XLA would give each call may be fresh from
+    the system, a fault and zeros for every page. An arena that became too small stays: a call may
+    be working in it.
+    """
+    arenas: list[mmap.mmap] = _KEPT.setdefault("the arenas", [])
+    if n_bytes > (len(arenas[-1]) - _PAGE if arenas else 0):
+        memory = mmap.mmap(-1, 2 * n_bytes + _PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        arenas.append(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start += -start % _PAGE
+        desk = _KEPT["the desk"]
+        ctypes.c_void_p.from_address(ctypes.addressof(desk) + _DESK["arena"]).value = start
+
+
+def _watch(n: int) -> None:
+    """Let the flags of at least so many threads be looked at: a primitive is made for the number
+    that the thread which makes it is allowed.
+    """
+    threads = ctypes.c_int32.from_address(ctypes.addressof(_KEPT["the desk"]) + _DESK["threads"])
+    threads.value = max(threads.value, n)
+
+
+@functools.cache
+def _served(lib: Library) -> int:
+    """The address of `call`, with the thread that serves it running."""
+    libc = ctypes.CDLL(None)
+    desk = ctypes.create_string_buffer(_DESK_BYTES)
+    start = ctypes.addressof(desk)
+    _KEPT["the desk"] = desk
+    ctypes.c_int64.from_address(start + _DESK["unclear"]).value = 1
+    for name, number in (("free", 1), ("asked", 0), ("answered", 0)):
+        libc.sem_init(ctypes.c_void_p(start + _DESK[name]), 0, number)
+    functions = [
+        *("stream_create", "stream_destroy", "memory_create", "memory_destroy"),
+        *("primitive_create", "primitive_execute"),
+    ]
+    names: dict[str, Any] = {f: pointer(lib.address(f"dnnl_{f}")) for f in functions}
+    for name in ("sem_wait", "sem_post"):
+        names[name] = pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
+    names |= {"engine": pointer(lib.engine), "desk": pointer(start), "most": MOST_ARGUMENTS}
+    names["flush"] = _FLUSH
+    look = flags.LOOK_AT_NOTHING
+    if (threads := lib.threads()) is not None:
+        start_all, _, number_of_one = map(pointer, threads)
+        look = flags.look(start_all, number_of_one)
+    code = MXCSR + look + flags.RUN_SAFELY + RUN
+    serve, call = addresses(code.format(**names, **_DESK, **flags.NUMBERS), "serve", "call")
+    thread = ctypes.c_ulong()
+    status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
+    if status:
+        raise OSError(status, "no thread could be started for oneDNN")
+    libc.pthread_detach(thread)
+    return call
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(address, None, None)

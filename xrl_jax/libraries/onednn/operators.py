@@ -1,0 +1,212 @@
+"""Steps of the operators that take no weight, for values in any layout."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrl_jax.libraries.onednn import rows
+from xrl_jax.libraries.onednn.attention import Attended
+from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
+from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, PostOps, UnimplementedError, row_major
+from xrl_jax.libraries.onednn.keeping import Bounded
+from xrl_jax.libraries.onednn.native import MOST_ARGUMENTS, Place
+from xrl_jax.libraries.onednn.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
+
+_BYTES = 4  # of a number
+_LEAST_COLUMNS = 8  # of a loop whose axes are turned: half a vector
+
+
+@dataclass
+class Operators(Builder):
+    """Steps of those operators."""
+
+    def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
+        """Where the array lies; a copy of it, if it is an argument that does not begin there."""
+        plain, strides = self.lib.desc(whole), row_major(whole)
+        x = self.as_laid_out(x, plain)
+        offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
+        place = x.place
+        if offset and isinstance(place, Place):
+            moved = Value(plain, self.block(plain))
+            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, moved)])
+            place = moved.place
+        if offset:
+            assert not isinstance(place, Place)
+            inner = place.offset if isinstance(place, Part) else 0
+            place = Part(block_of(place), inner + offset)
+        steps = [a * b for a, b in zip(strides, op.step, strict=True)]
+        return Value(self.lib.desc(shape, steps), place)
+
+    def elementwise(
+        self, op: Clip | Scale, shape: Sequence[int], x: Value, output: Place | None
+    ) -> Value:
+        what = PostOps(clip=op) if isinstance(op, Clip) else PostOps(scale=op.by)
+        if not what.elementwise:  # times one
+            return x if output is None else self.copied(x, output, shape)
+        dst = x.desc if output is None else self.lib.desc(shape)
+        x = self.as_laid_out(x, dst)
+        y = self.result(dst, output)
+        self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
+        return y
+
+    def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
+        """An array within bounds, by code of ours: in `y`, which has its layout, or where it is; in
+        the layout `dense` where there are zeros between the numbers that must not change.
+        """
+        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
+            x, y = self.as_laid_out(x, dense), None
+        y = y or x
+        n = self.lib.nbytes(x.desc) // 4
+        self.append(Bounded(n, clip), [(0, v.desc, v.place) for v in (x, y)])
+        return y
+
+    def loop(
+        self, op: Loop, shape: Sequence[int], args: Sequence[Value], output: Place | None
+    ) -> Value:
+        if len(args) >= MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(args)} arguments of one loop")
+        plain = self.lib.desc(shape)
+        desc, flat = args[0].desc, rows.flattened(op)
+        alike = all(self.lib.equal(x.desc, desc) for x in args)
+        alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # nothing between the numbers
+        if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
+            op, laid_out = flat, list(args)
+        elif output is None and (order := self.order(op, shape, args)) is not None:
+            back, op = [order.index(a) for a in range(len(shape))], rows.turned(op, order) or op
+            laid_out = [
+                self.as_laid_out(x, self.lib.permuted(self.lib.desc(s), back))
+                for x, s in zip(args, op.inputs, strict=True)
+            ]
+            desc = self.lib.permuted(self.lib.desc(op.code[-1].shape), back)
+        else:
+            desc = plain
+            laid_out = [
+                self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
+            ]
+        y = self.result(desc, output)
+        self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
+        return y
+
+    def order(
+        self, op: Loop, shape: Sequence[int], args: Sequence[Value]
+    ) -> tuple[int, ...] | None:
+        """In which the axes of most arguments of a loop lie, so that it can go through them; None
+        where that is the usual order.
+        """
+        found: Counter[tuple[int, ...]] = Counter()
+        for x, s in zip(args, op.inputs, strict=True):
+            strides = self.lib.strides(x.desc) if s == shape else None
+            if strides is None:
+                continue
+            steps = dict(enumerate(strides))
+            order = sorted(steps, key=lambda a: (s[a] > 1, -steps[a]))
+            dims = [s[a] for a in order]
+            dense = zip(dims, row_major(dims), order, strict=True)
+            if all(n == 1 or steps[a] == step for n, step, a in dense):
+                found[tuple(order)] += 1
+        (order, _), *_ = *found.most_common(1), ((), 0)
+        is_usual = [a for a in order if shape[a] > 1] == sorted(a for a in order if shape[a] > 1)
+        if is_usual or shape[order[-1]] < _LEAST_COLUMNS or rows.turned(op, order) is None:
+            return None
+        return order
+
+    def attention(
+        self,
+        op: Attention,
+        shapes: Sequence[Shape],
+        args: Sequence[Value],
+        strides: Shape | None,
+        output: Place | None,
+    ) -> Value:
+        """Attention by code of ours; operands of products may lie anyhow.
+
+        Args:
+          shapes: of the arguments.
+          strides: that the result is to have before it is turned; None for row-major.
+        """
+        if len(args) >= MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(args)} arguments of attention")
+        a, b, *others, c = args
+        turned = op.first.left_turned, op.first.right_turned, op.last.right_turned
+        operands, sizes, steps = [], [], []
+        for x, shape, is_turned in zip((a, b, c), (*shapes[:2], shapes[-1]), turned, strict=True):
+            found = self.lib.strides(x.desc)
+            if found is None:
+                x, found = self.as_laid_out(x, self.lib.desc(shape)), row_major(shape)
+            operands.append(x)
+            sizes.append(_as_matrices(shape, is_turned))
+            steps.append(_as_matrices(found, is_turned, 0))
+        (batch, m, k), (_, _, n), (_, _, d) = sizes
+        shape = (*shapes[0][:-2], m, d)
+        strides = strides or row_major(shape)
+        laid_out = [
+            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(others, shapes[2:-1], strict=True)
+        ]
+        y = self.result(self.lib.desc(shape, strides), output)
+        layouts = (*steps, _as_matrices(strides, False, 0))
+        what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)
+        used = (*operands[:2], *laid_out, operands[2], y)
+        self.append(what, [(0, v.desc, v.place) for v in used])
+        return self.turned(y, swap(len(shape))) if op.turned else y
+
+    def pool(self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None) -> Value:
+        moving = self.spatial(op, x)
+        order = (*(d for d in range(len(shape)) if d not in moving), *moving)
+        back = tuple(order.index(d) for d in range(len(shape)))
+        dst = self.wanted(shape, order, output)
+        x = self.turned(x, order)
+        window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
+        padding = [op.padding[d] for d in order[2:]]
+        # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
+        kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
+        scale *= op.scale
+        scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
+        # Where all of a window is -inf, the library gives the largest number, negative.
+        after = PostOps(scale=scale, overflow=op.kind == "max")
+        into = output
+        try:
+            prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
+            slow = self.lib.implementation(prim).startswith("simple")
+        except UnimplementedError:
+            slow = True
+        if slow:  # as features last are not
+            into = None
+            dims = [whole[d] for d in (order[0], *moving, order[1])]
+            first = (0, len(dims) - 1, *range(1, len(dims) - 1))
+            x = self.as_laid_out(x, self.lib.permuted(self.lib.desc(dims), first))
+            dst = self.lib.any_desc([shape[d] for d in order])
+            prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
+        y = self.result(self.lib.of(prim, "dst"), into)
+        self.run(prim, [(SRC, x), (DST, y)])
+        y = self.turned(y, back)
+        return y if output is None or into is not None else self.copied(y, output, shape)
+
+    def spatial(self, op: Pool, x: Value) -> list[int]:
+        """The axes that windows go along; of an image also the other one, where they go along one:
+        the features are what lies closest together, or come first.
+        """
+        moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
+        if len(op.window) - len(moving) == 2:
+            return moving
+        _, *others = (d for d in range(len(op.window)) if d not in moving)
+        _, strides, _, blocked, _ = self.lib.layout(x.desc)
+        innermost = min(range(1, len(strides)), key=lambda d: (d not in blocked, strides[d]))
+        others.remove(innermost if innermost in others else others[0])
+        return sorted((*moving, *others))
+
+    def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
+        """The array as a result of the call, row-major."""
+        y = Value(self.lib.desc(shape), output)
+        self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
+        return y
+
+
+def _as_matrices(of: Sequence[int], is_turned: bool, batch: int = 1) -> tuple[int, int, int]:
+    """Sizes or strides as those of a batch of matrices, where there may be none; of the last two
+    axes turned round.
+    """
+    first, second = of[-2:]
+    return (of[0] if len(of) == 3 else batch, *((second, first) if is_turned else (first, second)))

@@ -1,0 +1,225 @@
+"""Partitions of a jaxpr: what the library computes between two visits of XLA, as one call.
+
+A call of the library costs the waking of its threads and the making of its descriptors, some 50
+microseconds of which a convolution of a small network takes 100; and what it returns has to be
+row-major. So kernels are put together with those they feed, and with what lies between that the
+library can do: pooling, concatenation, sums. Within a partition values keep the layouts that the
+library likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from xrl_jax.graph import equations
+from xrl_jax.graph.equations import read, variables
+from xrl_jax.libraries.onednn import kernels
+from xrl_jax.libraries.onednn.attend import attended
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.fuse import fused
+from xrl_jax.libraries.onednn.lift import Lifted, lifted
+from xrl_jax.libraries.onednn.loops import looped
+from xrl_jax.libraries.onednn.members import Member, as_member, is_broadcast, made_shape
+from xrl_jax.libraries.onednn.spec import (
+    Binary,
+    Instruction,
+    Map,
+    Op,
+    Partition,
+    Reduce,
+    Repeat,
+    Reshape,
+    Scale,
+    Slice,
+    Transpose,
+)
+
+# What XLA does as well where nothing of the library follows.
+_LIGHT = (Reshape, Repeat, Transpose, Slice, Scale, Binary, Map, Reduce)
+
+
+def partitioned(closed: Any, known: Sequence[bool]) -> Any:
+    """The same closed jaxpr with its kernels in partitions.
+
+    Args:
+      known: for each argument, whether it is a weight; what is computed from weights alone stays
+        outside, to be hoisted.
+    """
+    if library() is None or not any(e.primitive is kernels.kernel_p for e in closed.jaxpr.eqns):
+        return closed
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    stages = _stages(closed.jaxpr, known)
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(closed.jaxpr.invars, args, strict=True))
+        for stage in stages:
+            equations.run(stage.before, env)
+            _run(stage, env)
+        return [read(env, v) for v in closed.jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*avals)
+
+
+@dataclass
+class _Stage:
+    """Equations for XLA, then the members of one partition."""
+
+    before: list[Any]
+    members: list[Member]
+    outputs: list[Any]
+    fixed: set[Any]  # variables that are made of weights alone
+    maker: dict[Any, Any]  # the equation that makes a variable
+
+
+def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
+    """The jaxpr's equations, each in the first stage where all it needs is there."""
+    maker = {v: e for e in jaxpr.eqns for v in e.outvars}
+    fixed = set(jaxpr.constvars) | {v for v, k in zip(jaxpr.invars, known, strict=True) if k}
+    level: dict[Any, int] = {}  # of a variable: the partition it is in, or the last it needs
+    inside: dict[Any, Member] = {}  # by their results
+
+    for e in jaxpr.eqns:
+        operands = variables(e.invars)
+        if not e.effects and all(v in fixed for v in operands):
+            fixed.update(e.outvars)
+            continue
+        at = max((level.get(v, 0) for v in operands), default=0)
+        member = as_member(e, maker)
+        if member is not None:
+            own = max(level.get(v, 0) + (v not in inside) for v in member.taken)
+            feeds = any(v in inside and level[v] == own for v in member.taken)
+            if feeds or e.primitive is kernels.kernel_p:
+                at, inside[member.result] = own, member
+        level.update(dict.fromkeys(e.outvars, at))
+
+    _peel(inside)
+    users: dict[Any, list[Any]] = {}
+    returned = set(variables(jaxpr.outvars))
+    for e in reversed(jaxpr.eqns):
+        v = e.outvars[0] if e.outvars else None
+        if v not in inside and is_broadcast(e) and v not in users and v not in returned:
+            continue  # members take what it repeats
+        for o in inside[v].taken if v in inside else variables(e.invars):
+            users.setdefault(o, []).append(e)
+    stages = [_Stage([], [], [], fixed, maker) for _ in range(max(level.values(), default=0) + 2)]
+    for e in jaxpr.eqns:
+        v = e.outvars[0] if e.outvars else None
+        if v in inside:
+            stages[level[v] - 1].members.append(inside[v])
+        elif not is_broadcast(e) or v in users or v in returned:
+            stages[max((level.get(o, 0) for o in variables(e.invars)), default=0)].before.append(e)
+    for stage in stages:
+        own = {id(m.equation) for m in stage.members}
+        stage.outputs = [
+            m.result
+            for m in stage.members
+            if m.result in returned or any(id(e) not in own for e in users.get(m.result, ()))
+        ]
+    return stages
+
+
+def _peel(inside: dict[Any, Member]) -> None:
+    """Leave to XLA what ends a partition and what it has for nothing: changes of shape, and what is
+    elementwise and no sum.
+
+    A reduction and what follows it stay. XLA computes the reduced values again where it uses them,
+    with multiply-add where it reduced rounded products: `x - max(x)` is then above zero, and a
+    softmax of large numbers is NaN.
+    """
+    reduced: set[Any] = set()
+    for v, (_, op, operands) in inside.items():
+        follows = isinstance(op, _LIGHT) and any(o.variable in reduced for o in operands)
+        if isinstance(op, Reduce) or follows:
+            reduced.add(v)
+    needed: set[Any] = set()  # by the members that follow
+    for v, (_, op, operands) in reversed(list(inside.items())):
+        ends = isinstance(op, _LIGHT) and op != Binary("add")
+        if ends and v not in needed and v not in reduced:
+            del inside[v]
+        else:
+            needed.update(o.variable for o in operands)
+
+
+def _run(stage: _Stage, env: dict[Any, Any]) -> None:
+    """The members' values that are used outside, by one call; where the library cannot, by one
+    call for each.
+    """
+    if not stage.members:
+        return
+    (part, taken, before, needs), inputs = _partition(stage)
+    part = attended(looped(part))
+    if not kernels.is_possible(part):
+        for m in stage.members:
+            _run_alone(m.equation, stage.maker, env)
+        return
+
+    def array(i: int) -> jax.Array:
+        return env[inputs[i]].astype(jax.numpy.float32).reshape(_shape(inputs[i]))
+
+    operands = [
+        kernels.pack(part, at, env[inputs[i]]) if part.packed[at] else array(i)
+        for at, i in enumerate(taken)
+    ]
+    operands += [] if before is None else before(*map(array, needs))
+    for v, y in zip(stage.outputs, kernels.run(part, *operands), strict=True):
+        env[v] = y.astype(v.aval.dtype)
+
+
+def _run_alone(e: Any, maker: dict[Any, Any], env: dict[Any, Any]) -> None:
+    """An equation, and the repeating ones before it that a call would do without."""
+    for v in variables(e.invars):
+        if v not in env:
+            _run_alone(maker[v], maker, env)
+    equations.run([e], env)
+
+
+def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:
+    """The partition, sums of weights apart, and the variables that are inputs of the whole."""
+    inputs: list[Any] = []
+    packed: list[bool] = []
+    place: dict[Any, int] = {}  # of a variable: its input, or -1 - its instruction
+    code: list[Instruction] = []
+
+    def take(v: Any, *, is_weight: bool) -> int:
+        at = place.get(v)
+        if at is None or (is_weight and at >= 0):
+            at = len(inputs)
+            inputs.append(v)
+            packed.append(is_weight)
+            if not is_weight:
+                place[v] = at
+        return at
+
+    def append(op: Op, args: list[int], shape: tuple[int, ...]) -> int:
+        code.append(Instruction(op, tuple(args), shape))
+        return -len(code)
+
+    for m in stage.members:
+        args = []
+        for n, (v, shape) in enumerate(m.operands):
+            at = take(v, is_weight=n == 1 and kernels.packs(m.op, v.aval.shape))
+            args.append(at if shape == _shape(v) else append(Reshape(shape), [at], shape))
+        shape = m.result.aval.shape
+        place[m.result] = append(m.op, args, made_shape(m.op, m.operands, shape))
+        if made_shape(m.op, m.operands, shape) != shape:
+            place[m.result] = append(Reshape(shape), [place[m.result]], shape)
+
+    def number(at: int) -> int:
+        return at if at >= 0 else len(inputs) - 1 - at
+
+    numbered = tuple(replace(i, args=tuple(number(a) for a in i.args)) for i in code)
+    shapes = tuple(_shape(v) for v in inputs)
+    outputs = tuple(number(place[v]) for v in stage.outputs)
+    known = [v in stage.fixed for v in inputs]
+    whole = fused(Partition(shapes, tuple(packed), numbered, outputs), known)
+    return lifted(whole, known), inputs
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    """Of an input; for the library every array has an axis."""
+    return v.aval.shape or (1,)

@@ -1,0 +1,372 @@
+"""Machine code for loops: elementwise functions and reductions of rows, as LLVM's intermediate
+language.
+
+A loop works on rows of one length, each on its own, so threads share them. A row is passed over
+once for the reductions that need no other, once for those that need these, and so on, and once for
+the result; what a pass needs again is computed again, unless it is dear: then it was kept. Values
+are vectors of `WIDTH` numbers; what a row has one of (a mean) is a vector of equal numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from xrl_jax.libraries.onednn import curves
+from xrl_jax.libraries.onednn.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
+from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.spec import (
+    REDUCTIONS,
+    Instruction,
+    Loop,
+    Map,
+    Reduce,
+    Repeat,
+    Reshape,
+    Shape,
+)
+
+_FLAT = 2048  # columns of a loop that may have any
+_DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
+
+
+def code_of(loop: Loop, name: str, parallel: Parallel | None) -> str:
+    """A module with the function `name`(table): for all rows, with the addresses of the arguments
+    and of the result in the table.
+    """
+    few = loop.rows * loop.columns < SMALL
+    shared = shared_out(name, loop.rows, None if few else parallel)
+    return INTRINSICS + function(loop, f"{name}_rows") + shared
+
+
+def function(loop: Loop, name: str) -> str:
+    """The function `name`(table, first row, row after the last); its result may be where an
+    argument of the same shape is.
+    """
+    return _Rows(loop).text(name)
+
+
+def flattened(loop: Loop) -> Loop | None:
+    """The same on arrays without axes, which may then be laid out in any way if all are in the
+    same; None where it is not elementwise, an argument is repeated, or numbers are left over.
+    """
+    shape = loop.code[-1].shape
+    if any(isinstance(i.op, Reduce) or i.shape != shape for i in loop.code):
+        return None
+    if any(s != shape for s in loop.inputs):
+        return None
+    size = math.prod(shape)
+    columns = next((c for c in range(_FLAT, 0, -WIDTH) if size % c == 0), None)
+    if columns is None:
+        return None
+    flat = size // columns, columns
+    code = tuple(replace(i, shape=flat) for i in loop.code)
+    return Loop(*flat, (flat,) * len(loop.inputs), code)
+
+
+def turned(loop: Loop, order: Sequence[int]) -> Loop | None:
+    """The same on arrays whose axes lie in this order; None where it is not elementwise."""
+    shape = loop.code[-1].shape
+    if any(isinstance(i.op, Reduce | Reshape) or i.shape != shape for i in loop.code):
+        return None
+    if any(len(s) != len(shape) for s in loop.inputs):
+        return None
+
+    def moved(shape: Shape) -> Shape:
+        return tuple(shape[a] for a in order)
+
+    new = moved(shape)
+    code = tuple(
+        replace(i, op=Repeat(new) if isinstance(i.op, Repeat) else i.op, shape=new)
+        for i in loop.code
+    )
+    return Loop(math.prod(new[:-1]), new[-1], tuple(map(moved, loop.inputs)), code)
+
+
+@dataclass
+class _Value:
+    """What an instruction gives: the pass after which it is known, whether a row has one of it."""
+
+    instruction: Instruction
+    phase: int
+    is_row: bool
+    dear: bool  # something in it is
+    first: int = -1  # the first pass that computes it
+
+
+@dataclass
+class _Rows:
+    """The function for some rows."""
+
+    loop: Loop
+    out: Code = field(default_factory=Code)
+    values: dict[int, _Value] = field(default_factory=dict)
+    row_values: dict[int, str] = field(default_factory=dict)  # vectors, in this row
+    offsets: dict[tuple, str] = field(default_factory=dict)
+    kept: dict[int, str] = field(default_factory=dict)  # memory for a row
+
+    @property
+    def columns(self) -> int:
+        return self.loop.columns
+
+    def is_whole(self, shape: Shape) -> bool:
+        """Whether an array of this shape has a number for each column of each row."""
+        return math.prod(shape) == self.loop.rows * self.loop.columns
+
+    def text(self, name: str) -> str:
+        """The definition of `name`(table, first row, row after the last)."""
+        self._look()
+        n_inputs, last = len(self.loop.inputs), self.last
+        out = self.out
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
+        for i in range(n_inputs + 1):
+            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
+            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
+        for number in self.kept:
+            size = -(-self.columns // WIDTH) * WIDTH
+            out.raw(f"  %kept{number} = alloca [{size} x float], align 64")
+        out.raw("  br label %row\nrow:\n  %r = phi i64 [%from, %entry], [%r_next, %row_done]")
+        out.raw("  %more = icmp slt i64 %r, %to\n  br i1 %more, label %work, label %end\nwork:")
+        out.block = "work"
+        self.row_values, self.offsets = {}, {}
+        for phase in range(self.values[last].phase + 1):
+            self._pass(phase)
+        if self.values[last].is_row:
+            self._store_row(last)
+        out.raw("  br label %row_done\nrow_done:\n  %r_next = add i64 %r, 1\n  br label %row")
+        out.raw("end:\n  ret void\n}")
+        return out.text
+
+    # --- what there is ---
+
+    @property
+    def last(self) -> int:
+        return len(self.loop.inputs) + len(self.loop.code) - 1
+
+    def _look(self) -> None:
+        n = len(self.loop.inputs)
+        for at, i in enumerate(self.loop.code):
+            own = [self.values[a] for a in i.args if a >= n]
+            phase = max((v.phase for v in own), default=0)
+            if isinstance(i.op, Reduce):
+                made = _Value(i, phase + 1, True, False)
+            else:
+                is_row = not self.is_whole(i.shape) or (
+                    self.columns == 1 and bool(own) and all(v.is_row for v in own)
+                )
+                kind = i.op.kind if isinstance(i.op, Map) else getattr(i.op, "kind", "")
+                dear = kind in _DEAR or any(v.dear and not v.is_row for v in own)
+                made = _Value(i, phase, is_row, dear)
+            self.values[n + at] = made
+        for phase in range(self.values[self.last].phase + 1):
+            for number in self._needed(phase):
+                v = self.values[number]
+                if v.first < 0:
+                    v.first = phase
+                elif v.dear:
+                    self.kept[number] = f"%kept{number}"
+
+    def _reductions(self, phase: int) -> list[int]:
+        """Those that end with this pass."""
+        return [
+            number
+            for number, v in self.values.items()
+            if isinstance(v.instruction.op, Reduce) and v.phase == phase + 1
+        ]
+
+    def _roots(self, phase: int) -> list[int]:
+        """Rows that a pass reduces or returns."""
+        roots = [self.values[r].instruction.args[0] for r in self._reductions(phase)]
+        last = self.values[self.last]
+        if last.phase == phase and not last.is_row:
+            roots.append(self.last)
+        return roots
+
+    def _needed(self, phase: int) -> list[int]:
+        """Values of whole rows that a pass computes; behind one that is kept it does not look."""
+        found: list[int] = []
+        stack = [r for r in self._roots(phase) if r in self.values]
+        while stack:
+            number = stack.pop()
+            v = self.values[number]
+            if v.is_row or number in found:
+                continue
+            found.append(number)
+            if number not in self.kept or v.first == phase:
+                stack += [a for a in v.instruction.args if a in self.values]
+        return found
+
+    # --- passes ---
+
+    def _pass(self, phase: int) -> None:
+        for number, v in self.values.items():
+            if v.is_row and v.phase <= phase and number not in self.row_values:
+                self._row(number)
+        roots = self._roots(phase)
+        if not roots:
+            return
+        out, reductions = self.out, self._reductions(phase)
+        starts = [REDUCTIONS[self._kind(r)][0] for r in reductions]
+        self._offsets_before(phase)
+        whole = self.columns // WIDTH * WIDTH
+        totals = [constant(s) for s in starts]
+        if whole:
+            before, head = out.block, f"head{phase}"
+            out.raw(f"  br label %{head}\n{head}:")
+            out.raw(f"  %j{phase} = phi i64 [0, %{before}], [%j{phase}_next, %body{phase}_end]")
+            names = [f"%acc{phase}_{k}" for k in range(len(reductions))]
+            for name, start in zip(names, totals, strict=True):
+                out.raw(
+                    f"  {name} = phi {VECTOR} [{start}, %{before}], [{name}_next, %body{phase}_end]"
+                )
+            out.raw(f"  %going{phase} = icmp slt i64 %j{phase}, {whole}")
+            out.raw(f"  br i1 %going{phase}, label %body{phase}, label %after{phase}")
+            out.raw(f"body{phase}:")
+            out.block = f"body{phase}"
+            for name, made in zip(
+                names, self._columns(phase, f"%j{phase}", names, None), strict=True
+            ):
+                out.raw(f"  {name}_next = bitcast {VECTOR} {made} to {VECTOR}")
+            out.raw(f"  br label %body{phase}_end\nbody{phase}_end:")
+            out.raw(f"  %j{phase}_next = add i64 %j{phase}, {WIDTH}\n  br label %{head}")
+            out.raw(f"after{phase}:")
+            out.block = f"after{phase}"
+            totals = names
+        if self.columns > whole:
+            totals = self._columns(phase, str(whole), totals, self.columns - whole)
+        for r, total in zip(reductions, totals, strict=True):
+            self.row_values[r] = curves.folded(out, self._kind(r), total)
+
+    def _kind(self, reduction: int) -> str:
+        op = self.values[reduction].instruction.op
+        assert isinstance(op, Reduce)
+        return op.kind
+
+    def _columns(self, phase: int, j: str, totals: Sequence[str], some: int | None) -> list[str]:
+        """The totals with the columns from `j` on, of which there may be fewer than `WIDTH`; the
+        result is stored.
+        """
+        memo: dict[int, str] = {}
+        found = []
+        for r, total in zip(self._reductions(phase), totals, strict=True):
+            i = self.values[r].instruction
+            x = self._operand(i.args[0], self._read_as(i, i.args[0]), phase, j, some, memo)
+            kind = self._kind(r)
+            if some is not None:
+                x = curves.only(self.out, x, some, REDUCTIONS[kind][0])
+            found.append(curves.combined(self.out, kind, total, x))
+        if self.last in self._roots(phase):
+            x = self._operand(self.last, (), phase, j, some, memo)
+            n = self._start(self.values[self.last].instruction.shape, None)
+            self.out.store(x, self._address(f"%p{len(self.loop.inputs)}", n, j), some)
+        return found
+
+    def _operand(
+        self, number: int, shape: Shape, phase: int, j: str, some: int | None, memo: dict[int, str]
+    ) -> str:
+        """The vector of a value from column `j` on; an argument is read as an array of `shape`."""
+        if number not in self.values:
+            return self._outer(number, shape, j, some)
+        v = self.values[number]
+        if v.is_row:
+            return self.row_values[number]
+        if number not in memo:
+            if number in self.kept and v.first != phase:
+                memo[number] = self.out.load(self._address(self.kept[number], "0", j), some)
+            else:
+                i = v.instruction
+                xs = [self._operand(a, self._read_as(i, a), phase, j, some, memo) for a in i.args]
+                memo[number] = curves.computed(self.out, i, xs)
+                if number in self.kept:
+                    self.out.store(memo[number], self._address(self.kept[number], "0", j), some)
+        return memo[number]
+
+    def _row(self, number: int) -> None:
+        """Compute what a row has one of."""
+        v = self.values[number]
+        if isinstance(v.instruction.op, Reduce):
+            return  # it ends a pass
+        xs = []
+        for a in v.instruction.args:
+            if a in self.values:
+                xs.append(self.row_values[a])
+            else:
+                start = self._start(self._read_as(v.instruction, a), a)
+                at = self._address(f"%p{a}", start, "0")
+                xs.append(self.out.load_one(at))
+        self.row_values[number] = curves.computed(self.out, v.instruction, xs)
+
+    def _store_row(self, number: int) -> None:
+        x = self.out.add(f"extractelement {VECTOR} {self.row_values[number]}, i64 0")
+        at = self._address(f"%p{len(self.loop.inputs)}", "%r", "0")
+        self.out.raw(f"  store float {x}, ptr {at}, align 4")
+
+    # --- memory ---
+
+    def _outer(self, number: int, shape: Shape, j: str, some: int | None) -> str:
+        """The vector of an argument that is read as an array of this shape."""
+        start = self._start(shape, number)
+        if self.loop.inputs[number][-1] == 1 and shape[-1] != 1:
+            return self.out.load_one(self._address(f"%p{number}", start, "0"))
+        return self.out.load(self._address(f"%p{number}", start, j), some)
+
+    def _read_as(self, i: Instruction, number: int) -> Shape:
+        """The shape whose axes say which elements of an argument an operator takes."""
+        if number in self.values or not isinstance(i.op, Reshape | Reduce):
+            return i.shape
+        return self.loop.inputs[number]
+
+    def _offsets_before(self, phase: int) -> None:
+        """Compute where rows begin before the loop that reads them."""
+        for number in self._needed(phase):
+            i = self.values[number].instruction
+            for a in i.args:
+                if a not in self.values:
+                    self._start(self._read_as(i, a), a)
+        if self.last in self._roots(phase):
+            self._start(self.values[self.last].instruction.shape, None)
+        for r in self._reductions(phase):
+            i = self.values[r].instruction
+            if i.args[0] not in self.values:
+                self._start(self._read_as(i, i.args[0]), i.args[0])
+
+    def _start(self, shape: Shape, number: int | None) -> str:
+        """Where row r begins in an argument (in the result, for None) that is read as an array of
+        this shape: the number of an element.
+        """
+        if number is None:
+            return self._computed_once(("result",), lambda: self._times("%r", self.columns))
+        own = self.loop.inputs[number]
+        is_rows = math.prod(shape) == self.loop.rows
+        last = len(shape) if is_rows else len(shape) - 1  # axes that make the rows
+        inner = 1 if is_rows else own[-1]
+        if own[:last] == shape[:last]:
+            return self._computed_once(("rows", inner), lambda: self._times("%r", inner))
+        return self._computed_once(
+            ("broadcast", own[:last], shape[:last], inner),
+            lambda: self._of_axes(own[:last], shape[:last], inner),
+        )
+
+    def _of_axes(self, own: Shape, shape: Shape, stride: int) -> str:
+        """The same where some axes of `shape` are 1 in the argument's `own`."""
+        total, left = "0", "%r"
+        for n, size in zip(reversed(own), reversed(shape), strict=True):
+            if n != 1:
+                index = self.out.add(f"urem i64 {left}, {size}")
+                total = self.out.add(f"add i64 {total}, {self._times(index, stride)}")
+                stride *= n
+            left = self.out.add(f"udiv i64 {left}, {size}")
+        return total
+
+    def _computed_once(self, key: tuple, compute: Callable[[], str]) -> str:
+        if key not in self.offsets:
+            self.offsets[key] = compute()
+        return self.offsets[key]
+
+    def _times(self, x: str, n: int) -> str:
+        return self.out.add(f"mul i64 {x}, {n}")
+
+    def _address(self, base: str, start: str, j: str) -> str:
+        at = start if j == "0" else self.out.add(f"add i64 {start}, {j}")
+        return self.out.add(f"getelementptr float, ptr {base}, i64 {at}")

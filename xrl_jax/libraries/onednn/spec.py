@@ -1,0 +1,454 @@
+"""What the library computes, as plain data: operators, and partitions made of them.
+
+A partition is a part of a program that one call of the library computes: a list of operators on
+values numbered from the inputs on. All values are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+from xrl_jax.libraries.onednn import winograd
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Values below `low` become `low`, above `high` `high`; None is no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.low is not None:
+            x = lax.max(x, lax.full_like(x, self.low))
+        return x if self.high is None else lax.min(x, lax.full_like(x, self.high))
+
+    def then(self, other: Clip) -> Clip:
+        """Both, one after the other."""
+        low = other.low if self.low is None else other.only(self.low)
+        high = other.high if self.high is None else other.only(self.high)
+        return Clip(low, high)
+
+    def only(self, x: float) -> float:
+        """The bounds on a number."""
+        x = x if self.low is None else max(x, self.low)
+        return x if self.high is None else min(x, self.high)
+
+
+RELU = Clip(0.0)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Operands after the first two, and what is done at the end; see `onednn.Epilogue`."""
+
+    bias: bool = False
+    addend: bool = False
+    clip: Clip | None = None
+
+    def __call__(self, y: jax.Array, more: Sequence[jax.Array]) -> jax.Array:
+        """As lax code."""
+        rest = list(more)
+        if self.bias:
+            y = y + lax.broadcast_in_dim(rest.pop(0).reshape(-1), y.shape, (y.ndim - 1,))
+        if self.addend:
+            y = y + rest.pop(0)
+        return y if self.clip is None else self.clip(y)
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Images [N, spatial.., C] with kernels [spatial.., C / groups, O], a bias [O]."""
+
+    stride: Shape
+    padding: tuple[tuple[int, int], ...]
+    dilation: Shape
+    groups: int
+    after: Epilogue = Epilogue()
+
+    def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        n = x.ndim
+        inner = range(1, n - 1)
+        numbers = lax.ConvDimensionNumbers(
+            (0, n - 1, *inner), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *inner)
+        )
+        y = lax.conv_general_dilated(
+            x,
+            w,
+            self.stride,
+            self.padding,
+            rhs_dilation=self.dilation,
+            dimension_numbers=numbers,
+            feature_group_count=self.groups,
+        )
+        return self.after(y, more)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """[.., M, K] by [.., K, N], or by [.., N, K]; a bias [1, .., N]; at most one batch axis."""
+
+    left_turned: bool  # [.., K, M]
+    right_turned: bool
+    after: Epilogue = Epilogue()
+
+    def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
+        n = a.ndim - 2
+        over = (n if self.left_turned else n + 1, n + 1 if self.right_turned else n)
+        batch = tuple(range(n))
+        y = lax.dot_general(a, b, (((over[0],), (over[1],)), (batch, batch)))
+        return self.after(y, more)
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Images [N, H, W, C] with kernels as `winograd.transformed` gives them, a bias [O]; no stride.
+
+    Attributes:
+      tile: results of a tile along an axis.
+    """
+
+    tile: int
+    padding: tuple[tuple[int, int], ...]
+    after: Epilogue = Epilogue()
+
+    def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        return self.after(winograd.convolved(x, w, self.tile, self.padding), more)
+
+
+Kernel = Conv | Dot | Winograd  # what may have an epilogue
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The largest value in each window, or their sum times a number; windows have one number for
+    each axis.
+    """
+
+    kind: str  # "max" or "sum"
+    window: Shape
+    stride: Shape
+    padding: tuple[tuple[int, int], ...]
+    scale: float = 1.0
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        start, combine = (-math.inf, lax.max) if self.kind == "max" else (0.0, lax.add)
+        y = lax.reduce_window(x, start, combine, self.window, self.stride, self.padding)
+        return y if self.scale == 1 else y * lax.full_like(y, self.scale)
+
+
+@dataclass(frozen=True)
+class Concat:
+    axis: int
+
+    def __call__(self, *xs: jax.Array) -> jax.Array:
+        return lax.concatenate(xs, self.axis)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Of two arrays of one rank; axes of the second may have size 1."""
+
+    kind: str  # one of BINARY, as in lax
+
+    def __call__(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        return getattr(lax, self.kind)(a, lax.broadcast_in_dim(b, a.shape, tuple(range(a.ndim))))
+
+
+BINARY = ("add", "sub", "mul", "div", "max", "min")
+
+
+@dataclass(frozen=True)
+class Map:
+    """An elementwise function of arrays of one rank, of which axes may have size 1, and numbers."""
+
+    kind: str  # one of MAPS, as in lax
+    numbers: tuple[float | None, ...]  # of each operand; None for the next array
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        shape = jax.numpy.broadcast_shapes(*(a.shape for a in arrays))
+        rest = iter(arrays)
+        xs = [
+            lax.full(shape, n, jax.numpy.float32)
+            if n is not None
+            else lax.broadcast_in_dim(next(rest), shape, tuple(range(len(shape))))
+            for n in self.numbers
+        ]
+        if self.kind == "integer_pow":
+            assert self.numbers[1] is not None
+            return lax.integer_pow(xs[0], int(self.numbers[1]))
+        if self.kind == "select_n":
+            return lax.select_n(xs[0] != 0, *xs[1:])
+        return getattr(lax, self.kind)(*xs).astype(jax.numpy.float32)
+
+
+COMPARISONS = ("eq", "ne", "ge", "gt", "le", "lt")  # 1 where they hold, else 0
+# `integer_pow` has the exponent as a number, the first operand of `select_n` is true where not 0.
+MAPS = (
+    *("exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs", "square"),
+    *("floor", "ceil", "integer_pow", "select_n", *BINARY),
+    *COMPARISONS,
+)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Over the last axis, which goes."""
+
+    kind: str  # one of REDUCTIONS
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        start, combine = REDUCTIONS[self.kind]
+        return lax.reduce(x, jax.numpy.float32(start), combine, (x.ndim - 1,))
+
+
+REDUCTIONS = {
+    "sum": (0.0, lax.add),
+    "max": (-math.inf, lax.max),
+    "min": (math.inf, lax.min),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Times a number."""
+
+    by: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * lax.full_like(x, self.by)
+
+
+def swap(rank: int) -> Shape:
+    """The order of axes with the last two turned round."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+@dataclass(frozen=True)
+class Reshape:
+    shape: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Along axes of size 1."""
+
+    shape: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.broadcast_in_dim(x, self.shape, tuple(range(x.ndim)))
+
+
+@dataclass(frozen=True)
+class Transpose:
+    order: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.transpose(x, self.order)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Every n-th element along each axis, from `start` to before `stop`."""
+
+    start: Shape
+    stop: Shape
+    step: Shape
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return lax.slice(x, self.start, self.stop, self.step)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Elementwise functions and reductions, computed row by row by code of ours.
+
+    Attributes:
+      rows, columns: of the arrays; others have one number for each row.
+      inputs: shapes of the arguments.
+      code: on values numbered from the arguments on; the last is the result. All but `Reduce` are
+        elementwise or, as `Reshape` here, change nothing in memory.
+    """
+
+    rows: int
+    columns: int
+    inputs: tuple[Shape, ...]
+    code: tuple[Instruction, ...]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        return _as_lax(self.code, arrays)[-1]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Products of rows, the scores; a loop over each row of them; products of what it gives.
+
+    The operands are those of the first product, those of the loop but the scores, and the second
+    one of the last product.
+
+    Attributes:
+      at: which of the loop's arguments the scores are.
+      turned: the result's last two axes are turned round.
+    """
+
+    first: Dot
+    loop: Loop
+    at: int
+    last: Dot
+    turned: bool = False
+
+    def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
+        scores = self.first(a, b)
+        given, c = list(more[:-1]), more[-1]
+        given.insert(self.at, scores)
+        given = [x.reshape(s) for x, s in zip(given, self.loop.inputs, strict=True)]
+        y = self.last(self.loop(*given).reshape(scores.shape), c)
+        return jax.numpy.swapaxes(y, -1, -2) if self.turned else y
+
+
+Op = (
+    Kernel
+    | Attention
+    | Pool
+    | Concat
+    | Binary
+    | Clip
+    | Map
+    | Reduce
+    | Scale
+    | Reshape
+    | Repeat
+    | Transpose
+    | Slice
+    | Loop
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An operator on values, and the shape of its result."""
+
+    op: Op
+    args: tuple[int, ...]
+    shape: Shape
+
+
+_OPS: dict[str, Callable[..., Any]] = {
+    c.__name__: c for c in (*typing.get_args(Op), Epilogue, Instruction)
+}
+
+
+def _as_lax(code: Sequence[Instruction], inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """All values."""
+    values = list(inputs)
+    for i in code:
+        values.append(i.op(*(values[a] for a in i.args)))
+    return values
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Values are the inputs, then the results of the instructions.
+
+    Attributes:
+      packed: inputs that are weights (second operands of `Conv` and `Dot`) in the library's layout,
+        as vectors; each has one use.
+      outputs: the values returned.
+    """
+
+    inputs: tuple[Shape, ...]
+    packed: tuple[bool, ...]
+    code: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *inputs: jax.Array) -> list[jax.Array]:
+        """As lax code; no input is packed here."""
+        values = _as_lax(self.code, inputs)
+        return [values[o] for o in self.outputs]
+
+    def shape(self, value: int) -> Shape:
+        n = len(self.inputs)
+        return self.inputs[value] if value < n else self.code[value - n].shape
+
+    def is_packed(self, value: int) -> bool:
+        return value < len(self.inputs) and self.packed[value]
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.packed, self.code, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash  # asked of a whole network for each of its weights
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Plain text, read by `partition`."""
+        return json.dumps(_plain(self))
+
+    def name(self, surroundings: str) -> str:
+        """Under which XLA knows it; the same where the surroundings are: the library, the
+        processor, how weights are packed.
+        """
+        digest = hashlib.sha256(f"{surroundings}\n{self.text}".encode())
+        return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
+
+
+@functools.lru_cache(maxsize=16)  # each weight that is packed for a partition comes with its text
+def partition(text: str) -> Partition:
+    """What `Partition.text` wrote.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    try:
+        inputs, packed, code, outputs = json.loads(text)
+        return Partition(
+            _tuples(inputs),
+            tuple(bool(p) for p in packed),
+            _tuples(code),
+            _tuples(outputs),
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"no partition: {error}") from error
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, Op | Epilogue | Instruction):
+        return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
+    if dataclasses.is_dataclass(x):
+        return [_plain(getattr(x, f.name)) for f in dataclasses.fields(x)]
+    return [_plain(v) for v in x] if isinstance(x, tuple) else x
+
+
+_T = TypeVar("_T")
+
+
+def _op(fields: list[Any]) -> Any:
+    name, *values = fields
+    return _OPS[name](*map(_tuples, values))
+
+
+def _is_op(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and isinstance(x[0], str)
+
+
+def _tuples(x: Any) -> Any:
+    if _is_op(x):
+        return _op(x)
+    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x

@@ -1,0 +1,239 @@
+"""Machine code for the sums on either side of the products of `winograd`: tiles from an image, and
+results from what the products gave, as LLVM's intermediate language.
+
+A tile is one thread's, `WIDTH` features at a time. Images and results are row-major.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xrl_jax.libraries.onednn import curves
+from xrl_jax.libraries.onednn.curves import FMA, INTRINSICS, VECTOR, WIDTH, Code, constant
+from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.spec import Epilogue, Shape
+from xrl_jax.libraries.onednn.winograd import KERNEL, matrices
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """An image and the tiles over it.
+
+    Attributes:
+      m: results of a tile along an axis.
+      image: [N, height, width, features].
+      tiles: along either axis.
+    """
+
+    m: int
+    image: Shape
+    tiles: tuple[int, int]
+
+    @property
+    def n(self) -> int:
+        """Tiles in all."""
+        return self.image[0] * self.tiles[0] * self.tiles[1]
+
+    @property
+    def a(self) -> int:
+        """Elements of a tile along an axis."""
+        return self.m + KERNEL - 1
+
+    @property
+    def shape(self) -> Shape:
+        """Of the array [a * a, tiles, features] that the products take or give."""
+        return self.a**2, self.n, self.image[3]
+
+    # --- parts of the machine code ---
+
+    def _function(self, out: Code, name: str, n_arrays: int, work: Callable[[], None]) -> str:
+        """`name`(table, first tile, tile after the last), which does `work` for each tile; it may
+        read zeros from `%nothing`, or write there what is not wanted.
+        """
+        padded = -(-self.image[3] // WIDTH) * WIDTH
+        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
+        out.raw(f"  %nothing = alloca [{padded} x float], align 64")
+        out.raw(f"  call void @llvm.memset.p0.i64(ptr %nothing, i8 0, i64 {4 * padded}, i1 0)")
+        for i in range(n_arrays):
+            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
+            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
+        out.raw("  br label %tile\ntile:\n  %r = phi i64 [%from, %entry], [%r_next, %done]")
+        out.raw("  %more = icmp slt i64 %r, %to\n  br i1 %more, label %work, label %end\nwork:")
+        out.block = "work"
+        out.raw(f"  %x = urem i64 %r, {self.tiles[1]}\n  %xs = udiv i64 %r, {self.tiles[1]}")
+        out.raw(f"  %y = urem i64 %xs, {self.tiles[0]}\n  %i = udiv i64 %xs, {self.tiles[0]}")
+        out.raw(f"  %own = mul i64 %r, {self.image[3]}")
+        work()
+        out.raw("  br label %done\ndone:\n  %r_next = add i64 %r, 1\n  br label %tile")
+        out.raw("end:\n  ret void\n}")
+        return out.text
+
+    def _pixels(
+        self, out: Code, base: str, size: int, low: tuple[int, int] = (0, 0)
+    ) -> list[list[str]]:
+        """Where the features of size x size pixels of the tile begin; `%nothing` for those that are
+        not in the image.
+        """
+        _, height, width, features = self.image
+        first = out.add(f"mul i64 %i, {height * width * features}")
+        axes = []
+        for at, limit, step, before in (
+            ("%y", height, width * features, low[0]),
+            ("%x", width, features, low[1]),
+        ):
+            start = out.add(f"mul i64 {at}, {self.m}")
+            each = []
+            for k in range(size):
+                index = out.add(f"add i64 {start}, {k - before}")
+                is_in = out.add(f"icmp ult i64 {index}, {limit}")
+                each.append((is_in, out.add(f"mul i64 {index}, {step}")))
+            axes.append(each)
+        found = []
+        for row_in, row in axes[0]:
+            line = out.add(f"add i64 {first}, {row}")
+            places = []
+            for column_in, column in axes[1]:
+                number = out.add(f"add i64 {line}, {column}")
+                place = out.add(f"getelementptr float, ptr {base}, i64 {number}")
+                is_in = out.add(f"and i1 {row_in}, {column_in}")
+                places.append(out.add(f"select i1 {is_in}, ptr {place}, ptr %nothing"))
+            found.append(places)
+        return found
+
+    def _elements(self, out: Code, base: str) -> list[list[str]]:
+        """Where the features of the tile's elements begin in the array of `shape`."""
+        found = []
+        for k in range(self.a**2):
+            number = out.add(f"add i64 %own, {k * self.n * self.image[3]}")
+            found.append(out.add(f"getelementptr float, ptr {base}, i64 {number}"))
+        return [found[i : i + self.a] for i in range(0, len(found), self.a)]
+
+    def _features(self, out: Code, work: Callable[[str, int | None], None]) -> None:
+        """`work` from each feature on that is a multiple of `WIDTH`; the last may be fewer."""
+        features = self.image[3]
+        whole = features // WIDTH * WIDTH
+        if whole:
+            before = out.block
+            out.raw(f"  br label %head\nhead:\n  %c = phi i64 [0, %{before}], [%c_next, %body]")
+            out.raw(f"  %going = icmp slt i64 %c, {whole}")
+            out.raw("  br i1 %going, label %body, label %after\nbody:")
+            out.block = "body"
+            work("%c", None)
+            out.raw(f"  %c_next = add i64 %c, {WIDTH}\n  br label %head\nafter:")
+            out.block = "after"
+        if features > whole:
+            work(str(whole), features - whole)
+
+
+@dataclass(frozen=True)
+class Tiles(Tiled):
+    """The tiles' sums of an image, its argument.
+
+    Attributes:
+      low: padding before either axis.
+    """
+
+    low: tuple[int, int]
+
+    def text(self, name: str) -> str:
+        """The definition of `name`(table, first tile, tile after the last)."""
+        out, matrix = Code(), matrices(self.m).image
+
+        def work() -> None:
+            pixels = self._pixels(out, "%p0", self.a, self.low)
+            elements = self._elements(out, "%p1")
+
+            def some_features(c: str, some: int | None) -> None:
+                d = [[_load(out, place, c, some) for place in row] for row in pixels]
+                made = _turned(_sums(out, matrix, _turned(_sums(out, matrix, d))))
+                for places, values in zip(elements, made, strict=True):
+                    for place, value in zip(places, values, strict=True):
+                        out.store(value, _moved(out, place, c), some)
+
+            self._features(out, some_features)
+
+        return self._function(out, name, 2, work)
+
+
+@dataclass(frozen=True)
+class Results(Tiled):
+    """The image that the tiles' products, its first argument, are summed up to; what follows has
+    its own.
+    """
+
+    after: Epilogue
+
+    def text(self, name: str) -> str:
+        """The definition of `name`(table, first tile, tile after the last)."""
+        out, matrix, after = Code(), matrices(self.m).result, self.after
+        last = 1 + after.bias + after.addend
+
+        def work() -> None:
+            elements = self._elements(out, "%p0")
+            pixels = self._pixels(out, f"%p{last}", self.m)
+            addends = self._pixels(out, f"%p{last - 1}", self.m) if after.addend else pixels
+
+            def some_features(c: str, some: int | None) -> None:
+                y = [[_load(out, place, c, some) for place in row] for row in elements]
+                y = _turned(_sums(out, matrix, _turned(_sums(out, matrix, y))))
+                bias = _load(out, "%p1", c, some) if after.bias else None
+                for values, places, more in zip(y, pixels, addends, strict=True):
+                    for value, place, addend in zip(values, places, more, strict=True):
+                        if bias is not None:
+                            value = out.add(f"fadd {VECTOR} {value}, {bias}")
+                        if after.addend:
+                            other = _load(out, addend, c, some)
+                            value = out.add(f"fadd {VECTOR} {value}, {other}")
+                        if after.clip is not None:
+                            value = curves.clipped(out, after.clip, value)
+                        out.store(value, _moved(out, place, c), some)
+
+            self._features(out, some_features)
+
+        return self._function(out, name, last + 1, work)
+
+
+def code_of(what: Tiles | Results, name: str, parallel: Parallel | None) -> str:
+    """A module with the function `name`(table): for all tiles, with the addresses of the arguments
+    and of the result in the table.
+    """
+    head = f"{INTRINSICS}declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+    few = math.prod(what.shape) < SMALL
+    return head + what.text(f"{name}_rows") + shared_out(name, what.n, None if few else parallel)
+
+
+def _moved(out: Code, place: str, c: str) -> str:
+    return out.add(f"getelementptr float, ptr {place}, i64 {c}")
+
+
+def _load(out: Code, place: str, c: str, some: int | None) -> str:
+    return out.load(_moved(out, place, c), some)
+
+
+def _turned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _sums(
+    out: Code, matrix: Sequence[Sequence[float]], rows: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """The matrix times a matrix of vectors."""
+    return [[_sum(out, factors, column) for column in _turned(rows)] for factors in matrix]
+
+
+def _sum(out: Code, factors: Sequence[float], values: Sequence[str]) -> str:
+    """Of the values, each times its factor; those without a product first."""
+    terms = [(f, v) for f, v in zip(factors, values, strict=True) if f]
+    terms.sort(key=lambda term: (term[0] != 1, abs(term[0]) != 1))
+    (factor, total), *rest = terms
+    if factor != 1:
+        total = out.add(f"fmul {VECTOR} {total}, {constant(factor)}")
+    for factor, value in rest:
+        if abs(factor) == 1:
+            total = out.add(f"{'fadd' if factor > 0 else 'fsub'} {VECTOR} {total}, {value}")
+        else:
+            given = f"{VECTOR} {value}, {VECTOR} {constant(factor)}, {VECTOR} {total}"
+            total = out.add(f"{FMA}({given})")
+    return total

@@ -1,0 +1,55 @@
+"""What a timing depends on besides the program that was timed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib.version
+
+from xrl_jax.libraries.onednn.c_api import library
+
+_OUR_KERNELS = 3  # one more where code of ours takes another time than before
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a timing depends on besides the program; the second half of a store's key."""
+
+    device: str  # kind, as the backend names it, e.g. "cpu"
+    cpu: str  # model name
+    threads: int  # cores this process may use
+    versions: str  # of jax, jaxlib, the platform, oneDNN and our kernels
+    flags: str  # XLA_FLAGS, sorted
+
+
+def machine_key() -> Machine:
+    """Describes the machine this process runs on. Starts JAX's backend."""
+    device = jax.devices()[0]
+    platform_version = " ".join(str(device.client.platform_version).split())
+    libraries = f"jax {jax.__version__} jaxlib {jaxlib.version.__version__}"
+    lib = library()
+    kernels = f" {lib.name} ours {_OUR_KERNELS}" if lib else ""
+    versions = f"{libraries} {device.platform} {platform_version}{kernels}"
+    flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
+    return Machine(device.device_kind, _cpu_model(), usable_cores(), versions, flags)
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

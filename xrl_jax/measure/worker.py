@@ -1,0 +1,332 @@
+"""A second process that compiles and times artifacts, so that what crashes, hangs or runs out of
+memory costs itself only.
+
+This is the side of the caller; `worker_process` is what runs at the other end of the pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import jax.export
+from jax.interpreters import mlir
+
+from xrl_jax.libraries.onednn.kernels import Target
+from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.timing import Timing
+from xrl_jax.measure.worker_process import read_frame, write_frame
+
+SECONDS_PER_JOB = 0.15
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A function to time. `artifact` is `jax.export.export(f)(*avals).serialize()` with static
+    shapes on one device.
+    """
+
+    key: str  # the timing key; returned as Timing.reference by jobs timed against this one
+    artifact: bytes
+    options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
+    launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
+    constants: int = 0  # this many leading flat arguments are constants of the compiled code
+    targets: tuple[Target, ...] = ()  # calls of a library that the artifact makes, by name
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Hash of all that decides the result, key aside."""
+        digest = hashlib.sha256(
+            json.dumps([sorted(self.options), self.launches, self.constants]).encode()
+        )
+        digest.update(_code_of(self.artifact))
+        return digest.hexdigest()
+
+
+def _code_of(artifact: bytes) -> bytes:
+    """What an artifact computes, without the lines of source that it was made by: these differ with
+    who asks for the same program.
+    """
+    try:
+        exported = jax.export.deserialize(bytearray(artifact))
+        with mlir.make_ir_context():
+            module = exported.mlir_module(serialized=False)
+            return mlir.module_to_string(module, enable_debug_info=False).encode()
+    except Exception:  # of many types; the worker will say what it is
+        return artifact
+
+
+class WorkerError(RuntimeError):
+    """No worker process could be started."""
+
+
+class _LostError(Exception):
+    """The worker process ended before it answered; the arguments are a status and an error text."""
+
+
+class Worker:
+    """Times jobs in a process of its own, which is started at the first need and again after each
+    loss.
+
+    May be used from several threads, which take turns job by job. `compilation_cache_dir` is a
+    folder for JAX's persistent compilation cache. Use as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        compilation_cache_dir: str | os.PathLike[str] | None = None,
+        start_timeout: float = 120.0,
+    ):
+        self._cache_dir = compilation_cache_dir
+        self._start_timeout = start_timeout
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None  # the worker's standard error
+        self._hello: dict[str, Any] | None = None
+
+    def measure(
+        self,
+        jobs: Sequence[Job],
+        *,
+        reference: Job | None = None,
+        seconds_per_job: float = SECONDS_PER_JOB,
+        timeout: float = 60.0,
+        progress: Callable[[int, Timing], None] | None = None,
+    ) -> list[Timing]:
+        """One Timing per job, in order. A job that fails, crashes the worker or takes longer than
+        `timeout` seconds (making it ready included) has that as its status, and the next goes on in
+        a new worker.
+
+        With `reference`, each job is timed in turn with it, and Timing.relative says how many times
+        longer the job takes; None where either of them could not be timed. `progress(index,
+        timing)` is called after each job. Raises WorkerError where no worker can be started.
+        """
+        timings: list[Timing] = []
+        for index, job in enumerate(jobs):
+            with self._lock:
+                timing, reference = self._time(job, reference, seconds_per_job, timeout)
+            timings.append(timing)
+            if progress is not None:
+                progress(index, timing)
+        return timings
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds per call of a function that computes next to nothing, timed when the worker
+        started.
+        """
+        return float(self._started()["overhead_seconds"])
+
+    @property
+    def machine(self) -> Machine:
+        """What the worker runs on, for the store; no backend is started in this process for it."""
+        return Machine(**self._started()["machine"])
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, None while none runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def close(self) -> None:
+        """Ends the process; waits for another thread's current job. The worker starts again if it
+        is used again.
+        """
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _time(
+        self, job: Job, reference: Job | None, seconds: float, timeout: float
+    ) -> tuple[Timing, Job | None]:
+        """The job's timing, and the reference unless that turned out not to run."""
+        for _ in range(3):  # a worker lost between the two questions has lost its reference
+            header = {"do": "time", **_described(job, seconds)}
+            if reference is not None:
+                header["reference"] = {"identity": reference.identity, "key": reference.key}
+            answer = self._ask(header, job.artifact, timeout)
+            if not answer.get("needs_reference"):
+                return Timing.from_dict(answer["timing"]), reference
+            assert reference is not None
+            held = self._ask(
+                {"do": "hold", **_described(reference, seconds)}, reference.artifact, timeout
+            )
+            if not held.get("held"):
+                reference = None
+        lost = Timing.without("killed", "the worker process was lost several times in a row")
+        return lost, reference
+
+    def _ask(self, header: dict[str, Any], body: bytes, timeout: float) -> dict[str, Any]:
+        """The worker's answer; where it is lost on the way, an answer that says so."""
+        self._started()
+        try:
+            answer = self._exchange(header, body, timeout)
+        except _LostError as loss:
+            return {"timing": Timing.without(*loss.args).as_dict()}
+        if answer.get("broken"):
+            self._end()  # the device does not recover within that process
+        return answer
+
+    def _started(self) -> dict[str, Any]:
+        """The greeting of the running worker, which is started if need be."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()
+            if self._process is None or self._hello is None:
+                self._start()
+                try:
+                    hello = self._exchange({"do": "hello"}, b"", self._start_timeout)
+                except _LostError as loss:
+                    raise WorkerError(f"the timing worker did not start: {loss.args[1]}") from None
+                if "machine" not in hello:
+                    self._end()
+                    raise WorkerError(
+                        f"the timing worker cannot compute: {hello['timing']['error']}"
+                    )
+                self._hello = hello
+            return self._hello
+
+    def _start(self) -> None:
+        if not sys.executable:
+            raise WorkerError(
+                "no timing worker can be started: sys.executable, the interpreter, is not set"
+            )
+        self._end()  # what an interrupted start has left
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the worker runs)
+        try:
+            self._process = subprocess.Popen(
+                # -P: a file in the working folder must not shadow a module of the library.
+                [sys.executable, "-P", "-m", "xrl_jax.measure.worker_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(self._cache_dir),
+                process_group=0,  # the terminal's Ctrl-C is for the parent
+            )
+        except OSError as error:
+            self._end()
+            raise WorkerError(f"no timing worker can be started: {error}") from error
+
+    def _exchange(self, header: dict[str, Any], body: bytes, timeout: float) -> dict[str, Any]:
+        """Sends a frame and waits for the answer. _LostError where the process ends first or is
+        stopped after `timeout` seconds.
+        """
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        # Whoever takes the token decides: the answer, or the timer, which must not kill a worker
+        # that has answered.
+        token = threading.Semaphore(1)
+        late = threading.Event()
+
+        def stop() -> None:
+            if token.acquire(blocking=False):
+                late.set()
+                process.kill()
+
+        timer = threading.Timer(timeout, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(process.stdin, header, body)
+            answer, _ = read_frame(process.stdout)
+            if not token.acquire(blocking=False):
+                raise EOFError
+            return answer
+        except (EOFError, OSError):
+            returncode = process.wait()
+            said = self._last_words()
+            self._end()
+            if late.is_set():
+                raise _LostError("timeout", f"stopped after {timeout:g} seconds{said}") from None
+            raise _LostError(
+                "killed", f"the worker process ended with {_ending(returncode)}{said}"
+            ) from None
+        except BaseException:
+            self._end()  # interrupted: the next thing it says would be the answer to this question
+            raise
+        finally:
+            timer.cancel()
+
+    def _last_words(self) -> str:
+        """The end of what the worker wrote to its standard error."""
+        if self._log is None:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 1000))
+        text = self._log.read().decode(errors="replace").strip()
+        return f"; its last words: {text}" if text else ""
+
+    def _end(self) -> None:
+        process, self._process, self._hello = self._process, None, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):  # what was not written yet has no reader
+                        stream.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _described(job: Job, seconds: float) -> dict[str, Any]:
+    return {
+        "identity": job.identity,
+        "options": dict(job.options),
+        "launches": job.launches,
+        "constants": job.constants,
+        "targets": job.targets,
+        "seconds": seconds,
+    }
+
+
+def _ending(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exit status {returncode}"
+    try:
+        return f"signal {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def _environment(cache_dir: str | os.PathLike[str] | None) -> dict[str, str]:
+    """This process's environment, with what was set by jax.config in it as well."""
+    environment = dict(os.environ)
+    package_root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [package_root, environment.get("PYTHONPATH")])
+    )
+    platforms = getattr(jax.config, "jax_platforms", None)
+    if platforms:
+        environment["JAX_PLATFORMS"] = platforms
+    # An artifact states its types; this lets it have 64-bit ones whatever the flag is in the thread
+    # that asks.
+    environment["JAX_ENABLE_X64"] = "True"
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the parent uses the device as well
+    for name in ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_DISABLE_JIT", "JAX_LOG_COMPILES"):
+        environment.pop(name, None)  # random inputs may well give NaNs
+    if cache_dir is not None:
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache_dir)
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    return environment

@@ -1,0 +1,312 @@
+"""The process at the other end of `worker.Worker`: compiles artifacts, times them, answers.
+
+The two speak in frames over two pipes: a header in JSON and raw bytes, each after its length, never
+pickle. This process keeps private copies of the pipes' descriptors, so that what a library prints
+cannot get between the frames. It ends when its parent does, even in the middle of a job.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gc
+import json
+import os
+import queue
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.libraries.onednn.kernels import make_known
+from xrl_jax.libraries.onednn.native import only_time
+from xrl_jax.measure.inputs import hlo_hash, random_input
+from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.timing import (
+    Timing,
+    call_seconds,
+    calls_per_turn,
+    error_text,
+    interleave,
+    paired_ratio,
+    timing_of,
+    warm_up,
+)
+from xrl_jax.runtime.memory import give_back
+
+MIN_ROUNDS = 5
+MAX_ROUNDS = 200
+TURN_SECONDS = 2e-4  # short functions are called in a row for about as long
+KEPT_REFERENCES = 4
+KEPT_BYTES = 1 << 30  # of them all; the last is kept whatever it takes
+YARDSTICK_CALLS = 4
+YARDSTICK_SECONDS = 1e-4  # of one call, at least
+YARDSTICK_SIZES = (256, 512, 1024, 2048, 4096)
+OVERHEAD_SECONDS = 0.15  # spent on timing the overhead of a call
+_LENGTHS = struct.Struct("!IQ")
+
+
+def write_frame(stream: IO[bytes], header: dict[str, Any], body: bytes = b"") -> None:
+    text = json.dumps(header, allow_nan=False).encode()
+    stream.write(_LENGTHS.pack(len(text), len(body)) + text)
+    stream.write(body)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    """The next (header, body). EOFError where the stream ends, also within a frame."""
+
+    def exactly(size: int) -> bytes:
+        data = stream.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    header_size, body_size = _LENGTHS.unpack(exactly(_LENGTHS.size))
+    return json.loads(exactly(header_size)), exactly(body_size)
+
+
+@dataclasses.dataclass
+class _Timed:
+    """A compiled and warm function with its inputs, and how often to call it in a turn."""
+
+    run: Callable[[], Any]
+    calls: int
+
+
+@dataclasses.dataclass
+class _Ready(_Timed):
+    """A job to time."""
+
+    compile_seconds: float
+    hlo_hash: str
+    same: tuple[str, ...]  # equal for functions that need be timed only once
+    n_bytes: int  # of inputs, and of constants: theirs, the compiled code's and those of its HLO
+
+
+@dataclasses.dataclass
+class _Yardstick(_Timed):
+    """What jobs without a reference are timed in turn with."""
+
+    multiplications: int  # in a call
+
+
+class _Server:
+    """Answers frames. Keeps the last few references, and every result by optimised HLO, inputs and
+    settings.
+    """
+
+    def __init__(self) -> None:
+        self._references: collections.OrderedDict[str, _Ready] = collections.OrderedDict()
+        self._yardstick: _Yardstick | None = None  # made for the greeting
+        self._results: dict[tuple[Any, ...], Timing] = {}
+        self._compiled = 0
+
+    def answer(self, header: dict[str, Any], body: bytes) -> dict[str, Any]:
+        try:
+            if header["do"] == "hello":
+                overhead = _overhead()
+                self._yardstick = _yardstick()
+                # What JAX has made by now stays: collecting garbage before each job would walk all
+                # of it, for about as long as a job takes.
+                gc.freeze()
+                machine = dataclasses.asdict(machine_key())
+                return {"overhead_seconds": overhead, "machine": machine}
+            if header["do"] == "hold":
+                self._hold(header, body)
+                return {"held": True}
+            named = header.get("reference")
+            if named is not None and named["identity"] not in self._references:
+                return {"needs_reference": True}
+            return {"timing": self._time(header, body).as_dict()}
+        except Exception as error:  # whatever goes wrong in a job is that job's result
+            failed = Timing.without("failed", error_text(error))
+            return {"timing": failed.as_dict(), "broken": not _device_works()}
+
+    def _hold(self, header: dict[str, Any], artifact: bytes) -> None:
+        self._references[header["identity"]] = self._ready(header, artifact)
+        kept = self._references
+        while len(kept) > 1 and (
+            len(kept) > KEPT_REFERENCES or sum(r.n_bytes for r in kept.values()) > KEPT_BYTES
+        ):
+            kept.popitem(last=False)
+            give_back()
+
+    def _time(self, header: dict[str, Any], artifact: bytes) -> Timing:
+        ready = self._ready(header, artifact)
+        named = header.get("reference")
+        same = (
+            *ready.same,
+            header["launches"],
+            header["seconds"],
+            None if named is None else named["identity"],
+        )
+        timing = self._results.get(same)
+        if timing is None:
+            against: _Timed | None = self._yardstick
+            if named is not None:
+                against = self._references[named["identity"]]
+                self._references.move_to_end(named["identity"])
+            functions: dict[str, _Timed] = {"job": ready}
+            if against is not None:
+                functions["against"] = against
+            samples = interleave(
+                {name: each.run for name, each in functions.items()},
+                {name: each.calls for name, each in functions.items()},
+                seconds=header["seconds"],
+                min_rounds=MIN_ROUNDS,
+                max_rounds=MAX_ROUNDS,
+                rng=np.random.default_rng(0),
+                # The yardstick leaves the caches to the job.
+                warm_caches=named is not None,
+            )
+            timing = timing_of(samples["job"], hlo_hash=ready.hlo_hash)
+            if against is not None:
+                ratio = paired_ratio(
+                    samples["job"], samples["against"], rng=np.random.default_rng(0)
+                ).value
+                if isinstance(against, _Yardstick):
+                    pace = timing.seconds / ratio / against.multiplications
+                    timing = dataclasses.replace(timing, pace=pace)
+                else:
+                    timing = dataclasses.replace(timing, relative=ratio)
+            self._results[same] = timing
+        return dataclasses.replace(
+            timing,
+            compile_seconds=ready.compile_seconds,
+            reference="" if named is None else named["key"],
+        )
+
+    def _ready(self, header: dict[str, Any], artifact: bytes) -> _Ready:
+        """Compiles and warms an artifact. Raises what JAX raises."""
+        self._compiled += 1
+        if self._compiled % 50 == 0:
+            jax.clear_caches()  # what JAX keeps of an artifact's trace is never looked up again
+        make_known(header["targets"])
+        try:
+            exported = jax.export.deserialize(bytearray(artifact))
+        except Exception as error:  # the reader of the format raises errors of many types
+            raise ValueError(f"the artifact cannot be read: {error_text(error)}") from error
+        if exported.nr_devices != 1:
+            raise ValueError(
+                f"the artifact is for {exported.nr_devices} devices; the worker times on one"
+            )
+        avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+        leaves = [random_input(aval, seed=number) for number, aval in enumerate(avals)]
+        # NumPy arrays that are closed over become constants of the compiled code.
+        fixed = [np.asarray(leaf) for leaf in leaves[: header["constants"]]]
+        rest = leaves[header["constants"] :]
+
+        def call(*given: Any) -> Any:
+            arguments, keywords = jax.tree.unflatten(exported.in_tree, [*fixed, *given])
+            return exported.call(*arguments, **keywords)
+
+        start = time.perf_counter()
+        lowered = jax.jit(call).lower(*rest)
+        options = {name: _option_value(value) for name, value in header["options"].items()}
+        compiled = lowered.compile(compiler_options=options)
+        compile_seconds = time.perf_counter() - start
+
+        def run() -> Any:
+            return compiled(*rest)
+
+        _, warm = warm_up(run)
+        calls = header["launches"] or calls_per_turn(warm, TURN_SECONDS)
+        text_hash = hlo_hash(compiled.as_text() or artifact.hex())
+        # Options belong to it: some change the machine code and not the HLO.
+        same = (
+            text_hash,
+            str([(aval.shape, str(aval.dtype)) for aval in avals]),
+            json.dumps([sorted(options.items()), header["constants"]]),
+        )
+        n_bytes = sum(map(_bytes, rest)) + 3 * sum(map(_bytes, fixed))
+        return _Ready(run, calls, compile_seconds, text_hash, same, n_bytes)
+
+
+def _bytes(x: Any) -> int:
+    return x.size * x.dtype.itemsize
+
+
+def _option_value(text: str) -> str | bool:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _warm(fn: Callable[..., Any], *args: Any) -> _Timed:
+    compiled = jax.jit(fn).lower(*args).compile()
+
+    def run() -> Any:
+        return compiled(*args)
+
+    _, warm = warm_up(run)
+    return _Timed(run, calls_per_turn(warm, TURN_SECONDS))
+
+
+def _overhead() -> float:
+    """Seconds per call of a compiled addition of eight numbers: what any call costs."""
+    little = _warm(lambda x: x + 1, random_input(jax.ShapeDtypeStruct((8,), np.float32)))
+    samples = interleave(
+        {"little": little.run},
+        {"little": little.calls},
+        seconds=OVERHEAD_SECONDS,
+        min_rounds=MIN_ROUNDS,
+        max_rounds=MAX_ROUNDS,
+        rng=np.random.default_rng(0),
+        warm_caches=False,
+    )
+    return timing_of(samples["little"]).seconds
+
+
+def _yardstick() -> _Yardstick:
+    """A product of two square matrices, as small as takes a while: little memory, several times in
+    a row, so that it takes the same after a job that has emptied the caches.
+    """
+    for size in YARDSTICK_SIZES:
+        x, w = (
+            random_input(jax.ShapeDtypeStruct((size, size), np.float32), seed=n) for n in (0, 1)
+        )
+        product = _warm(jnp.matmul, x, w)
+        if call_seconds(product.run) >= YARDSTICK_SECONDS:
+            break
+    return _Yardstick(product.run, YARDSTICK_CALLS, multiplications=size**3)
+
+
+def _device_works() -> bool:
+    """Whether the device still computes: after some faults a process cannot use a GPU any more."""
+    try:
+        return bool(np.asarray(jax.device_put(np.ones(8, np.float32)) + 1).sum() == 16.0)
+    except Exception:
+        return False
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    inbox: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            while True:
+                inbox.put(read_frame(requests))
+        except (EOFError, OSError, ValueError):
+            os._exit(0)  # the parent is gone: end even while a job hangs
+
+    threading.Thread(target=read, daemon=True).start()
+    only_time()
+    server = _Server()
+    while True:
+        header, body = inbox.get()
+        write_frame(answers, server.answer(header, body))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""One spelling for what can be spelled in several ways, before anything looks at a graph.
+
+Layers of one kind come in many spellings: a mask of ones that is multiplied by, a bias of zeros
+that is added, weights stored with heads apart, an einsum with its operands the other way round.
+None of them costs XLA anything, but rules, libraries and the search for repeated layers see other
+graphs. So equal constants become one, arrays of one number become that number, what changes nothing
+goes, movements next to each other join, and products have one order (`canonical_dot`).
+
+Every step keeps every bit of what XLA gives but the sign of zeros and, in products, the order of
+sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph.host import HostGraph, disassemble, exact_float32, live, reassemble, source_key
+from xrl_jax.graph.operands import flat_operands, is_pinned
+from xrl_jax.graph.program import Binding, Call, Equation, Input, Program
+from xrl_jax.transform import canonical_dot
+
+# NumPy's functions that give the bits that XLA gives.
+_ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in ("add", "sqrt", "abs", "square")},
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    **{"eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal, "gt": np.greater},
+    **{"le": np.less_equal, "lt": np.less, "and": np.bitwise_and, "or": np.bitwise_or},
+    "not": np.invert,
+    "select": lambda test, no, yes: yes if test else no,
+}
+_DTYPES = ("bool", "int32", "float32")
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "max": -math.inf, "min": math.inf}
+_EITHER_SIDE = ("add", "mul", "max", "min", "and", "or")
+_INVERSES = ("neg", "not", "rev")
+
+
+def canonical(program: Program) -> Program:
+    """The program with every graph in its canonical spelling."""
+    host = disassemble(program)
+    graphs = [host.main, *host.bodies]
+    given: dict[int, list[Any]] = {}  # of a body, the number that all calls pass for each operand
+    # Bodies stand before those that call them.
+    for g in [0, *range(len(graphs) - 1, 0, -1)]:
+        graphs[g], calls = _canonical(graphs[g], host.bindings, given.get(g - 1, []))
+        for body, numbers in calls:
+            given[body] = _agreed(given.get(body, numbers), numbers)
+    return reassemble(program, replace(host, main=graphs[0], bodies=tuple(graphs[1:])))
+
+
+def _agreed(before: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    """The numbers that both calls pass; none where one of them says nothing of its operands."""
+    if len(before) != len(numbers):
+        return []
+    return [a if a == b else None for a, b in zip(before, numbers, strict=True)]
+
+
+def _canonical(
+    graph: HostGraph, bindings: Sequence[Binding], given: Sequence[Any]
+) -> tuple[HostGraph, list[tuple[int, list[Any]]]]:
+    """The graph in its canonical spelling, and which bodies it calls with which numbers.
+
+    Args:
+      given: the number that is passed for each input; None where none is known. Empty for none.
+    """
+    made = Canonical(bindings)
+    new: list[int] = []
+    for node in graph.nodes:
+        source = bindings[node.ref] if node.ref >= 0 else None
+        number = given[source.position] if given and isinstance(source, Input) else None
+        full = None if number is None else made.full(number, node.shape, node.dtype)
+        renamed = replace(node, args=tuple(new[a] for a in node.args))
+        new.append(made.add(renamed) if full is None else full)
+    outputs = tuple(new[o] for o in graph.outputs)
+    calls = []
+    for node in made.nodes:
+        call = bindings[node.ref] if node.op == "call" else None
+        if isinstance(call, Call):
+            numbers = [made.number(o) for o in flat_operands(made.nodes, node)]
+            if call.kind == "inline":
+                calls.append((call.bodies[0], numbers))
+            else:  # what loops and branches pass is not looked at
+                calls += [(b, []) for b in call.bodies]
+    return live(replace(graph, nodes=tuple(made.nodes), outputs=outputs)), calls
+
+
+@dataclass
+class Canonical:
+    """A graph while it is made.
+
+    Attributes:
+      numbers: of nodes that have one in all places, that number.
+      fixed: nodes that depend on constants alone; equal ones are one. Others are not shared, since
+        layers that share work are no longer alike.
+    """
+
+    bindings: Sequence[Binding]
+    nodes: list[Node] = field(default_factory=list)
+    numbers: dict[int, Any] = field(default_factory=dict)
+    fixed: set[int] = field(default_factory=set)
+    known: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, node: Node) -> int:
+        """The index of what has this node's value."""
+        found = self._simpler(node)
+        if found is not None and not self.nodes[found].shape and node.shape:
+            found = self.broadcast(found, node.shape, ())
+        if found is not None:
+            return found
+        key: Any = len(self.nodes)
+        if node.op in ops.SOURCES:
+            key = source_key(node)
+        elif node.args and all(a in self.fixed for a in node.args) and not is_pinned(node):
+            key = (node.op, node.args, node.attrs, node.shape, node.dtype, node.ref)
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append(node)
+            self._learn(self.known[key], node, is_fixed=not isinstance(key, int))
+        return self.known[key]
+
+    def _learn(self, index: int, node: Node, *, is_fixed: bool) -> None:
+        if is_fixed and node.op not in ("input", "weight"):
+            self.fixed.add(index)
+        if node.op == "const" and node.ref < 0 and node.dtype in _DTYPES:
+            self.numbers[index] = np.dtype(node.dtype).type(node.value)
+        elif node.op == "broadcast" and node.args[0] in self.numbers:
+            self.numbers[index] = self.numbers[node.args[0]]
+
+    def made(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
+        """The index of an operator's result; None where arguments and attributes do not fit."""
+        vector = pack_attrs(op, attrs)
+        inferred = infer(op, vector, [self.nodes[a] for a in args])
+        if inferred is None:
+            return None
+        shape, dtype = inferred
+        return self.add(Node(op, tuple(args), vector, shape=shape, dtype=dtype))
+
+    def full(self, number: Any, shape: Sequence[int], dtype: str) -> int | None:
+        """An array of one number; None where a node cannot hold that."""
+        value = exact_float32(np.asarray(number).astype(dtype))
+        if value is None or np.isnan(value):
+            return None
+        scalar = self.add(Node("const", dtype=dtype, value=value))
+        return self.broadcast(scalar, shape, ()) if shape else scalar
+
+    def reshape(self, index: int, shape: Sequence[int]) -> int | None:
+        return self.made("reshape", [index], shape=shape, rank=len(shape))
+
+    def broadcast(self, index: int, shape: Sequence[int], dims: Sequence[int]) -> int | None:
+        return self.made("broadcast", [index], shape=shape, rank=len(shape), dims=dims)
+
+    def transpose(self, index: int, perm: Sequence[int]) -> int | None:
+        return self.made("transpose", [index], perm=perm)
+
+    def number(self, index: int) -> Any:
+        """The number that a node has in all places; None where it has several or none is known."""
+        return self.numbers.get(index)
+
+    # --- what a node can be instead ---
+
+    def _simpler(self, node: Node) -> int | None:
+        if node.op == "opaque":
+            return self._as_slice(node)
+        if node.op in ops.SOURCES or not node.args or node.dtype in ("tuple", "extended"):
+            return None
+        for rule in (self._of_numbers, self._without_neutral, self._of_inverse):
+            found = rule(node)
+            if found is not None:
+                return found
+        by_op = _BY_OP.get(node.op)
+        return by_op(self, node) if by_op is not None else None
+
+    def _of_numbers(self, node: Node) -> int | None:
+        """An operator of arrays of one number each."""
+        args = [self.number(a) for a in node.args]
+        if any(a is None for a in args):
+            return None
+        if node.op in ("reshape", "transpose", "slice", "rev"):
+            return self.full(args[0], node.shape, node.dtype)
+        if node.op == "cast":
+            fits = node.dtype in _DTYPES and (node.dtype != "int32" or abs(args[0]) < 2**31)
+            return self.full(args[0], node.shape, node.dtype) if fits else None
+        if node.op not in _ON_NUMBERS or node.dtype not in _DTYPES:
+            return None
+        with np.errstate(all="ignore"):
+            return self.full(_ON_NUMBERS[node.op](*args), node.shape, node.dtype)
+
+    def _without_neutral(self, node: Node) -> int | None:
+        """An operator of one array and the number that changes nothing."""
+        neutral = _NEUTRAL.get(node.op)
+        if node.op in ("and", "or") and node.dtype == "bool":
+            neutral = node.op == "and"
+        if neutral is None:
+            return None
+        for x, other in ((0, 1), (1, 0)) if node.op in _EITHER_SIDE else ((0, 1),):
+            if self.number(node.args[other]) == neutral:
+                return node.args[x]
+        return None
+
+    def _of_inverse(self, node: Node) -> int | None:
+        """An operator of its own result, which it undoes."""
+        inner = self.nodes[node.args[0]]
+        same = node.op in _INVERSES and (inner.op, inner.attrs) == (node.op, node.attrs)
+        return inner.args[0] if same else None
+
+    def _as_slice(self, node: Node) -> int | None:
+        """A slice from a place that is known."""
+        equation = self.bindings[node.ref]
+        if not isinstance(equation, Equation) or equation.name != "dynamic_slice":
+            return None
+        array, *starts = flat_operands(self.nodes, node)
+        numbers = [self.number(s) for s in starts]
+        shape, sizes = self.nodes[array].shape, node.shape
+        if any(n is None for n in numbers) or len(shape) > ops.MAX_RANK:
+            return None
+        if self.nodes[array].dtype == "extended":
+            return None
+        start = [
+            min(max(int(n), 0), whole - size)
+            for n, whole, size in zip(numbers, shape, sizes, strict=True)
+        ]
+        limit = [a + size for a, size in zip(start, sizes, strict=True)]
+        return self.made("slice", [array], start=start, limit=limit, stride=[1] * len(shape))
+
+
+def _select(g: Canonical, node: Node) -> int | None:
+    """Of a test whose answer is known, or between equal values."""
+    test, no, yes = node.args
+    answer = g.number(test)
+    if answer is not None:
+        return yes if answer else no
+    return yes if no == yes else None
+
+
+def _cast(g: Canonical, node: Node) -> int | None:
+    return node.args[0] if g.nodes[node.args[0]].dtype == node.dtype else None
+
+
+def _integer_pow(g: Canonical, node: Node) -> int | None:
+    exponent = node.attr("exponent")
+    if exponent == 1:
+        return node.args[0]
+    return g.made("square", node.args) if exponent == 2 else None
+
+
+def _mul(g: Canonical, node: Node) -> int | None:
+    """A square; or a choice, as XLA makes it of a product with the answers of a test: the numbers
+    that are not chosen are zero, NaN among them.
+    """
+    a, b = node.args
+    if node.dtype not in ops.FLOAT_DTYPES:
+        return None
+    if a == b:
+        return g.made("square", [a])
+    for x, mask in ((a, b), (b, a)):
+        cast = g.nodes[mask]
+        test = g.nodes[cast.args[0]] if cast.op == "cast" else None
+        if test is not None and test.dtype == "bool" and test.shape and test.op != "broadcast":
+            zero = g.full(0, node.shape, node.dtype)
+            return None if zero is None else g.made("select", [cast.args[0], zero, x])
+    return None
+
+
+def _reshape(g: Canonical, node: Node) -> int | None:
+    x = g.nodes[node.args[0]]
+    if x.shape == node.shape:
+        return node.args[0]
+    return g.reshape(x.args[0], node.shape) if x.op == "reshape" else None
+
+
+def _transpose(g: Canonical, node: Node) -> int | None:
+    """One transpose for two, a reshape where only sizes of one move, a product turned round."""
+    perm = node.attr("perm")[: len(node.shape)]  # type: ignore[index]
+    x = g.nodes[node.args[0]]
+    if perm == tuple(range(len(perm))):
+        return node.args[0]
+    if x.op == "transpose":
+        inner = x.attr("perm")
+        return g.transpose(x.args[0], [inner[p] for p in perm])  # type: ignore[index]
+    moved = [p for p in perm if x.shape[p] != 1]
+    if moved == sorted(moved):
+        return g.reshape(node.args[0], node.shape)
+    return canonical_dot.turned(g, node, perm) if x.op == "dot" else None
+
+
+def _broadcast(g: Canonical, node: Node) -> int | None:
+    """One broadcast for two, and of what has fewer axes of size one."""
+    x = g.nodes[node.args[0]]
+    dims = node.attr("dims")[: len(x.shape)]  # type: ignore[index]
+    if x.shape == node.shape and dims == tuple(range(len(dims))):
+        return node.args[0]
+    if x.op == "broadcast":
+        inner = x.attr("dims")[: len(g.nodes[x.args[0]].shape)]  # type: ignore[index]
+        return g.broadcast(x.args[0], node.shape, [dims[d] for d in inner])
+    if x.op == "reshape":
+        source = g.nodes[x.args[0]].shape
+        kept = [d for d, n in enumerate(x.shape) if n != 1]
+        if list(source) == [x.shape[d] for d in kept]:
+            return g.broadcast(x.args[0], node.shape, [dims[d] for d in kept])
+    return None
+
+
+def _slice(g: Canonical, node: Node) -> int | None:
+    """All of an array."""
+    return node.args[0] if g.nodes[node.args[0]].shape == node.shape else None
+
+
+def _pad(g: Canonical, node: Node) -> int | None:
+    """By nothing."""
+    rank = len(node.shape)
+    widths = [w for name in ("low", "high", "interior") for w in node.attr(name)[:rank]]  # type: ignore[index]
+    return node.args[0] if not any(widths) else None
+
+
+def _concat(g: Canonical, node: Node) -> int | None:
+    return node.args[0] if len(node.args) == 1 else None
+
+
+def _reduce(g: Canonical, node: Node) -> int | None:
+    """Over axes of size one."""
+    shape = g.nodes[node.args[0]].shape
+    axes = ops.axes_of(node.attr("axes"))  # type: ignore[arg-type]
+    return g.reshape(node.args[0], node.shape) if all(shape[a] == 1 for a in axes) else None
+
+
+_BY_OP: dict[str, Callable[[Canonical, Node], int | None]] = {
+    "select": _select,
+    "cast": _cast,
+    "integer_pow": _integer_pow,
+    "mul": _mul,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "broadcast": _broadcast,
+    "slice": _slice,
+    "pad": _pad,
+    "concat": _concat,
+    "dot": canonical_dot.canonical,
+    **{f"reduce_{kind}": _reduce for kind in ("sum", "max", "min", "prod")},
+}

@@ -1,0 +1,68 @@
+"""Chains: bodies whose calls feed one another, as the layers of a network do.
+
+A folded layer sees its input as coming from nowhere. What it costs to read it depends on what made
+it, and that is the same layer, one call before: the input says which of the layer's results it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xrl_jax.graph.graph import pack_attrs
+from xrl_jax.graph.host import HostGraph, HostProgram
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.graph.program import Binding, Call, Input
+
+
+def chained(host: HostProgram) -> HostProgram:
+    """The program with `again` set on those inputs of inlined bodies that are, in all calls but the
+    first, the same result of the call before.
+    """
+    again: dict[int, dict[int, int]] = {}  # of a body: result by input
+    shared: set[int] = set()  # called from several graphs, or by control flow
+    for graph in (host.main, *host.bodies):
+        for body, found in _links(graph, host.bindings).items():
+            if body in again or body in shared:
+                shared.add(body)
+            again[body] = found
+        for node in graph.nodes:
+            row = host.bindings[node.ref] if node.op == "call" else None
+            if isinstance(row, Call) and row.kind != "inline":
+                shared.update(row.bodies)
+    bodies = tuple(
+        body if b in shared else _marked(body, again.get(b, {}), host.bindings)
+        for b, body in enumerate(host.bodies)
+    )
+    return replace(host, bodies=bodies)
+
+
+def _links(graph: HostGraph, bindings: Sequence[Binding]) -> dict[int, dict[int, int]]:
+    """For each body that the graph inlines: which result of the call before each input is."""
+    last: dict[int, int] = {}  # the latest call of each body
+    links: dict[int, dict[int, int]] = {}
+    for i, node in enumerate(graph.nodes):
+        row = bindings[node.ref] if node.op == "call" else None
+        if not isinstance(row, Call) or row.kind != "inline":
+            continue
+        body, here = row.bodies[0], {}
+        for position, o in enumerate(flat_operands(graph.nodes, node)):
+            made = graph.nodes[o]
+            call, result = (made.args[0], made.attrs[0]) if made.op == "proj" else (o, 0)
+            if call == last.get(body):
+                here[position] = result
+        if body in last:
+            before = links.get(body, here)
+            links[body] = {p: r for p, r in here.items() if before.get(p) == r}
+        last[body] = i
+    return {body: links.get(body, {}) for body in last}
+
+
+def _marked(body: HostGraph, again: dict[int, int], bindings: Sequence[Binding]) -> HostGraph:
+    nodes = list(body.nodes)
+    for i, node in enumerate(nodes):
+        row = bindings[node.ref] if node.op == "input" else None
+        if isinstance(row, Input) and row.position in again:
+            attrs = pack_attrs("input", {"again": again[row.position] + 1})
+            nodes[i] = replace(node, attrs=attrs)
+    return replace(body, nodes=tuple(nodes))

@@ -1,0 +1,194 @@
+"""Folding: equal repeated regions become a body that is called; and unfolding, its inverse.
+
+The twelve layers of a transformer are one graph twelve times over. Folded, matching, policy, cost
+and timing see it once, and a rewrite of the body is a rewrite of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.host import (
+    Bindings,
+    HostGraph,
+    HostProgram,
+    called,
+    disassemble,
+    live,
+    reassemble,
+    source_key,
+    struct,
+)
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.graph.program import Array, Call, Input, Program
+from xrl_jax.transform.repeats import Run, find_runs, results_of
+
+_SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same
+
+
+def fold(program: Program) -> Program:
+    """The program with equal repeated regions of its main graph as bodies with a count.
+
+    Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. What differs
+    between the copies becomes an input of the body; what is used outside of a copy an output.
+    """
+    host = disassemble(program)
+    folded = fold_host(host)
+    return program if folded is host else reassemble(program, folded)
+
+
+def fold_host(host: HostProgram) -> HostProgram:
+    """`fold` on the host: a graph too large for any bucket may fit once it is folded."""
+    main = live(host.main)
+    runs = find_runs(main)
+    return _replace_runs(replace(host, main=main), runs) if runs else host
+
+
+def unfold(program: Program) -> Program:
+    """The program with every "inline" call replaced by its body's nodes, in all graphs."""
+    host = disassemble(program)
+    done: list[HostGraph] = []
+    for body in host.bodies:
+        done.append(_inline(body, done, host))
+    return reassemble(
+        program, HostProgram(_inline(host.main, done, host), tuple(done), host.bindings)
+    )
+
+
+def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
+    """The runs as calls of new bodies."""
+    bindings = Bindings(host.bindings)
+    bodies = list(host.bodies)
+    calls: dict[int, tuple[list[int], list[int], int]] = {}  # by the last member of a copy
+    inside: set[int] = set()
+    for run in runs:
+        body, operands, results = _body(host, run, bindings)
+        bodies.append(body)
+        ref = bindings.add(Call("inline", (len(bodies) - 1,)))
+        for c in range(run.copies):
+            members = run.members(c)
+            inside.update(members)
+            outs = [members[r] for r in results]
+            calls[members[-1]] = ([o[c] for o in operands], outs, ref)
+    nodes: list[Node] = []
+    new: dict[int, int] = {}
+    for i, node in enumerate(host.main.nodes):
+        if i in calls:
+            operands, outs, ref = calls[i]
+            made = [host.main.nodes[o] for o in outs]
+            new.update(zip(outs, called(nodes, ref, [new[o] for o in operands], made), strict=True))
+        elif i not in inside:
+            new[i] = len(nodes)
+            nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
+    outputs = tuple(new[o] for o in host.main.outputs)
+    main = replace(host.main, nodes=tuple(nodes), outputs=outputs)
+    return HostProgram(main, tuple(bodies), tuple(bindings.rows))
+
+
+def _body(
+    host: HostProgram, run: Run, bindings: Bindings
+) -> tuple[HostGraph, list[tuple[int, ...]], list[int]]:
+    """A run's body, the operands of each of its inputs (one per copy), and which members result."""
+    graph = host.main
+    copies = [run.members(c) for c in range(run.copies)]
+    at = {n: i for i, n in enumerate(copies[0])}
+    inputs: dict[tuple[int, ...], int] = {}
+    operands: list[tuple[int, ...]] = []
+    nodes: list[Node] = []
+    new: list[int] = []  # index in the body of each member
+    for j, member in enumerate(copies[0]):
+        args = []
+        for slot, arg in enumerate(graph.nodes[member].args):
+            if arg in at:
+                args.append(new[at[arg]])
+                continue
+            each = tuple(graph.nodes[c[j]].args[slot] for c in copies)
+            if each not in inputs:
+                source = graph.nodes[arg]
+                inputs[each] = len(nodes)
+                if source.op not in _SHARED_SOURCES or len(set(each)) > 1:
+                    ref = bindings.add(Input(len(operands)))
+                    operands.append(each)
+                    source = Node("input", shape=source.shape, dtype=source.dtype, ref=ref)
+                nodes.append(source)
+            args.append(inputs[each])
+        new.append(len(nodes))
+        nodes.append(replace(graph.nodes[member], args=tuple(args)))
+    results = sorted(set().union(*(results_of(run, c) for c in range(run.copies))))
+    in_avals = tuple(_aval(host, graph, each[0]) for each in operands)
+    name = f"repeat of {run.period}"
+    return (
+        HostGraph(tuple(nodes), tuple(new[j] for j in results), in_avals, name),
+        operands,
+        results,
+    )
+
+
+def _aval(host: HostProgram, graph: HostGraph, index: int) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a node; where the table cannot name the dtype, from the bindings."""
+    node = graph.nodes[index]
+    if node.dtype != "extended":
+        return jax.ShapeDtypeStruct(node.shape, node.dtype)
+    result = 0
+    if node.op == "proj":
+        result, node = int(node.attr("index")), graph.nodes[node.args[0]]  # type: ignore[arg-type]
+    binding = host.bindings[node.ref]
+    if isinstance(binding, Input):
+        return graph.in_avals[binding.position]
+    if isinstance(binding, Array):
+        return struct(binding.value)
+    if isinstance(binding, Call) and binding.equation is None:
+        body = host.bodies[binding.bodies[0]]
+        return _aval(host, body, body.outputs[result])
+    equation = binding.equation if isinstance(binding, Call) else binding
+    assert equation is not None
+    return struct(equation.avals[result])
+
+
+# --- unfolding -----------------------------------------------------------------------------------
+
+
+def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) -> HostGraph:
+    """The graph with the nodes of `bodies`, which hold no inline calls, in place of its calls."""
+    nodes: list[Node] = []
+    sources: dict[Any, int] = {}
+
+    def append(node: Node, args: Sequence[int]) -> int:
+        if node.op in ops.SOURCES:
+            if source_key(node) in sources:
+                return sources[source_key(node)]
+            sources[source_key(node)] = len(nodes)
+        nodes.append(replace(node, args=tuple(args)))
+        return len(nodes) - 1
+
+    def inlined(body: HostGraph, operands: Sequence[int]) -> list[int]:
+        new: list[int] = []
+        for node in body.nodes:
+            binding = host.bindings[node.ref] if node.ref >= 0 else None
+            if isinstance(binding, Input):
+                new.append(operands[binding.position])
+            else:
+                new.append(append(node, [new[a] for a in node.args]))
+        return [new[o] for o in body.outputs]
+
+    new: list[int] = []
+    results: dict[int, list[int]] = {}  # of inlined calls with several results
+    for i, node in enumerate(graph.nodes):
+        binding = host.bindings[node.ref] if node.ref >= 0 else None
+        if isinstance(binding, Call) and binding.kind == "inline":
+            operands = [new[a] for a in flat_operands(graph.nodes, node)]
+            results[i] = inlined(bodies[binding.bodies[0]], operands)
+            # A tuple has no node of its own any more: only its projections refer to it.
+            new.append(results[i][0] if results[i] else -1)
+        elif node.op == "proj" and node.args[0] in results:
+            new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
+        else:
+            new.append(append(node, [new[a] for a in node.args]))
+    outputs = tuple(new[o] for o in graph.outputs)
+    return live(replace(graph, nodes=tuple(nodes), outputs=outputs))

@@ -1,0 +1,207 @@
+"""What crosses the borders of folded bodies, laid out anew.
+
+A transpose cannot be rewritten across the border of a body, for a body is called from several
+places. Here all values of a kind that cross a border are turned at once: inside and outside, each
+by a pair of transposes that undo each other, which rewriting then moves and cancels on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.host import HostGraph, disassemble, reassemble
+from xrl_jax.graph.operands import attach, flat_operands
+from xrl_jax.graph.program import Binding, Call, Input, Program
+from xrl_jax.lowerings.plain import conv_layouts, dot_dims
+
+Perm = tuple[int, ...]
+Which = Callable[[Node], bool]
+
+
+class Layout(NamedTuple):
+    """A way to lay out activations.
+
+    Attributes:
+      name: as reports call it.
+      perm: the transpose into it, by the number of dimensions.
+      concerns: which values of a graph are laid out so; None where there is nothing to gain.
+      sources: whether values that a graph's operators do not compute (inputs, opaque results) are
+        turned and turned back where they come from, so that others can follow.
+    """
+
+    name: str
+    perm: Callable[[int], Perm]
+    concerns: Callable[[HostGraph], Which | None]
+    sources: bool
+
+
+def _images(graph: HostGraph) -> Which | None:
+    """Float values of four dimensions, where N C H W images are convolved."""
+    if not any(n.op == "conv" and conv_layouts(n)[0] == (0, 1, 2, 3) for n in graph.nodes):
+        return None
+    return lambda node: len(node.shape) == 4 and node.dtype in ops.FLOAT_DTYPES
+
+
+def _rows(graph: HostGraph) -> Which | None:
+    """Float values of two or three dimensions whose last is, or comes from, what is contracted with
+    a weight.
+    """
+    fixed: list[bool] = []
+    widths: set[int] = set()
+    for node in graph.nodes:
+        fixed.append(
+            node.op in ("weight", "const") or (bool(node.args) and all(fixed[a] for a in node.args))
+        )
+        if node.op == "dot" and fixed[node.args[1]] and not fixed[node.args[0]]:
+            lhs = graph.nodes[node.args[0]].shape
+            ((contracted, _), _) = dot_dims(node)
+            if contracted == (len(lhs) - 1,):
+                widths |= {lhs[-1], node.shape[-1]}
+    if not widths:
+        return None
+    return lambda node: (
+        len(node.shape) in (2, 3) and node.shape[-1] in widths and node.dtype in ops.FLOAT_DTYPES
+    )
+
+
+FEATURES_LAST = Layout(
+    "features-last", lambda rank: (0, *range(2, rank), 1), _images, sources=False
+)
+FEATURES_FIRST = Layout(
+    "features-first", lambda rank: (rank - 1, *range(rank - 1)), _rows, sources=True
+)
+
+
+def laid_out(program: Program, layout: Layout) -> Program:
+    """The program with what enters and leaves its bodies in this layout; the program itself where
+    the layout concerns nothing.
+    """
+    host = disassemble(program)
+    turned: Turned = {}
+    for b, body in enumerate(host.bodies):
+        which = layout.concerns(body) if _inline_only(program.bindings, b) else None
+        if which is not None:
+            places = _crossing(body, which, program.bindings)
+            if any(places[0]) or any(places[1]):
+                turned[b] = places
+    sources = layout.concerns(host.main) if layout.sources else None
+    if not turned and sources is None:
+        return program
+    turn = _Turn(layout.perm, turned, program.bindings)
+    bodies = []
+    for b, body in enumerate(host.bodies):
+        ins, outs = turned.get(b, ((False,) * len(body.in_avals), (False,) * len(body.outputs)))
+        bodies.append(turn.graph(body, ins, outs))
+    nothing = (False,) * len(host.main.in_avals), (False,) * len(host.main.outputs)
+    main = turn.graph(host.main, *nothing, sources=sources or (lambda _: False))
+    return reassemble(program, replace(host, main=main, bodies=tuple(bodies)))
+
+
+Places = tuple[tuple[bool, ...], tuple[bool, ...]]  # which inputs and which outputs are turned
+Turned = dict[int, Places]  # by body
+
+
+def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Places:
+    """Which inputs and outputs of a body are turned."""
+    ins = [False] * len(body.in_avals)
+    for node in body.nodes:
+        if node.op == "input" and which(node):
+            ins[_position(node, bindings)] = True
+    return tuple(ins), tuple(which(body.nodes[o]) for o in body.outputs)
+
+
+def _inline_only(bindings: Sequence[Binding], body: int) -> bool:
+    """Whether the body belongs to no control flow, which fixes what crosses its border."""
+    calls = [c for c in bindings if isinstance(c, Call) and body in c.bodies]
+    return all(c.kind == "inline" for c in calls)
+
+
+def _position(node: Node, bindings: Sequence[Binding]) -> int:
+    binding = bindings[node.ref]
+    assert isinstance(binding, Input)
+    return binding.position
+
+
+def _permuted(shape: Sequence[int], perm: Sequence[int]) -> tuple[int, ...]:
+    return tuple(shape[p] for p in perm)
+
+
+def _inverse(perm: Perm) -> Perm:
+    return tuple(perm.index(d) for d in range(len(perm)))
+
+
+class _Turn(NamedTuple):
+    perm: Callable[[int], Perm]
+    turned: Turned
+    bindings: Sequence[Binding]
+
+    def graph(
+        self,
+        graph: HostGraph,
+        ins: Sequence[bool],
+        outs: Sequence[bool],
+        *,
+        sources: Which = lambda _: False,
+    ) -> HostGraph:
+        """A graph with these inputs and outputs turned, and the calls of turned bodies too."""
+        nodes: list[Node] = []
+
+        def transposed(index: int, *, back: bool = False) -> int:
+            node = nodes[index]
+            perm = self.perm(len(node.shape))
+            perm = _inverse(perm) if back else perm
+            attrs = pack_attrs("transpose", {"perm": perm})
+            shape = _permuted(node.shape, perm)
+            nodes.append(Node("transpose", (index,), attrs, shape=shape, dtype=node.dtype))
+            return len(nodes) - 1
+
+        def there(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return _permuted(shape, self.perm(len(shape)))
+
+        new: list[int] = []  # for each old node the new one of the same value
+        for node in graph.nodes:
+            places = self._places_of(node)
+            if places is None:
+                nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
+            else:
+                operands = [
+                    transposed(new[a]) if turn else new[a]
+                    for a, turn in zip(flat_operands(graph.nodes, node), places[0], strict=True)
+                ]
+                attach(nodes, node, operands)
+            new.append(len(nodes) - 1)
+            if node.op == "input":
+                turn = ins[_position(node, self.bindings)]
+            elif node.op == "proj":
+                places = self._places_of(graph.nodes[node.args[0]])
+                turn = places is not None and places[1][int(node.attr("index"))]  # type: ignore[arg-type]
+            else:
+                turn = places is not None and node.dtype != "tuple" and places[1][0]
+            if turn:
+                nodes[-1] = replace(nodes[-1], shape=there(node.shape))
+                new[-1] = transposed(new[-1], back=True)
+            elif node.op in _SOURCES and sources(node):
+                new[-1] = transposed(transposed(new[-1]), back=True)
+        outputs = tuple(
+            transposed(new[o]) if t else new[o] for o, t in zip(graph.outputs, outs, strict=True)
+        )
+        avals = tuple(
+            jax.ShapeDtypeStruct(there(a.shape), a.dtype) if t else a
+            for a, t in zip(graph.in_avals, ins, strict=True)
+        )
+        return replace(graph, nodes=tuple(nodes), outputs=outputs, in_avals=avals)
+
+    def _places_of(self, node: Node) -> Places | None:
+        call = self.bindings[node.ref] if node.op == "call" else None
+        if isinstance(call, Call) and call.kind == "inline":
+            return self.turned.get(call.bodies[0])
+        return None
+
+
+_SOURCES = ("input", "opaque", "call", "proj")  # no rule moves a transpose past these

@@ -1,0 +1,119 @@
+"""Unrolling: short scans as calls of their bodies, one after the other.
+
+A scan copies the weights of each step out of the stacked ones, every time it runs, and what one
+step leaves to the next lies in memory between. Calls of a body are rewritten together as well, and
+neither happens: the weights' rows are taken out once, and layers flow into one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.host import (
+    Bindings,
+    HostGraph,
+    HostProgram,
+    called,
+    disassemble,
+    live,
+    reassemble,
+)
+from xrl_jax.graph.operands import flat_operands, is_pinned
+from xrl_jax.graph.program import Call, Program, scan_sizes
+from xrl_jax.transform.chains import chained
+from xrl_jax.transform.rows import joined, reshaped, sliced
+
+MOST_STEPS = 64
+MOST_NODES = 8192  # of the main graph, the steps and the rows they take, together
+
+
+def unrolled(program: Program) -> Program:
+    """The program with scans of at most `MOST_STEPS` steps as inlined calls of their bodies.
+
+    Scans with effects, of arrays that the op table cannot say, and those for which there are no
+    nodes left stay.
+    """
+    host = disassemble(program)
+    if not any(isinstance(b, Call) and b.kind == "scan" for b in host.bindings):
+        return program
+    unrolling = _Unrolling(Bindings(host.bindings), MOST_NODES - len(host.main.nodes))
+    for body in host.bodies:
+        unrolling.bodies.append(unrolling.graph(body))
+    main = unrolling.graph(host.main)
+    rows = tuple(unrolling.bindings.rows)
+    return reassemble(program, chained(HostProgram(main, tuple(unrolling.bodies), rows)))
+
+
+@dataclass
+class _Unrolling:
+    bindings: Bindings
+    left: int  # nodes that steps may still take
+    bodies: list[HostGraph] = field(default_factory=list)  # without short scans
+
+    def graph(self, graph: HostGraph) -> HostGraph:
+        """The graph without its short scans."""
+        nodes: list[Node] = []
+        new: list[int] = []
+        results: dict[int, list[int]] = {}  # of scans
+        for i, node in enumerate(graph.nodes):
+            call = self.bindings.rows[node.ref] if node.op == "call" else None
+            operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
+            if isinstance(call, Call) and self.takes(graph, node, call, operands):
+                body = self.bodies[call.bodies[0]]
+                results[i] = _steps(nodes, call, [new[o] for o in operands], body, self.bindings)
+                # A tuple has no node of its own any more: only its projections refer to it.
+                new.append(results[i][0] if results[i] else -1)
+            elif node.op == "proj" and node.args[0] in results:
+                new.append(results[node.args[0]][node.attrs[0]])
+            else:
+                nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
+                new.append(len(nodes) - 1)
+        outputs = tuple(new[o] for o in graph.outputs)
+        return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
+
+    def takes(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
+        """Whether the scan is to be unrolled; takes the nodes that it needs then."""
+        if call.kind != "scan" or call.equation is None or is_pinned(node):
+            return False
+        body, steps = self.bodies[call.bodies[0]], call.equation.params["length"]
+        crossing = [*(graph.nodes[o] for o in operands), *(body.nodes[o] for o in body.outputs)]
+        if any(n.dtype == "extended" or len(n.shape) >= ops.MAX_RANK for n in crossing):
+            return False
+        size = steps * (len(body.nodes) + 2 * len(crossing))
+        if not 0 < steps <= MOST_STEPS or size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+def _steps(
+    nodes: list[Node], call: Call, operands: Sequence[int], body: HostGraph, bindings: Bindings
+) -> list[int]:
+    """Append the calls of a scan's body; returns its results: what is carried, then what is
+    stacked.
+    """
+    assert call.equation is not None
+    params = call.equation.params
+    n_consts, n_carry = scan_sizes(params)
+    constants, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
+    scanned = operands[n_consts + n_carry :]
+    ref = bindings.add(Call("inline", call.bodies))
+    results = [body.nodes[o] for o in body.outputs]
+    order = range(params["length"])
+    rows: list[dict[int, int]] = [{} for _ in body.outputs[n_carry:]]
+    for t in reversed(order) if params["reverse"] else order:
+        given = [*constants, *carry]
+        for x in scanned:
+            given.append(reshaped(nodes, sliced(nodes, x, t, t + 1), nodes[x].shape[1:]))
+        made = called(nodes, ref, given, results)
+        carry = made[:n_carry]
+        for row, y in zip(rows, made[n_carry:], strict=True):
+            row[t] = y
+    stacked = []
+    for row in rows:
+        parts = [reshaped(nodes, row[t], (1, *nodes[row[t]].shape)) for t in order]
+        stacked.append(joined(nodes, parts))
+    return [*carry, *stacked]

@@ -1,0 +1,168 @@
+"""Both sides of a rewrite compared: the form of the rewritten graph, then the values of the roots.
+
+The domain of the values is the one of the rule's evidence:
+
+    field, exp   residues modulo a prime of 31 bits, other functions unknown; exp with its law
+    maxplus      the ordered integers, increasing functions unknown
+    float64      double precision, edge values among the inputs; lowerings run as lax code
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.attributes import used_width
+from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.verify.domains import Field, Floats, Integers
+from xrl_jax.verify.evaluate import CannotEvaluateError, Domain, evaluate
+from xrl_jax.verify.instances import Instance, dtypes_agree
+
+
+def difference(
+    evidence: str,
+    before: Instance,
+    nodes: Sequence[Node],
+    outputs: Sequence[int],
+    rng: np.random.Generator,
+    seed: int,
+) -> float:
+    """How far the sides are apart on random inputs: 0 for equal; relative to the largest element
+    for float64.
+
+    Raises:
+      CannotEvaluateError: the domain of this evidence has no meaning for some operator.
+      ValueError: attributes that no shape rule looks at are out of range, as axes of a softmax.
+    """
+    if evidence == "float64" and any(n.lowering for n in (*before.nodes, *nodes)):
+        return _lowered_difference(before, nodes, outputs, rng)
+    domain = domain_of(evidence, seed)
+    sources = {n.ref: domain.variable(n.shape, n.dtype, rng) for n in before.nodes if n.ref >= 0}
+    old = evaluate(before.nodes, before.roots, sources, domain)
+    new = evaluate(nodes, outputs, sources, domain)
+    return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
+
+
+def domain_of(evidence: str, seed: int) -> Domain:
+    """The domain that goes by this name in rule files."""
+    match evidence:
+        case "field":
+            return Field(seed, exponential=False)
+        case "exp":
+            return Field(seed)
+        case "maxplus":
+            return Integers(seed)
+        case _:
+            return Floats(seed)
+
+
+def degree(nodes: Sequence[Node]) -> int:
+    """Degree of the polynomials that the nodes compute (a quotient counts both parts, an unknown
+    function one).
+    """
+    degrees: list[int] = []
+    for n in nodes:
+        inner = [degrees[a] for a in n.args]
+        if n.op in ("mul", "div", "dot", "conv"):
+            degrees.append(sum(inner))
+        elif n.op == "square":
+            degrees.append(2 * inner[0])
+        elif n.op == "integer_pow":
+            exponent = n.attr("exponent")
+            assert isinstance(exponent, int)
+            degrees.append(abs(exponent) * inner[0])
+        elif n.op == "const":
+            degrees.append(0)
+        else:
+            degrees.append(max(inner, default=1))
+    return max(degrees, default=0)
+
+
+def ill_formed(nodes: Sequence[Node]) -> str:
+    """What is wrong with a rewritten graph, in words: types, dtypes, or attributes not filled up as
+    `pack_attrs` does; else "".
+    """
+    for i, node in enumerate(nodes):
+        if node.spec.shape == "given":
+            continue
+        args = [nodes[a] for a in node.args]
+        typed = infer(node.op, node.attrs, args)
+        if typed is None:
+            return f"%{i} ({node.op}) does not fit its arguments"
+        if typed != (node.shape, node.dtype):
+            return (
+                f"%{i} ({node.op}) should be {typed[1]}{list(typed[0])}, "
+                f"the engine says {node.dtype}{list(node.shape)}"
+            )
+        if not dtypes_agree(node.op, [a.dtype for a in args]):
+            return f"%{i} ({node.op}) mixes dtypes {[a.dtype for a in args]}"
+        named: dict[str, Any] = {}
+        for f in node.spec.fields:
+            value = node.attr(f.name)
+            rank = len(args[0].shape)
+            named[f.name] = (
+                value[: used_width(node.op, f, len(node.shape), rank)]
+                if isinstance(value, tuple)
+                else value
+            )
+        normal = pack_attrs(node.op, named)
+        if normal != node.attrs:
+            return f"%{i} ({node.op}) has attributes {node.attrs}, in normal form {normal}"
+    return ""
+
+
+def _lowered_difference(
+    before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator
+) -> float:
+    """As `difference`, by the lax code of the backend in double precision."""
+    # The way out; rules are matched without it.
+    from xrl_jax.lowerings.table import applicable, lower
+
+    for n in nodes:
+        if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):
+            raise CannotEvaluateError(
+                f"lowering {n.spec.lowerings[n.lowering]} of {n.op} does not apply here"
+            )
+    domain = Floats()
+    sources = {
+        n.ref: domain.variable(n.shape, n.dtype, rng).astype(
+            np.float64 if "float" in n.dtype else np.dtype(n.dtype)
+        )
+        for n in before.nodes
+        if n.ref >= 0
+    }
+
+    def run(graph: Sequence[Node], roots: Sequence[int], given: Mapping[int, Any]) -> list[Any]:
+        known: list[Any] = []
+        for n in graph:
+            known.append(given[n.ref] if n.ref >= 0 else lower(n, *(known[a] for a in n.args)))
+        return [known[r] for r in roots]
+
+    with jax.enable_x64(True):
+        both = jax.jit(
+            lambda given: (
+                run(_in_double(before.nodes), before.roots, given),
+                run(_in_double(nodes), outputs, given),
+            )
+        )
+        old, new = jax.device_get(both(sources))
+    return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
+
+
+def _in_double(nodes: Sequence[Node]) -> list[Node]:
+    double = ops.DTYPE_CODE["float64"]
+    out = []
+    for n in nodes:
+        attrs = list(n.attrs)
+        for f in n.spec.fields:
+            if f.name == "dtype":
+                attrs[f.offset] = double
+        out.append(
+            replace(n, dtype="float64" if "float" in n.dtype else n.dtype, attrs=tuple(attrs))
+        )
+    return out

@@ -1,0 +1,102 @@
+"""What a rewrite does to special values: NaN, infinities, large, small and shifted numbers.
+
+A rule that is right for real numbers need not be right for floats. Both sides are computed in
+float32, inputs drawn from kinds of edge values; weights, which are checked before a program is
+used, are finite, and large in one kind only. A rewrite keeps the contract where every result is NaN
+or infinite exactly where it was, and finite ones agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from xrl_jax.graph.graph import Node
+from xrl_jax.verify.domains import Floats
+from xrl_jax.verify.evaluate import evaluate
+from xrl_jax.verify.instances import Instance
+
+_SOME = 0.3  # share of the elements that become special
+_SMALLEST = 1e-30  # below it, an element is not judged by itself
+_AGREE = 1e-3  # relative: to the largest element, or to each where nothing is summed
+_DTYPES = ("float32", "bool", "int32")
+
+Draw = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def _put(value: float) -> Draw:
+    return lambda x, rng: np.where(rng.random(x.shape) < _SOME, value, x)
+
+
+def _scaled(factor: float, share: float = 1.0, shift: float = 0.0) -> Draw:
+    return lambda x, rng: np.where(rng.random(x.shape) < share, x * factor + shift, x)
+
+
+WEIGHTS_TOO = "numbers near 100, in weights too,"
+KINDS: dict[str, Draw] = {
+    "NaN": _put(np.nan),
+    "inf": _put(np.inf),
+    "-inf": _put(-np.inf),
+    "numbers near 1e30": _scaled(1e30, 0.5),
+    "numbers near 100": _scaled(100.0, 0.5),
+    WEIGHTS_TOO: _scaled(100.0, 0.5),
+    "numbers near 1e-12": _scaled(1e-12),
+    "a mean of 1e3": _scaled(0.01, shift=1e3),
+    "zeros": _scaled(0.0),
+    "negative numbers": lambda x, rng: -np.abs(x),
+}
+# Operators by which a result may be much smaller than what it is made of.
+_SUMS = frozenset(
+    "add sub reduce_sum window_sum cumsum dot conv softmax log log1p expm1 rem sin cos tan floor "
+    "ceil round".split()
+)
+
+
+def broken(
+    before: Instance,
+    nodes: Sequence[Node],
+    outputs: Sequence[int],
+    rng: np.random.Generator,
+    kinds: Sequence[str] = tuple(KINDS),
+) -> str:
+    """What a rewrite changes on these kinds of inputs, in words; "" where nothing is found or the
+    graph is none of float32.
+    """
+    sources = [n for n in before.nodes if n.ref >= 0]
+    if any(n.dtype not in _DTYPES for n in before.nodes):
+        return ""
+    if not any(n.dtype == "float32" and n.op == "input" for n in sources):
+        return ""
+    summed = any(n.op in _SUMS for n in before.nodes)
+    domain = Floats(single=True)
+    for kind in kinds:
+        drawn = {n.ref: domain.variable(n.shape, n.dtype, rng) for n in sources}
+        for n in sources:
+            if n.dtype == "float32":
+                x = rng.standard_normal(n.shape)
+                special = n.op == "input" or kind == WEIGHTS_TOO
+                drawn[n.ref] = np.float32(KINDS[kind](x, rng) if special else x)
+        old = evaluate(before.nodes, before.roots, drawn, domain)
+        new = evaluate(nodes, outputs, drawn, domain)
+        for a, b in zip(old, new, strict=True):
+            found = _difference(np.asarray(a, np.float64), np.asarray(b, np.float64), summed)
+            if found:
+                return f"with {kind} among the inputs, {found}"
+    return ""
+
+
+def _difference(a: np.ndarray, b: np.ndarray, summed: bool) -> str:
+    special = ~(np.isfinite(a) & np.isfinite(b))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if (special & ~same).any():
+        at = np.argmax((special & ~same).reshape(-1))
+        return f"{a.reshape(-1)[at]} became {b.reshape(-1)[at]}"
+    a, b = a[~special], b[~special]
+    if not a.size:
+        return ""
+    size = np.abs(a)
+    scale = np.full(a.shape, size.max()) if summed else np.where(size < _SMALLEST, np.inf, size)
+    wrong = np.abs(a - b) > _AGREE * scale
+    at = int(np.argmax(wrong))
+    return f"{a[at]:.6g} became {b[at]:.6g}" if wrong.any() else ""
