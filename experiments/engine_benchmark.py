@@ -45,6 +45,7 @@ NETWORKS = {
 }
 LEAST_SPEEDUP = 100.0  # over plain Python in wall and in processor time, for unfolded BERT
 ROUNDS = 3  # in which the engine and plain Python are timed in turn
+DRAWS = 4  # candidates drawn for a random rewrite
 MOST_BYTES = 4 << 30
 
 FLAGS = flags.FLAGS
@@ -104,7 +105,10 @@ def walk(
 
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         graph, masks = carry
-        after = apply(table, graph, *match_lib.draw(table, graph, masks, key))
+        # Some may turn out not to hold: the first that does is taken.
+        found = match_lib.sample(table, graph, masks, key, size=DRAWS)
+        at = jnp.argmax(found.entry >= 0)
+        after = apply(table, graph, found.entry[at], found.root[at], found.partner[at])
         masks = match_lib.rematch(table, after.graph, masks, after.changed)
         return (after.graph, masks), after.ok
 
@@ -164,9 +168,7 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         "rows": int(jnp.sum(table.row_role >= 0)),
         "candidates": count,
         "find": median(finding, table, graph),
-        "apply_all": dict(
-            zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)
-        ),
+        "apply": dict(zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)),
         "steps_per_second": float(np.asarray(done).sum() / wall),
         "steps_per_cpu_second": float(np.asarray(done).sum() / cpu),
         "recompiled_for_a_rule_more": recompiles(rules, graph, room),
@@ -289,7 +291,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
                 else "-"
             ),
         ),
-        ("apply all, ms", lambda r: pair(r["apply_all"], 1e3)),
+        ("apply all, ms", lambda r: pair(r["apply"], 1e3)),
         (
             "random steps per second",
             lambda r: f"{r['steps_per_second']:.0f} / {r['steps_per_cpu_second']:.0f}",

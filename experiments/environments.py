@@ -14,8 +14,8 @@ from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import with_room_for_outputs
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules
+from xrl_jax.program.program import Program
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
 from xrl_jax.transform.union import united_bucket
 

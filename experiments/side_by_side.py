@@ -20,9 +20,10 @@ from xrl_jax.accept.baselines import baselines, flat_original
 from xrl_jax.accept.settle import samples
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program, unflatten_args
 from xrl_jax.measure.machine import machine_key
 from xrl_jax.measure.timing import Comparison, Ratio, compare
+from xrl_jax.program.arguments import unflatten_args
+from xrl_jax.program.program import Program
 
 RIVAL = "ONNX Runtime"
 CONTROL = "A/A control"

@@ -17,10 +17,10 @@ from experiments.targets import ConfigError
 from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.roofline import CostTable, cost_table
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.worker import Worker
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.files import replacing
 from xrl_jax.search.backtracking import taso
 from xrl_jax.search.base import Budget, Problem

@@ -33,10 +33,10 @@ from experiments.environments import devices, params_of
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
 from xrl_jax.cost.model import Oracle
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.worker import Worker
+from xrl_jax.program.program import Program
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
 from xrl_jax.rl.strategy import by_policy

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule_files import all_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
+from xrl_jax.program.program import Program
 
 Size = tuple[int, ...]
 Weights = Sequence[jax.Array]

@@ -28,13 +28,13 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region, region_key, region_of
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import compile_rules
-from xrl_jax.lowerings.table import LOWERINGS, applicable, is_offered
+from xrl_jax.lower.table import LOWERINGS, applicable, is_offered
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.measure.worker import Worker
+from xrl_jax.program.program import Program
 from xrl_jax.search.openings import openings
 
 FLAGS = flags.FLAGS
@@ -83,7 +83,7 @@ def forms_of(region: Region) -> list[Region]:
     return [
         Region(replace(region.node, lowering=i), region.args, (*region.form[:2], i))
         for i in applicable(region.node, region.args)
-        if is_offered(LOWERINGS[region.node.op][i].name)
+        if is_offered(region.node.op, i)
     ]
 
 

@@ -34,7 +34,7 @@ from xrl_jax.cost.programs import Timed
 from xrl_jax.language.rule import parse_rules
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings import table as lowerings
+from xrl_jax.lower import table as lowerings
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from xrl_jax.backends.onnx.model import to_onnx
     from xrl_jax.backends.onnx.values import ExportError
     from xrl_jax.backends.plain_data import SaveError
-    from xrl_jax.backends.xla import to_jax
     from xrl_jax.engine.program import Candidate, apply, candidates
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
-    from xrl_jax.graph.program import Program
     from xrl_jax.language.rule import Rule
     from xrl_jax.language.rule_files import load_rules
     from xrl_jax.language.sexpr import RuleError
     from xrl_jax.measure.timing import Timing
     from xrl_jax.optimize import optimize
+    from xrl_jax.program.program import Program, to_jax
     from xrl_jax.report.saved import load
     from xrl_jax.search.base import Budget
     from xrl_jax.transform.fold import fold, unfold
@@ -64,7 +63,7 @@ _MODULES = {
     "Candidate": "xrl_jax.engine.program",
     "ExportError": "xrl_jax.backends.onnx.values",
     "LoadError": "xrl_jax.backends.archive",
-    "Program": "xrl_jax.graph.program",
+    "Program": "xrl_jax.program.program",
     "Rule": "xrl_jax.language.rule",
     "RuleError": "xrl_jax.language.sexpr",
     "SaveError": "xrl_jax.backends.plain_data",
@@ -80,7 +79,7 @@ _MODULES = {
     "load_rules": "xrl_jax.language.rule_files",
     "measure": "xrl_jax.accept.measure",
     "optimize": "xrl_jax.optimize",
-    "to_jax": "xrl_jax.backends.xla",
+    "to_jax": "xrl_jax.program.program",
     "to_onnx": "xrl_jax.backends.onnx.model",
     "unfold": "xrl_jax.transform.fold",
     "verify_rule": "xrl_jax.verify.verify",

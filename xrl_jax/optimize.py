@@ -21,12 +21,13 @@ from xrl_jax.frontends.callbacks import (
     without_callbacks,
 )
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program, flatten_as
 from xrl_jax.language.rule_files import offered, select_rules, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.measure.worker import Worker
+from xrl_jax.program.arguments import flatten_as
+from xrl_jax.program.program import Program
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache

@@ -24,8 +24,9 @@ from xrl_jax.accept.settle import (
 from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
-from xrl_jax.graph.program import Program
+from xrl_jax.lower.table import name_of, number_of
 from xrl_jax.measure.timing import Comparison, Ratio, Timing, warm_up
+from xrl_jax.program.program import Program
 
 W, X = jnp.full((3, 2), 0.5), jnp.ones((4, 3))
 
@@ -315,7 +316,7 @@ def grouped(form: str):
 
     program = from_jax(conv, w, x, weights=(0,))
     nodes, outputs, _ = nodes_of(program.graph)
-    number = next(n for n in nodes if n.op == "conv").spec.lowerings.index(form)
+    number = number_of("conv", form)
     new = [replace(n, lowering=number) if n.op == "conv" else n for n in nodes]
     return program, program.with_graphs([build(new, outputs)]), (w, x)
 
@@ -335,7 +336,7 @@ def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
     program, dense, args = grouped("dense")
     found = settled([finalist(dense)], program, args, guarded=False)
     assert found.used
-    assert all(n.spec.lowerings[n.lowering] != "dense" for n in nodes_of(found.program.graph)[0])
+    assert all(name_of(n) != "dense" for n in nodes_of(found.program.graph)[0])
 
 
 def test_the_final_timing_is_real_where_it_is_not_faked():

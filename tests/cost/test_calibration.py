@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.cost import calibration
 from xrl_jax.cost.calibration import (
     Sample,
     calibrate,
@@ -20,6 +19,7 @@ from xrl_jax.cost.calibration import (
 )
 from xrl_jax.cost.roofline import CORRECTED, DEFAULT_RATES, cost_table
 from xrl_jax.graph import ops
+from xrl_jax.lower.table import number_of
 
 
 def samples(op_class: str, *rates: float) -> list[Sample]:
@@ -106,9 +106,9 @@ def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_ti
 
 @pytest.mark.parametrize(("library", "expected"), [(None, 0.26), ("there", 0.1)])
 def test_every_usual_form_is_one_that_there_is(monkeypatch, library, expected):
-    monkeypatch.setattr(calibration, "library", lambda: library)
+    monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: library)
     usual = usual_forms("cpu")
-    assert usual[ops.OPS["conv"].code, 2, ops.OPS["conv"].lowerings.index("onednn")] == expected
+    assert usual[ops.OPS["conv"].code, 2, number_of("conv", "onednn")] == expected
     assert usual_forms("gpu") == {}
 
 

@@ -11,6 +11,9 @@ import pytest
 from xrl_jax.cost import fusion, roofline
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
+from xrl_jax.libraries.onednn.costs import COSTS
+from xrl_jax.libraries.onednn.library import CALLS
+from xrl_jax.lower.table import number_of
 from xrl_jax.runtime.engine_jit import engine_jit
 
 SHAPE = (4, 8)
@@ -26,7 +29,7 @@ TABLE = roofline.cost_table({})
 
 def absorbing() -> int:
     """A form of the product that takes an epilogue, where there is one."""
-    return ops.OPS["dot"].lowerings.index("onednn")
+    return number_of("dot", "onednn")
 
 
 def priced(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> TensorGraph:
@@ -58,6 +61,8 @@ def absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has it as a library of its own."""
     monkeypatch.setattr(fusion, "_members", fusion._absorbs)
+    monkeypatch.setattr(fusion, "calls", lambda: CALLS)
+    monkeypatch.setattr(roofline, "calls", lambda: CALLS)
 
 
 def test_a_chain_reads_where_it_begins() -> None:
@@ -131,12 +136,12 @@ def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -
         [square, weight, *chain, one("sin", 5), one("dot", 6, 1)]
     )
     compute = max(1024 / 1e11, 3 * 256 / 1.5e10) + 1e-6
-    assert first == pytest.approx(compute + fusion.ENTER)
+    assert first == pytest.approx(compute + COSTS.enter)
     assert added == pytest.approx(STEP + read)
     assert turned == pytest.approx(0.4 * read)
     assert second == pytest.approx(compute)
     assert waved > read
-    assert third == pytest.approx(compute + fusion.ENTER + read)
+    assert third == pytest.approx(compute + COSTS.enter + read)
 
 
 def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) -> None:
@@ -148,7 +153,7 @@ def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) 
     nodes += [Node("dot", (a, 1), SUMMED, shape=(8, 8)) for a in (2, 3)]
     *_, direct, behind = costs(nodes)
     compute, write = max(1024 / 1e11, 3 * 256 / 1.5e10) + 1e-6, 256 / 1.5e10
-    assert direct == pytest.approx(compute + fusion.LEAVE)
+    assert direct == pytest.approx(compute + COSTS.leave)
     assert behind == pytest.approx(compute + write)
 
 
@@ -167,7 +172,7 @@ def test_what_a_body_returned_one_call_before_comes_from_its_partition(
         assert (negative, product) == pytest.approx((0.1 * read, compute))
     else:
         assert negative == pytest.approx(read + 64 / 5e10 + STEP)
-        assert product == pytest.approx(compute + fusion.ENTER + read)  # which is written
+        assert product == pytest.approx(compute + COSTS.enter + read)  # which is written
 
 
 def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
@@ -184,8 +189,8 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
     *_, exponential, of_rows, of_columns, softmax_of_rows, softmax_of_columns = costs(nodes)
     in_loop = 0.1 * 256 / 1.5e10
     assert (exponential, of_rows, softmax_of_rows) == pytest.approx((in_loop,) * 3)
-    assert of_columns > fusion.LEAVE
-    assert softmax_of_columns > fusion.LEAVE
+    assert of_columns > COSTS.leave
+    assert softmax_of_columns > COSTS.leave
 
 
 def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) -> None:
@@ -195,8 +200,8 @@ def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) 
     ours = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2)]
     *_, product, negative = costs(ours)
     *_, thrice_the_product, twice_the_negative = costs(ours, doubled)
-    thrice = 3 * (product - fusion.ENTER)
-    assert thrice_the_product - fusion.ENTER == pytest.approx(thrice, rel=1e-4)
+    thrice = 3 * (product - COSTS.enter)
+    assert thrice_the_product - COSTS.enter == pytest.approx(thrice, rel=1e-4)
     assert twice_the_negative == pytest.approx(2 * negative)
     assert costs([X, W, DOT, node("neg", 2)], doubled) == costs([X, W, DOT, node("neg", 2)])
 
@@ -207,7 +212,7 @@ def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions
     dearer = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
     nodes = [X, W, replace(DOT, lowering=absorbing()), Node("dot", (2, 1), SUMMED, shape=(8, 8))]
     once, thrice = np.array(costs(nodes)), np.array(costs(nodes, dearer))
-    both = [2 * fusion.ENTER, 2 * fusion.LEAVE]
+    both = [2 * COSTS.enter, 2 * COSTS.leave]
     np.testing.assert_allclose((thrice - once)[-2:], both, rtol=1e-3)
 
 
@@ -216,6 +221,6 @@ def test_shares_are_by_correction(partitions: None) -> None:
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
     found = engine_jit(lambda table, graph: roofline.shares(table, graph))(TABLE, priced(nodes))
-    expected = {"partition dot": product - fusion.ENTER, "crossing": fusion.ENTER}
+    expected = {"partition dot": product - COSTS.enter, "crossing": COSTS.enter}
     expected |= {"partition": negative, "elementwise": sine}
     np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-5)

@@ -10,12 +10,13 @@ from xrl_jax.cost.neighbourhood import neighbourhood
 from xrl_jax.cost.programs import program_job
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, TensorGraph, build, nodes_of, pack_attrs
-from xrl_jax.graph.program import Program
+from xrl_jax.lower.table import number_of
+from xrl_jax.program.program import Program
 
 DIMS = {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
 CONTRACT = pack_attrs("dot", {**DIMS, "dtype": ops.DTYPE_CODE["float32"]})
 TWO = (2, 2)
-TRANSPOSED = ops.OPS["dot"].lowerings.index("transposed")
+TRANSPOSED = number_of("dot", "transposed")
 
 
 def node(op: str, *args: int, **fields) -> Node:

@@ -23,11 +23,11 @@ from xrl_jax.cost.programs import (
 )
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
 from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.timing import Stopwatch, Timing
 from xrl_jax.measure.worker import Worker
+from xrl_jax.program.program import Program
 
 A, B = (("fast", "a"),), (("fast", "b"),)
 LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run

@@ -27,7 +27,7 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings import table as lowerings
+from xrl_jax.lower.table import number_of
 
 
 def contract(dtype: str) -> tuple[int, ...]:
@@ -177,9 +177,9 @@ def test_a_lowering_that_does_not_exist_names_itself():
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
 def test_a_rectifier_that_would_lose_nan_is_timed_after_the_form(monkeypatch):
-    for module in (onednn, lowerings):
-        monkeypatch.setattr(module, "library", lambda: None)
-    form = DOT.spec.lowerings.index("onednn")
+    for module in ("calls", "library"):
+        monkeypatch.setattr(f"xrl_jax.libraries.onednn.{module}.library", lambda: None)
+    form = number_of("dot", "onednn")
     region = replace(REGION, node=replace(DOT, lowering=form))
     avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 6), (6, 8), ())]
     text = jax.jit(region_fn(region)).lower(*avals).as_text()
@@ -188,11 +188,11 @@ def test_a_rectifier_that_would_lose_nan_is_timed_after_the_form(monkeypatch):
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_kernels_of_a_call_of_many_are_timed_as_several():
-    region = replace(REGION, node=replace(DOT, lowering=DOT.spec.lowerings.index("onednn")))
+    region = replace(REGION, node=replace(DOT, lowering=number_of("dot", "onednn")))
     assert (region.in_partition, region.copies, wrapping_passes(region)) == (True, 16, ())
     job = region_job(region, ())
-    assert [t.what for t in job.targets] == ["run"]
-    assert job.targets[0].text.count("Dot") == 16
+    assert [t.data[1] for t in job.targets] == ["run"]
+    assert job.targets[0].data[2].count("Dot") == 16
     large = Node("dot", (0, 1), CONTRACT, region.node.lowering, (4096, 8192))
     sides = (Node("input", shape=(4096, 8192)), Node("weight", shape=(8192, 8192)))
     assert Region(large, sides).copies == 2

@@ -21,6 +21,7 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, TensorGraph, infer, pack_attrs
 from xrl_jax.language.rule import Pattern, Rule, Term, Var
 from xrl_jax.language.sexpr import Atom, SExpr
+from xrl_jax.lower.table import applicable, number_of
 
 K, R = ops.MAX_ATTRS, ops.MAX_RANK
 Vector = list[int]
@@ -414,7 +415,11 @@ def _new_node(
     found = infer(term.op, row, arg_nodes)
     if found is None or len(found[0]) > R:
         raise _DoesNotTypeError
-    lowering = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
+    lowering = number_of(term.op, term.lowering) if term.lowering else 0
+    if term.lowering:
+        model = graph.node(candidate.binding[term.like])
+        if lowering not in set(applicable(model, tuple(arg_nodes))) - {model.lowering}:
+            raise _DoesNotTypeError
     if term.like and not term.lowering:
         model = graph.node(candidate.binding[term.like])
         after = Graph(tuple(nodes), ())

@@ -123,13 +123,12 @@ def test_a_node_made_like_another_keeps_its_lowering() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        MADE_LIKE.replace(":like d", ":like d :lowering xla"),
         MADE_LIKE.replace("?x (neg ?w) :like d", "?w ?x :like d"),  # operands of other types
         MADE_LIKE.replace(":like d", ":like d :precision 2"),
     ],
 )
 def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> None:
-    """The plain one is asked for; the operand on the right is no weight; attributes are others."""
+    """The operand on the right is no weight; attributes are others."""
     graph = graph_of("""
       %1: float32[8,8] = input() ref=@0
       %2: float32[8,8] = weight() ref=@1

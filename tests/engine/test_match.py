@@ -14,7 +14,7 @@ from experiments import models
 from tests.engine import harness, oracle
 from tests.engine.harness import Found, find, graph_of, rules_of
 from tests.graph.generators import random_graph
-from xrl_jax.engine.match import candidates, draw, match, rows_of_rule, sample
+from xrl_jax.engine.match import candidates, match, rows_of_rule, sample
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import build
@@ -115,27 +115,6 @@ def test_a_pair_of_which_one_depends_on_the_other_is_refused() -> None:
         Found("merge", 3, 6),
         Found("merge", 5, 6),
     ]
-
-
-def drawn(rules: harness.CompiledRules, graph: harness.TensorGraph, n: int = 64) -> set[Found]:
-    """Candidates drawn `n` times; those that came to nothing left out."""
-    keys = jax.random.split(jax.random.key(0), n)
-    masks = harness.full(rules.table, graph)[0]
-    rows = zip(*(v.tolist() for v in DRAW(rules.table, graph, masks, keys)), strict=True)
-    rule = np.asarray(rules.table.entry_rule)
-    return {Found(rules.rules[rule[e]].name, r, p) for e, r, p in rows if e >= 0}
-
-
-DRAW = engine_jit(jax.vmap(draw, in_axes=(None, None, None, 0)))
-
-
-def test_every_pair_can_be_drawn() -> None:
-    rules, graph = rules_of(harness.MERGE), graph_of(SIBLINGS)
-    assert sorted(drawn(rules, graph)) == find(rules, graph)
-
-
-def test_nothing_is_drawn_where_nothing_matches() -> None:
-    assert drawn(rules_of(harness.DOUBLE), graph_of(SIBLINGS)) == set()
 
 
 def siblings(n: int) -> harness.TensorGraph:
@@ -249,13 +228,6 @@ def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledR
             again = harness.rematch(table, graph, masks, after.changed)
             masks, found = harness.full(table, graph)
             np.testing.assert_array_equal(again, masks)
-
-
-def test_what_is_drawn_is_a_candidate(library: harness.CompiledRules) -> None:
-    for seed in range(3):
-        graph = random_in_bucket(seed)
-        some = drawn(library, graph)
-        assert some and some <= set(find(library, graph))
 
 
 def test_a_rule_more_in_the_bucket_compiles_nothing(

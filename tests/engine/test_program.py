@@ -12,8 +12,8 @@ import pytest
 from xrl_jax.engine.program import apply, candidates
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule_files import load_rules
+from xrl_jax.program.program import Program
 
 X = jnp.arange(6.0).reshape(2, 3)
 RULES = load_rules(

@@ -27,17 +27,17 @@ from xrl_jax.accept.accuracy import Accuracy, assess, references
 from xrl_jax.accept.settle import samples
 from xrl_jax.backends.domain import right_everywhere
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.engine.apply import apply
 from xrl_jax.engine.match import candidates, rematch
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.bindings import Equation, Input
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
-from xrl_jax.graph.program import Equation, Input, Program
 from xrl_jax.graph.valid import is_valid
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import CompiledRules, RuleTable
-from xrl_jax.lowerings.table import applicable
+from xrl_jax.lower.table import applicable
+from xrl_jax.program.program import Program, to_jax
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.in_library import in_library
 from xrl_jax.verify.domains import Floats

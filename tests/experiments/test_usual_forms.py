@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import xrl_jax
 from experiments.usual_forms import Multiple, as_source, forms_of, medians, multiples, regions_of
-from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.lower.table import LOWERINGS
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:

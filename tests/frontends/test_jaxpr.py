@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends.xla import evaluate
 from xrl_jax.frontends.jaxpr import TraceError, from_jax
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, TensorGraph, nodes_of
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Array, Call, Equation, Input, Program, flatten_args
+from xrl_jax.program.arguments import flatten_args
+from xrl_jax.program.program import Program, evaluate
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.ones((3, 3), np.float32)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from tests.frontends.onnx_models import FLOAT, INT64, array, model, tensor
 from xrl_jax.frontends.onnx import OnnxError, UnsupportedOnnxError, from_onnx, load_onnx
-from xrl_jax.graph.program import Array
+from xrl_jax.graph.bindings import Array
 
 
 def linear_model():

@@ -16,9 +16,9 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.numpy_helper import to_array
 
 from tests.quick import QUICK
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx
 from xrl_jax.frontends.onnx_ops.base import UnknownValueError
+from xrl_jax.program.program import to_jax
 
 SAMPLE_SIZE = 200
 

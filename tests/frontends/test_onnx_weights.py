@@ -13,7 +13,7 @@ from onnx.helper import make_graph, make_node
 
 from tests.frontends.onnx_models import FLOAT, INT64, array, model, tensor
 from xrl_jax.frontends.onnx import from_onnx, load_onnx
-from xrl_jax.graph.program import Array
+from xrl_jax.graph.bindings import Array
 
 WEIGHT = np.arange(12.0).reshape(4, 3)
 IMAGE = tensor("x", [1, 1, 2, 2])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from tests.graph.generators import graphs
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.check import check
-from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import (
     GraphError,
     Node,
@@ -23,9 +23,10 @@ from xrl_jax.graph.graph import (
     with_args,
 )
 from xrl_jax.graph.passes import remove_dead
-from xrl_jax.graph.program import Array, Body, Call, Equation, Input, Program
 from xrl_jax.graph.text import parse_graph
 from xrl_jax.graph.valid import is_valid
+from xrl_jax.program.check import check_program
+from xrl_jax.program.program import Body, Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _valid = engine_jit(is_valid)

@@ -35,8 +35,9 @@ def test_the_library_has_many_rules_of_every_family() -> None:
     assert len(rules) >= 75
     assert set(families) == {
         "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity",
-        "layout", "lowering_conv", "lowering_dot", "lowering_pool", "merge", "movement", "pool",
-        "reduction",
+        "layout", "merge", "movement", "pool", "reduction", "lowering_conv", "lowering_dot",
+        "lowering_reduce_sum", "lowering_softmax", "lowering_window_max", "lowering_window_min",
+        "lowering_window_sum",
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ ELSEWHERE = Machine("gpu", "model A", 2, "jax 1", "")
 ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = """
 import sys
-from xrl_jax.cost.machine import Machine
+from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.timing import Timing
 store = TimingStore(sys.argv[1], machine=Machine("cpu", "model A", 2, "jax 1", ""))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xrl_jax.cost.model import signatures
 from xrl_jax.cost.roofline import cost_table, view_graph
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 from xrl_jax.search.base import predicted
 
 SIZES = (4, 5, 6)  # of three products of square matrices

@@ -12,11 +12,10 @@ from jax import lax
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings.table import LOWERINGS
-from xrl_jax.search import in_library as module
+from xrl_jax.lower.table import LOWERINGS
+from xrl_jax.program.program import Program
 from xrl_jax.search.in_library import in_library
 
 RULES = standard_rules()
@@ -45,7 +44,7 @@ def kernels(program: Program) -> Counter[tuple[str, str]]:
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None:
     made, steps = in_library(PROGRAM, RULES)
-    forms = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "xla"): 1}
+    forms = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "plain"): 1}
     assert kernels(made) == forms
     assert Counter(s.rule for s in steps) == {"conv-as-onednn": 1, "dot-as-onednn": 2}
     expected = network(K, V, U, X)
@@ -55,7 +54,7 @@ def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_a_form_without_a_rule_is_not_taken() -> None:
     made, steps = in_library(PROGRAM, select_rules(RULES, ("-dot-as-onednn", "-lowering_conv")))
-    assert kernels(made) == {("conv", "xla"): 1, ("dot", "xla"): 3} and steps == ()
+    assert kernels(made) == {("conv", "plain"): 1, ("dot", "plain"): 3} and steps == ()
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -102,7 +101,7 @@ def test_large_images_have_many_features_where_convolutions_are_winograds(
 
 
 def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "library", lambda: None)
+    monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: None)
     assert in_library(PROGRAM, RULES) == (PROGRAM, ())
 
 

@@ -19,12 +19,12 @@ from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.ops import OPS
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule_files import offered, select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.lower.table import LOWERINGS, name_of, number_of
 from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.program.program import Program
 from xrl_jax.search.openings import Opening, openings
 
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
@@ -149,7 +149,7 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
 def _library_forms() -> list[tuple[int, int, int]]:
     """What a library makes of convolutions and products, by `roofline.form_of`."""
     specs = [OPS[op] for op in ("conv", "dot")]
-    return [(s.code, kind, s.lowerings.index("onednn")) for s in specs for kind in range(3)]
+    return [(s.code, kind, number_of(s.name, "onednn")) for s in specs for kind in range(3)]
 
 
 def _kernels(program: Program) -> Counter[tuple[str, str]]:
@@ -198,7 +198,7 @@ def test_weights_on_the_left_are_stored_by_output() -> None:
     table = compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
     *_, first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
-    forms = [n.spec.lowerings[n.lowering] for n in nodes if n.op == "dot"]
+    forms = [name_of(n) for n in nodes if n.op == "dot"]
     assert forms == ["flat", "flat"]
 
 

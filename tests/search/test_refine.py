@@ -14,9 +14,9 @@ from tests.search.fakes import FakeOracle
 from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule import parse_rules
 from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.program.program import Program
 from xrl_jax.search import changes as changes_lib
 from xrl_jax.search import refine as lib
 from xrl_jax.search.base import Step
@@ -233,7 +233,7 @@ def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatc
     back = parse_rules(
         """(rule plain (family lowering-dot) (source "test")
              (lhs (dot ?x ?w :as d)) (when (/= (lowering d) 0))
-             (rhs (dot ?x ?w :like d :lowering xla)))"""
+             (rhs (dot ?x ?w :like d :lowering plain)))"""
     )[0]
     nodes = start.program.graph.nodes
     swapped = start.program.with_graphs(

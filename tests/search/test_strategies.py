@@ -15,10 +15,10 @@ import pytest
 
 from tests.search.fakes import FakeOracle, compiled_rules, made_up
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
 from xrl_jax.measure.timing import Timing
+from xrl_jax.program.check import check_program
+from xrl_jax.program.program import Program
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.rl.strategy import by_policy
 from xrl_jax.search import backtracking, descend, walk
@@ -53,9 +53,9 @@ def rules():
 
 
 def network(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
-    """Two contractions, and two transposes that do nothing."""
-    h = jnp.tanh(x @ v)
-    return jnp.transpose(jnp.transpose(h)) @ w
+    """Two contractions over the first axes, and two transposes that do nothing."""
+    h = jnp.tanh(jnp.einsum("ki,kj->ij", x, v))
+    return jnp.einsum("ki,kj->ij", jnp.transpose(jnp.transpose(h)), w)
 
 
 ARGS = tuple(jax.random.normal(jax.random.key(i), (6, 6)) for i in range(3))
@@ -71,7 +71,10 @@ def looped() -> Program:
     """A contraction outside of a loop, and one that runs four times inside."""
 
     def fn(x, v, w):
-        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x @ v, None, length=4)[0]
+        def step(c, _):
+            return jnp.tanh(jnp.einsum("ki,kj->ij", c, w)), None
+
+        return jax.lax.scan(step, jnp.einsum("ki,kj->ij", x, v), None, length=4)[0]
 
     return from_jax(fn, *ARGS, weights=(1, 2))
 

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 from tests.quick import QUICK
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
-from xrl_jax.graph.text import format_program
+from xrl_jax.program.check import check_program
+from xrl_jax.program.program import Program, to_jax
 from xrl_jax.transform import batch
 from xrl_jax.transform.batch import batched
 from xrl_jax.transform.unroll import unrolled
@@ -140,4 +138,4 @@ def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, see
 
 def test_it_is_done_once() -> None:
     once = batched(read(recurrent, W, U, XS, H))
-    assert format_program(batched(once)) == format_program(once)
+    assert str(batched(once)) == str(once)

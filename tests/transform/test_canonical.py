@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
+from xrl_jax.program.program import to_jax
 from xrl_jax.transform.canonical import canonical
 
 X = np.linspace(-1.0, 1.0, 6, dtype=np.float32).reshape(2, 3)

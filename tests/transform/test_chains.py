@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.bindings import Input
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Input, Program
+from xrl_jax.program.program import Program
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 WEIGHTS = [np.full((3, 3), 0.1 * (i + 1), np.float32) for i in range(4)]

@@ -12,12 +12,12 @@ import pytest
 from jax import lax
 
 import experiments.models as models
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph.bindings import Call
 from xrl_jax.graph.graph import Node, TensorGraph, nodes_of
 from xrl_jax.graph.hash import identity
-from xrl_jax.graph.program import Call, Program
+from xrl_jax.program.program import Program, to_jax
 from xrl_jax.transform.fold import fold, unfold
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -9,7 +9,7 @@ from jax import lax
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, laid_out
 
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))

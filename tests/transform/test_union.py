@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 from xrl_jax.transform.union import united, united_bucket, united_size
 
 

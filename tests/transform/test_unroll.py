@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends.xla import to_jax
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.graph.check_program import check_program
+from xrl_jax.graph.bindings import Call
 from xrl_jax.graph.graph import Node, nodes_of
-from xrl_jax.graph.program import Call, Program
+from xrl_jax.program.check import check_program
+from xrl_jax.program.program import Program, to_jax
 from xrl_jax.transform import unroll
 from xrl_jax.transform.unroll import unrolled
 

@@ -15,8 +15,8 @@ from tests.graph.generators import graphs
 from tests.quick import QUICK
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import Node, build, nodes_of
-from xrl_jax.graph.program import Program
-from xrl_jax.lowerings.table import lower
+from xrl_jax.lower.table import lower
+from xrl_jax.program.program import Program
 from xrl_jax.transform.union import divided, united
 from xrl_jax.transform.weight_work import Hidden, Operands, Value, hide, unhide
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.accept.reference import Reference, on_host, reference
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 
 TIMES_ORIGINAL = (
     4.0  # the default tolerance: the result may err this many times as much as the original

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from xrl_jax.backends.xla import evaluate
-from xrl_jax.graph.program import Program, unflatten_args
+from xrl_jax.program.arguments import unflatten_args
+from xrl_jax.program.program import Program, evaluate
 
 AS_ARGUMENTS = "jit, weights as arguments"
 CLOSED_OVER = "jit, weights closed over"

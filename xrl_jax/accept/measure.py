@@ -10,10 +10,10 @@ import jax
 from xrl_jax.accept.settle import concrete
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.xla import evaluate
-from xrl_jax.graph.program import Program, flatten_as
 from xrl_jax.measure import timing
 from xrl_jax.measure.timing import Timing
+from xrl_jax.program.arguments import flatten_as
+from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.settings import own_settings
 
 

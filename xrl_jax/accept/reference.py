@@ -23,10 +23,11 @@ from xrl_jax.accept.rounding import Value, bar, by_random_signs, is_inexact, of_
 from xrl_jax.accept.rounding_flow import control_flow
 from xrl_jax.accept.wide import wide_dtype, wide_results, widened
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Array, Call, Equation, Input, Program
-from xrl_jax.lowerings.table import lower
+from xrl_jax.lower.table import LOWERINGS, lower
+from xrl_jax.program.program import Program
 
 _MOST_NODES = 48  # compiled together: twice as many take more than twice as long
 # Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
@@ -272,7 +273,7 @@ def _in_pieces(program: Program, index: int) -> _Pieces:
 
 
 def _wide_node(node: Node) -> Node:
-    if node.spec.shape != "given" and node.spec.lowerings != ("xla",):
+    if node.spec.shape != "given" and len(LOWERINGS[node.op]) > 1:
         node = replace(node, lowering=0)
     wide = wide_dtype(jnp.dtype(node.dtype)).name if node.dtype not in _UNTYPED else node.dtype
     node = replace(node, dtype=wide)

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
-from xrl_jax.lowerings.plain import axes_of
-from xrl_jax.lowerings.table import lower
+from xrl_jax.libraries.xla.plain import axes_of
+from xrl_jax.lower.table import lower
 
 _SURE = 32.0  # standard errors beyond which a comparison is not in doubt
 _DIRECTIONS = 8  # of random errors: with one, some element in a thousand seems to have none

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.accept.rounding import Value, bar, is_inexact
-from xrl_jax.graph.program import scan_sizes
+from xrl_jax.graph.bindings import scan_sizes
 
 Body = Callable[[Sequence[Value]], Sequence[Value]]
 

@@ -23,12 +23,13 @@ from xrl_jax.backends.domain import (
     right_inside,
 )
 from xrl_jax.backends.fast import Fast
-from xrl_jax.backends.xla import weakened
 from xrl_jax.cost.programs import Options, Timed
+from xrl_jax.graph.bindings import Array
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Array, Program, unflatten_args
 from xrl_jax.measure.inputs import random_input
 from xrl_jax.measure.timing import Comparison, Ratio, Timing, compare, error_text
+from xrl_jax.program.arguments import unflatten_args
+from xrl_jax.program.program import Program, weakened
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c, raise_lost_ctrl_c
 from xrl_jax.runtime.memory import give_back
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph.program import Program, flatten_as, is_array_like, unflatten_args
+from xrl_jax.program.arguments import flatten_as, is_array_like, unflatten_args
+from xrl_jax.program.program import Program
 
 Kind = tuple[tuple[int, ...], Any, bool | None]  # shape, dtype, weak type (None: either)
 

@@ -1,13 +1,13 @@
 """What inputs a result was checked on, for results that are not right on all of them.
 
-A form of an operator may be right on ordinary numbers only: Winograd's convolution spreads an
-infinity, and the rounding errors of a large number, over a tile; a dense form of a grouped
-convolution multiplies NaN by zeros. A result with such a form has a domain: arguments that are
+A lowering may be right on ordinary numbers only: a convolution by tiles spreads an
+infinity, and the rounding errors of a large number, over a tile; a dense one of a grouped
+convolution multiplies NaN by zeros. A result with such a lowering has a domain: arguments that are
 finite and no larger than a bound. A call outside it runs the original.
 
-Inside the domain such a form must meet finite numbers. So what it reads may come from arguments,
-weights and operators only that make finite numbers of finite ones, but for overflow, of which the
-check at the domain's border tells.
+Inside the domain such a lowering must meet finite numbers. So what it reads may come from
+arguments, weights and operators only that make finite numbers of finite ones, but for overflow, of
+which the check at the domain's border tells.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.graph.bindings import Call, Equation
 from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Call, Equation, Program
-from xrl_jax.lowerings.table import LOWERINGS, applicable
+from xrl_jax.lower.table import LOWERINGS, applicable, number_of
+from xrl_jax.program.program import Program
 
 MARGIN = 4.0  # a domain goes so many times as far as the largest number of the example
 _LEAST = 1.0
@@ -120,11 +121,10 @@ def _with_right_forms(program: Program, keep: Sequence[set[int]]) -> Program:
 
 
 def _right_form(node: Node, args: Sequence[Node]) -> Node:
-    """The node in the library's own form, where there is one, else in the plain one."""
-    forms = LOWERINGS[node.op]
-    right = [i for i in applicable(node, tuple(args)) if not forms[i].bounded]
-    library = [i for i in right if forms[i].name == "onednn"]
-    return replace(node, lowering=library[0] if library else 0)
+    """The node in what its row names instead, where that applies, else in the plain lowering."""
+    instead = number_of(node.op, LOWERINGS[node.op][node.lowering].instead)
+    fits = instead in applicable(node, tuple(args))
+    return replace(node, lowering=instead if fits else 0)
 
 
 def _reading_finite(program: Program) -> list[set[int]]:

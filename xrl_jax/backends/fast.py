@@ -16,30 +16,24 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import take_current_trace
 
 from xrl_jax.backends.arguments import Arguments, fits, of_leaves, text
 from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
-from xrl_jax.backends.hoist import Hoisted, split
-from xrl_jax.backends.xla import evaluate, keeping_nan
-from xrl_jax.graph.program import (
-    Program,
-    flatten_args,
-    flatten_as,
-    static_numbers,
-    unflatten_args,
-)
-from xrl_jax.runtime.settings import debugging, meaning, own_settings, under_own_settings
-
-Flat = Callable[..., list[Any]]
+from xrl_jax.backends.plain_data import pack_signature
+from xrl_jax.backends.runnable import Flat, ProgramRunnable, Runnable
+from xrl_jax.backends.saving import save
+from xrl_jax.program.arguments import flatten_args, flatten_as, static_numbers, unflatten_args
+from xrl_jax.program.program import Program
+from xrl_jax.runtime.compile_options import keeping_nan
+from xrl_jax.runtime.settings import debugging, meaning, own_settings
 
 
 @jax.tree_util.register_dataclass
@@ -76,15 +70,15 @@ class Fast:
         jit.
       report: whatever tells of the optimisation.
       close_over: make the prepared weights compile-time constants; other weights then compile anew.
-      max_bytes: bound for the memory that prepared weights may add; None for no bound.
-      traced_program: what runs where weights are traced (arguments of a surrounding jit, a
-        derivative by them), so that no work on them is done beforehand; None for `program`.
-      original: the traced function, which runs outside of the domain.
       domain: what arguments the program was checked on, where it is not right on all, see
         `domain.Bounds`; None where it is.
+      program_text: the program as text, where `program` is a stand-in; None for `str(program)`.
+      converted: what is done to `(args, kwargs)` before anything looks at them; None for nothing.
+      runnable: what runs; by default `ProgramRunnable` of the program, `fn` and `more`.
+      more: see `ProgramRunnable`.
 
     Attributes:
-      program, report, options: as given.
+      program, report, options, domain: as given.
       baseline: the original function.
     """
 
@@ -96,22 +90,22 @@ class Fast:
         options: Mapping[str, Any] | Sequence[tuple[str, Any]] = (),
         report: Any = None,
         close_over: bool = False,
-        max_bytes: int | None = None,
-        traced_program: Program | None = None,
-        original: Program | None = None,
         domain: Bounds | None = None,
+        program_text: str | None = None,
+        converted: Callable[[Any], Any] | None = None,
+        runnable: Runnable | None = None,
+        **more: Any,
     ) -> None:
         self.program = program
         self.baseline = fn
-        self._arguments = Arguments(program)
-        self._meaning = None if fn is None else meaning()
         self.options = dict(options)
         self.report = report
-        self._close_over = close_over
-        self._max_bytes = max_bytes
-        self._traced_program = traced_program
-        self._traced_original = original
+        self.close_over = close_over
         self.domain = domain
+        self.runnable = runnable or ProgramRunnable(program, fn, **more)
+        self._converted, self._program_text = converted, program_text
+        self._arguments = Arguments(program)
+        self._meaning = None if fn is None else meaning()
         self._lock = threading.RLock()
         self._kept: _Kept | None = None
         self._said: set[str] = set()  # what was warned about
@@ -120,6 +114,8 @@ class Fast:
             functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._converted is not None:
+            args, kwargs = self._converted((args, kwargs))
         flat = self._again(args, kwargs)
         if flat is not None:
             return jax.tree.unflatten(self.program.out_tree, flat)
@@ -140,7 +136,7 @@ class Fast:
                 run = self._keep(weights).run
                 flat = run(inputs) if beyond is None else self._outside(beyond, leaves)
         elif any(isinstance(w, Tracer) for w in weights):
-            flat = self._with_derivative(self.flat)(*leaves)
+            flat = self.runnable.with_derivative(self.flat)(*leaves)
         else:
             with take_current_trace():
                 values = self._keep(weights).values
@@ -154,6 +150,8 @@ class Fast:
         Args:
           weights: the weight arguments in their order, each a pytree as in a call.
         """
+        if self._converted is not None:
+            weights = self._converted(weights)
         leaves: list[Any] = []
         ours = self._arguments
         places = [p for p, is_weight in enumerate(ours.are_weights) if is_weight]
@@ -174,7 +172,7 @@ class Fast:
                 raise TypeError(
                     f"the program was made for a weight {text(aval)}, got {text(given)}"
                 )
-        return PreparedWeights(self._hoisted.prepare(leaves), tuple(leaves))
+        return PreparedWeights(self.runnable.hoisted.prepare(leaves), tuple(leaves))
 
     def call(self, prepared: PreparedWeights, *other_args: Any, **kwargs: Any) -> Any:
         """The call on prepared weights.
@@ -184,6 +182,8 @@ class Fast:
           other_args: the positional arguments that are not weights, in their order.
           kwargs: keyword arguments as in a call.
         """
+        if self._converted is not None:
+            other_args, kwargs = self._converted((other_args, kwargs))
         rest = iter(other_args)
         ours = self._arguments
         n_other = ours.are_weights.count(False)
@@ -229,7 +229,7 @@ class Fast:
 
     def flat(self, *leaves: Any) -> list[Any]:
         """The call on flat arguments as it is inlined where weights are traced (traceable)."""
-        return self._guarded(self._unprepared)(*leaves)
+        return self._guarded(self.runnable.unprepared)(*leaves)
 
     def forget(self) -> None:
         """Give up the prepared weights of the last call; the next one prepares them again."""
@@ -237,49 +237,41 @@ class Fast:
             self._kept = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this function to a file for `xrl_jax.load`; see `export.save` for the limits.
+        """Write this function to a file for `xrl_jax.load`; see `saving` for the limits.
 
         Raises:
           SaveError: something in it has no form that is safe to open, by name.
           OSError: the folder is missing, the disk is full.
         """
-        from xrl_jax.backends.export import save  # which builds on this module
+        save(
+            path,
+            self.program,
+            self.runnable,
+            name=str(getattr(self, "__name__", "program")),
+            doc=getattr(self, "__doc__", None),
+            signature=pack_signature(self),
+            options=self.options,
+            close_over=self.close_over,
+            domain=self.domain,
+            report=self.report.as_dict() if hasattr(self.report, "as_dict") else None,
+            program_text=self.program_text,
+        )
 
-        save(self, path)
-
-    # --- the two parts of the call ---
-
-    def _flat(self, *leaves: Any) -> list[Any]:
-        """The program, nothing hoisted."""
-        return evaluate(self.program, 0, leaves)
-
-    def _unprepared(self, *leaves: Any) -> list[Any]:
-        """The same, by what is fastest that way."""
-        program = self._traced_program
-        return self._flat(*leaves) if program is None else evaluate(program, 0, leaves)
-
-    @functools.cached_property
-    def _hoisted(self) -> Hoisted:
-        with self._lock, take_current_trace(), own_settings():
-            hoisted = split(
-                self._flat,
-                self.program.in_avals,
-                self.program.weights,
-                max_bytes=self._max_bytes,
-            )
-        prepare, call = under_own_settings(hoisted.prepare), under_own_settings(hoisted.call)
-        return replace(hoisted, prepare=prepare, call=call)
+    @property
+    def program_text(self) -> str:
+        """The optimised program as text."""
+        return str(self.program) if self._program_text is None else self._program_text
 
     @property
     def weight_bytes_added(self) -> int:
         """Bytes of prepared weights that are not weights of the original; constants are copies."""
-        if self._close_over:
-            return sum(math.prod(a.shape) * a.dtype.itemsize for a in self._hoisted.avals)
-        return self._hoisted.bytes_added
+        if self.close_over:
+            return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.runnable.hoisted.avals)
+        return self.runnable.hoisted.bytes_added
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., list[Any]]:
-        return jax.jit(self._hoisted.call, compiler_options=self.options or None)
+        return jax.jit(self.runnable.hoisted.call, compiler_options=self.options or None)
 
     def _keep(self, weights: Sequence[Any]) -> _Kept:
         """The prepared weights, from the last call where the arrays are the same."""
@@ -287,13 +279,13 @@ class Fast:
         if kept is not None and all(a is b for a, b in zip(kept.weights, weights, strict=True)):
             return kept
         with self._lock:
-            values = self._hoisted.prepare(weights)
+            values = self.runnable.hoisted.prepare(weights)
             stable = all(isinstance(w, jax.Array) for w in weights)
-            if self._flat_outside is not None and not are_finite(weights):
+            if self.runnable.outside is not None and not are_finite(weights):
                 # Rewrites take weights to be finite.
                 run = functools.partial(self._with_weights, tuple(weights))
-            elif self._close_over and stable:
-                call = self._hoisted.call
+            elif self.close_over and stable:
+                call = self.runnable.hoisted.call
                 # JAX may pass closed-over device arrays as arguments; NumPy arrays are constants.
                 fixed = tuple(v if _is_extended(v) else np.asarray(v) for v in values)
                 run = jax.jit(
@@ -343,19 +335,11 @@ class Fast:
         """The call on prepared weights, of all leaves, to be inlined into a trace."""
 
         def flat(*leaves: Any) -> list[Any]:
-            return self._hoisted.call(values, self._arguments.divided(leaves)[1])
+            return self.runnable.hoisted.call(values, self._arguments.divided(leaves)[1])
 
-        return self._with_derivative(self._guarded(flat))
+        return self.runnable.with_derivative(self._guarded(flat))
 
     # --- the domain ---
-
-    @functools.cached_property
-    def _flat_outside(self) -> Flat | None:
-        """What runs outside of the domain, of all leaves; None where there is nothing else."""
-        program = self._traced_original
-        if self.baseline is not None or program is None:
-            return self._flat_original
-        return lambda *leaves: evaluate(program, 0, leaves)
 
     @functools.cached_property
     def _input_bounds(self) -> list[float | None]:
@@ -377,50 +361,15 @@ class Fast:
     @functools.cached_property
     def _compiled_outside(self) -> Callable[..., list[Any]]:
         """The original such that it keeps NaN, which XLA else does in some of its forms only."""
-        assert self._flat_outside is not None
-        return jax.jit(self._flat_outside, compiler_options=keeping_nan())
+        assert self.runnable.outside is not None
+        return jax.jit(self.runnable.outside, compiler_options=keeping_nan())
 
     def _guarded(self, flat: Flat) -> Flat:
         """`flat` inside of the domain, the original outside, where leaves are traced."""
-        domain, other = self.domain, self._flat_outside
+        domain, other = self.domain, self.runnable.outside
         if domain is None or other is None:
             return flat
         return lambda *leaves: jax.lax.cond(inside(domain, leaves), flat, other, *leaves)
-
-    def _with_derivative(self, flat: Flat) -> Flat:
-        """`flat` with the derivative of the original function."""
-        original = self._flat_original
-        if original is None:
-            return flat
-        fast = jax.custom_jvp(flat)
-
-        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            active = [
-                i
-                for i, (p, t) in enumerate(zip(primals, tangents, strict=True))
-                if not isinstance(t, SymbolicZero)
-                and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
-            ]
-
-            def of_active(*varied: Any) -> list[Any]:
-                leaves = list(primals)
-                for i, x in zip(active, varied, strict=True):
-                    leaves[i] = x
-                return original(*leaves)
-
-            return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
-
-        fast.defjvp(jvp, symbolic_zeros=True)
-        return fast
-
-    @property
-    def _flat_original(self) -> Flat | None:
-        fn = self.baseline
-        if fn is None:
-            return None
-
-        structured = of_leaves(fn, self.program.in_tree)
-        return lambda *leaves: jax.tree.leaves(structured(*leaves))
 
     def _other_meaning(self) -> str | None:
         """What JAX's settings would now make of the original that they did not when it was traced;

@@ -24,9 +24,9 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 
+from xrl_jax.graph.bindings import scan_sizes
 from xrl_jax.graph.equations import bind, read, run, variables
-from xrl_jax.graph.program import scan_sizes
-from xrl_jax.libraries.onednn.partition import partitioned
+from xrl_jax.libraries.registry import partitioned
 
 _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
 _JITS = ("jit", "pjit")

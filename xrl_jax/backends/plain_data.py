@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph.program import Static
+from xrl_jax.program.arguments import Static
 
 _SIMPLE = (str, bool, int, float, type(None))
 

@@ -22,7 +22,8 @@ from xrl_jax.cost.roofline import (
     turned,
 )
 from xrl_jax.graph import ops
-from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.registry import libraries
+from xrl_jax.lower.table import number_of
 
 Forms = Mapping[tuple[int, int, int], float]  # multiples by form
 
@@ -38,48 +39,22 @@ class Sample:
     form: tuple[int, int, int] = (0, 0, 0)  # see `form_of`
 
 
-# What forms took on x86 CPUs in multiples of XLA's own, by operator and kind: medians over the
-# regions of ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). They say what to time first, no more.
-# `python -m experiments.usual_forms` prints them anew.
-_ON_CPU: Mapping[tuple[str, int], str] = {
-    ("conv", 0): "onednn 0.69 overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 "
-    "winograd4 0.84 winograd3 0.95 taps 1.12 winograd2 1.3",
-    ("conv", 1): "onednn_matmul 0.72 matmul 0.74 onednn_matmul_turned 0.75 matmul_turned 0.84 "
-    "nhwc_matmul 0.84 onednn 0.86 overhang 0.86 nhwc 0.96",
-    ("conv", 2): "nhwc_split4 0.23 nhwc_shifted 0.24 onednn 0.26 nhwc_split2 0.28 half_rows 0.31 "
-    "rotated 0.32 half_columns 0.34 split2 0.38 split4 0.5 nhwc_split 0.5 shifted 0.59 split 0.6 "
-    "taps 0.62 dense 0.66 overhang 0.79 nchw_shifted 0.8 im2col 0.89 nhwc 0.89 nchw 1.09",
-    ("dot", 0): "flat 0.78 transposed 0.99 onednn 1.08 swapped 1.17 onednn_transposed 1.32",
-    ("dot", 1): "loop 0.85 onednn 0.9 loop_transposed 0.9 onednn_transposed 0.93 swapped 1.04",
-    ("reduce_sum", 0): "matmul 1.15",
-    ("window_max", 0): "separable 0.35 shifted 0.45",
-}
-# Where oneDNN is there as a library: squeezenet and mobilenetv2; grouped convolutions between
-# these (depthwise, 0.03) and ResNeXt-50's, products as in BERT.
-_BY_LIBRARY: Mapping[tuple[str, int], str] = {
-    ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41",
-    ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
-    ("conv", 2): "onednn 0.1",
-    ("dot", 0): "onednn 0.9 onednn_transposed 0.9",
-}
-
-
 # A quarter of a form's timings are below this share of their median: so much better may it be here.
 _DOUBT = 0.75
 _PASSES = 3  # of a sum of two arrays
 _LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
 
-def usual_forms(backend: str) -> Forms:
-    """Multiples of XLA's own form that forms take by experience on a backend, by `form_of`."""
+def usual_forms(platform: str) -> Forms:
+    """Multiples of the plain lowering's time that others usually take on a platform of JAX, by
+    `form_of`: what the libraries say (`Library.priors`).
+    """
     found: dict[tuple[int, int, int], float] = {}
-    tables = []
-    if backend == "cpu":
-        tables = [_ON_CPU] if library() is None else [_ON_CPU, _BY_LIBRARY]
-    for (op, kind), text in (row for table in tables for row in table.items()):
-        words, spec = text.split(), ops.OPS[op]
-        for name, multiple in zip(words[::2], words[1::2], strict=True):
-            found[spec.code, kind, spec.lowerings.index(name)] = float(multiple)
+    for library in libraries():
+        for (op, kind), text in library.priors(platform).items():
+            words = text.split()
+            for name, multiple in zip(words[::2], words[1::2], strict=True):
+                found[ops.OPS[op].code, kind, number_of(op, name)] = float(multiple)
     return {turned(at): m for at, m in found.items() if at[0] == ops.OPS["conv"].code} | found
 
 

@@ -3,7 +3,7 @@
 XLA computes elementwise operators, broadcasts and movements inside the loop that reads them, never
 inside the call of a library. So a chain of them reads memory where it begins and writes it where a
 call needs its result; what happens between costs arithmetic only. Some calls compute what follows
-them before they write (`backends.epilogue`). The model charges a node for what it reads, and a call
+them before they write (`lower.chains`). The model charges a node for what it reads, and a call
 also for writing what was never written:
 
     origin of an argument   an elementwise node pays      a call (conv, dot, window) pays
@@ -12,9 +12,9 @@ also for writing what was never written:
     CALL, KERNEL            nothing, where it is absorbed; else a read
     LIBRARY                 a read, or less where it joins
 
-LIBRARY and KERNEL are what a partition of oneDNN computes (`libraries.onednn.partition`): kernels
-that feed each other and what lies between are one call. Entering it costs something, once for what
-is connected. A rectifier is the last that is absorbed.
+LIBRARY and KERNEL are what a call of a library computes that takes many (`libraries.base.Calls`):
+kernels that feed each other and what lies between are one partition. Entering it costs something,
+once for what is connected. A rectifier is the last that is absorbed.
 """
 
 from __future__ import annotations
@@ -30,40 +30,15 @@ import numpy as np
 from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.lowerings.plain import Lowering, nothing
-from xrl_jax.lowerings.table import LOWERINGS, in_partition, is_offered
+from xrl_jax.libraries.registry import calls
+from xrl_jax.lower.table import LOWERINGS, is_offered, shares_calls
 
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
 # written which can compute more before it does; that is inside of a call of many kernels; and both.
 MEMORY, LOOP, CALL, LIBRARY, KERNEL = 0, 1, 2, 3, 4
-# Seconds to enter a partition: threads wake, descriptors are made, arrays have to be row-major; and
-# more before XLA's next call that uses threads of its own, while the library's still wait busily.
-# Found with experiments/cost_model.py: of 20 rewritings of SqueezeNet those with n kernels of the
-# library between XLA's took 0.5 ms n longer than without this; BERT with one product of each layer
-# by XLA took 1.1 ms longer for each than with none.
-ENTER, LEAVE = 1e-4, 6e-4
 _MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
 _VIEWS = ("reshape",)
 _FOLLOWERS = ("add", "max")  # what an epilogue can hold
-_JOINING = (
-    "transpose",
-    "concat",
-    "window_max",
-    "window_sum",
-    "min",
-    "sub",
-    "mul",
-    "div",
-    *_FOLLOWERS,
-)  # what a partition takes in, one operator of the library's each
-_ELEMENTS = (
-    *("broadcast", "exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs"),
-    *("square", "floor", "ceil", "integer_pow", "select", "softmax", "slice"),
-    *("eq", "ne", "ge", "gt", "le", "lt"),
-    *("reduce_sum", "reduce_max", "reduce_min"),
-)  # what it takes into a loop with what is around
-_OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")  # of these, if of no other,
-_IMAGE_AXES = tuple((1 << a) + (1 << b) for a in range(4) for b in range(a))  # or a sum of these
 _SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
 
 
@@ -75,7 +50,6 @@ _IS_ELEMENTWISE = np.array([work.FAMILY[n] == "elementwise" for n in ops.OP_NAME
 _IS_ELEMENTWISE &= ~_mask(work.SCANS)
 _IS_LOOP = _IS_ELEMENTWISE | _mask(_MOVES)
 _IS_VIEW, _IS_FOLLOWER = _mask(_VIEWS), _mask(_FOLLOWERS)
-_IS_ELEMENT, _JOINS = _mask(_ELEMENTS), _mask((*_JOINING, *_ELEMENTS))
 _IS_CALL = np.array([work.FAMILY[n] in ("conv", "dot", "window") for n in ops.OP_NAMES])
 # What XLA runs as a step of its own, so that a partition ends before it.
 _IS_STEP = _IS_CALL | np.array([work.FAMILY[n] == "reduce" for n in ops.OP_NAMES])
@@ -84,23 +58,29 @@ _IS_STEP |= _mask(("softmax",))
 
 @functools.cache
 def _absorbs() -> np.ndarray:
-    """[operators, lowerings] bool: forms that can take an epilogue here."""
-    return _forms(lambda form: form.absorbs is not nothing and is_offered(form.name))
+    """[operators, lowerings] bool: lowerings that can take an epilogue here."""
+    return _lowerings(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_offered(op, i))
 
 
 @functools.cache
 def _members() -> np.ndarray:
-    """[operators, lowerings] bool: forms that become part of a partition here."""
-    return _forms(lambda form: in_partition(form.name))
+    """[operators, lowerings] bool: lowerings that share calls of a library here."""
+    return _lowerings(shares_calls)
 
 
-def _forms(test: Callable[[Lowering], bool]) -> np.ndarray:
-    most = max(len(forms) for forms in LOWERINGS.values())
+def _lowerings(test: Callable[[str, int], bool]) -> np.ndarray:
+    most = max(len(rows) for rows in LOWERINGS.values())
     table = np.zeros((len(ops.OP_NAMES), most), bool)
-    for code, name in enumerate(ops.OP_NAMES):
-        for i, form in enumerate(LOWERINGS.get(name, ())):
-            table[code, i] = test(form)
+    for code, op in enumerate(ops.OP_NAMES):
+        for i in range(len(LOWERINGS[op])):
+            table[code, i] = test(op, i)
     return table
+
+
+def _is_element() -> np.ndarray:
+    """[operators] bool: what a library takes into a loop with what is around."""
+    made = calls()
+    return _mask(tuple(made.costs.elements) if made else ())
 
 
 def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
@@ -167,14 +147,9 @@ class Node(Protocol):
 
 
 def can_join(f: Node) -> jax.Array:
-    """Whether a partition takes nodes [...] in that are no kernels."""
-    # The axes are a mask, the first attribute; a reduction's result has one axis less.
-    last = f.rank - (f.op == ops.OPS["softmax"].code)
-    axes = f.attrs[..., 0]
-    of_image = (f.op == ops.OPS["reduce_sum"].code) & (f.rank == 2)
-    of_image &= jnp.isin(axes, jnp.asarray(_IMAGE_AXES))
-    fits = ~jnp.asarray(_mask(_OF_LAST_AXIS))[f.op] | (axes == 1 << last) | of_image
-    return jnp.asarray(_JOINS)[f.op] & (f.lowering == 0) & fits
+    """Whether a call of a library takes nodes [...] in that are no kernels."""
+    made = calls()
+    return jnp.zeros(f.op.shape, bool) if made is None else made.costs.can_join(f)
 
 
 def is_joined(f: Node, arg_origins: jax.Array) -> jax.Array:
@@ -184,7 +159,7 @@ def is_joined(f: Node, arg_origins: jax.Array) -> jax.Array:
 
 def is_element(op: jax.Array) -> jax.Array:
     """Whether nodes [...], where they are joined, are in one loop with what is around."""
-    return jnp.asarray(_IS_ELEMENT)[op]
+    return jnp.asarray(_is_element())[op]
 
 
 def enters(f: Node, arg_origins: jax.Array) -> jax.Array:
@@ -219,6 +194,12 @@ def pays_write(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     return (arg_origins == LOOP) & jnp.asarray(_IS_CALL)[op][..., None]
 
 
+def crossing() -> tuple[float, float]:
+    """Seconds to enter a call of a library, and more that XLA's next call takes after it."""
+    made = calls()
+    return (made.costs.enter, made.costs.leave) if made else (0.0, 0.0)
+
+
 class Readers(NamedTuple):
     """How many nodes read each value, by what they pay for it."""
 
@@ -241,7 +222,8 @@ class Readers(NamedTuple):
         """Seconds that its readers would take to enter or to leave a partition for it, if they have
         no other reason.
         """
-        return jnp.where(origin >= LIBRARY, LEAVE * self.leavers[slot], ENTER * self.members[slot])
+        enter, leave = crossing()
+        return jnp.where(origin >= LIBRARY, leave * self.leavers[slot], enter * self.members[slot])
 
 
 def readers(graph: TensorGraph) -> Readers:

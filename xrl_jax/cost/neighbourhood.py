@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xrl_jax.graph.bindings import Input
 from xrl_jax.graph.graph import Node, TensorGraph, build, nodes_of
-from xrl_jax.graph.program import Input, Program, flatten_args
+from xrl_jax.program.arguments import flatten_args
+from xrl_jax.program.program import Program
 
 _FOREIGN = ("input", "opaque", "call", "pack", "proj")  # never inside
 _NO_ARRAYS = ("none", "extended", "tuple")

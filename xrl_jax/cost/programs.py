@@ -12,17 +12,17 @@ import jax
 import numpy as np
 
 from xrl_jax.backends.hoist import split
-from xrl_jax.backends.xla import YNN, evaluate
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CORRECTED, CostTable
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
-from xrl_jax.graph.program import Program
 from xrl_jax.graph.work import node_work
-from xrl_jax.libraries.onednn import calls as onednn
+from xrl_jax.libraries import registry
 from xrl_jax.measure.timing import Stopwatch, Timing
 from xrl_jax.measure.worker import Job
+from xrl_jax.program.program import Program, evaluate
+from xrl_jax.runtime.compile_options import YNN
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -68,11 +68,11 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     """
     hoisted = split(lambda *flat: evaluate(program, 0, flat), program.in_avals, program.weights)
     inputs = [a for a, w in zip(program.in_avals, program.weights, strict=True) if not w]
-    exported = onednn.exported(hoisted.call, hoisted.avals, inputs)
+    exported = registry.exported(hoisted.call, hoisted.avals, inputs)
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
     key = timing_key([], (), extra=["program", *program_key(program), *how])
     n_constants = len(hoisted.avals) if constants else 0
-    artifact, targets = bytes(exported.serialize()), onednn.targets(exported)
+    artifact, targets = bytes(exported.serialize()), registry.targets(exported)
     return Job(key, artifact, options, constants=n_constants, targets=targets)
 
 

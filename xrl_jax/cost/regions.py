@@ -24,9 +24,9 @@ from xrl_jax.cost.roofline import CLASS_OF, NodeView, form_of
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
-from xrl_jax.libraries.onednn import calls as onednn
-from xrl_jax.libraries.onednn.calls import Epilogue
-from xrl_jax.lowerings.table import LOWERINGS, absorbs, in_partition, lower
+from xrl_jax.libraries import registry
+from xrl_jax.libraries.base import Epilogue
+from xrl_jax.lower.table import absorbs, lower, shares_calls
 from xrl_jax.measure.worker import Job
 
 Options = Sequence[tuple[str, str]]
@@ -58,8 +58,7 @@ class Region:
     @property
     def in_partition(self) -> bool:
         """Whether it is a kernel in a call of many."""
-        forms = LOWERINGS[self.node.op]
-        return self.node.lowering < len(forms) and in_partition(forms[self.node.lowering].name)
+        return shares_calls(self.node.op, self.node.lowering)
 
     @property
     def copies(self) -> int:
@@ -171,14 +170,14 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     call = hoisted.call
     if region.copies > 1 and not region.in_partition:
         call = _in_a_row(call, region)
-    exported = onednn.exported(call, prepared, inputs)
+    exported = registry.exported(call, prepared, inputs)
     key = region_key(region, options, constants=constants)
     return Job(
         key,
         bytes(exported.serialize()),
         tuple(options),
         constants=len(prepared) if _constants(region, constants) else 0,
-        targets=onednn.targets(exported),
+        targets=registry.targets(exported),
     )
 
 

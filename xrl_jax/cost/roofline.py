@@ -26,6 +26,8 @@ from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
+from xrl_jax.libraries.registry import calls
+from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.runtime.engine_jit import wide
 
 # Classes of operators that share rates and a correction. What is free costs nothing: views,
@@ -36,7 +38,7 @@ CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
 # kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
 # and which rearranges arrays between kernels of different kinds. What it takes to enter and leave
 # one is no kernel's: it depends on the machine, and no kernel's own timing tells.
-_KERNELS = ("conv", "winograd", "dot")  # of a partition; "partition" is what joins these
+_KERNELS = ("conv", "tiles", "dot")  # of a partition; "partition" is what joins these
 CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")
 _CLASS_OF_FAMILY = {
     "conv": "conv",
@@ -61,9 +63,6 @@ _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition"
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which, on a CPU, nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
-# Passes over its arguments that a node inside of a partition takes: one of the library's, one in a
-# loop.
-_JOINED, _IN_LOOP = 0.4, 0.1
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 # Forms are compared among operators of one kind: products with a batch and without; convolutions
 # 1x1, grouped and others, then the same with features last.
@@ -218,14 +217,21 @@ def corrected_with(view: NodeView) -> jax.Array:
 
 @functools.cache
 def _kernels() -> np.ndarray:
-    """[operators, lowerings] which of `CORRECTED` forms are as kernels of a partition."""
+    """[operators, lowerings] which of `CORRECTED` lowerings are as kernels of a partition."""
     table = np.full((len(ops.OP_NAMES), _FORMS), _PARTITION)
     for name in ("conv", "dot"):
-        spec = ops.OPS[name]
-        for i, form in enumerate(spec.lowerings):
-            kind = "winograd" if form.startswith("winograd") else name
-            table[spec.code, i] = CORRECTED.index(f"partition {kind}")
+        for i, row in enumerate(LOWERINGS[name]):
+            kind = "tiles" if row.algorithm == "tiles" else name
+            table[ops.OPS[name].code, i] = CORRECTED.index(f"partition {kind}")
     return table
+
+
+def _passes() -> tuple[float, float]:
+    """Passes over its arguments that a node inside of a partition takes: one of the library's, one
+    in a loop.
+    """
+    made = calls()
+    return (made.costs.joined, made.costs.in_loop) if made else (1.0, 1.0)
 
 
 def _arg_bytes(view: NodeView) -> jax.Array:
@@ -254,7 +260,8 @@ def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
 def _crossing_seconds(table: CostTable, view: NodeView) -> jax.Array:
     """Seconds [...] that nodes take to enter or to leave a partition; 0 for work on weights."""
     enters, leaves = (of(view, view.arg_origins) for of in (fusion.enters, fusion.leaves))
-    crossing = jnp.where(enters, fusion.ENTER, 0.0) + jnp.where(leaves, fusion.LEAVE, 0.0)
+    enter, leave = fusion.crossing()
+    crossing = jnp.where(enters, enter, 0.0) + jnp.where(leaves, leave, 0.0)
     return jnp.where(view.weight_only, 0.0, crossing * table.scale[_CROSSING])
 
 
@@ -277,7 +284,8 @@ def seconds(table: CostTable, view: NodeView) -> jax.Array:
     cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
     writes = fusion.pays_write(view.op, view.arg_origins)
     cost += jnp.sum(jnp.where(writes, pass_seconds(table, _arg_bytes(view)), 0.0), axis=-1)
-    passes = jnp.where(fusion.is_element(view.op), _IN_LOOP, _JOINED)
+    joined, in_loop = _passes()
+    passes = jnp.where(fusion.is_element(view.op), in_loop, joined)
     cost = jnp.where(
         fusion.is_joined(view, view.arg_origins) & ~fusion.is_absorbed(view.op, view.arg_origins),
         passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),

@@ -1,4 +1,4 @@
-"""Applying candidates: one, every one in a batch, or all siblings of a shared operand in turn."""
+"""Applying candidates, one at a time; a batch of them under vmap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from xrl_jax.engine import interpreter
 from xrl_jax.engine.bind import bind
 from xrl_jax.engine.instantiate import instantiate
-from xrl_jax.engine.match import Candidates
 from xrl_jax.engine.pairs import independent
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
@@ -169,12 +168,3 @@ def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Ar
 
     turns = jnp.max(jnp.where(used, jnp.arange(Q) + 1, 0))
     return jax.lax.fori_loop(0, largest_of_batch(turns), one, depth)
-
-
-def apply_all(table: RuleTable, graph: TensorGraph, candidates: Candidates) -> Applied:
-    """Every candidate applied to the same graph, as a batch [M, ...]."""
-
-    def one(entry: jax.Array, root: jax.Array, partner: jax.Array) -> Applied:
-        return apply(table, graph, entry, root, partner)
-
-    return jax.vmap(one)(candidates.entry, candidates.root, candidates.partner)

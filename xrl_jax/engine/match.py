@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.engine.bind import bind, bind_tree
+from xrl_jax.engine.bind import bind_tree
 from xrl_jax.engine.instantiate import applies
-from xrl_jax.engine.pairs import halves_of, independent, pairs_at
+from xrl_jax.engine.pairs import halves_of, pairs_at
 from xrl_jax.graph import ops
 from xrl_jax.graph.bits import at_ranks, ranked, words_of
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.passes import joined
+from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
+from xrl_jax.lower.table import fits
 
-_SEARCH = 8  # argument steps looked at for a pair drawn at random
 _FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
 # Nodes, and what survives of their rows, looked at at once after a rewrite: at least so many, and
 # so many for each rewrite. In one pass all that are alike are one.
@@ -46,13 +47,17 @@ class Candidates(NamedTuple):
 
 
 def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
-    """Phase 1: [D, W] uint32, rows that may match at each of `nodes` [D]."""
+    """Phase 1: [D, W] uint32, rows that may match at each of `nodes` [D]: by operators, and where a
+    row chooses a lowering, by whether that may be chosen.
+    """
     code = graph.nodes.op
     args = args_of(graph)[nodes]
     bits = table.root_bits[code[nodes]]
     for slot in range(N_ARG_BITS):
         bits &= table.arg_bits[slot, code[args[:, slot]]]
-    return bits
+    choice = table.entry_choice[table.row_entry]
+    allowed = (choice < 0) | jax.vmap(fits)(views_at(graph, nodes))[:, choice]
+    return bits & jax.vmap(words_of)(allowed)
 
 
 def _single_rows(table: RuleTable) -> jax.Array:
@@ -127,15 +132,14 @@ def _match_some(
         def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, hit = carry
             at, row, exists = ranked(possible, first, capacity)
-            bound, fits = bind_all(table, row, nodes[at], graph)
-            fits &= exists
+            bound, binds = bind_all(table, row, nodes[at], graph)
+            binds &= exists
             entry = table.row_entry[row]
             single = table.entry_rows[entry, 1] < 0
             joint = jnp.pad(bound, ((0, 0), (0, P)))
-            ok = all_apply(table, jnp.where(fits & single, entry, -1), joint, graph)
-            bit = jnp.where(
-                fits & (ok | ~single), jnp.uint32(1) << (row % 32).astype(jnp.uint32), jnp.uint32(0)
-            )
+            ok = all_apply(table, jnp.where(binds & single, entry, -1), joint, graph)
+            bit = jnp.uint32(1) << (row % 32).astype(jnp.uint32)
+            bit = jnp.where(binds & (ok | ~single), bit, jnp.uint32(0))
             return first + capacity, hit.at[nodes[at], row // 32].add(bit)
 
         hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[
@@ -264,59 +268,3 @@ def sample(
         jnp.where(exists, 0, partner),
         n + halves.missing,
     )
-
-
-def draw(
-    table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, tries: int = 4
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One candidate at random, without listing them: entry (-1 where none was found), root,
-    partner.
-
-    A match of a single root or of a first root is drawn uniformly, for a first root then a second
-    one at the same operand. That may not hold, therefore the first of `tries` that does is taken.
-    Of pairs at different depths only those are taken of which a short search shows that neither
-    root depends on the other.
-    """
-    first = masks & rows_of_role(table, 0)
-    counts = jnp.sum(jax.lax.population_count(first), axis=1).astype(jnp.int32)
-    total = jnp.cumsum(counts)
-
-    def one(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        at_first, at_second = jax.random.split(key)
-        place = jax.random.randint(at_first, (), 0, jnp.maximum(total[-1], 1))
-        root = jnp.searchsorted(total, place, side="right").astype(jnp.int32)
-        root = jnp.minimum(root, len(total) - 1)
-        _, row, exists = ranked(first[root][None], place - (total[root] - counts[root]), 1)
-        entry = table.row_entry[row[0]]
-        second = table.entry_rows[entry, 1]
-        operand = bind_tree(table, row[0], root, graph)[0][table.shared[entry, 0]]
-        fits = (masks[:, second // 32] >> (second % 32).astype(jnp.uint32)) & 1 == 1
-        fits &= _operands(table, entry, graph) == operand
-        fits = fits.at[root].set(False)
-        place = jax.random.randint(at_second, (), 0, jnp.maximum(jnp.sum(fits), 1))
-        partner, _, paired = ranked(fits[:, None].astype(jnp.uint32), place, 1)
-        partner = jnp.where(second >= 0, partner[0], 0)
-        turned = table.symmetric[entry] & (second >= 0) & (root > partner)
-        root, partner = jnp.where(turned, partner, root), jnp.where(turned, root, partner)
-        apart = independent(graph, root, partner, steps=_SEARCH)
-        there = exists[0] & ((second < 0) | (paired[0] & apart))
-        bound, matched = bind(table, entry, root, partner, graph)
-        ok = applies(table, jnp.where(there & matched, entry, -1), bound, graph)
-        return jnp.where(ok, entry, -1), root, partner
-
-    drawn = jax.vmap(one)(jax.random.split(key, tries))
-    taken = jnp.argmax(drawn[0] >= 0)
-    return drawn[0][taken], drawn[1][taken], drawn[2][taken]
-
-
-def _operands(table: RuleTable, entry: jax.Array, graph: TensorGraph) -> jax.Array:
-    """The operand [N] that each node, as the second root of an entry, would share."""
-    row, args = table.entry_rows[entry, 1], args_of(graph)
-    at, slots = table.shared[entry, 1], []
-    for _ in range(HEIGHT):
-        slots.append(jnp.where(at > 0, table.pos_slot[row, at], -1))
-        at = table.pos_parent[row, at]
-    node = jnp.arange(len(args), dtype=jnp.int32)
-    for slot in reversed(slots):
-        node = jnp.where(slot >= 0, args[node, slot], node)
-    return node

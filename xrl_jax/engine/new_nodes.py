@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from xrl_jax.engine import interpreter
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes
+from xrl_jax.graph.view import view_with
 from xrl_jax.language.table import P, Q, RuleTable
+from xrl_jax.lower.table import fits
 
 _SHAPE_FAMILY = tuple(shapes.SHAPE_FAMILIES.index(s.shape) for s in ops.OPS.values())
 _DTYPE_KIND = tuple(
@@ -56,6 +58,20 @@ def _shape(
     return interpreter.at_hand(family, branches, start)
 
 
+def _may_choose(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array) -> jax.Array:
+    """Whether entries [C] that choose a lowering for their root may do so; True for others."""
+    choice = table.entry_choice[entry]
+
+    def asked() -> jax.Array:
+        # The arguments of the root stand behind it: a lowering is chosen for a node as it is.
+        views = view_with(nodes, bound[:, 0], bound[:, 1 : 1 + ops.MAX_ARGS])
+        found = jax.vmap(fits)(views)
+        chosen = jnp.take_along_axis(found, jnp.maximum(choice, 0)[:, None], axis=1)[:, 0]
+        return (choice < 0) | chosen
+
+    return jax.lax.cond(jnp.any(choice >= 0), asked, lambda: jnp.ones(len(entry), bool))
+
+
 @jax.jit  # traced once for all that ask
 def new_nodes(
     table: RuleTable,
@@ -68,6 +84,7 @@ def new_nodes(
     """`NewNodes` [C, ...] of entries [C] on bindings [C, 2P] with their registers [I, C, K]; ok
     only where `holds` [C]."""
     entry = jnp.maximum(entry, 0)
+    holds &= _may_choose(table, nodes, entry, bound)
     each = jnp.arange(len(entry))
     new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
     attrs = registers[table.new_attrs[entry], each[:, None]]  # [C, Q, K]
@@ -81,7 +98,7 @@ def new_nodes(
         present = args >= 0
         at = (each[:, None], jnp.maximum(args, 0))
         arg_dtypes = dtype[at]
-        out_shape, out_rank, fits = _shape(
+        out_shape, out_rank, typed = _shape(
             op,
             here,
             jnp.where(present[:, :, None], shape[at], 1),
@@ -103,7 +120,7 @@ def new_nodes(
             rank.at[:, 2 * P + q].set(out_rank),
             dtype.at[:, 2 * P + q].set(out_dtype),
             weight_only.at[:, 2 * P + q].set(weights),
-            ok & ((op == ops.HOLE) | (fits & known & (out_rank <= ops.MAX_RANK))),
+            ok & ((op == ops.HOLE) | (typed & known & (out_rank <= ops.MAX_RANK))),
         )
 
     def tail(v: jax.Array, fill: int) -> jax.Array:

@@ -23,10 +23,10 @@ from xrl_jax.engine.match import Candidates
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.graph import GraphError, Nodes, TensorGraph
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, P, RuleTable, compile_rules
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.runtime.settings import own_settings
 

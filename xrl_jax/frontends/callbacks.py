@@ -20,7 +20,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xrl_jax.frontends.trace import trace
-from xrl_jax.graph.program import Call, Equation, Program, flatten_as
+from xrl_jax.graph.bindings import Call, Equation
+from xrl_jax.program.arguments import flatten_as
+from xrl_jax.program.program import Program
 
 _SILENT = ("debug_callback", "debug_print")
 _CALLBACKS = (*_SILENT, "io_callback", "pure_callback")

@@ -19,8 +19,10 @@ from jax.extend.core import Literal
 from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
 from xrl_jax.frontends.trace import TraceError, trace_call
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, infer, pack_attrs
-from xrl_jax.graph.host import (
+from xrl_jax.graph.operands import attach
+from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
@@ -31,15 +33,7 @@ from xrl_jax.graph.host import (
     source_key,
     struct,
 )
-from xrl_jax.graph.operands import attach
-from xrl_jax.graph.program import (
-    CONTROL_FLOW,
-    Array,
-    Call,
-    Equation,
-    Input,
-    Program,
-)
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.settings import own_settings
 from xrl_jax.transform.chains import chained
 from xrl_jax.transform.fold import fold_host

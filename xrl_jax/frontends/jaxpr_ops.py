@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, pack_attrs
-from xrl_jax.graph.host import dtype_name
+from xrl_jax.program.host import dtype_name
 
 _WINDOW_RANK = 4  # dimensions a pooling node can hold
 

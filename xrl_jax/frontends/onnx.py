@@ -38,7 +38,7 @@ from xrl_jax.runtime.settings import types_mixed
 if TYPE_CHECKING:
     import onnx
 
-    from xrl_jax.graph.program import Program
+    from xrl_jax.program.program import Program
 
 __all__ = ["OnnxError", "OnnxFunction", "UnsupportedOnnxError", "from_onnx", "load_onnx"]
 

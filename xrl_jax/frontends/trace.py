@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xrl_jax.graph.program import flatten_args, hold_static, unflatten_args
+from xrl_jax.program.arguments import flatten_args, hold_static, unflatten_args
 
 _MOST_NUMBERS = 8  # of which each is tried by itself
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from xrl_jax.graph import attributes, ops
+from xrl_jax.graph.bindings import Array, Binding, Call, Equation, Input
 from xrl_jax.graph.graph import (
     GraphError,
     Node,
@@ -23,7 +24,6 @@ from xrl_jax.graph.graph import (
     padded,
 )
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Array, Binding, Call, Equation, Input
 from xrl_jax.graph.text import format_node, format_type
 
 # Least and most value of attributes that are plain integers; for others the shape rules decide.

@@ -2,7 +2,7 @@
 
 An entry names the operator's arity, its attribute fields (offsets into the node's fixed-width
 integer vector), and the rules that give its output shape and dtype. Every other interpretation
-(shape and dtype rules in `shapes`, work in `work`, lax code in `lowerings.table`) is one dict
+(shape and dtype rules in `shapes`, work in `work`, lax code in `lower.table`) is one dict
 keyed by these names, in the style of JAX's autodidax. Adding an operator is one entry here and one
 in each dict; the conformance suite then covers it by itself.
 """
@@ -75,8 +75,6 @@ class OpSpec:
         node is made.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
       commutative: whether the first two arguments may be swapped.
-      lowerings: names of the ways to become lax code (`lowerings.table` has the code); the first
-        is the plain one.
     """
 
     name: str
@@ -86,7 +84,6 @@ class OpSpec:
     shape: str = "elementwise"
     dtype: str = "arg0"
     commutative: bool = False
-    lowerings: tuple[str, ...] = ("xla",)
 
     def field(self, name: str) -> Field:
         """The field called `name`; KeyError names the operator and its fields."""
@@ -121,17 +118,6 @@ _COMMUTATIVE = "add mul max min and or xor".split()
 _COMPARE = "ne eq ge gt le lt".split()
 _REDUCE = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
 _WINDOW = "window_sum window_max window_min".split()
-# Names of the forms in `lowerings.table`, in its order; a new form goes to the end.
-_CONV_FORMS = (
-    "xla matmul matmul_turned nhwc nchw shifted split split2 split4 im2col taps dense nhwc_matmul "
-    "nhwc_shifted nchw_shifted nhwc_split nhwc_split2 nhwc_split4 rotated overhang "
-    "half_rows half_columns onednn onednn_matmul onednn_matmul_turned "
-    "winograd2 winograd3 winograd4"
-).split()
-_DOT_FORMS = "xla flat transposed swapped loop loop_transposed onednn onednn_transposed".split()
-_WINDOW_FORMS = "xla shifted separable reduced".split()
-_SUM_FORMS = "xla matmul".split()
-_SOFTMAX_FORMS = "xla reciprocal matmul".split()
 _CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
 
 _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
@@ -193,7 +179,6 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
             dict(
                 fields=_fields("axes"),
                 shape="reduce",
-                lowerings=tuple(_SUM_FORMS) if name == "reduce_sum" else ("xla",),
             ),
         )
         for name in _REDUCE
@@ -211,7 +196,6 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
             dict(
                 fields=_fields(("window", 4), ("stride", 4), ("low", 4), ("high", 4)),
                 shape="window",
-                lowerings=tuple(_WINDOW_FORMS),
             ),
         )
         for name in _WINDOW
@@ -220,7 +204,7 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
     (
         "softmax",
         (1, 1),
-        dict(fields=_fields("axes"), shape="arg0", lowerings=tuple(_SOFTMAX_FORMS)),
+        dict(fields=_fields("axes"), shape="arg0"),
     ),
     # Contractions. Dimension lists of dot are packed (`pack_dims`), layouts of conv are indices
     # into `LAYOUTS`.
@@ -233,7 +217,6 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
             ),
             shape="dot",
             dtype="attr",
-            lowerings=tuple(_DOT_FORMS),
         ),
     ),
     (
@@ -256,7 +239,6 @@ _ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
             ),
             shape="conv",
             dtype="attr",
-            lowerings=tuple(_CONV_FORMS),
         ),
     ),
 )

@@ -23,6 +23,7 @@ from typing import NoReturn
 import numpy as np
 
 from xrl_jax.graph import attributes, ops
+from xrl_jax.graph.bindings import Array, Binding, Call, Equation, Input
 from xrl_jax.graph.graph import (
     GraphError,
     Node,
@@ -32,7 +33,6 @@ from xrl_jax.graph.graph import (
     nodes_of,
     pack_attrs,
 )
-from xrl_jax.graph.program import Array, Binding, Call, Equation, Input, Program
 
 
 class GraphTextError(GraphError):
@@ -141,15 +141,6 @@ def format_graph(
         lines.append("  " + line)
     results = ", ".join(number[o] for o in outputs)
     return "\n".join([*lines, f"  return {results}".rstrip(), "}"])
-
-
-def format_program(program: Program) -> str:
-    """The main graph, then the bodies, with comments that say what the references are."""
-    blocks = [format_graph(program.graph, program.bindings, name="main")]
-    for i, body in enumerate(program.bodies):
-        text = format_graph(body.graph, program.bindings, name=f"body{i}")
-        blocks.append(f"# {body.name}, {body.count:g} times\n{text}")
-    return "\n\n".join(blocks)
 
 
 # Reading.
@@ -308,7 +299,7 @@ def _parse_node(line: _Line, nodes: list[Node], numbers: dict[str, int]) -> None
     nodes.append(node)
 
 
-def _parse_blocks(text: str) -> list[tuple[str, TensorGraph, int]]:
+def parse_blocks(text: str) -> list[tuple[str, TensorGraph, int]]:
     """Name, graph and first line of every `graph ... { ... }` in the text."""
     lines = [_Line(n, t) for n, t in enumerate(text.splitlines() or [""], 1)]
     code = iter([line for line in lines if line.code.strip()])
@@ -360,27 +351,8 @@ def parse_graph(text: str) -> TensorGraph:
     Raises:
       GraphTextError: with the line and column of what is not syntax, not known or does not fit.
     """
-    blocks = _parse_blocks(text)
+    blocks = parse_blocks(text)
     if len(blocks) != 1:
         line = blocks[1][2] if blocks else 1
         raise GraphTextError(line, 1, f"expected one graph, found {len(blocks)}")
     return blocks[0][1]
-
-
-def parse_program(text: str, *, like: Program) -> Program:
-    """`like` with the graphs that `format_program` wrote; bindings, types and tree structures stay.
-
-    Raises:
-      GraphTextError: as `parse_graph`; or the graphs are not main, body0, ... as `like` has them.
-    """
-    blocks = _parse_blocks(text)
-    wanted = ["main", *(f"body{i}" for i in range(len(like.bodies)))]
-    for i, (name, _, line) in enumerate(blocks):
-        if i >= len(wanted) or name != wanted[i]:
-            expected = wanted[i] if i < len(wanted) else "no further graph"
-            raise GraphTextError(line, 1, f"expected {expected}, found graph {name!r}")
-    if len(blocks) < len(wanted):
-        raise GraphTextError(
-            len(text.splitlines()) or 1, 1, f"graph {wanted[len(blocks)]} is missing"
-        )
-    return like.with_graphs([graph for _, graph, _ in blocks])

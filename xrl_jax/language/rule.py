@@ -13,13 +13,17 @@
 A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
 must equal it, a name binds it (or must equal what it is bound to). `:as` names the node. A term is
 `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
-:lowering NAME)`: attributes are copied from the node named by `:like`, then those given are set. A
-node that is made `:like` one of its operator, with the same attributes and with operands of the
-same types, keeps its lowering, too, unless one is named; `xla` is the plain one. Expressions are
-vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the top level makes
-a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put where `$OP` stands,
-inside of names too. Every variable on the right must be bound on the left: a rule with an unbound
-one is refused here.
+)`: attributes are copied from the node named by `:like`, then those given are set. A node that is
+made `:like` one of its operator, with the same attributes and with operands of the same types,
+keeps its lowering, too. `:lowering NAME` chooses another for a node as it is, where the table of
+lowerings allows that (`lower.table`):
+
+    (lhs (conv ?x ?w :as d)) (when CONDITION ...) (rhs (conv ?x ?w :like d :lowering matmul))
+
+Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
+top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
+where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
+rule with an unbound one is refused here.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dataclasses import dataclass, field
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
 from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, read
+from xrl_jax.lower.table import number_of
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
 # What may be taken for granted: that all values are finite and in range, and that calls stay in the
@@ -62,7 +67,9 @@ class Term:
     args: tuple[Term | Var, ...]
     like: str = ""
     attrs: tuple[tuple[str, SExpr], ...] = ()
-    lowering: str = ""  # "" is `like`'s where that is as right as it was, else the plain one
+    lowering: str = (
+        ""  # chosen for a node as it is; "" is `like`'s where that is as right as it was
+    )
     value: float = 0.0
     dtype_of: str = ""
 
@@ -85,9 +92,12 @@ class Rule:
     place: Place | None = field(default=None, compare=False)
 
     @property
-    def forms(self) -> tuple[str, ...]:
-        """The lowerings that the rule's new nodes ask for by name."""
-        return tuple(t.lowering for t in self.rhs if isinstance(t, Term) and t.lowering)
+    def lowering(self) -> tuple[str, str] | None:
+        """The operator and the lowering that the rule chooses for its root; None for others."""
+        term = self.rhs[0]
+        if isinstance(term, Term) and term.lowering:
+            return term.op, term.lowering
+        return None
 
 
 Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
@@ -245,6 +255,7 @@ class _Parser:
             )
         if len(lhs) == 2 and not _variables(lhs[0]) & _variables(lhs[1]):
             raise RuleError(f"rule {name}: two roots must share an operand", form.place)
+        _check_lowerings(lhs, (*rhs, *(t for _, t in nodes)), form.place)
         if symmetric and (len(lhs) != 2 or shape_text(lhs[:1]) != shape_text(lhs[1:])):
             raise RuleError(f"rule {name}: only two equal patterns can be symmetric", form.place)
         return Rule(
@@ -333,11 +344,10 @@ class _Parser:
                     )
             elif key == "lowering":
                 lowering = _symbol(value)
-                if lowering not in spec.lowerings:
-                    known = ", ".join(spec.lowerings)
-                    raise RuleError(
-                        f"{spec.name} has no lowering {lowering!r} (it has: {known})", value.place
-                    )
+                try:
+                    number_of(spec.name, lowering)
+                except KeyError as error:
+                    raise RuleError(str(error.args[0]), value.place) from None
             else:
                 self.known_field(spec, key, value)
                 attrs.append((key, self.expression(value)))
@@ -388,6 +398,29 @@ class _Parser:
             spec.field(key)
         except KeyError as error:
             raise RuleError(str(error.args[0]), value.place) from None
+
+
+def _check_lowerings(
+    lhs: Sequence[Pattern], terms: Sequence[Term | Var], place: Place | None
+) -> None:
+    """A lowering is chosen for the root, as it is: its condition is asked of the root."""
+    for term in terms:
+        if not isinstance(term, Term):
+            continue
+        _check_lowerings((), term.args, place)
+        root = lhs[0] if len(lhs) == 1 else None
+        as_it_is = root is not None and (term.op, term.args, term.like, term.attrs) == (
+            root.op,
+            root.args,
+            root.name,
+            (),
+        )
+        if term.lowering and not as_it_is:
+            raise RuleError(
+                "a lowering is chosen for a node as it is: "
+                "(lhs (op ?x ... :as d)) (rhs (op ?x ... :like d :lowering name))",
+                place,
+            )
 
 
 def _integer(text: str) -> int | None:

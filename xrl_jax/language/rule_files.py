@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from xrl_jax.language.lowering_rules import lowering_rules
 from xrl_jax.language.rule import ASSUMPTIONS, Macros, Rule, parse_rules
 from xrl_jax.language.sexpr import RuleError
-from xrl_jax.lowerings.table import is_offered
+from xrl_jax.lower.table import is_offered, number_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRELUDE = "prelude.rules"
@@ -83,8 +84,10 @@ def _distinct(rules: Sequence[Rule]) -> None:
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """All rules that come with the project; each is verified by the tests (see `verify`)."""
-    return load_rules(rules_folder())
+    """All rules that come with the project, those that choose lowerings last; each is verified by
+    the tests (see `verify`).
+    """
+    return (*load_rules(rules_folder()), *lowering_rules())
 
 
 @cache
@@ -105,8 +108,9 @@ def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
 
 
 def offered(rules: Iterable[Rule]) -> list[Rule]:
-    """The rules all of whose forms are worth a trial on this machine."""
-    return [r for r in rules if all(map(is_offered, r.forms))]
+    """The rules whose lowerings, if they choose any, are worth a trial on this machine."""
+    chosen = [(r, r.lowering) for r in rules]
+    return [r for r, at in chosen if at is None or is_offered(at[0], number_of(*at))]
 
 
 def select_rules(

@@ -22,6 +22,7 @@ from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
 from xrl_jax.language.rule import Pattern, Rule, Term, Var, shape_text
 from xrl_jax.language.sexpr import RuleError
+from xrl_jax.lower.table import CHOICE, number_of
 
 P = 10  # positions (operators and variables) of one pattern tree
 Q = 10  # new nodes of a right-hand side
@@ -48,6 +49,7 @@ class RuleTable:
     pos_arity: jax.Array  # [T, P] int32
     pos_same: jax.Array  # [T, P] int32, an earlier position that must be the same node; -1 for none
     entry_rule: jax.Array  # [E] int32, index into the list of rules
+    entry_choice: jax.Array  # [E] int32, index into `lower.table.CHOICES`; -1 where none is made
     entry_rows: jax.Array  # [E, 2] int32; -1 for no second root
     symmetric: jax.Array  # [E] bool, the two roots may change places
     shared: jax.Array  # [E, 2] int32, position of the shared operand in either tree
@@ -313,6 +315,7 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
         "pos_arity": np.full((t, P), -1, np.int32),
         "pos_same": np.full((t, P), -1, np.int32),
         "entry_rule": np.full(t, -1, np.int32),
+        "entry_choice": np.full(t, -1, np.int32),
         "entry_rows": np.full((t, 2), -1, np.int32),
         "symmetric": np.zeros(t, bool),
         "shared": np.zeros((t, 2), np.int32),
@@ -332,6 +335,9 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     row = 0
     for e, (rule_index, entry) in enumerate(entries):
         a["entry_rule"][e] = rule_index
+        if entry.rule.lowering is not None:
+            op, name = entry.rule.lowering
+            a["entry_choice"][e] = CHOICE[op, number_of(op, name)]
         lhs = entry.rule.lhs
         a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
         a["shared"][e] = entry.shared
@@ -350,7 +356,7 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
         for q, (term, args, _, source) in enumerate(entry.new):
             a["new_op"][e, q] = ops.OPS[term.op].code
             a["new_attrs"][e, q] = program.results[q]
-            a["new_lowering"][e, q] = ops.OPS[term.op].lowerings.index(term.lowering or "xla")
+            a["new_lowering"][e, q] = number_of(term.op, term.lowering) if term.lowering else 0
             a["new_like"][e, q], like_args = entry.model(term)
             a["like_args"][e, q, : len(like_args)] = like_args
             a["new_args"][e, q, : len(args)] = args

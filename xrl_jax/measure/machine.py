@@ -11,9 +11,7 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
-from xrl_jax.libraries.onednn.c_api import library
-
-_OUR_KERNELS = 3  # one more where code of ours takes another time than before
+from xrl_jax.libraries.registry import versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Machine:
     device: str  # kind, as the backend names it, e.g. "cpu"
     cpu: str  # model name
     threads: int  # cores this process may use
-    versions: str  # of jax, jaxlib, the platform, oneDNN and our kernels
+    versions: str  # of jax, jaxlib, the platform and the libraries of kernels
     flags: str  # XLA_FLAGS, sorted
 
 
@@ -32,11 +30,10 @@ def machine_key() -> Machine:
     device = jax.devices()[0]
     platform_version = " ".join(str(device.client.platform_version).split())
     libraries = f"jax {jax.__version__} jaxlib {jaxlib.version.__version__}"
-    lib = library()
-    kernels = f" {lib.name} ours {_OUR_KERNELS}" if lib else ""
-    versions = f"{libraries} {device.platform} {platform_version}{kernels}"
+    kernels = f" {versions()}".rstrip()
+    of = f"{libraries} {device.platform} {platform_version}{kernels}"
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
-    return Machine(device.device_kind, _cpu_model(), usable_cores(), versions, flags)
+    return Machine(device.device_kind, _cpu_model(), usable_cores(), of, flags)
 
 
 def _cpu_model() -> str:

@@ -25,7 +25,7 @@ import jax
 import jax.export
 from jax.interpreters import mlir
 
-from xrl_jax.libraries.onednn.kernels import Target
+from xrl_jax.libraries.base import Target
 from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker_process import read_frame, write_frame

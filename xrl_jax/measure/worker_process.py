@@ -25,8 +25,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.libraries.onednn.kernels import make_known
-from xrl_jax.libraries.onednn.native import only_time
+from xrl_jax.libraries.base import Target
+from xrl_jax.libraries.registry import calls, make_known
 from xrl_jax.measure.inputs import hlo_hash, random_input
 from xrl_jax.measure.machine import machine_key
 from xrl_jax.measure.timing import (
@@ -189,7 +189,7 @@ class _Server:
         self._compiled += 1
         if self._compiled % 50 == 0:
             jax.clear_caches()  # what JAX keeps of an artifact's trace is never looked up again
-        make_known(header["targets"])
+        make_known([Target(name, tuple(data)) for name, data in header["targets"]])
         try:
             exported = jax.export.deserialize(bytearray(artifact))
         except Exception as error:  # the reader of the format raises errors of many types
@@ -301,7 +301,9 @@ def main() -> None:
             os._exit(0)  # the parent is gone: end even while a job hangs
 
     threading.Thread(target=read, daemon=True).start()
-    only_time()
+    made = calls()
+    if made is not None:
+        made.only_time()
     server = _Server()
     while True:
         header, body = inbox.get()

@@ -11,9 +11,9 @@ from xrl_jax.accept.settle import Settled
 from xrl_jax.cost.model import Spending
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule import Rule
 from xrl_jax.measure.machine import Machine
+from xrl_jax.program.program import Program
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import SearchResult, predicted
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from xrl_jax.backends import export
-from xrl_jax.backends.export import LoadedFast
+from xrl_jax.backends import loading
+from xrl_jax.backends.fast import Fast
 from xrl_jax.report.text import Report
 
 
-def load(path: str | os.PathLike[str]) -> LoadedFast:
+def load(path: str | os.PathLike[str]) -> Fast:
     """The optimised function that `fast.save(path)` wrote, with its report.
 
     Raises:
       LoadError: the file is damaged, or needs another version, platform or setting; says which.
       OSError: it is missing or cannot be read.
     """
-    return export.load(path, read_report=Report.from_dict)
+    return loading.load(path, read_report=Report.from_dict)

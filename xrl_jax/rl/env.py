@@ -40,8 +40,8 @@ from xrl_jax.engine.delta import deltas
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
 from xrl_jax.graph.graph import Nodes, TensorGraph
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules, Q, RuleTable
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.transform.union import united
 

@@ -11,7 +11,7 @@ import numpy as np
 from xrl_jax.cost.roofline import CORRECTED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
 # Every operator in every form it can be computed in has a code of its own.

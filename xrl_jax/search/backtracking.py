@@ -20,7 +20,7 @@ import jax
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step, Strategy
-from xrl_jax.search.changes import is_lowering
+from xrl_jax.search.changes import chooses_lowering
 from xrl_jax.search.descend import descend, known_moves
 from xrl_jax.search.states import Space, State
 from xrl_jax.search.walk import Phase, search_graphs
@@ -56,7 +56,7 @@ def _lowerings(
     run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
 ) -> list[Reached]:
     return [
-        descend(run, space, reached[0], index, clock, only=is_lowering, phase="lowerings"),
+        descend(run, space, reached[0], index, clock, only=chooses_lowering, phase="lowerings"),
     ]
 
 

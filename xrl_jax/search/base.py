@@ -20,9 +20,9 @@ from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.program.program import Program
 
 if TYPE_CHECKING:
     from xrl_jax.search.states import State

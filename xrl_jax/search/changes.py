@@ -13,9 +13,9 @@ from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.graph import TensorGraph, nodes_of
-from xrl_jax.graph.program import Program
-from xrl_jax.language.rule import Rule, Term
-from xrl_jax.lowerings.table import LOWERINGS, applicable
+from xrl_jax.language.rule import Rule
+from xrl_jax.lower.table import LOWERINGS, applicable
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
@@ -33,18 +33,17 @@ class Change(NamedTuple):
     ratio: float  # of these operators' time that the model expects to be left
 
 
-def is_lowering(family: str) -> bool:
-    """Whether a rule family only chooses among ways to become lax code."""
-    return family.startswith("lowering")
+def chooses_lowering(rule: Rule) -> bool:
+    """Whether a rule only chooses among ways to become code."""
+    return rule.lowering is not None
 
 
-def forms_by_rule(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
-    """The rule that chooses a form, by operator and lowering."""
+def rules_by_choice(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
+    """The rule that chooses a lowering, by operator and lowering."""
     chosen: dict[tuple[str, str], str] = {}
     for rule in rules:
-        for term in rule.rhs:
-            if is_lowering(rule.family) and isinstance(term, Term) and term.lowering:
-                chosen.setdefault((term.op, term.lowering), rule.name)
+        if rule.lowering is not None:
+            chosen.setdefault(rule.lowering, rule.name)
     return chosen
 
 
@@ -64,7 +63,7 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
     """Changes worth a trial, as the model has it: those of the most promising operators first, the
     changes of one operator side by side, so that what they are compared with is compiled once.
     """
-    chosen = forms_by_rule(rules)
+    chosen = rules_by_choice(rules)
     costs = oracle.table()
     groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
     forms: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.language.rule import Rule
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Reached, Run, Step
@@ -79,19 +80,18 @@ def descend(
     index: int,
     clock: Stopwatch,
     *,
-    only: Callable[[str], bool] = lambda family: True,
+    only: Callable[[Rule], bool] = lambda rule: True,
     phase: str = "descending",
 ) -> tuple[State, list[Step]]:
     """Take improving candidates, best first, until none improves or the clock runs out.
 
     Each pass goes through the improving candidates of the state in order of gain and takes those
-    that still match and still gain; then all candidates are found again. `only` filters rules by
-    family. Returns the state reached and all steps to it.
+    that still match and still gain; then all candidates are found again. `only` filters rules.
+    Returns the state reached and all steps to it.
     """
     oracle = run.problem.oracle
-    families = [r.family for r in space.rules.rules]
     state, steps = reached
-    fits = np.array([only(f) for f in families], bool)
+    fits = np.array([only(r) for r in space.rules.rules], bool)
     rule_of = np.asarray(space.rules.table.entry_rule)
     allowed = fits[rule_of] & (rule_of >= 0)
     while not run.out_of_budget(clock):

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.compile_cache import cache_folder
 from xrl_jax.runtime.engine_jit import platform
 from xrl_jax.search.states import Space, in_one_bucket

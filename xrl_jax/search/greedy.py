@@ -11,7 +11,7 @@ import jax
 
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Alone, Budget, Problem, Reached, Run, SearchResult
-from xrl_jax.search.changes import is_lowering
+from xrl_jax.search.changes import chooses_lowering
 from xrl_jax.search.descend import descend
 from xrl_jax.search.states import Space
 from xrl_jax.search.walk import Phase, search_graphs
@@ -35,6 +35,6 @@ def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     def search(
         run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
     ) -> list[Reached]:
-        return [descend(run, space, reached[0], index, clock, only=is_lowering, phase="local")]
+        return [descend(run, space, reached[0], index, clock, only=chooses_lowering, phase="local")]
 
     return search_graphs(problem, budget, key, Phase(search))

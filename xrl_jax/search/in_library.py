@@ -7,41 +7,28 @@ call is nobody's. So the form is made at once, without a prediction, and judged 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph.graph import Node, nodes_of
-from xrl_jax.graph.program import Program
+from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule import Rule
-from xrl_jax.libraries.onednn import winograd
-from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings.plain import conv_layouts
-from xrl_jax.lowerings.table import LOWERINGS, applicable, in_partition
+from xrl_jax.libraries.registry import calling
+from xrl_jax.lower.table import LOWERINGS, applicable, number_of, shares_calls
+from xrl_jax.program.program import Program
 from xrl_jax.search.base import Step
-from xrl_jax.search.changes import forms_by_rule
+from xrl_jax.search.changes import rules_by_choice
 from xrl_jax.search.states import place_text
-
-_FORM = "onednn"
-# So many tiles make matrices that products are fast on; the largest tiles first, which take the
-# fewest products.
-_LEAST_TILES = 25
-_TILES = tuple(sorted(winograd.TILES, reverse=True))
-# Products that each number of a tile takes part in, at least: moving tiles costs more than they
-# save where images have few features; twice as many where the tiles are more than a cache holds.
-_LEAST_PRODUCTS, _CACHED_BYTES = 10, 6 << 20
 
 
 def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[Step, ...]]:
-    """The program with every convolution and product of activations in a form of the library, as
-    far as rules choose it, and the steps there; the same and none where there is no library.
-
-    Convolutions are Winograd's where that applies and images are large enough for its tiles.
+    """The program with every operator of activations in the lowering that a library of shared calls
+    prefers for it, as far as rules choose it, and the steps there; the same and none where there is
+    no such library.
     """
-    chosen = forms_by_rule(rules)
-    if library() is None:
+    chosen, library = rules_by_choice(rules), calling()
+    if library is None:
         return program, ()
     graphs, steps = [], []
     for index, graph in enumerate(program.graphs):
@@ -50,33 +37,17 @@ def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[
         places = [np.asarray(v) for v in (f.op, f.shape, f.rank)]
         nodes, _, slots = nodes_of(graph)
         for node, slot in zip(nodes, slots, strict=True):
-            names = [form.name for form in LOWERINGS[node.op]]
-            if _FORM not in names or weight_only[slot] or in_partition(names[node.lowering]):
+            if weight_only[slot] or shares_calls(node.op, node.lowering):
                 continue
-            args = [nodes[a] for a in node.args]
-            fit = {names[i] for i in applicable(node, tuple(args))}
-            wanted = [f for f in _preferred(node, args) if f in fit and (node.op, f) in chosen]
-            if not wanted:
+            args = tuple(nodes[a] for a in node.args)
+            names = [n for n in library.preferred(node, args) if (node.op, n) in chosen]
+            fit = applicable(node, args) if names else ()
+            numbers = [i for i in (number_of(node.op, n) for n in names) if i in fit]
+            if not numbers:
                 continue
-            lowering[slot] = names.index(wanted[0])
+            lowering[slot] = numbers[0]
             text = place_text(slot, *(v[slot] for v in places))
-            steps.append(Step(index, chosen[node.op, wanted[0]], text, 0.0))
+            rule = chosen[node.op, LOWERINGS[node.op][numbers[0]].name]
+            steps.append(Step(index, rule, text, 0.0))
         graphs.append(graph._replace(nodes=f._replace(lowering=jnp.asarray(lowering))))
     return program.with_graphs(graphs), tuple(steps)
-
-
-def _preferred(node: Node, args: Sequence[Node]) -> list[str]:
-    """Forms of the library, the best first, whether or not they apply."""
-    if node.op != "conv":
-        return [_FORM]
-    image, _, result = conv_layouts(node)
-    batch, made, *spatial = (node.shape[d] for d in result)
-    taken = args[0].shape[image[1]]
-    found = []
-    for m in _TILES:
-        tiles = batch * math.prod(-(-n // m) for n in spatial)
-        moved = 4 * tiles * (m + winograd.KERNEL - 1) ** 2 * (taken + made)
-        least = _LEAST_PRODUCTS * (1 if moved <= _CACHED_BYTES else 2)
-        if tiles >= _LEAST_TILES and taken * made >= least * (taken + made):
-            found.append(f"winograd{m}")
-    return [*found, _FORM]

@@ -23,11 +23,11 @@ from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.graph.program import Program
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.program.program import Program
 from xrl_jax.search.base import Reached, Step, assemble
 from xrl_jax.search.in_library import in_library
 from xrl_jax.search.states import Space, in_one_bucket
@@ -56,7 +56,6 @@ _SINKS_ONLY = (
     *(f"reduce_{r}-of-transpose" for r in ("sum", "max", "min")),
     *(f"window_{r}-of-transpose" for r in ("sum", "max", "min")),
 )
-_KERNELS = ("conv-as-onednn", "dot-as-onednn")
 _PASSES = 64  # a transpose moves past one operator in a pass
 _WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
 
@@ -156,6 +155,12 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
     return there / max(total, 1e-12)
 
 
+def _is_of_library(rule: Rule) -> bool:
+    """Whether a rule chooses the lowering called like the library whose kernels share calls."""
+    library = calling()
+    return library is not None and rule.lowering is not None and rule.lowering[1] == library.name
+
+
 def openings(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[Opening]:
@@ -187,7 +192,7 @@ def openings(
             steps += reached[1]
         return Opening(assemble(start.program, graphs), tuple(steps)), taken
 
-    kernels = entries_of(rules, lambda r: r.name in _KERNELS and library() is not None)
+    kernels = entries_of(rules, _is_of_library)
     fold = Sweep(joins), Sweep(folds, gain=True)
     kernels_last = Sweep(kernels, gain=True)
     found = []

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from xrl_jax.graph.check_program import check_program
 from xrl_jax.graph.graph import GraphError
-from xrl_jax.graph.program import Program
-from xrl_jax.graph.text import format_program, parse_program
 from xrl_jax.language.rule import Rule
-from xrl_jax.lowerings.table import LOWERINGS
+from xrl_jax.lower import table
 from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store_files import keep, read_kept
+from xrl_jax.program.check import check_program
+from xrl_jax.program.program import Program
+from xrl_jax.program.text import parse_program
 from xrl_jax.search.base import Found, Step
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, laid_out
 
@@ -35,15 +35,14 @@ def record_path(
 ) -> Path:
     """Where the record of this original is kept."""
     names = sorted(r.name for r in rules)
-    forms = [f"{op} {' '.join(f.name for f in forms)}" for op, forms in LOWERINGS.items()]
-    parts = [format_program(program), str(program.weights), *names, *forms, str(machine)]
+    parts = [str(program), str(program.weights), *names, table.names(), str(machine)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(folder) / FOLDER / f"{digest[:32]}.json"
 
 
 def remember(path: Path, program: Program, steps: Sequence[Step]) -> None:
     """Keep a result and the steps that led to it."""
-    values = {"program": format_program(program), "steps": [asdict(s) for s in steps]}
+    values = {"program": str(program), "steps": [asdict(s) for s in steps]}
     keep(path, json.dumps(values))
 
 
@@ -59,7 +58,7 @@ def recall(path: Path, program: Program) -> Found | None:
         written, steps = values["program"], tuple(Step(**s) for s in values["steps"])
     except (ValueError, TypeError, KeyError):
         return None
-    lowerings = {op: len(forms) for op, forms in LOWERINGS.items()}
+    lowerings = {op: len(forms) for op, forms in table.LOWERINGS.items()}
     for like in _interfaces(program):
         with contextlib.suppress(GraphError):
             found = parse_program(written, like=like)

@@ -27,8 +27,8 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
-from xrl_jax.graph.program import Program
 from xrl_jax.language.table import CompiledRules, RuleTable
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
 # Room for candidates, for each slot of the bucket, and at least and at most in all. Each size that

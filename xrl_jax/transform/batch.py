@@ -13,8 +13,10 @@ from dataclasses import replace
 import jax
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Binding, Call, Input
 from xrl_jax.graph.graph import Node, pack_attrs
-from xrl_jax.graph.host import (
+from xrl_jax.graph.operands import attach, flat_operands
+from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
@@ -23,8 +25,7 @@ from xrl_jax.graph.host import (
     source_key,
     weight_only,
 )
-from xrl_jax.graph.operands import attach, flat_operands
-from xrl_jax.graph.program import Binding, Call, Input, Program
+from xrl_jax.program.program import Program
 from xrl_jax.transform.rows import joined, reshaped, sliced
 
 MOST_ROWS = 16  # of one step; where there are more, reading the weights is not what takes the time

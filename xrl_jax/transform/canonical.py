@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Binding, Call, Equation, Input
 from xrl_jax.graph.graph import Node, infer, pack_attrs
-from xrl_jax.graph.host import HostGraph, disassemble, exact_float32, live, reassemble, source_key
 from xrl_jax.graph.operands import flat_operands, is_pinned
-from xrl_jax.graph.program import Binding, Call, Equation, Input, Program
+from xrl_jax.program.host import HostGraph, disassemble, exact_float32, live, reassemble, source_key
+from xrl_jax.program.program import Program
 from xrl_jax.transform import canonical_dot
 
 # NumPy's functions that give the bits that XLA gives.

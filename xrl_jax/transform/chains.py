@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from xrl_jax.graph.bindings import Binding, Call, Input
 from xrl_jax.graph.graph import pack_attrs
-from xrl_jax.graph.host import HostGraph, HostProgram
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Binding, Call, Input
+from xrl_jax.program.host import HostGraph, HostProgram
 
 
 def chained(host: HostProgram) -> HostProgram:

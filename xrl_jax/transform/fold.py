@@ -13,8 +13,10 @@ from typing import Any
 import jax
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Array, Call, Input
 from xrl_jax.graph.graph import Node
-from xrl_jax.graph.host import (
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
@@ -25,8 +27,7 @@ from xrl_jax.graph.host import (
     source_key,
     struct,
 )
-from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import Array, Call, Input, Program
+from xrl_jax.program.program import Program
 from xrl_jax.transform.repeats import Run, find_runs, results_of
 
 _SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Binding, Call, Input
 from xrl_jax.graph.graph import Node, pack_attrs
-from xrl_jax.graph.host import HostGraph, disassemble, reassemble
 from xrl_jax.graph.operands import attach, flat_operands
-from xrl_jax.graph.program import Binding, Call, Input, Program
-from xrl_jax.lowerings.plain import conv_layouts, dot_dims
+from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
+from xrl_jax.program.host import HostGraph, disassemble, reassemble
+from xrl_jax.program.program import Program
 
 Perm = tuple[int, ...]
 Which = Callable[[Node], bool]

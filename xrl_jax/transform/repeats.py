@@ -17,8 +17,8 @@ import numpy as np
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
-from xrl_jax.graph.host import HostGraph, source_key
 from xrl_jax.graph.operands import is_pinned
+from xrl_jax.program.host import HostGraph, source_key
 
 MIN_REGION = 8  # compute nodes in a region that is worth a call
 _MAX_PERIODS = 64  # proposed periods that are looked at, the most frequent first

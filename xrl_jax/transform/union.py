@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build, nodes_of
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 from xrl_jax.transform.weight_work import Hidden, hide, unhide
 
 # What operators may come to on the way: a converted convolution has transposes of image, kernel and

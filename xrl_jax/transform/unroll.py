@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Call, scan_sizes
 from xrl_jax.graph.graph import Node
-from xrl_jax.graph.host import (
+from xrl_jax.graph.operands import flat_operands, is_pinned
+from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
@@ -21,8 +23,7 @@ from xrl_jax.graph.host import (
     live,
     reassemble,
 )
-from xrl_jax.graph.operands import flat_operands, is_pinned
-from xrl_jax.graph.program import Call, Program, scan_sizes
+from xrl_jax.program.program import Program
 from xrl_jax.transform.chains import chained
 from xrl_jax.transform.rows import joined, reshaped, sliced
 

@@ -19,6 +19,7 @@ import numpy as np
 from xrl_jax.graph import ops
 from xrl_jax.graph.attributes import used_width
 from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.lower.table import applicable, lower, name_of
 from xrl_jax.verify.domains import Field, Floats, Integers
 from xrl_jax.verify.evaluate import CannotEvaluateError, Domain, evaluate
 from xrl_jax.verify.instances import Instance, dtypes_agree
@@ -120,14 +121,9 @@ def _lowered_difference(
     before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator
 ) -> float:
     """As `difference`, by the lax code of the backend in double precision."""
-    # The way out; rules are matched without it.
-    from xrl_jax.lowerings.table import applicable, lower
-
     for n in nodes:
         if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):
-            raise CannotEvaluateError(
-                f"lowering {n.spec.lowerings[n.lowering]} of {n.op} does not apply here"
-            )
+            raise CannotEvaluateError(f"lowering {name_of(n)} of {n.op} does not apply here")
     domain = Floats()
     sources = {
         n.ref: domain.variable(n.shape, n.dtype, rng).astype(

@@ -1,7 +1,7 @@
 """Random concrete graphs that a rule's left-hand side matches.
 
 A pattern is filled from its leaves or from a wanted shape, whichever is known first: each shape
-family has a maker that draws attributes and asks its arguments for shapes that fit. What a rule's
+family has a sampler that draws attributes and asks its arguments for shapes that fit. What a rule's
 conditions say plainly (equal attributes, a constant's value, a rank) is used as a hint; everything
 else is left to rejection: a proposal that does not fit is thrown away, and whether the rule fires
 is decided by the engine itself.
@@ -20,7 +20,10 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.language.rule import Pattern, Rule, Var
 from xrl_jax.language.sexpr import Atom, SExpr, SList
-from xrl_jax.verify.makers import MAKERS, Rejected, Want, elementwise
+from xrl_jax.lower.table import applicable
+from xrl_jax.verify.samplers.base import Rejected, Want
+from xrl_jax.verify.samplers.elementwise import elementwise
+from xrl_jax.verify.samplers.table import SAMPLERS
 
 _DTYPES = ("float32",) * 6 + ("float64", "bfloat16", "int32", "int32", "uint8")
 _MAX_ELEMENTS = 4096
@@ -131,17 +134,17 @@ def propose(
       equal: draw all sizes that are free as the same one, 2 or 3, and higher ranks more often:
         there few permutations are their own inverse.
     """
-    maker = Maker(hints, rng, equal=equal)
+    drawing = _Drawing(hints, rng, equal=equal)
     try:
-        roots = tuple(maker.make(p, None, maker.dtype) for p in rule.lhs)
+        roots = tuple(drawing.make(p, None, drawing.dtype) for p in rule.lhs)
     except Rejected:
         return None
     if len(set(roots)) != len(roots):
         return None
-    return Instance(tuple(maker.nodes), roots)
+    return Instance(tuple(drawing.nodes), roots)
 
 
-class Maker:
+class _Drawing:
     def __init__(self, hints: Hints, rng: np.random.Generator, *, equal: bool = False):
         self.hints = hints
         self.rng = rng
@@ -189,8 +192,8 @@ class Maker:
             return self.leaf(p.name, want, dtype)
         known = self.forced(p)
         args, attrs = (
-            MAKERS[p.op](self, p, want, dtype, known)
-            if p.op in MAKERS
+            SAMPLERS[p.op](self, p, want, dtype, known)
+            if p.op in SAMPLERS
             else elementwise(self, p, want, dtype, known)
         )
         attrs |= {k: v for k, v in known.items()}
@@ -284,9 +287,6 @@ class Maker:
 
     def lowered(self, node: Node) -> Node:
         """The node in one of its other forms."""
-        # The way out; rules are matched without it.
-        from xrl_jax.lowerings.table import applicable
-
         forms = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
         if not forms:
             raise Rejected

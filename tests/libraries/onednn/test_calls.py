@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xrl_jax.backends import export
+from xrl_jax.backends import loading
 from xrl_jax.backends.fast import Fast
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.lowerings.table import LOWERINGS, lower
+from xrl_jax.lower.table import LOWERINGS, lower
 
 IMAGE = jnp.arange(9.0).reshape(1, 3, 3, 1)
 KERNEL = jnp.ones((2, 2, 1, 2)) * jnp.array([1.0, -1.0])
@@ -36,7 +36,8 @@ needs_kernels = pytest.mark.skipif(not onednn.available(), reason="jaxlib has no
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to the kernels, see `onednn`."""
     if request.param == "xla":
-        monkeypatch.setattr(onednn, "library", lambda: None)
+        for module in ("calls", "library"):
+            monkeypatch.setattr(f"xrl_jax.libraries.onednn.{module}.library", lambda: None)
     elif library() is None:
         pytest.skip("oneDNN is not installed")
     return request.param
@@ -161,10 +162,10 @@ def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
     x, w = operands("float32")
     program = from_jax(product_in_form("onednn", "float32"), x, w, weights=(1,))
     Fast(program, None).save(tmp_path / "f.xrl")
-    np.testing.assert_array_equal(export.load(tmp_path / "f.xrl")(x, w), np.full((2, 2), 3.0))
-    monkeypatch.setattr(export, "version", lambda package: "99.0")
-    with pytest.raises(export.LoadError, match=r"kernels of jaxlib .*, here is 99\.0: install"):
-        export.load(tmp_path / "f.xrl")
+    np.testing.assert_array_equal(loading.load(tmp_path / "f.xrl")(x, w), np.full((2, 2), 3.0))
+    monkeypatch.setattr(loading, "version_of", lambda package: "99.0")
+    with pytest.raises(loading.LoadError, match=r"kernels of jaxlib .*, here is 99\.0: install"):
+        loading.load(tmp_path / "f.xrl")
 
 
 @needs_kernels
@@ -172,7 +173,7 @@ def test_a_persistent_cache_is_no_cause_for_warnings(tmp_path: Path) -> None:
     """XLA cannot write these calls; JAX's warning of it would come with every compilation."""
     code = """
 import jax, jax.numpy as jnp
-from xrl_jax.backends import onednn
+from xrl_jax.libraries.onednn import calls as onednn
 a = jnp.ones((2, 2))
 print(jax.jit(lambda a: onednn.dot_general(a, a, (((1,), (0,)), ((), ()))))(a)[0, 0])
 """
@@ -194,7 +195,7 @@ def test_arguments_that_are_sharded_over_devices() -> None:
     code = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from xrl_jax.backends import onednn
+from xrl_jax.libraries.onednn import calls as onednn
 a, b = jnp.arange(12.0).reshape(4, 3), jnp.arange(6.0).reshape(3, 2)
 mesh = jax.make_mesh((2,), ("rows",))
 rows = jax.device_put(a, NamedSharding(mesh, P("rows")))

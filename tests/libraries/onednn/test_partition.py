@@ -30,9 +30,10 @@ from tests.libraries.onednn.calls import (
     in_lax,
     pool,
 )
-from xrl_jax.backends import export
+from xrl_jax.backends import loading
 from xrl_jax.backends.fast import Fast
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries import registry
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn import kernels, partition
 from xrl_jax.libraries.onednn.c_api import Library, library
@@ -396,9 +397,9 @@ def test_a_file_is_refused_where_layouts_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_saved_function(tmp_path / "f.xrl")
-    monkeypatch.setattr(export, "library", lambda: None)
-    with pytest.raises(export.LoadError, match=r"kernels of oneDNN 3.*, here is no oneDNN: "):
-        export.load(tmp_path / "f.xrl")
+    monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: None)
+    with pytest.raises(loading.LoadError, match=r"kernels of oneDNN 3.*, here is no onednn: "):
+        loading.load(tmp_path / "f.xrl")
 
 
 def test_a_file_is_refused_whose_weights_are_packed_in_another_way(
@@ -407,10 +408,10 @@ def test_a_file_is_refused_whose_weights_are_packed_in_another_way(
     """By another version of ours: what is packed here would not fit where the file puts it."""
     a_saved_function(tmp_path / "f.xrl")
     monkeypatch.setattr(kernels, "_target", kernels._target.__wrapped__)  # which is cached
-    assert export.load(tmp_path / "f.xrl")(KERNEL, IMAGE).shape == IMAGE.shape
+    assert loading.load(tmp_path / "f.xrl")(KERNEL, IMAGE).shape == IMAGE.shape
     monkeypatch.setattr(Library, "layout", lambda lib, desc: ("other",))
-    with pytest.raises(export.LoadError, match="packed in another way .*: optimise the function"):
-        export.load(tmp_path / "f.xrl")
+    with pytest.raises(loading.LoadError, match="packed in another way .*: optimise the function"):
+        loading.load(tmp_path / "f.xrl")
 
 
 def test_exporting_a_call_by_jax_says_what_to_do_instead() -> None:
@@ -423,7 +424,7 @@ def test_exporting_a_call_by_jax_says_what_to_do_instead() -> None:
 def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:
     def allowed(op: Conv) -> list[str]:
         fn = lambda x, w: kernel_p.bind(x, w, op=op)  # noqa: E731
-        checks = onednn.exported(fn, IMAGE, KERNEL).disabled_safety_checks
+        checks = registry.exported(fn, IMAGE, KERNEL).disabled_safety_checks
         return [str(check) for check in checks]
 
     first = allowed(Conv((2, 2), ((1, 1), (1, 1)), (1, 1), 1))

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrl_jax.backends.onnx.values import Value, unsayable
 from xrl_jax.backends.onnx.writer import Writer
-from xrl_jax.lowerings.plain import conv_layouts, dot_dims
+from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
 
 
 def pool(w: Writer, i: int, op_type: str, **attrs: int) -> Value:

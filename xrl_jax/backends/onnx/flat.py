@@ -15,18 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Array, Call, Equation, Input, scan_sizes
 from xrl_jax.graph.graph import Node, nodes_of, pack_attrs
 from xrl_jax.graph.operands import flat_operands
-from xrl_jax.graph.program import (
-    Array,
-    Call,
-    Equation,
-    Input,
-    Program,
-    flatten_args,
-    scan_sizes,
-)
-from xrl_jax.lowerings.table import lower
+from xrl_jax.lower.table import lower
+from xrl_jax.program.arguments import flatten_args
+from xrl_jax.program.program import Program
 
 FEW = 8  # constants of up to this many elements are compared by value, larger ones by identity
 

@@ -16,7 +16,7 @@ from xrl_jax.backends.onnx.flat import flatten
 from xrl_jax.backends.onnx.table import write_operation, write_pattern
 from xrl_jax.backends.onnx.values import Value
 from xrl_jax.backends.onnx.writer import Writer
-from xrl_jax.graph.program import Program
+from xrl_jax.program.program import Program
 from xrl_jax.runtime.files import replacing
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from xrl_jax.backends.onnx.flat import Flat, Op, core
 from xrl_jax.backends.onnx.match import CLOSE, Matcher, View
 from xrl_jax.graph import ops
-from xrl_jax.lowerings.plain import conv_layouts
+from xrl_jax.libraries.xla.plain import conv_layouts
 
 
 @dataclass(frozen=True)

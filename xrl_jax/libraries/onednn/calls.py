@@ -1,8 +1,8 @@
 """Products and convolutions of oneDNN.
 
-There are two ways to it. With the library installed (`pip install xrl_jax[onednn]`, see `dnnl`) a
-kernel becomes part of a call of its own, on weights in the library's layout. Without it, kernels
-go through XLA: the CPU build of jaxlib carries oneDNN, and XLA:CPU compiles a custom call to one of
+There are two ways to it. With the library installed (`pip install xrl_jax[onednn]`) a kernel
+becomes part of a call of its own, on weights in the library's layout. Without it, kernels go
+through XLA: the CPU build of jaxlib carries oneDNN, and XLA:CPU compiles a custom call to one of
 its operations wherever it meets one, but never makes one by itself in the versions below (its
 option for that has no effect there). What those calls are told is XLA's internal format, so they
 are made under versions that they were tested with, and a file that holds them is loaded under the
@@ -20,13 +20,13 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from jax import export
 from jax.custom_batching import custom_vmap
 
-from xrl_jax.libraries.onednn import kernels, spec, winograd
+from xrl_jax.libraries.base import NOTHING, Epilogue
+from xrl_jax.libraries.onednn import spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.kernels import kernel
 from xrl_jax.libraries.onednn.spec import Conv, Dot, Winograd
@@ -36,34 +36,10 @@ _PREFIX = "__onednn$"
 _STATUS_RETURNING = 2  # how XLA calls what it has built in
 
 
-class Epilogue(NamedTuple):
-    """What is computed with a result y [..., O] before it is written."""
-
-    bias: jax.Array | None = None  # [O] or [1, .., O], added first
-    addend: jax.Array | None = None  # of y's shape, added then
-    relu: bool = False  # negative values become 0 in the end
-
-    @property
-    def spec(self) -> spec.Epilogue:
-        """What is computed, without the arrays."""
-        clip = spec.RELU if self.relu else None
-        return spec.Epilogue(self.bias is not None, self.addend is not None, clip)
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        """Those that are there."""
-        return [x for x in (self.bias, self.addend) if x is not None]
-
-    def __call__(self, y: jax.Array) -> jax.Array:
-        """The same as lax code."""
-        return self.spec(y, self.arrays)
-
-    def with_bias(self, *shape: int) -> Epilogue:
-        """The same with the bias in this shape."""
-        return self if self.bias is None else self._replace(bias=self.bias.reshape(shape))
-
-
-NOTHING = Epilogue()
+def _spec(epilogue: Epilogue) -> spec.Epilogue:
+    """What is computed, without the arrays."""
+    clip = spec.RELU if epilogue.relu else None
+    return spec.Epilogue(epilogue.bias is not None, epilogue.addend is not None, clip)
 
 
 @functools.cache
@@ -102,7 +78,7 @@ def convolution(
         tuple((low, high) for low, high in padding),
         tuple(dilation),
         groups,
-        epilogue.spec,
+        _spec(epilogue),
     )
     arrays = (x, w, *epilogue.with_bias(-1).arrays)
     if library() is not None:
@@ -149,7 +125,7 @@ def dot_general(
     """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
-    op = Dot(left_over == b, right_over == b + 1, epilogue.spec)
+    op = Dot(left_over == b, right_over == b + 1, _spec(epilogue))
     arrays = (left, right, *epilogue.with_bias(*(1,) * (b + 1), -1).arrays)
     if library() is not None:
         return kernel(op, *arrays)
@@ -157,31 +133,14 @@ def dot_general(
     return _call("matmul", "onednn_matmul_config", config, op)(*arrays)
 
 
-def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
-    """`jax.export` of a function that may hold these kernels, which JAX makes no promise about."""
-    compiled = jax.jit(fn)
-    compiled.lower(*avals)  # makes the names known
-    names = [f"{_PREFIX}convolution", f"{_PREFIX}matmul", *kernels.names()]
-    allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
-    with kernels.exported_by_us():
-        made = export.export(compiled, disabled_checks=allowed)(*avals)
-    # Of the names known here only its own: the artefact must not depend on what came before.
-    own = [
-        check
-        for name, check in zip(names, allowed, strict=True)
-        if name.encode() in made.mlir_module_serialized
-    ]
-    return dataclasses.replace(made, disabled_safety_checks=tuple(own))
+def xla_names() -> list[str]:
+    """Of XLA's own custom calls."""
+    return [f"{_PREFIX}convolution", f"{_PREFIX}matmul"]
 
 
-def is_in(artefact: export.Exported) -> bool:
-    """Whether the artefact calls one of XLA's kernels."""
-    return _PREFIX.encode() in artefact.mlir_module_serialized
-
-
-def targets(artefact: export.Exported) -> tuple[kernels.Target, ...]:
-    """The calls of the library in the artefact, to be made known where it is run."""
-    return tuple(kernels.targets_in(artefact.mlir_module_serialized))
+def is_in(module: bytes) -> bool:
+    """Whether a serialised module calls one of XLA's kernels."""
+    return _PREFIX.encode() in module
 
 
 def _call(

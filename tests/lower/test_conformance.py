@@ -1,0 +1,201 @@
+"""Every operator of the table against its interpretations: shape rule, dtype rule, lowerings.
+
+The tests walk the table, so a new operator or lowering is covered by itself; an operator without a
+generator fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.lower.generators import GENERATORS, Sample
+from tests.quick import QUICK
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import GraphError, Node, pack_attrs
+from xrl_jax.libraries.base import Epilogue
+from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower
+
+BOUND = ("hole", "input", "weight", "array", "opaque", "call")
+STRUCTURE = ("pack", "proj")
+COMPUTED = [name for name in ops.OPS if name not in BOUND + STRUCTURE]
+CHOSEN = [name for name in COMPUTED if len(LOWERINGS[name]) > 1]
+
+
+def rng_for(op: str, example: int) -> np.random.Generator:
+    return np.random.default_rng([ops.OPS[op].code, example])
+
+
+def specs(sample: Sample) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in sample.args]
+
+
+def arrays(sample: Sample, rng: np.random.Generator) -> list[np.ndarray]:
+    """Values that the dtype holds exactly, so that float64 sees the same ones."""
+    out = []
+    for arg in sample.args:
+        kind = jnp.dtype(arg.dtype)
+        values = (
+            rng.normal(size=arg.shape) if kind.kind not in "iu" else rng.integers(0, 9, arg.shape)
+        )
+        out.append(np.asarray(values, kind))
+    return out
+
+
+def in_float64(sample: Sample) -> Node:
+    """The node as it is with float64 arguments."""
+    node = sample.node
+    if node.dtype not in ops.FLOAT_DTYPES:
+        return node
+    attrs = list(node.attrs)
+    if node.spec.dtype == "attr":
+        attrs[node.spec.field("dtype").offset] = ops.DTYPE_CODE["float64"]
+    return Node(node.op, node.args, tuple(attrs), shape=node.shape, dtype="float64")
+
+
+def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:
+    """Compare the lowerings that apply, but those `done`, with float64; their names."""
+    node, wide = sample.node, in_float64(sample)
+    values = arrays(sample, rng)
+    forms = [LOWERINGS[node.op][i] for i in applicable(node, sample.args)]
+    forms = [form for form in forms if form.name not in done]
+    if not forms:
+        return set()
+    exact = [v.astype(np.float64) if wide is not node else v for v in values]
+
+    def run(*args: Any) -> tuple[list[Any], Any, Any]:
+        narrow, doubles = args[: len(values)], args[len(values) :]
+        results = [form.fn(node, *narrow) for form in forms]
+        sizes = [jnp.abs(d) for d in doubles]
+        return results, lower(wide, *doubles), lower(wide, *sizes)
+
+    args = (*values, *exact)
+    results, reference, scale = jax.jit(run).lower(*args).compile(compiler_options=QUICK)(*args)
+    reference = np.asarray(reference)
+    for form, result in zip(forms, results, strict=True):
+        assert result.shape == node.shape and result.dtype.name == node.dtype, form.name
+        if node.dtype in ops.FLOAT_DTYPES:
+            eps = float(jnp.finfo(node.dtype).eps)
+            size = np.abs(scale) + np.abs(reference)
+            if form.name.startswith("winograd") and size.size:
+                # Sums of a whole tile cancel in each result: it errs by the tile's largest.
+                size = np.full_like(size, size.max())
+            bound = 16 * eps * size + float(jnp.finfo(node.dtype).tiny)
+            error = np.abs(np.asarray(result, np.float64) - reference)
+            # Equal infinities: empty windows of maxima.
+            same = np.asarray(result, np.float64) == reference
+            assert np.all(same | (error <= bound)), f"{form.name} of {node}: {np.nanmax(error)}"
+        else:
+            assert np.array_equal(result, reference), f"{form.name} of {node}"
+    return {form.name for form in forms}
+
+
+def check_rules(op: str, example: int) -> None:
+    made = GENERATORS[op](rng_for(op, example))
+    with jax.enable_x64(True):
+        out = jax.eval_shape(lambda *a: lower(made.node, *a), *specs(made))
+    assert (out.shape, out.dtype.name) == (made.node.shape, made.node.dtype), made
+
+
+def test_every_operator_has_a_generator() -> None:
+    assert sorted(GENERATORS) == sorted(COMPUTED)
+
+
+@pytest.mark.parametrize("op", COMPUTED)
+def test_shape_and_dtype_rules_agree_with_jax(op: str) -> None:
+    for example in range(12):
+        check_rules(op, example)
+
+
+@pytest.mark.parametrize("op", CHOSEN)
+def test_every_lowering_equals_the_plain_one(op: str) -> None:
+    met: set[str] = set()
+    with jax.enable_x64(True):
+        for example in range(160):  # the first node that each form applies to
+            rng = rng_for(op, example)
+            met |= check_forms(GENERATORS[op](rng), rng, done=frozenset(met))
+    assert met == {form.name for form in LOWERINGS[op]}
+
+
+@pytest.mark.parametrize("op", ["conv", "dot"])
+def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
+    absorbing = {i for i, form in enumerate(LOWERINGS[op]) if form.absorbs is not None}
+    met: set[int] = set()
+    for example in range(5000):
+        rng = rng_for(op, example)
+        made = GENERATORS[op](rng)
+        for i in (absorbing - met) & set(applicable(made.node, made.args)):
+            if absorbs(replace(made.node, lowering=i), made.args):
+                check_epilogues(replace(made.node, lowering=i), arrays(made, rng), rng)
+                met.add(i)
+        if met == absorbing:
+            break
+    assert met == absorbing
+
+
+def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generator) -> None:
+    """All parts together, and each alone."""
+    alone = np.asarray(jax.jit(partial(lower, node))(*values))
+    bias = jnp.asarray(rng.integers(-9, 9, node.shape[-1:]), "float32")
+    addend = jnp.asarray(rng.integers(-9, 9, node.shape), "float32")
+    for epilogue, expected in (
+        (Epilogue(bias, addend, relu=True), np.maximum(alone + bias + addend, 0)),
+        (Epilogue(bias=bias), alone + bias),
+        (Epilogue(addend=addend), alone + addend),
+        (Epilogue(relu=True), np.maximum(alone, 0)),
+    ):
+        got = jax.jit(partial(lower, node, epilogue=epilogue))(*values)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4, err_msg=f"{node}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", CHOSEN)
+def test_every_lowering_equals_the_plain_one_on_many_nodes(op: str) -> None:
+    with jax.enable_x64(True):
+        for example in range(100, 300):
+            rng = rng_for(op, example)
+            check_forms(GENERATORS[op](rng), rng, done=frozenset())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", COMPUTED)
+def test_shape_and_dtype_rules_agree_with_jax_on_many_nodes(op: str) -> None:
+    for example in range(100, 400):
+        check_rules(op, example)
+
+
+@pytest.mark.parametrize("op", BOUND)
+def test_nodes_with_bindings_are_refused(op: str) -> None:
+    with pytest.raises(GraphError, match=f"'{op}' node is evaluated with its bindings"):
+        lower(Node(op))
+
+
+def test_pack_and_proj_handle_tuples() -> None:
+    assert lower(Node("pack"), 1, 2) == (1, 2)  # type: ignore[arg-type]
+    second = Node("proj", (0,), pack_attrs("proj", {"index": 1}))
+    assert lower(second, (5, 6)) == 6  # type: ignore[arg-type]
+
+
+def test_a_lowering_that_there_is_not_is_refused() -> None:
+    with pytest.raises(GraphError, match="'add' has 1 lowerings, a node asks for number 3"):
+        lower(Node("add", (0, 1), lowering=3), 1, 2)  # type: ignore[arg-type]
+
+
+def test_lowering_zero_is_the_traced_primitive() -> None:
+    assert {forms[0].name for forms in LOWERINGS.values()} == {"plain"}
+
+
+def test_precisions_are_decoded_as_they_were_encoded() -> None:
+    precision = (jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT)
+    assert ops.encode_precision(precision) == 7
+    assert ops.decode_precision(7) == precision
+    preset = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
+    assert ops.decode_precision(ops.encode_precision(preset) or 0) == preset
+    assert ops.encode_precision(None) == 0
+    assert ops.encode_precision("other") is None

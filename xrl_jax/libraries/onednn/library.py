@@ -1,0 +1,124 @@
+"""oneDNN as a library of xrl_jax: several operators in one call, weights in its layouts.
+
+Source: oneDNN (github.com/uxlfoundation/oneDNN).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xrl_jax.graph.graph import Node
+from xrl_jax.libraries.base import Calls, Library, Lowering, Target
+from xrl_jax.libraries.onednn import calls, kernels, native, partition, winograd
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.costs import COSTS
+from xrl_jax.libraries.onednn.lowerings import LOWERINGS
+from xrl_jax.libraries.xla.plain import conv_layouts
+
+_OUR_KERNELS = 3  # one more where code of ours takes another time than before
+# So many tiles make matrices that products are fast on; the largest tiles first, which take the
+# fewest products.
+_LEAST_TILES = 25
+_TILES = tuple(sorted(winograd.TILES, reverse=True))
+# Products that each number of a tile takes part in, at least: moving tiles costs more than they
+# save where images have few features; twice as many where the tiles are more than a cache holds.
+_LEAST_PRODUCTS, _CACHED_BYTES = 10, 6 << 20
+# Through XLA's calls, over the regions of ResNeXt-50, SqueezeNet and BERT.
+_THROUGH_XLA: Mapping[tuple[str, int], str] = {
+    ("conv", 0): "onednn 0.69 winograd4 0.84 winograd3 0.95 winograd2 1.3",
+    ("conv", 1): "onednn_matmul 0.72 onednn_matmul_turned 0.75 onednn 0.86",
+    ("conv", 2): "onednn 0.26",
+    ("dot", 0): "onednn 1.08 onednn_transposed 1.32",
+    ("dot", 1): "onednn 0.9 onednn_transposed 0.93",
+}
+# By the library: squeezenet and mobilenetv2; grouped convolutions between these (depthwise, 0.03)
+# and ResNeXt-50's, products as in BERT.
+_BY_LIBRARY: Mapping[tuple[str, int], str] = {
+    ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41",
+    ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
+    ("conv", 2): "onednn 0.1",
+    ("dot", 0): "onednn 0.9 onednn_transposed 0.9",
+}
+
+
+class _Calls(Calls):
+    costs = COSTS
+
+    def partitioned(self, closed: Any, known: Sequence[bool]) -> Any:
+        return partition.partitioned(closed, known)
+
+    def exporting(self) -> contextlib.AbstractContextManager[Any]:
+        return kernels.exported_by_us()
+
+    def targets_in(self, module: bytes) -> list[Target]:
+        return [Target("onednn", tuple(t)) for t in kernels.targets_in(module)]
+
+    def make_known(self, targets: Sequence[Target]) -> None:
+        kernels.make_known([kernels.Target(*t.data) for t in targets])
+
+    def only_time(self) -> None:
+        native.only_time()
+
+
+CALLS = _Calls()
+
+
+class OneDnn(Library):
+    """oneDNN: of the package, of the system, or what XLA carries of it."""
+
+    name = "onednn"
+    install = "pip install 'xrl_jax[onednn]'"
+
+    def available(self) -> bool:
+        return calls.available()
+
+    def version(self) -> str:
+        lib = library()
+        return f"{lib.name} ours {_OUR_KERNELS}" if lib else ""
+
+    def lowerings(self) -> Mapping[str, tuple[Lowering, ...]]:
+        return LOWERINGS
+
+    def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
+        """Convolutions are Winograd's where images are large enough for its tiles."""
+        if node.op not in LOWERINGS:
+            return ()
+        if node.op != "conv":
+            return (self.name,)
+        image, _, result = conv_layouts(node)
+        batch, made, *spatial = (node.shape[d] for d in result)
+        taken = args[0].shape[image[1]]
+        found = []
+        for m in _TILES:
+            tiles = batch * math.prod(-(-n // m) for n in spatial)
+            moved = 4 * tiles * (m + winograd.KERNEL - 1) ** 2 * (taken + made)
+            least = _LEAST_PRODUCTS * (1 if moved <= _CACHED_BYTES else 2)
+            if tiles >= _LEAST_TILES and taken * made >= least * (taken + made):
+                found.append(f"winograd{m}")
+        return (*found, self.name)
+
+    def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
+        if platform != "cpu":
+            return {}
+        return _THROUGH_XLA if library() is None else {**_THROUGH_XLA, **_merged()}
+
+    def calls(self) -> Calls | None:
+        return CALLS if library() is not None else None
+
+    def custom_calls(self) -> list[str]:
+        return [*calls.xla_names(), *kernels.names()]
+
+    def bound_to_jaxlib(self, module: bytes) -> bool:
+        return calls.is_in(module)
+
+
+def _merged() -> Mapping[tuple[str, int], str]:
+    """What is known by the library, behind what is known through XLA: the last one counts."""
+    keys = (*_THROUGH_XLA, *_BY_LIBRARY)
+    return {k: f"{_THROUGH_XLA.get(k, '')} {_BY_LIBRARY.get(k, '')}".strip() for k in keys}
+
+
+LIBRARY = OneDnn()

@@ -1,0 +1,148 @@
+"""The rows that oneDNN adds to the table of lowerings: its convolution, products, and Winograd's
+way to convolve. Where the library is missing they compute the same by XLA's own calls, or as lax
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from xrl_jax.graph.graph import Node
+from xrl_jax.libraries.base import NOTHING, Epilogue, Lowering
+from xrl_jax.libraries.onednn import calls, winograd
+from xrl_jax.libraries.xla.conv import conv_lowering, matmul
+from xrl_jax.libraries.xla.conv_facts import ConvFacts
+from xrl_jax.libraries.xla.convolution import Conv, dense, padded
+from xrl_jax.libraries.xla.dot import as_matrices, dot_lowering
+
+_MAX_TILED = 1 << 24  # elements of an image whose tiles take a multiple of that
+# What sums of a whole tile that cancel in each result add, relative to the tile's largest.
+_TILE_ERROR = {"float32": 16 * 2.0**-23}
+_NAME = "onednn"
+
+
+def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+    """oneDNN's convolution: features last, and where it is not there, XLA's."""
+    if not calls.takes(x, w):
+        return epilogue(dense(c, x, w))
+    c, x = _only_padded(c, x)
+    return calls.convolution(
+        x,
+        lax.transpose(w, (*range(2, c.rank), 1, 0)),
+        stride=c.stride,
+        padding=c.padding,
+        dilation=c.rhs_dilation,
+        groups=c.groups,
+        epilogue=epilogue,
+    )
+
+
+def _only_padded(c: Conv, x: jax.Array) -> tuple[Conv, jax.Array]:
+    """The convolution of an image that is not dilated, padded by nothing negative."""
+    if min(low for pair in c.padding for low in pair) >= 0 and max(c.lhs_dilation) == 1:
+        return c, x
+    n = len(c.stride)
+    return replace(c, padding=((0, 0),) * n, lhs_dilation=(1,) * n), padded(c, x)
+
+
+def _winograd(m: int) -> Callable[..., jax.Array]:
+    def fn(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+        c, x = _only_padded(c, x)
+        w = winograd.transformed(w, m)
+        return calls.winograd_convolution(x, w, m, c.padding, c.precision)
+
+    return fn
+
+
+def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
+    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+        if not calls.takes(x, w):
+            return epilogue(matmul(c, x, w, turned=turned))
+        if epilogue.addend is not None:
+            epilogue = epilogue._replace(addend=epilogue.addend.reshape(-1, w.shape[0]))
+        product = partial(calls.dot_general, epilogue=epilogue)
+        return matmul(c, x, w, turned=turned, product=product)
+
+    return fn
+
+
+def _dot(out_in: bool) -> Callable[..., jax.Array]:
+    def fn(node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+        if not calls.takes(lhs, rhs):
+            return epilogue(as_matrices(node, lhs, rhs, out_in=out_in))
+
+        def product(left: jax.Array, right: jax.Array, numbers: Any) -> jax.Array:
+            after = epilogue
+            if after.addend is not None:
+                after = after._replace(addend=after.addend.reshape(*left.shape[:-1], -1))
+            return calls.dot_general(left, right, numbers, after)
+
+        return as_matrices(node, lhs, rhs, out_in=out_in, product=product)
+
+    return fn
+
+
+def _tiles(c: ConvFacts) -> Any:
+    """A kernel of 3 x 3 on one group of features, nothing strided or dilated but the image."""
+    xp, shapes = c.xp, (c.view.shape, c.view.arg_shapes[0])
+    few = [c.product(*(shape[i] for i in range(4))) <= _MAX_TILED for shape in shapes]
+    three = xp.all(c.window == winograd.KERNEL) & (c.groups == 1)
+    return c.moves_by_one("stride", "rhs_dilation") & three & few[0] & few[1]
+
+
+def _stays_last(c: ConvFacts) -> Any:
+    """Features are last in the image and in the result."""
+    return c.ends_in_features & c.lies(c.image, False)
+
+
+_ON_CPU = ("cpu",)
+_PRODUCT: dict[str, Any] = dict(
+    absorbs=_stays_last, platforms=_ON_CPU, source="measured: 64 features x1.4"
+)
+_DOT: dict[str, Any] = dict(
+    absorbs=lambda d: d.ends_in_columns,
+    platforms=_ON_CPU,
+    source="measured: 64 features x1.4",
+)
+_AS_MATRIX = ("is_pointwise", "is_float32", "one_matrix")
+LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
+    "conv": (
+        conv_lowering(
+            _NAME,
+            _onednn,
+            "is_float32",
+            first=False,
+            absorbs=lambda c: c.ends_in_features,
+            platforms=_ON_CPU,
+            source="measured: grouped x2.5",
+        ),
+        conv_lowering(f"{_NAME}_matmul", _onednn_matmul(False), *_AS_MATRIX, **_PRODUCT),
+        conv_lowering(f"{_NAME}_matmul_turned", _onednn_matmul(True), *_AS_MATRIX, **_PRODUCT),
+        *(
+            conv_lowering(
+                f"winograd{m}",
+                _winograd(m),
+                "is_float32",
+                _tiles,
+                first=False,
+                error=_TILE_ERROR,
+                bounded=True,
+                instead=_NAME,
+                algorithm="tiles",
+                without_library=True,
+                source="Lavin, Gray 2016",
+            )
+            for m in winograd.TILES
+        ),
+    ),
+    "dot": (
+        dot_lowering(_NAME, _dot(False), "all_float32", **_DOT),
+        dot_lowering(f"{_NAME}_transposed", _dot(True), "all_float32", **_DOT),
+    ),
+}

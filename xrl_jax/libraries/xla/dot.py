@@ -1,0 +1,225 @@
+"""Ways for a contraction to become lax code: operand order, which axis is contracted, batches as a
+loop.
+
+In what follows a `dot_general` is B batch, M free on the left, N free on the right, K contracted,
+each a run of axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.shapes import unpack
+from xrl_jax.graph.view import NodeView
+from xrl_jax.libraries.base import Condition, Facts, Lowering
+from xrl_jax.libraries.xla.plain import accumulator, dot_dims, number
+
+_MAX_LOOP = 64  # products that one batched product may be unrolled into
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of the two arguments by their part in the contraction."""
+
+    lhs_batch: tuple[int, ...]
+    lhs_free: tuple[int, ...]
+    lhs_contract: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+    rhs_free: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+
+
+def _axes(node: Node, lhs_rank: int, rhs_rank: int) -> Axes:
+    (lc, rc), (lb, rb) = dot_dims(node)
+    return Axes(
+        lb,
+        tuple(d for d in range(lhs_rank) if d not in lc + lb),
+        lc,
+        rb,
+        tuple(d for d in range(rhs_rank) if d not in rc + rb),
+        rc,
+    )
+
+
+def _product(node: Node, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    return lax.dot_general(
+        lhs,
+        rhs,
+        numbers,
+        precision=ops.decode_precision(number(node, "precision")),
+        preferred_element_type=accumulator(node, lhs, rhs),
+    )
+
+
+def _matrices(
+    node: Node, lhs: jax.Array, rhs: jax.Array, *, out_in: bool
+) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """The left argument as [B, M, K], the right one as [B, N, K] if `out_in` else [B, K, N], and
+    the result's shape.
+
+    The batch axis is missing where there is none.
+    """
+    a = _axes(node, lhs.ndim, rhs.ndim)
+
+    def sizes(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(x.shape[d] for d in axes)
+
+    batch, m, n = sizes(lhs, a.lhs_batch), sizes(lhs, a.lhs_free), sizes(rhs, a.rhs_free)
+    k = math.prod(sizes(lhs, a.lhs_contract))
+    head = (math.prod(batch),) if batch else ()
+    left = lax.transpose(lhs, (*a.lhs_batch, *a.lhs_free, *a.lhs_contract))
+    left = left.reshape(*head, math.prod(m), k)
+    tail = (*a.rhs_free, *a.rhs_contract) if out_in else (*a.rhs_contract, *a.rhs_free)
+    right = lax.transpose(rhs, (*a.rhs_batch, *tail))
+    right = right.reshape(*head, *((math.prod(n), k) if out_in else (k, math.prod(n))))
+    return left, right, (*batch, *m, *n)
+
+
+def as_matrices(
+    node: Node,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    out_in: bool,
+    product: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
+    """[B, M, K] by [B, N, K] if `out_in` (a weight is stored [out, in]), else by [B, K, N].
+
+    Args:
+      product: of (left, right, dimension numbers), instead of `lax.dot_general`.
+    """
+    left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
+    b = left.ndim - 2
+    batch = tuple(range(b))
+    numbers = ((b + 1,), (b + 1 if out_in else b,)), (batch, batch)
+    product = product or partial(_product, node)
+    return product(left, right, numbers).reshape(shape)
+
+
+def _swapped(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """(Bᵀ Aᵀ)ᵀ."""
+    (lc, rc), (lb, rb) = dot_dims(node)
+    a = _axes(node, lhs.ndim, rhs.ndim)
+    y = _product(node, rhs, lhs, ((rc, lc), (rb, lb)))
+    b, n, m = len(lb), len(a.rhs_free), len(a.lhs_free)
+    order = (*range(b), *range(b + n, b + n + m), *range(b, b + n))
+    return lax.transpose(y, order)
+
+
+def _loop(out_in: bool) -> Callable[..., jax.Array]:
+    """One matrix product for each element of the batch."""
+
+    def fn(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
+        contract = ((1,), (1,)) if out_in else ((1,), (0,))
+        parts = [
+            _product(node, left[i], right[i], (contract, ((), ()))) for i in range(left.shape[0])
+        ]
+        return lax.concatenate([p[None] for p in parts], 0).reshape(shape)
+
+    return fn
+
+
+class DotFacts(Facts):
+    """A contraction of two arrays."""
+
+    def __init__(self, xp: Any, view: NodeView) -> None:
+        super().__init__(xp, view, "dot")
+
+    @cached_property
+    def suits(self) -> Any:
+        """Floating point throughout, and nothing empty."""
+        dtypes = (self.view.dtype, *(self.view.arg_dtypes[i] for i in range(2)))
+        ok = self.nonempty
+        for dtype in dtypes:
+            ok = ok & self.is_float(dtype)
+        return ok
+
+    @cached_property
+    def all_float32(self) -> Any:
+        both = self.is_single(self.view.arg_dtypes[0]) & self.is_single(self.view.arg_dtypes[1])
+        return both & self.is_single(self.view.dtype)
+
+    def _is_run(self, name: str, start: Any) -> Any:
+        """Whether the dimensions are `start` and those that follow it, in order."""
+        dims = unpack(self.xp, self.number(name))
+        lane = self.xp.arange(len(dims))
+        return self.xp.all(dims == self.xp.where(lane < self._count(name), start + lane, -1))
+
+    def _count(self, name: str) -> Any:
+        return self.xp.sum(unpack(self.xp, self.number(name)) >= 0)
+
+    def lies_as(self, out_in: bool) -> Any:
+        """Whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N] already."""
+        ranks, b = self.view.arg_ranks, self._count("lhs_batch")
+        left = self._is_run("lhs_contract", ranks[0] - self._count("lhs_contract"))
+        start = ranks[1] - self._count("rhs_contract") if out_in else b
+        right = self._is_run("rhs_contract", start)
+        batches = self._is_run("lhs_batch", 0) & self._is_run("rhs_batch", 0) & (b <= 1)
+        return batches & left & right & (ranks[0] == b + 2) & (ranks[1] == b + 2)
+
+    @cached_property
+    def symmetric(self) -> Any:
+        """Whether the precision is the same for both arguments, so that they may change places:
+        none, an algorithm (10 and above), or a pair of equals (1, 5, 9).
+        """
+        precision = self.number("precision")
+        return (precision == 0) | (precision >= 10) | (precision % 4 == 1)
+
+    @cached_property
+    def is_batched(self) -> Any:
+        """A batch of few products."""
+        xp, dims = self.xp, unpack(self.xp, self.number("lhs_batch"))
+        sizes = xp.where(dims >= 0, self.view.arg_shapes[0][xp.maximum(dims, 0)], 1)
+        n = self.product(*(sizes[i] for i in range(len(dims))))
+        return (n > 1) & (n <= _MAX_LOOP)
+
+    @cached_property
+    def ends_in_columns(self) -> Any:
+        """Whether the result is [.., N], N one axis of the right argument, without a batch."""
+        free = self.view.arg_ranks[1] - self._count("rhs_contract") - self._count("rhs_batch")
+        return (free == 1) & (self._count("rhs_batch") == 0)
+
+
+def dot_lowering(
+    name: str, fn: Callable[..., jax.Array], *tests: str | Condition, **more: Any
+) -> Lowering:
+    """A lowering that applies where `suits` and these facts hold; `more` attributes of the row."""
+
+    def applies(d: DotFacts) -> Any:
+        ok = d.suits
+        for test in tests:
+            ok = ok & (getattr(d, test) if isinstance(test, str) else test(d))
+        return ok
+
+    return Lowering(name, fn, applies, **more)
+
+
+_row = dot_lowering
+_PER_HEAD = "XLA gap: one matmul per head x1.9"
+DOT: tuple[Lowering, ...] = (
+    _row(
+        "flat",
+        partial(as_matrices, out_in=False),
+        lambda d: ~d.lies_as(False),
+        source="XLA gap: transposed attention x1.7",
+    ),
+    _row(
+        "transposed",
+        partial(as_matrices, out_in=True),
+        lambda d: ~d.lies_as(True),
+        source="XLA gap: weight stored [out, in] x1.4",
+    ),
+    _row("swapped", _swapped, "symmetric", source="XLA gap: operand order"),
+    _row("loop", _loop(False), "is_batched", source=_PER_HEAD),
+    _row("loop_transposed", _loop(True), "is_batched", source=_PER_HEAD),
+)

@@ -1,0 +1,69 @@
+"""XLA as a library: the plain lowering of every operator, and further ones of lax code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xrl_jax.graph import ops
+from xrl_jax.libraries.base import Facts, Library, Lowering
+from xrl_jax.libraries.xla.conv import CONV
+from xrl_jax.libraries.xla.conv_facts import ConvFacts
+from xrl_jax.libraries.xla.dot import DOT, DotFacts
+from xrl_jax.libraries.xla.plain import PLAIN
+from xrl_jax.libraries.xla.pool import (
+    REDUCE_SUM,
+    SOFTMAX,
+    WINDOW,
+    AxesFacts,
+    WindowFacts,
+)
+
+_WINDOWS = ("window_sum", "window_max", "window_min")
+_MORE: Mapping[str, tuple[Lowering, ...]] = {
+    "conv": CONV,
+    "dot": DOT,
+    "reduce_sum": REDUCE_SUM,
+    "softmax": SOFTMAX,
+    **dict.fromkeys(_WINDOWS, WINDOW),
+}
+_FACTS: Mapping[str, type[Facts]] = {
+    "conv": ConvFacts,
+    "dot": DotFacts,
+    "reduce_sum": AxesFacts,
+    "softmax": AxesFacts,
+    **dict.fromkeys(_WINDOWS, WindowFacts),
+}
+# What its lowerings took on x86 CPUs in multiples of the plain one: medians over the regions of
+# ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). `python -m experiments.usual_forms` prints them.
+_PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
+    "cpu": {
+        ("conv", 0): "overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",
+        ("conv", 1): "matmul 0.74 matmul_turned 0.84 nhwc_matmul 0.84 overhang 0.86 nhwc 0.96",
+        ("conv", 2): "nhwc_split4 0.23 nhwc_shifted 0.24 nhwc_split2 0.28 half_rows 0.31 "
+        "rotated 0.32 half_columns 0.34 split2 0.38 split4 0.5 nhwc_split 0.5 shifted 0.59 "
+        "split 0.6 taps 0.62 dense 0.66 overhang 0.79 nchw_shifted 0.8 im2col 0.89 nhwc 0.89 "
+        "nchw 1.09",
+        ("dot", 0): "flat 0.78 transposed 0.99 swapped 1.17",
+        ("dot", 1): "loop 0.85 loop_transposed 0.9 swapped 1.04",
+        ("reduce_sum", 0): "matmul 1.15",
+        ("window_max", 0): "separable 0.35 shifted 0.45",
+    }
+}
+
+
+class Xla(Library):
+    """XLA itself."""
+
+    name = "xla"
+
+    def lowerings(self) -> Mapping[str, tuple[Lowering, ...]]:
+        return {op: (PLAIN[op], *_MORE.get(op, ())) for op in ops.OPS}
+
+    def facts(self) -> Mapping[str, type[Facts]]:
+        return _FACTS
+
+    def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
+        return _PRIORS.get(platform, {})
+
+
+LIBRARY = Xla()

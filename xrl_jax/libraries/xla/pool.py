@@ -1,0 +1,211 @@
+"""Ways for pooling, reductions and softmax to become lax code.
+
+Sums of 16-bit floats are accumulated in float32, as XLA does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.view import NodeView
+from xrl_jax.libraries.base import Condition, Facts, Lowering
+from xrl_jax.libraries.xla.plain import axes_of, dims
+
+_MAX_TERMS = 64  # window positions that are worth an operation each
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_COMBINE: dict[str, Callable[..., jax.Array]] = {
+    "window_sum": lax.add,
+    "window_max": lax.max,
+    "window_min": lax.min,
+}
+_REDUCE: dict[str, Callable[..., jax.Array]] = {
+    "window_sum": lax.reduce_sum,
+    "window_max": lax.reduce_max,
+    "window_min": lax.reduce_min,
+}
+
+
+def _identity(op: str, dtype: str) -> np.ndarray:
+    """The value that changes nothing under the window's operation."""
+    kind = jnp.dtype(dtype)
+    if op == "window_sum":
+        return np.zeros((), kind)
+    if dtype in ops.FLOAT_DTYPES:
+        return np.asarray(-math.inf if op == "window_max" else math.inf, kind)
+    info = jnp.iinfo(kind)
+    return np.asarray(info.min if op == "window_max" else info.max, kind)
+
+
+def _opened(node: Node, x: jax.Array) -> jax.Array:
+    """The padded input, sums of floats widened."""
+    if node.op == "window_sum" and node.dtype in ops.FLOAT_DTYPES:
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    widths = [
+        (*e, 0) for e in zip(dims(node, "low", x.ndim), dims(node, "high", x.ndim), strict=True)
+    ]
+    if any(any(w) for w in widths):
+        x = lax.pad(x, jnp.asarray(_identity(node.op, x.dtype.name)), widths)
+    return x
+
+
+def _combined(
+    node: Node, x: jax.Array, window: tuple[int, ...], stride: tuple[int, ...]
+) -> jax.Array:
+    """Pooling of a padded array as one operation for each window position."""
+    out = [(n - w) // s + 1 for n, w, s in zip(x.shape, window, stride, strict=True)]
+    total: jax.Array | None = None
+    for start in product(*(range(w) for w in window)):
+        limit = [a + (n - 1) * s + 1 for a, n, s in zip(start, out, stride, strict=True)]
+        part = lax.slice(x, start, limit, stride)
+        total = part if total is None else _COMBINE[node.op](total, part)
+    assert total is not None
+    return total
+
+
+def _shifted(node: Node, x: jax.Array) -> jax.Array:
+    """All window positions at once."""
+    window, stride = dims(node, "window", x.ndim), dims(node, "stride", x.ndim)
+    return _combined(node, _opened(node, x), window, stride).astype(node.dtype)
+
+
+def _separable(node: Node, x: jax.Array) -> jax.Array:
+    """One dimension after the other."""
+    y = _opened(node, x)
+    for d in reversed(range(x.ndim)):
+        window, stride = [1] * x.ndim, [1] * x.ndim
+        window[d], stride[d] = (dims(node, f, x.ndim)[d] for f in ("window", "stride"))
+        y = _combined(node, y, tuple(window), tuple(stride))
+    return y.astype(node.dtype)
+
+
+def _reduced(node: Node, x: jax.Array) -> jax.Array:
+    """A window over all of some dimensions, as a reduction."""
+    axes = tuple(d for d, w in enumerate(dims(node, "window", x.ndim)) if w > 1)
+    return _REDUCE[node.op](x, axes).reshape(node.shape)
+
+
+class WindowFacts(Facts):
+    """Pooling of an array of up to four dimensions; all its operators have the same attributes."""
+
+    def __init__(self, xp: Any, view: NodeView) -> None:
+        super().__init__(xp, view, "window_sum")
+
+    @cached_property
+    def suits(self) -> Any:
+        """Floats and integers of 8 bits or more, nothing empty."""
+        dtype = self.view.dtype
+        integers = [ops.DTYPE_CODE[d] for d in _INTEGERS]
+        number = self.xp.any(self.xp.asarray(integers) == dtype) | self.is_float(dtype)
+        return number & self.nonempty
+
+    @cached_property
+    def window(self) -> Any:
+        return self.numbers("window")
+
+    @cached_property
+    def few(self) -> Any:
+        n = self.product(*(self.window[i] for i in range(4)))
+        return (n > 1) & (n <= _MAX_TERMS)
+
+    @cached_property
+    def several(self) -> Any:
+        """More than one dimension has a window."""
+        wide = self.window > 1
+        terms = self.xp.sum(self.xp.where(wide, self.window, 0))
+        return (self.xp.sum(wide) > 1) & (terms <= _MAX_TERMS)
+
+    @cached_property
+    def whole(self) -> Any:
+        """A window is as large as the array, or 1."""
+        xp = self.xp
+        spans = self.window == self.view.arg_shapes[0][:4]
+        spans = spans | ((self.window == 1) & (self.numbers("stride") == 1))
+        return xp.all(spans) & xp.all(self.numbers("low") == 0) & xp.all(self.numbers("high") == 0)
+
+
+WINDOW: tuple[Lowering, ...] = (
+    Lowering("shifted", _shifted, lambda w: w.suits & w.few, source="XLA gap: shifted maxima x2.4"),
+    Lowering(
+        "separable", _separable, lambda w: w.suits & w.several, source="XLA gap: separable x5.9"
+    ),
+    Lowering("reduced", _reduced, lambda w: w.suits & w.whole, source="XLA gap: global pooling"),
+)
+
+
+def _ones_product(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The sum over `axes` as a product with ones."""
+    ones = np.ones([x.shape[d] for d in axes], x.dtype)
+    return lax.dot_general(
+        x,
+        ones,
+        ((axes, tuple(range(len(axes)))), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+    ).astype(x.dtype)
+
+
+class AxesFacts(Facts):
+    """A reduction, or a softmax, over a mask of axes; both have that attribute first."""
+
+    def __init__(self, xp: Any, view: NodeView) -> None:
+        super().__init__(xp, view, "reduce_sum")
+
+    @cached_property
+    def is_float_sum(self) -> Any:
+        """Of floats, over some axes of an array that is not empty."""
+        there = self.xp.all(self.view.arg_shapes != 0)
+        return self.is_float(self.view.dtype) & (self.number("axes") != 0) & there
+
+
+_FLOAT_SUM: Condition = attrgetter("is_float_sum")
+_BY_MATMUL = "XLA gap: means by matmul x1.6"
+REDUCE_SUM: tuple[Lowering, ...] = (
+    Lowering(
+        "matmul",
+        lambda node, x: _ones_product(x, axes_of(node)),
+        _FLOAT_SUM,
+        source=_BY_MATMUL,
+    ),
+)
+
+
+def _softmax_parts(node: Node, x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """exp(x - max), and what puts the reduced axes back as axes of size one."""
+    axes = axes_of(node)
+    shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
+
+    def spread(reduced: jax.Array) -> jax.Array:
+        return reduced.reshape(shape)
+
+    return jnp.exp(x - lax.stop_gradient(spread(lax.reduce_max(x, axes)))), spread
+
+
+def _reciprocal(node: Node, x: jax.Array) -> jax.Array:
+    """One division for each sum, then products."""
+    weights, spread = _softmax_parts(node, x)
+    total = lax.reduce_sum(weights, axes_of(node))
+    return weights * spread(1 / total)
+
+
+def _softmax_matmul(node: Node, x: jax.Array) -> jax.Array:
+    """The sums as products with ones."""
+    weights, spread = _softmax_parts(node, x)
+    return weights / spread(_ones_product(weights, axes_of(node)))
+
+
+SOFTMAX: tuple[Lowering, ...] = (
+    Lowering("reciprocal", _reciprocal, _FLOAT_SUM, source="derived"),
+    Lowering("matmul", _softmax_matmul, _FLOAT_SUM, source=_BY_MATMUL),
+)

@@ -1,0 +1,140 @@
+"""The table of lowerings: for every operator, the ways in which it can become lax code or a kernel.
+
+The rows are those of the libraries (`libraries.registry`), in their order. `Node.lowering` indexes
+the operator's row; entry 0 is the plain lowering. A row's condition is written once and asked on
+the host (`applicable`) and inside jit (`fits`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import GraphError, Node
+from xrl_jax.graph.view import NodeView, view_of
+from xrl_jax.libraries.base import NOTHING, Epilogue, Facts, Library, Lowering
+from xrl_jax.libraries.registry import calling, libraries
+
+
+class Row(NamedTuple):
+    """A lowering of an operator, and the library it is of."""
+
+    lowering: Lowering
+    library: Library
+
+
+def _rows() -> Mapping[str, tuple[Row, ...]]:
+    found: dict[str, list[Row]] = {op: [] for op in ops.OPS}
+    for library in libraries():
+        for op, lowerings in library.lowerings().items():
+            found[op] += [Row(lowering, library) for lowering in lowerings]
+    return MappingProxyType({op: tuple(rows) for op, rows in found.items()})
+
+
+_ROWS = _rows()
+LOWERINGS: Mapping[str, tuple[Lowering, ...]] = MappingProxyType(
+    {op: tuple(row.lowering for row in rows) for op, rows in _ROWS.items()}
+)
+_FACTS: Mapping[str, type[Facts]] = MappingProxyType(
+    {op: kind for library in libraries() for op, kind in library.facts().items()}
+)
+# Of every operator that has a choice, its lowerings: (operator, lowering).
+CHOICES: tuple[tuple[str, int], ...] = tuple(
+    (op, i) for op, rows in LOWERINGS.items() if len(rows) > 1 for i in range(len(rows))
+)
+CHOICE: Mapping[tuple[str, int], int] = MappingProxyType({c: n for n, c in enumerate(CHOICES)})
+
+
+def number_of(op: str, name: str) -> int:
+    """The index of an operator's lowering by name.
+
+    Raises:
+      KeyError: the operator has none of this name; the message lists those it has.
+    """
+    names = [lowering.name for lowering in LOWERINGS[op]]
+    if name not in names:
+        raise KeyError(f"{op} has no lowering {name!r} (it has: {', '.join(names)})")
+    return names.index(name)
+
+
+def name_of(node: Node) -> str:
+    """The name of a node's lowering."""
+    return _chosen(node).name
+
+
+def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
+    """Indices of the lowerings that are right for the node with these arguments; always 0."""
+    rows = LOWERINGS[node.op]
+    if len(rows) == 1:
+        return (0,)
+    facts = _facts(np, view_of(node, args), node.op)
+    return tuple(i for i, row in enumerate(rows) if i == 0 or bool(row.applies(facts)))
+
+
+def fits(view: NodeView) -> jax.Array:
+    """Which of `CHOICES` may be chosen for one node, [C] bool (traceable; vmap for more): those
+    that are right for it and that it does not have yet.
+    """
+    found = []
+    for op, rows in LOWERINGS.items():
+        if len(rows) == 1:
+            continue
+        here, facts = view.op == ops.OPS[op].code, _facts(jnp, view, op)
+        for i, row in enumerate(rows):
+            right = row.applies(facts) if i else True
+            found.append(here & (view.lowering != i) & right)
+    return jnp.stack(found)
+
+
+def _facts(xp: Any, view: NodeView, op: str) -> Facts:
+    kind = _FACTS.get(op)
+    return Facts(xp, view, op) if kind is None else kind(xp, view)  # type: ignore[call-arg]
+
+
+def is_offered(op: str, lowering: int) -> bool:
+    """Whether a lowering is worth a trial on the default device."""
+    row, library = _ROWS[op][lowering]
+    platforms = row.platforms
+    here = not platforms or jax.default_backend() in platforms
+    return here and (row.without_library or library.available())
+
+
+def shares_calls(op: str, lowering: int) -> bool:
+    """Whether a lowering here becomes part of a call of several operators."""
+    rows = _ROWS[op]
+    return lowering < len(rows) and rows[lowering].library is calling()
+
+
+def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
+    """Whether the chosen lowering takes an epilogue; see `chains`."""
+    test = _chosen(node).absorbs
+    return test is not None and bool(test(_facts(np, view_of(node, args), node.op)))
+
+
+def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+    """The node's value through its chosen lowering; with an epilogue where that absorbs one."""
+    more = {} if epilogue is NOTHING else {"epilogue": epilogue}
+    return _chosen(node).fn(node, *arrays, **more)
+
+
+def _chosen(node: Node) -> Lowering:
+    rows = LOWERINGS[node.op]
+    if not 0 <= node.lowering < len(rows):
+        raise GraphError(
+            f"operator {node.op!r} has {len(rows)} lowerings, "
+            f"a node asks for number {node.lowering}"
+        )
+    return rows[node.lowering]
+
+
+@functools.cache
+def names() -> str:
+    """All operators with their lowerings, for the keys of what is saved with numbers of these."""
+    return "\n".join(f"{op} {' '.join(r.name for r in rows)}" for op, rows in LOWERINGS.items())

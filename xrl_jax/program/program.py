@@ -1,0 +1,227 @@
+"""A program: a main graph, folded bodies, what their nodes refer to on the host, and how it runs.
+
+The graphs are arrays and are rewritten inside jit; the bindings never change while a program is
+optimised, so a rewritten program is the old one with other graphs (`with_graphs`).
+
+To run, each node becomes lax code through its chosen lowering, in the order of `nodes_of`.
+Equations the op table cannot say are bound again as they were; folded bodies are inlined, or put
+into the control flow they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Binding, Call, Equation, Input, digest
+from xrl_jax.graph.equations import bind
+from xrl_jax.graph.graph import GraphError, Node, TensorGraph, nodes_of
+from xrl_jax.graph.operands import flat_operands
+from xrl_jax.graph.text import format_graph
+from xrl_jax.lower.chains import chains
+from xrl_jax.lower.table import lower
+from xrl_jax.program.arguments import flatten_as
+from xrl_jax.runtime.settings import own_settings
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph that runs `count` times for one run of the program (an estimate for while loops and
+    branches).
+    """
+
+    graph: TensorGraph
+    in_avals: tuple[Any, ...]
+    n_outputs: int
+    count: float
+    name: str = "body"
+
+
+@dataclass(frozen=True, eq=False)  # arrays are not comparable; `jax.jit` asks for a hash
+class Program:
+    """What `from_jax` returns and searches rewrite; two are equal where they are one object.
+
+    Attributes:
+      graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat
+        arguments.
+      bodies: folded bodies, callees before callers.
+      bindings: what `ref` of any node of any graph indexes.
+      in_avals: shape and dtype of every flat argument.
+      weights: for every flat argument, whether it stays the same between calls.
+      in_tree: structure of `(args, kwargs)` as `flatten_args` gives it.
+      out_tree: structure of the result.
+      n_outputs: number of flat results.
+      fn: the traced function, for derivatives and for calls of other shapes; None where there is
+        none (a loaded program).
+      weak_outputs: positions of the flat results whose type is weak (`2 * 3.0` is; such a result
+        takes on the dtype of what it is combined with).
+    """
+
+    graph: TensorGraph
+    bodies: tuple[Body, ...]
+    bindings: tuple[Binding, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    weights: tuple[bool, ...]
+    in_tree: Any
+    out_tree: Any
+    n_outputs: int
+    fn: Callable[..., Any] | None = None
+    weak_outputs: tuple[int, ...] = ()
+
+    @property
+    def graphs(self) -> tuple[TensorGraph, ...]:
+        """The main graph, then the bodies' graphs."""
+        return (self.graph, *(b.graph for b in self.bodies))
+
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """How often each of `graphs` runs."""
+        return (1.0, *(b.count for b in self.bodies))
+
+    def with_graphs(self, graphs: Sequence[TensorGraph]) -> Program:
+        """The same program with rewritten graphs, in the order of `graphs`."""
+        bodies = tuple(replace(b, graph=g) for b, g in zip(self.bodies, graphs[1:], strict=True))
+        return replace(self, graph=graphs[0], bodies=bodies)
+
+    def digests(self) -> np.ndarray:
+        """Content of every binding as [D, 2] uint32, for the identity hash; at least one row."""
+        rows = [digest(b) for b in self.bindings] or [np.zeros(2, np.uint32)]
+        return np.stack(rows)
+
+    def opaque_share(self) -> float:
+        """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
+        nodes = [n for g in self.graphs for n in nodes_of(g)[0]]
+        work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
+        return sum(n.op == "opaque" for n in work) / max(len(work), 1)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program as it stands, node by node through its lowerings (traceable)."""
+        # The way out; imported late, because graphs know no backend.
+        from xrl_jax.program.program import to_jax
+
+        return to_jax(self)(*args, **kwargs)
+
+    def __str__(self) -> str:
+        """The main graph, then the bodies, with comments that say what the references are."""
+        blocks = [format_graph(self.graph, self.bindings, name="main")]
+        for i, body in enumerate(self.bodies):
+            text = format_graph(body.graph, self.bindings, name=f"body{i}")
+            blocks.append(f"# {body.name}, {body.count:g} times\n{text}")
+        return "\n\n".join(blocks)
+
+
+@own_settings()
+def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
+    """The results of graph `index` of `program.graphs` on flat arguments (traceable).
+
+    Args:
+      program: nodes refer to its bindings.
+      index: 0 for the main graph, i + 1 for body i.
+      args: one array for each flat argument of the graph.
+    """
+    graph = program.graphs[index]
+    nodes, outputs, slots = nodes_of(graph)
+    chained, inner = chains(nodes, outputs, np.asarray(graph.nodes.weight_only)[slots].tolist())
+    values: list[Any] = []
+    for i, node in enumerate(nodes):
+        if i in inner:
+            values.append(None)
+        elif chain := chained.get(i):
+            anchor = nodes[chain.anchor]
+            operands = (values[a] for a in anchor.args)
+            values.append(lower(anchor, *operands, epilogue=chain.epilogue(values)))
+        else:
+            values.append(_value(program, node, nodes, values, args))
+    results = [values[o] for o in outputs]
+    for i in program.weak_outputs if index == 0 else ():
+        results[i] = weakened(results[i])
+    return results
+
+
+def weakened(x: Any) -> Any:
+    """The array with a weak type; graphs do not know of these."""
+    if getattr(x, "weak_type", False):
+        return x
+    return lax.convert_element_type_p.bind(
+        x, new_dtype=jnp.dtype(x.dtype), weak_type=True, sharding=None
+    )
+
+
+def to_jax(program: Program) -> Callable[..., Any]:
+    """The program as a function with the arguments and the result structure of the traced one.
+
+    Raises (when called):
+      TypeError: the arguments have another structure than those the program was made for.
+    """
+
+    @own_settings()
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = flatten_as(program.in_tree, args, kwargs)
+        if tree != program.in_tree:
+            raise TypeError(
+                f"the program was made for arguments of structure {program.in_tree}, got {tree}"
+            )
+        leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in flat]  # numbers
+        return jax.tree.unflatten(program.out_tree, evaluate(program, 0, leaves))
+
+    return run
+
+
+def _value(
+    program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
+) -> Any:
+    """One node's value; a tuple for `pack` and where an equation has other than one result."""
+    match program.bindings[node.ref] if node.ref >= 0 else None:
+        case Input(position):
+            return args[position]
+        case Array(value):
+            return value
+        case Equation() as equation:
+            return _bound(equation, _operands(node, nodes, values))
+        case Call() as call:
+            return _call(program, call, _operands(node, nodes, values))
+        case _:
+            return lower(node, *(values[a] for a in node.args))
+
+
+def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
+    """Operands of an equation: packs opened, the chain that orders effects cut off."""
+    return [values[i] for i in flat_operands(nodes, node)]
+
+
+def _bound(equation: Equation, operands: Sequence[Any]) -> Any:
+    """The equation's results: the array itself where there is one, else a tuple."""
+    results = bind(equation, operands)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
+    """A run of folded bodies, inlined or inside the control flow of the call's equation."""
+    if call.equation is None:
+        results = evaluate(program, call.bodies[0] + 1, operands)
+        return results[0] if len(results) == 1 else tuple(results)
+    if call.kind not in CONTROL_FLOW:
+        raise GraphError(f"a call of kind {call.kind!r} has an equation (known: scan, while, cond)")
+    traced = [_trace_body(program, b) for b in call.bodies]
+    params = dict(call.equation.params)
+    if call.kind == "cond":
+        params["branches"] = tuple(traced)
+    else:
+        params.update(zip(CONTROL_FLOW[call.kind], traced, strict=True))
+    return _bound(replace(call.equation, params=params), operands)
+
+
+def _trace_body(program: Program, body: int) -> Any:
+    """The closed jaxpr of a body, for the parameters of control flow."""
+    avals = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in program.bodies[body].in_avals
+    ]
+    return jax.make_jaxpr(lambda *args: evaluate(program, body + 1, args))(*avals)

@@ -1,0 +1,45 @@
+"""What samplers of random operators are asked for, and what they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from xrl_jax.graph.graph import Node
+from xrl_jax.language.rule import Pattern, Var
+
+Want = tuple[int | None, ...] | None
+Made = tuple[list[int], dict[str, Any]]
+
+
+class Rejected(Exception):  # noqa: N818 - not an error: this proposal does not fit
+    """A draw that leads nowhere."""
+
+
+class Drawing(Protocol):
+    """A graph that is being drawn: the source of random numbers, and of arguments."""
+
+    rng: np.random.Generator
+    nodes: list[Node]
+    bound: dict[str, int]  # by variable
+    hints: Any
+    zero: bool
+
+    def chance(self, p: float) -> bool: ...
+    def number(self, low: int, high: int) -> int: ...
+    def size(self) -> int: ...
+    def shape(self, low: int = 0, high: int = 4) -> tuple[int, ...]: ...
+    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]: ...
+    def make(self, p: Pattern | Var, want: Want, dtype: str) -> int: ...
+    def known(self, p: Pattern | Var) -> bool: ...
+    def shape_of(self, index: int) -> tuple[int, ...]: ...
+
+
+def permutation(m: Drawing, rank: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in m.rng.permutation(rank))
+
+
+def subset(m: Drawing, rank: int, k: int) -> tuple[int, ...]:
+    return tuple(sorted(int(i) for i in m.rng.choice(rank, size=k, replace=False)))
