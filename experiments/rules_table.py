@@ -120,7 +120,7 @@ def start_state(table: RuleTable, costs: CostTable, graph: TensorGraph) -> State
     """The graph priced and with nothing matched yet."""
     n = graph.nodes.op.shape[0]
     nothing = jnp.zeros((n, table.n_words), jnp.uint32)
-    return State(roofline.priced(costs, graph), nothing, jnp.ones(n, bool))
+    return State(costs.priced(graph), nothing, jnp.ones(n, bool))
 
 
 @jax.jit
@@ -133,7 +133,7 @@ def walk(
     def step(state: State, key: jax.Array) -> tuple[State, Seen]:
         masks = rematch(table, state.graph, state.masks, state.changed)
         found = candidates(table, state.graph, masks, size=4 * n, pair_size=n)
-        price = roofline.price_of_new(costs, state.graph)
+        price = costs.price_of_new(state.graph)
         delta = deltas(table, state.graph, found, price, keep=lambda new: ()).seconds
         rule = jnp.where(found.entry >= 0, table.entry_rule[found.entry], n_rules)
         often = jnp.zeros(n_rules + 1).at[rule].add(1.0)
@@ -143,7 +143,7 @@ def walk(
         entry = jnp.where(greedy & (delta[best] >= -GAIN), -1, found.entry[i])
         done = apply(table, state.graph, entry, found.root[i], found.partner[i])
         seen = Seen(*found[:3], delta, roofline.total(state.graph), i, done.ok)
-        return State(roofline.priced(costs, done.graph), masks, done.changed), seen
+        return State(costs.priced(done.graph), masks, done.changed), seen
 
     return jax.lax.scan(step, state, jax.random.split(key, STEPS))
 
@@ -222,7 +222,7 @@ def gain(
 ) -> jax.Array:
     """Seconds saved by a rewrite; -inf where it does not apply."""
     done = apply(table, graph, entry, root, partner)
-    before, after = (roofline.total(roofline.priced(costs, g)) for g in (graph, done.graph))
+    before, after = (roofline.total(costs.priced(g)) for g in (graph, done.graph))
     return jnp.where(done.ok, before - after, -jnp.inf)
 
 

@@ -26,7 +26,8 @@ from xrl_jax.search.backtracking import taso
 from xrl_jax.search.base import Budget, Problem
 
 COSTS_FILE = "costs.npz"
-_FIELDS = tuple(f.name for f in dataclasses.fields(CostTable))
+# What was measured; the rest is what lowerings share and add on the machine at hand.
+_FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale form".split()
 
 
 def timed_costs(
@@ -77,15 +78,17 @@ def load_costs(path: Path) -> CostTable:
       ConfigError: it cannot be read, holds no table, or one of a version with other operators or
         corrections; the message names it.
     """
+    empty = cost_table({})
     try:
         with np.load(path) as found:
-            table = CostTable(**{name: jnp.asarray(found[name]) for name in _FIELDS})
+            table = dataclasses.replace(
+                empty, **{name: jnp.asarray(found[name]) for name in _FIELDS}
+            )
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is damaged or no cost table: remove it ({error})") from error
-    empty = cost_table({})
     for name in _FIELDS:
         has, fits = getattr(table, name).shape, getattr(empty, name).shape
-        if name not in ("keys", "seconds") and has != fits:  # these grow with the timings
+        if name not in ("keys", "timed") and has != fits:  # these grow with the timings
             raise ConfigError(
                 f"{path} is of another version: remove it (its {name!r} is {has}, not {fits})"
             )

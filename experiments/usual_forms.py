@@ -24,9 +24,10 @@ from absl import app, flags
 from rich.progress import track
 
 from experiments import models, targets
-from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region, region_key, region_of
+from xrl_jax.cost.roofline import cost_table
+from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import compile_rules
@@ -38,7 +39,7 @@ from xrl_jax.program.program import Program
 from xrl_jax.search.openings import openings
 
 FLAGS = flags.FLAGS
-view_graph = jax.jit(roofline.view_graph)
+views_of = jax.jit(lambda costs, graph: view_graph(costs.sharing, graph))
 FOREVER = Stopwatch(float("inf"))
 
 
@@ -47,7 +48,7 @@ class Multiple:
     """One form of one region against XLA's form of it."""
 
     op: str
-    kind: int  # see `roofline.form_of`
+    kind: int  # see `view.form_of`
     form: str
     multiple: float
 
@@ -58,7 +59,7 @@ def programs_of(name: str) -> Iterator[Program]:
     program = from_jax(target.fn, *target.args, weights=target.weights)
     yield program
     rules = compile_rules(standard_rules())
-    for opening in openings(program, rules, roofline.cost_table({}), FOREVER):
+    for opening in openings(program, rules, cost_table({}), FOREVER):
         yield opening.program
 
 
@@ -70,7 +71,7 @@ def regions_of(programs: Iterable[Program]) -> list[Region]:
             plain = graph._replace(
                 nodes=graph.nodes._replace(lowering=jnp.zeros_like(graph.nodes.lowering))
             )
-            view = roofline.NodeView(*map(np.asarray, view_graph(plain)))  # type: ignore[arg-type]
+            view = CostView(*map(np.asarray, views_of(cost_table({}), plain)))  # type: ignore[arg-type]
             for at in np.flatnonzero(~view.weight_only & (view.op > 0)):  # type: ignore[operator]
                 region = region_of(view, (int(at),))
                 if len(LOWERINGS[region.node.op]) > 1:

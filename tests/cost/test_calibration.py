@@ -162,7 +162,7 @@ def test_what_was_not_timed_is_doubted_either_way():
     doubted = sceptical(costs)
     assert costs.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
     assert doubted.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
-    assert doubted.seconds.tolist() == costs.seconds.tolist()
+    assert doubted.timed.tolist() == costs.timed.tolist()
 
 
 def test_a_second_correction_goes_on_from_the_first():

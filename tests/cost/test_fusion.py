@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from xrl_jax.cost import fusion, roofline
+from xrl_jax.cost.view import CORRECTED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
 from xrl_jax.libraries.onednn.costs import COSTS
-from xrl_jax.libraries.onednn.library import CALLS
 from xrl_jax.lower.table import number_of
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -24,7 +26,35 @@ X, W = Node("input", ref=0, shape=(4, 4)), Node("weight", ref=0, shape=(4, 8))
 SUMMED = pack_attrs("dot", {"lhs_contract": 1, "rhs_contract": 0})
 DOT = Node("dot", (0, 1), SUMMED, shape=SHAPE)
 ZERO = Node("const", shape=(), value=0.0)
-TABLE = roofline.cost_table({})
+
+
+def product_that_absorbs() -> np.ndarray:
+    """[operators, lowerings] bool: one lowering of the product."""
+    table = np.zeros((len(ops.OP_NAMES), fusion.MOST_LOWERINGS), bool)
+    table[ops.OPS["dot"].code, number_of("dot", "onednn")] = True
+    return table
+
+
+ABSORBS = jnp.asarray(product_that_absorbs())
+# Of machines that have a library's kernels as calls of XLA's, one by one, and in calls of many.
+ALONE = fusion.Sharing(
+    absorbs=ABSORBS,
+    members=jnp.zeros_like(ABSORBS),
+    elements=jnp.zeros(len(ops.OP_NAMES), bool),
+    enter=jnp.float32(0.0),
+    leave=jnp.float32(0.0),
+    joined=jnp.float32(1.0),
+    in_loop=jnp.float32(1.0),
+    library=None,
+)
+IN_CALLS = fusion.Sharing(
+    absorbs=ABSORBS,
+    members=ABSORBS,
+    elements=jnp.asarray([op in COSTS.elements for op in ops.OP_NAMES]),
+    **{n: jnp.float32(getattr(COSTS, n)) for n in ("enter", "leave", "joined", "in_loop")},
+    library="onednn",
+)
+TABLE = roofline.cost_table({}, sharing=ALONE)
 
 
 def absorbing() -> int:
@@ -32,14 +62,17 @@ def absorbing() -> int:
     return number_of("dot", "onednn")
 
 
-def priced(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> TensorGraph:
+PRICED = engine_jit(lambda table, graph: table.priced(graph))
+ORIGINS = engine_jit(fusion.origins)
+
+
+def priced(nodes: Sequence[Node], table: roofline.CostTable | None = None) -> TensorGraph:
     """The graph of these nodes, with the last as output."""
     graph = build(nodes, [len(nodes) - 1], bucket=64)
-    # A function of its own: what forms do is fixed when they are traced.
-    return engine_jit(lambda table, graph: roofline.priced(table, graph))(table, graph)
+    return PRICED(TABLE if table is None else table, graph)
 
 
-def costs(nodes: Sequence[Node], table: roofline.CostTable = TABLE) -> list[float]:
+def costs(nodes: Sequence[Node], table: roofline.CostTable | None = None) -> list[float]:
     """What the nodes cost, with the last as output."""
     return np.asarray(priced(nodes, table).nodes.cost)[1 : len(nodes) + 1].tolist()
 
@@ -48,21 +81,10 @@ def node(op: str, *args: int) -> Node:
     return Node(op, args, shape=SHAPE)
 
 
-@pytest.fixture(autouse=True)
-def absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has oneDNN."""
-    table = np.zeros((len(ops.OP_NAMES), 32), bool)
-    table[ops.OPS["dot"].code, absorbing()] = True
-    monkeypatch.setattr(fusion, "_absorbs", lambda: table)
-    monkeypatch.setattr(fusion, "_members", lambda: np.zeros_like(table))
-
-
 @pytest.fixture
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has it as a library of its own."""
-    monkeypatch.setattr(fusion, "_members", fusion._absorbs)
-    monkeypatch.setattr(fusion, "calls", lambda: CALLS)
-    monkeypatch.setattr(roofline, "calls", lambda: CALLS)
+    """As on a machine that has the library, and so calls of many kernels."""
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", replace(TABLE, sharing=IN_CALLS))
 
 
 def test_a_chain_reads_where_it_begins() -> None:
@@ -103,7 +125,7 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
     twice = Node("mul", (2, 2), shape=(8,))
     repeated = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": [1]}), shape=SHAPE)
     graph = build([X, W, row, twice, repeated, DOT, node("add", 5, 4)], [6], bucket=64)
-    found = np.asarray(engine_jit(lambda g: fusion.origins(g))(graph))[1:8].tolist()
+    found = np.asarray(ORIGINS(TABLE.sharing, graph))[1:8].tolist()
     memory, loop = fusion.MEMORY, fusion.LOOP
     assert found == [memory, memory, memory, memory, loop, memory, loop]
 
@@ -114,7 +136,7 @@ def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
     product = replace(DOT, lowering=absorbing())
     nodes = [X, W, fixed, product, replace(product, args=(2, 1)), node("add", 4, 3)]
     graph = build(nodes, [5], bucket=64)
-    *_, first, second, _ = np.asarray(engine_jit(lambda g: fusion.origins(g))(graph))[1:7].tolist()
+    *_, first, second, _ = np.asarray(ORIGINS(TABLE.sharing, graph))[1:7].tolist()
     assert (first, second) == (fusion.KERNEL, fusion.MEMORY)
     assert costs(nodes)[-1] == pytest.approx(STEP + PASS)
 
@@ -196,7 +218,9 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
 def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) -> None:
     """A product of the library and its negative, or XLA's."""
     scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0, "partition dot": 3.0}
-    doubled = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
+    doubled = roofline.cost_table(
+        {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
+    )
     ours = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2)]
     *_, product, negative = costs(ours)
     *_, thrice_the_product, twice_the_negative = costs(ours, doubled)
@@ -209,7 +233,9 @@ def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) 
 def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions: None) -> None:
     """A product of the library and XLA's product of it."""
     scale = {**roofline.DEFAULT_RATES.scale, "crossing": 3.0}
-    dearer = roofline.cost_table({}, replace(roofline.DEFAULT_RATES, scale=scale))
+    dearer = roofline.cost_table(
+        {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
+    )
     nodes = [X, W, replace(DOT, lowering=absorbing()), Node("dot", (2, 1), SUMMED, shape=(8, 8))]
     once, thrice = np.array(costs(nodes)), np.array(costs(nodes, dearer))
     both = [2 * COSTS.enter, 2 * COSTS.leave]
@@ -220,7 +246,7 @@ def test_shares_are_by_correction(partitions: None) -> None:
     """A product of the library, its negative and its sine, which XLA computes."""
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
-    found = engine_jit(lambda table, graph: roofline.shares(table, graph))(TABLE, priced(nodes))
+    found = engine_jit(lambda table, graph: table.shares(graph))(TABLE, priced(nodes))
     expected = {"partition dot": product - COSTS.enter, "crossing": COSTS.enter}
     expected |= {"partition": negative, "elementwise": sine}
-    np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in roofline.CORRECTED], rtol=1e-5)
+    np.testing.assert_allclose(found, [expected.get(c, 0.0) for c in CORRECTED], rtol=1e-5)

@@ -7,9 +7,11 @@ from dataclasses import replace
 import jax
 import pytest
 
-from xrl_jax.cost import model, roofline
+from xrl_jax.cost import model
 from xrl_jax.cost.model import Oracle, without_overhead
 from xrl_jax.cost.regions import region_key
+from xrl_jax.cost.roofline import cost_table
+from xrl_jax.cost.view import CostView, signature, view_graph
 from xrl_jax.graph.graph import Node, build, pack_attrs
 from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import TimingStore
@@ -19,7 +21,9 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
 SUM = pack_attrs("reduce_sum", {"axes": 1})
-VIEW, SECONDS = engine_jit(roofline.view_graph), engine_jit(roofline.seconds)
+SHARING = cost_table({}).sharing
+VIEW = engine_jit(lambda graph: view_graph(SHARING, graph))
+SECONDS = engine_jit(lambda costs, view: costs.seconds(view))
 LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
 
 
@@ -260,9 +264,9 @@ def test_no_timing_falls_below_the_clocks_grain():
 def test_numbers_of_views_that_change_all_the_time_are_compiled_once(monkeypatch):
     traced: list[int] = []
 
-    def counting(view: roofline.NodeView) -> jax.Array:
+    def counting(view: CostView) -> jax.Array:
         traced.append(view.op.shape[0])
-        return roofline.signature(view)
+        return signature(view)
 
     monkeypatch.setattr(model, "_signature", jax.jit(counting))
     found = [unknown(oracle()[0], *range(2, 2 + n)) for n in (1, 5, 17)]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.regions import (
     Region,
     loops,
@@ -22,6 +21,8 @@ from xrl_jax.cost.regions import (
     region_sample,
     wrapping_passes,
 )
+from xrl_jax.cost.roofline import cost_table
+from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
@@ -44,7 +45,7 @@ TURN = pack_attrs("transpose", {"perm": (1, 0)})
 
 def test_a_region_is_read_off_a_node_of_a_graph():
     graph = build((LEFT, RIGHT, DOT), [2], bucket=64)
-    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))  # type: ignore[arg-type]
+    host = CostView(*(np.asarray(f) for f in view_graph(cost_table({}).sharing, graph)))  # type: ignore[arg-type]
     assert region_of(host, (3,)) == REGION
     assert REGION.op_class == "dot"
 
@@ -131,7 +132,7 @@ def convolution() -> Region:
     x, w = jnp.ones((1, 2, 4, 4)), jnp.ones((3, 2, 1, 1))
     fn = functools.partial(jax.lax.conv, window_strides=(1, 1), padding="SAME")
     graph = from_jax(fn, x, w, weights=(1,)).graph
-    host = roofline.NodeView(*(np.asarray(f) for f in roofline.view_graph(graph)))  # type: ignore[arg-type]
+    host = CostView(*(np.asarray(f) for f in view_graph(cost_table({}).sharing, graph)))  # type: ignore[arg-type]
     return region_of(host, (int(np.flatnonzero(host.op == ops.OPS["conv"].code)[0]),))
 
 

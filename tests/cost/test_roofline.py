@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -10,21 +11,23 @@ import numpy as np
 import pytest
 
 from xrl_jax.cost import roofline
-from xrl_jax.cost.roofline import NodeView, Rates
+from xrl_jax.cost.roofline import Rates
+from xrl_jax.cost.view import CLASSES, CORRECTED, CostView, form_of, signature, turned, view_graph
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
 from xrl_jax.runtime import engine_jit
 
 SUM = pack_attrs("reduce_sum", {"axes": 1})  # of axis 0
-VIEW = jax.jit(roofline.view_graph)
-SIGNATURES = jax.jit(roofline.signature)
-SECONDS = jax.jit(roofline.seconds)
+TABLE = roofline.cost_table({})
+VIEW = jax.jit(functools.partial(view_graph, TABLE.sharing))
+SIGNATURES = jax.jit(signature)
+SECONDS = jax.jit(lambda table, view: table.seconds(view))
 # A machine one can compute with in one's head.
 PLAIN = Rates(
-    flop_rate=dict.fromkeys(roofline.CLASSES, 1000.0),
-    bandwidth=dict.fromkeys(roofline.CLASSES, 100.0),
-    overhead=dict.fromkeys(roofline.CLASSES, 0.5),
-    scale=dict.fromkeys(roofline.CORRECTED, 1.0),
+    flop_rate=dict.fromkeys(CLASSES, 1000.0),
+    bandwidth=dict.fromkeys(CLASSES, 100.0),
+    overhead=dict.fromkeys(CLASSES, 0.5),
+    scale=dict.fromkeys(CORRECTED, 1.0),
 )
 
 
@@ -40,7 +43,7 @@ def dot(shape=(4, 8), lowering=0, dtype="float32") -> Node:
     return Node("dot", (0, 1), attrs, lowering, shape, dtype)
 
 
-def view(*nodes: Node) -> NodeView:
+def view(*nodes: Node) -> CostView:
     """Views of a graph of these nodes; the last one is its output."""
     return VIEW(build(nodes, [len(nodes) - 1], bucket=64))
 
@@ -97,7 +100,7 @@ def test_attributes_enter_the_signature():
 def test_a_timing_is_found_by_both_words_of_its_signature():
     table = roofline.cost_table({(5, 9): 0.25, (2, 4): 0.5, (7, 7): 1.0})
     keys = jnp.asarray([[5, 9], [2, 4], [5, 8], [6, 0]], jnp.uint32)
-    seconds, known = jax.jit(roofline.lookup)(table, keys)
+    seconds, known = jax.jit(lambda table, keys: table.lookup(keys))(table, keys)
     assert known.tolist() == [True, True, False, False]
     assert seconds[:2].tolist() == [0.25, 0.5]
 
@@ -161,7 +164,7 @@ def test_seconds_of_some_nodes_are_theirs_and_0_elsewhere(monkeypatch, platform)
     table, nodes = roofline.cost_table({}, PLAIN), (*DOT, Node("tanh", (2,), shape=(4, 8)))
     graph = view(*nodes)
     alone = jnp.arange(64) == len(DOT)
-    found = jax.jit(lambda where: roofline.seconds_where(table, graph, where))(alone)
+    found = jax.jit(lambda where: table.costs_where(graph, where))(alone)
     assert float(found[len(DOT)]) == float(SECONDS(table, graph)[len(DOT)]) > 0
     assert np.flatnonzero(found).tolist() == [len(DOT)]
 
@@ -169,7 +172,7 @@ def test_seconds_of_some_nodes_are_theirs_and_0_elsewhere(monkeypatch, platform)
 def test_the_total_of_a_priced_graph_is_the_sum_of_its_nodes():
     nodes = (*DOT, Node("tanh", (2,), shape=(4, 8)))
     table = roofline.cost_table({}, PLAIN)
-    priced = jax.jit(roofline.priced)(table, build(nodes, [3], bucket=64))
+    priced = jax.jit(lambda t, g: t.priced(g))(table, build(nodes, [3], bucket=64))
     # tanh: 17 * 32 flops and reading 128 bytes.
     assert float(roofline.total(priced)) == pytest.approx((4.16 + 0.5) + (0.544 + 1.28 + 0.5))
 
@@ -197,10 +200,10 @@ def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, grou
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
     w = Node("weight", shape=(*kernel, 4 // groups, 6), ref=1)
     conv = Node("conv", (0, 1), attrs, 5, shape=(1, 8, 8, 6))
-    view = roofline.view_graph(build([x, w, conv], [2], bucket=16))
-    forms = jax.vmap(roofline.form_of)(view)
+    seen = VIEW(build([x, w, conv], [2], bucket=16))
+    forms = jax.vmap(form_of)(seen)
     assert np.asarray(forms[3]).tolist() == [conv.spec.code, kind, 5]
-    assert roofline.turned((conv.spec.code, kind, 5)) == (conv.spec.code, kind - 3, 5)
+    assert turned((conv.spec.code, kind, 5)) == (conv.spec.code, kind - 3, 5)
 
 
 def test_a_convolution_with_features_first_is_of_another_kind():
@@ -209,7 +212,7 @@ def test_a_convolution_with_features_first_is_of_another_kind():
     x = Node("input", shape=(1, 4, 8, 8), ref=0)
     w = Node("weight", shape=(3, 3, 4, 6), ref=1)
     conv = Node("conv", (0, 1), attrs, 5, shape=(1, 6, 8, 8))
-    forms = jax.vmap(roofline.form_of)(roofline.view_graph(build([x, w, conv], [2], bucket=16)))
+    forms = jax.vmap(form_of)(VIEW(build([x, w, conv], [2], bucket=16)))
     assert np.asarray(forms[3]).tolist() == [conv.spec.code, 0, 5]
 
 

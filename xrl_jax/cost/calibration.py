@@ -12,15 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from xrl_jax.cost.roofline import (
-    CLASSES,
-    CORRECTED,
-    DEFAULT_RATES,
-    KINDS,
-    CostTable,
-    Rates,
-    turned,
-)
+from xrl_jax.cost.roofline import DEFAULT_RATES, CostTable, Rates
+from xrl_jax.cost.view import CLASSES, CORRECTED, KINDS, turned
 from xrl_jax.graph import ops
 from xrl_jax.libraries.registry import libraries
 from xrl_jax.lower.table import number_of

@@ -19,8 +19,8 @@ once for what is connected. A rectifier is the last that is absorbed.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import jax
@@ -30,7 +30,8 @@ import numpy as np
 from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.libraries.registry import calls
+from xrl_jax.libraries.base import NO_CALLS
+from xrl_jax.libraries.registry import by_name, calling
 from xrl_jax.lower.table import LOWERINGS, is_offered, shares_calls
 
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
@@ -39,6 +40,7 @@ MEMORY, LOOP, CALL, LIBRARY, KERNEL = 0, 1, 2, 3, 4
 _MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
 _VIEWS = ("reshape",)
 _FOLLOWERS = ("add", "max")  # what an epilogue can hold
+MOST_LOWERINGS = 32  # of one operator
 _SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
 
 
@@ -56,38 +58,48 @@ _IS_STEP = _IS_CALL | np.array([work.FAMILY[n] == "reduce" for n in ops.OP_NAMES
 _IS_STEP |= _mask(("softmax",))
 
 
-@functools.cache
-def _absorbs() -> np.ndarray:
-    """[operators, lowerings] bool: lowerings that can take an epilogue here."""
-    return _lowerings(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_offered(op, i))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sharing:
+    """What lowerings do with their neighbours on a target: which calls hold several operators."""
+
+    absorbs: jax.Array  # [operators, lowerings] bool, that can take an epilogue
+    members: jax.Array  # [operators, lowerings] bool, kernels of a library whose calls take many
+    elements: jax.Array  # [operators] bool, what it takes into a loop with what is around
+    enter: jax.Array  # [] seconds to enter such a call
+    leave: jax.Array  # [] and more that XLA's next call takes after it
+    joined: jax.Array  # [] passes over its arguments that one of its operators takes
+    in_loop: jax.Array  # [] and one in a loop
+    library: str | None = field(metadata=dict(static=True))  # whose calls these are
 
 
-@functools.cache
-def _members() -> np.ndarray:
-    """[operators, lowerings] bool: lowerings that share calls of a library here."""
-    return _lowerings(shares_calls)
+def sharing() -> Sharing:
+    """That of this machine's default device."""
+    library = calling()
+    made = None if library is None else library.calls()
+    costs = NO_CALLS if made is None else made.costs
+
+    def which(test: Callable[[str, int], bool]) -> jax.Array:
+        table = np.zeros((len(ops.OP_NAMES), MOST_LOWERINGS), bool)
+        for code, op in enumerate(ops.OP_NAMES):
+            for i in range(len(LOWERINGS[op])):
+                table[code, i] = test(op, i)
+        return jnp.asarray(table)
+
+    return Sharing(
+        which(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_offered(op, i)),
+        which(shares_calls),
+        jnp.asarray(_mask(tuple(costs.elements))),
+        *map(jnp.float32, (costs.enter, costs.leave, costs.joined, costs.in_loop)),
+        library=None if library is None else library.name,
+    )
 
 
-def _lowerings(test: Callable[[str, int], bool]) -> np.ndarray:
-    most = max(len(rows) for rows in LOWERINGS.values())
-    table = np.zeros((len(ops.OP_NAMES), most), bool)
-    for code, op in enumerate(ops.OP_NAMES):
-        for i in range(len(LOWERINGS[op])):
-            table[code, i] = test(op, i)
-    return table
-
-
-def _is_element() -> np.ndarray:
-    """[operators] bool: what a library takes into a loop with what is around."""
-    made = calls()
-    return _mask(tuple(made.costs.elements) if made else ())
-
-
-def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
+def _origin(of: Sharing, f: Nodes, arg_origins: jax.Array) -> jax.Array:
     """Origin [...] of nodes, given those of their arguments [..., A] (MEMORY where absent)."""
-    by_call = jnp.asarray(_absorbs())[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
+    by_call = of.absorbs[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
     loop = jnp.asarray(_IS_LOOP)[f.op]
-    joined, member = is_joined(f, arg_origins), is_member(f.op, f.lowering)
+    joined, member = is_joined(of, f, arg_origins), is_member(of, f.op, f.lowering)
     goes_on = by_call & (f.op != ops.OPS["max"].code)
     outside = jnp.where(goes_on, CALL, jnp.where(loop & ~by_call, LOOP, MEMORY))
     inside = jnp.where(member | goes_on, KERNEL, LIBRARY)
@@ -97,7 +109,7 @@ def _origin(f: Nodes, arg_origins: jax.Array) -> jax.Array:
     return jnp.where(jnp.asarray(_IS_VIEW)[f.op], arg_origins[..., 0], own).astype(jnp.int32)
 
 
-def origins(graph: TensorGraph) -> jax.Array:
+def origins(of: Sharing, graph: TensorGraph) -> jax.Array:
     """Origin [N] of every node's value."""
     f, args, outputs = graph.nodes, args_of(graph), graph.globals.outputs
     start = jnp.zeros(len(args), jnp.int32)
@@ -105,7 +117,7 @@ def origins(graph: TensorGraph) -> jax.Array:
     result = outputs[jnp.clip(again - 1, 0, len(outputs) - 1)]  # that an input is
 
     def step(found: jax.Array) -> jax.Array:
-        own = _origin(f, found[args])
+        own = _origin(of, f, found[args])
         return jnp.where((again > 0) & (found[result] >= LIBRARY), LIBRARY, own)
 
     def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -115,11 +127,11 @@ def origins(graph: TensorGraph) -> jax.Array:
     return jax.lax.while_loop(unsettled, lambda c: (c[1], step(c[1])), (start, step(start)))[1]
 
 
-def origins_with(new: NewNodes, bound: jax.Array) -> jax.Array:
+def origins_with(of: Sharing, new: NewNodes, bound: jax.Array) -> jax.Array:
     """Origin [2P + Q] of bound nodes, which is given [2P], and of the nodes a rewrite makes."""
     made = jnp.zeros(len(new.args), jnp.int32)
     for _ in range(_SWEEPS):
-        made = _origin(new.nodes, of_args(new.args, jnp.concatenate([bound, made])))
+        made = _origin(of, new.nodes, of_args(new.args, jnp.concatenate([bound, made])))
     return jnp.concatenate([bound, made])
 
 
@@ -128,9 +140,9 @@ def of_args(codes: jax.Array, found: jax.Array) -> jax.Array:
     return jnp.where(codes >= 0, found[jnp.maximum(codes, 0)], MEMORY)
 
 
-def is_member(op: jax.Array, lowering: jax.Array) -> jax.Array:
+def is_member(of: Sharing, op: jax.Array, lowering: jax.Array) -> jax.Array:
     """Whether nodes [...] are kernels of a partition."""
-    return jnp.asarray(_members())[op, lowering]
+    return of.members[op, lowering]
 
 
 class Node(Protocol):
@@ -146,30 +158,30 @@ class Node(Protocol):
     def rank(self) -> jax.Array: ...
 
 
-def can_join(f: Node) -> jax.Array:
+def can_join(of: Sharing, f: Node) -> jax.Array:
     """Whether a call of a library takes nodes [...] in that are no kernels."""
-    made = calls()
+    made = None if of.library is None else by_name(of.library).calls()
     return jnp.zeros(f.op.shape, bool) if made is None else made.costs.can_join(f)
 
 
-def is_joined(f: Node, arg_origins: jax.Array) -> jax.Array:
+def is_joined(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] that are no kernels are computed in a partition."""
-    return can_join(f) & jnp.any(arg_origins >= LIBRARY, axis=-1)
+    return can_join(of, f) & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def is_element(op: jax.Array) -> jax.Array:
+def is_element(of: Sharing, op: jax.Array) -> jax.Array:
     """Whether nodes [...], where they are joined, are in one loop with what is around."""
-    return jnp.asarray(_is_element())[op]
+    return of.elements[op]
 
 
-def enters(f: Node, arg_origins: jax.Array) -> jax.Array:
+def enters(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are kernels that nothing in a partition leads to."""
-    return is_member(f.op, f.lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
+    return is_member(of, f.op, f.lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def leaves(f: Node, arg_origins: jax.Array) -> jax.Array:
+def leaves(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     """Whether nodes [...] are XLA's calls and reductions of what comes out of a partition."""
-    ours = is_member(f.op, f.lowering) | is_joined(f, arg_origins)
+    ours = is_member(of, f.op, f.lowering) | is_joined(of, f, arg_origins)
     return jnp.asarray(_IS_STEP)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
@@ -194,12 +206,6 @@ def pays_write(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     return (arg_origins == LOOP) & jnp.asarray(_IS_CALL)[op][..., None]
 
 
-def crossing() -> tuple[float, float]:
-    """Seconds to enter a call of a library, and more that XLA's next call takes after it."""
-    made = calls()
-    return (made.costs.enter, made.costs.leave) if made else (0.0, 0.0)
-
-
 class Readers(NamedTuple):
     """How many nodes read each value, by what they pay for it."""
 
@@ -218,15 +224,15 @@ class Readers(NamedTuple):
         passes = [loops + followers, loops]
         return jnp.select([written, _takes_more(origin)], passes, calls)
 
-    def switches(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
+    def switches(self, of: Sharing, slot: jax.Array, origin: jax.Array) -> jax.Array:
         """Seconds that its readers would take to enter or to leave a partition for it, if they have
         no other reason.
         """
-        enter, leave = crossing()
-        return jnp.where(origin >= LIBRARY, leave * self.leavers[slot], enter * self.members[slot])
+        members, leavers = self.members[slot], self.leavers[slot]
+        return jnp.where(origin >= LIBRARY, of.leave * leavers, of.enter * members)
 
 
-def readers(graph: TensorGraph) -> Readers:
+def readers(of: Sharing, graph: TensorGraph) -> Readers:
     """The readers of every node; work on weights alone does not count."""
     f, args = graph.nodes, args_of(graph)
     counts = jnp.where(f.weight_only | (f.op == ops.HOLE), 0, 1)
@@ -236,8 +242,8 @@ def readers(graph: TensorGraph) -> Readers:
         return jnp.zeros(len(args), jnp.int32).at[args].add(here[:, None])
 
     plain, followers = _IS_ELEMENTWISE & ~_IS_FOLLOWER, _IS_ELEMENTWISE & _IS_FOLLOWER
-    member = is_member(f.op, f.lowering)
-    never = jnp.asarray(_IS_STEP)[f.op] & ~member & ~can_join(f)
+    member = is_member(of, f.op, f.lowering)
+    never = jnp.asarray(_IS_STEP)[f.op] & ~member & ~can_join(of, f)
     zeros = jnp.zeros(len(args), jnp.int32)
     members, leavers = (
         zeros.at[args].add(jnp.where(which, counts, 0)[:, None]) for which in (member, never)

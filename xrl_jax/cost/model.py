@@ -16,7 +16,8 @@ import numpy as np
 from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.calibration import Sample
 from xrl_jax.cost.regions import Region
-from xrl_jax.cost.roofline import CostTable, NodeView, Rates
+from xrl_jax.cost.roofline import CostTable, Rates
+from xrl_jax.cost.view import CLASS_OF, MEASURED, CostView, signature
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import timing_key
@@ -26,7 +27,7 @@ from xrl_jax.measure.worker import Job, Worker
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
 
-_WORTH_TIMING = np.array([roofline.CLASS_OF[n] in roofline.MEASURED for n in ops.OP_NAMES])
+_WORTH_TIMING = np.array([CLASS_OF[n] in MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
 _LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
@@ -93,7 +94,7 @@ class Oracle:
         wrapping = sum(map(self.rates.pass_seconds, regions.wrapping_passes(region)))
         return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
 
-    def unknown(self, view: NodeView) -> dict[tuple[int, int], Region]:
+    def unknown(self, view: CostView) -> dict[tuple[int, int], Region]:
         """Regions worth timing among the views (any leading dimensions) that have no timing yet, by
         signature.
         """
@@ -103,7 +104,7 @@ class Oracle:
         )
         if not wanted.any():
             return {}
-        rows = NodeView._make(np.asarray(f)[wanted] for f in view)
+        rows = CostView._make(np.asarray(f)[wanted] for f in view)
         found: dict[tuple[int, int], Region] = {}
         for i, key in enumerate(signatures(rows)):
             if key not in self._known and key not in self._no_time_for and key not in found:
@@ -297,14 +298,14 @@ def without_overhead(timing: Timing, overhead: float, copies: int = 1) -> Timing
 @engine_jit
 def price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array]:
     """The graph with every node's cost set from the table, and their sum."""
-    graph = roofline.priced(costs, graph)
+    graph = costs.priced(graph)
     return graph, roofline.total(graph)
 
 
-_signature = engine_jit(roofline.signature)
+_signature = engine_jit(signature)
 
 
-def signatures(views: NodeView) -> list[tuple[int, int]]:
+def signatures(views: CostView) -> list[tuple[int, int]]:
     """The signatures of host-side views [M], padded to a power of four: their number changes all
     the time, and each size is compiled.
     """
@@ -313,5 +314,5 @@ def signatures(views: NodeView) -> list[tuple[int, int]]:
     while room < count:
         room *= 4
     padded = (np.pad(f, [(0, room - count)] + [(0, 0)] * (f.ndim - 1)) for f in views)
-    keys = np.asarray(_signature(NodeView._make(padded)))  # type: ignore[arg-type]
+    keys = np.asarray(_signature(CostView._make(padded)))  # type: ignore[arg-type]
     return [(int(a), int(b)) for a, b in keys[:count]]

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from xrl_jax.backends.hoist import split
-from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, price
-from xrl_jax.cost.roofline import CORRECTED, CostTable
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.view import CORRECTED
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.work import node_work
@@ -245,7 +245,7 @@ def ranked(timed: Sequence[Timed]) -> list[Timed]:
     return order
 
 
-_shares = engine_jit(roofline.shares)
+_shares = engine_jit(lambda costs, graph: costs.shares(graph))
 
 
 def relative(timed: Timed) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 
 from xrl_jax.backends.hoist import split
 from xrl_jax.cost.calibration import Sample
-from xrl_jax.cost.roofline import CLASS_OF, NodeView, form_of
+from xrl_jax.cost.view import CLASS_OF, CostView, form_of
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
@@ -49,7 +49,7 @@ class Region:
 
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
-    form: tuple[int, int, int] = (0, 0, 0)  # see `roofline.form_of`
+    form: tuple[int, int, int] = (0, 0, 0)  # see `view.form_of`
 
     @property
     def op_class(self) -> str:
@@ -76,11 +76,11 @@ class Region:
         return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 
-def region_of(view: NodeView, at: tuple[int, ...]) -> Region:
+def region_of(view: CostView, at: tuple[int, ...]) -> Region:
     """The region of one node of a batch of host-side views, at a position of its leading
     dimensions.
     """
-    v = NodeView(*(np.asarray(f)[at] for f in view))
+    v = CostView(*(np.asarray(f)[at] for f in view))
     spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
 
     def shape(sizes: Any, rank: int) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
 """What a node costs inside jit: a measured time where there is one, a calibrated roofline
 elsewhere.
 
-A node is looked at with what surrounds it at once (`NodeView`): operator, attributes, lowering,
-result and arguments. Its signature is a 64-bit hash of that; the cost table holds measured seconds
-by signature. The roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops / rate, bytes /
-bandwidth) + overhead, with rates fitted to the timings in the store, times what the node's form
-took elsewhere in the median, in multiples of its roofline.
+A node is looked at with what surrounds it at once (`view.CostView`): operator, attributes,
+lowering, result and arguments. Its signature is a 64-bit hash of that; the cost table holds
+measured seconds by signature. The roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops
+/ rate, bytes / bandwidth) + overhead, with rates fitted to the timings in the store, times what the
+node's lowering took elsewhere in the median, in multiples of its roofline.
 """
 
 from __future__ import annotations
@@ -13,369 +13,249 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost import fusion
+from xrl_jax.cost.view import (
+    CLASS_OF,
+    CLASSES,
+    CORRECTED,
+    KINDS,
+    CostView,
+    form_of,
+    signature,
+    view_graph,
+    view_new,
+)
 from xrl_jax.engine.delta import Price
 from xrl_jax.engine.instantiate import Asked
-from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
-from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
-from xrl_jax.graph.hash import fold_words
-from xrl_jax.libraries.registry import calls
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.runtime.engine_jit import wide
 
-# Classes of operators that share rates and a correction. What is free costs nothing: views,
-# sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
-# are counted as graphs of their own).
-CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
-# What shares a correction by whole programs: a class, but for what a partition computes of any. One
-# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
-# and which rearranges arrays between kernels of different kinds. What it takes to enter and leave
-# one is no kernel's: it depends on the machine, and no kernel's own timing tells.
-_KERNELS = ("conv", "tiles", "dot")  # of a partition; "partition" is what joins these
-CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")
-_CLASS_OF_FAMILY = {
-    "conv": "conv",
-    "dot": "dot",
-    "window": "window",
-    "reduce": "reduce",
-    "elementwise": "elementwise",
-}
-_MOVEMENT = ("transpose", "concat", "slice", "pad", "rev", "cast")
-CLASS_OF: Mapping[str, str] = {
-    name: "movement"
-    if name in _MOVEMENT
-    else "reduce"
-    if name in work.SCANS
-    else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
-    for name in ops.OPS
-}
-# Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
-# to the roofline.
-MEASURED = ("conv", "dot", "window", "reduce", "movement")
 _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which, on a CPU, nodes are gone through, where some of many count
 _LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
 _WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
-# Forms are compared among operators of one kind: products with a batch and without; convolutions
-# 1x1, grouped and others, then the same with features last.
-KINDS, _FEATURES_LAST = 6, 3
-_FORMS = 32  # of one operator, at most
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
-
-
-class NodeView(NamedTuple):
-    """A node with the shapes and dtypes around it; leading dimensions are free."""
-
-    op: jax.Array  # [...]
-    attrs: jax.Array  # [..., K]
-    lowering: jax.Array  # [...]
-    shape: jax.Array  # [..., R]
-    rank: jax.Array  # [...]
-    dtype: jax.Array  # [...]
-    weight_only: jax.Array  # [...]
-    arg_shapes: jax.Array  # [..., A, R]
-    arg_ranks: jax.Array  # [..., A]
-    arg_dtypes: jax.Array  # [..., A]
-    arg_weight_only: jax.Array  # [..., A]
-    arg_origins: jax.Array  # [..., A] see `fusion`
-
-
-def view_graph(graph: TensorGraph) -> NodeView:
-    """Views [N, ...] of all nodes of a graph."""
-    f, table = graph.nodes, args_of(graph)
-    present = table > 0
-    return _view(
-        f,
-        jnp.where(present[..., None], f.shape[table], 1),
-        jnp.where(present, f.rank[table], 0),
-        jnp.where(present, f.dtype[table], 0),
-        present & f.weight_only[table],
-        fusion.origins(graph)[table],
-    )
-
-
-def view_new(new: NewNodes, origins: jax.Array | None = None) -> NodeView:
-    """Views [Q, ...] of the nodes a rewrite makes.
-
-    Args:
-      origins: [2P + Q] of bound and new nodes (`fusion.origins_with`); without them all arguments
-        count as written to memory.
-    """
-    args = new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only
-    if origins is None:
-        return _view(new.nodes, *args, jnp.full(new.args.shape, fusion.MEMORY))
-    return _view(new.nodes, *args, fusion.of_args(new.args, origins))
-
-
-def _view(f: Nodes, *args: jax.Array) -> NodeView:
-    own = f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only
-    return NodeView(*own, *args)
-
-
-def signature(view: NodeView) -> jax.Array:
-    """The 64-bit signature [..., 2] uint32 of what decides a node's time."""
-    single = [view.op, view.lowering, view.rank, view.dtype, _bits(view.arg_weight_only)]
-    flat = view.arg_shapes.reshape(*view.arg_shapes.shape[:-2], -1)
-    words = [jnp.stack([jnp.asarray(s).astype(jnp.uint32) for s in single], axis=-1)]
-    words += [
-        jnp.asarray(w).astype(jnp.uint32)
-        for w in (view.attrs, view.shape, flat, view.arg_ranks, view.arg_dtypes)
-    ]
-    return fold_words(jnp.concatenate(words, axis=-1))
-
-
-def _bits(flags: jax.Array) -> jax.Array:
-    return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
-
-
-def form_of(view: NodeView) -> jax.Array:
-    """Operator, kind and lowering [3] of one node."""
-    conv, dot = ops.OPS["conv"], ops.OPS["dot"]
-
-    def attr(spec: ops.OpSpec, name: str) -> jax.Array:
-        return view.attrs[spec.field(name).offset]
-
-    kernel = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "rhs_layout"), 0, len(ops.LAYOUTS) - 1)]
-    spatial = jnp.where(kernel[2:] >= 0, view.arg_shapes[1][kernel[2:]], 1)
-    image = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "lhs_layout"), 0, len(ops.LAYOUTS) - 1)]
-    of_conv = jnp.where(attr(conv, "groups") > 1, 2, jnp.where(jnp.prod(spatial) == 1, 1, 0))
-    of_conv += jnp.where(image[1] == jnp.max(image), _FEATURES_LAST, 0)
-    of_dot = jnp.where(attr(dot, "lhs_batch") != 0, 1, 0)
-    kind = jnp.where(view.op == conv.code, of_conv, jnp.where(view.op == dot.code, of_dot, 0))
-    return jnp.stack([view.op, kind, view.lowering])
-
-
-def turned(form: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of a convolution's form, that of one with features elsewhere; of others nothing that is."""
-    op, kind, lowering = form
-    return op, (kind + _FEATURES_LAST) % KINDS, lowering
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CostTable:
     """Everything the cost of a node depends on; a pytree of bucketed size, so that new timings
-    recompile nothing.
+    recompile nothing. It is a `base.CostModel`.
     """
 
     keys: jax.Array  # [T, 2] uint32, ascending in the first lane; unused rows are all ones
-    seconds: jax.Array  # [T] float32
+    timed: jax.Array  # [T] float32 seconds
     flop_rate: jax.Array  # [C] flops per second of each class
     bandwidth: jax.Array  # [C] bytes per second
     overhead: jax.Array  # [C] seconds per node
     pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, beside its bytes
     scale: jax.Array  # [len(CORRECTED)] correction by whole-program timings
     form: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
+    corrected: jax.Array  # [operators, lowerings] which of CORRECTED they are in a shared call
+    added_error: jax.Array  # [operators, lowerings] relative error that float32 lowerings add
+    error_weight: jax.Array  # [] seconds that a relative error of 1 is worth
+    sharing: fusion.Sharing
+
+    def lookup(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Measured seconds for signatures [..., 2], and which of them are in the table."""
+        at = jnp.clip(jnp.searchsorted(self.keys[:, 0], key[..., 0]), 0, len(self.timed) - 1)
+        return self.timed[at], jnp.all(self.keys[at] == key, axis=-1)
+
+    def roofline(self, view: CostView) -> jax.Array:
+        """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
+        flops, n_bytes = work.traced_work(
+            view.op,
+            view.attrs,
+            view.arg_shapes,
+            view.arg_ranks,
+            view.arg_dtypes,
+            view.shape,
+            view.dtype,
+        )
+        c = _class_of(view.op)
+        is_elementwise = c == _LOOPS
+        flops = jnp.where(
+            is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops
+        )
+        compute, traffic = flops / self.flop_rate[c], n_bytes / self.bandwidth[c]
+        traffic = jnp.where(is_elementwise, self._read_seconds(view), traffic)
+        # Elementwise nodes share loops: which of the two decides cannot be told from one node.
+        busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
+        seconds = (busy + self.overhead[c]) * self.form[tuple(form_of(view))]
+        return jnp.where(c == 0, 0.0, seconds)
+
+    def corrected_with(self, view: CostView) -> jax.Array:
+        """Which of `CORRECTED` nodes [...] are."""
+        is_kernel = fusion.is_member(self.sharing, view.op, view.lowering)
+        kernel = self.corrected[view.op, view.lowering]
+        is_joined = fusion.is_joined(self.sharing, view, view.arg_origins)
+        joined = jnp.where(is_joined, _PARTITION, _class_of(view.op))
+        return jnp.where(is_kernel, kernel, joined)
+
+    def _read_seconds(self, view: CostView) -> jax.Array:
+        """Seconds [...] that nodes take to read memory, if they are elementwise; uncorrected."""
+        reads = fusion.pays_read(view.op, view.arg_origins) & (view.arg_dtypes > 0)
+        each = self.pass_overhead + _arg_bytes(view) / self.bandwidth[_LOOPS]
+        return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
+
+    def _moved_seconds(self, n_bytes: jax.Array, corrected: int = _LOOPS) -> jax.Array:
+        """Seconds to read or to write so many bytes within a loop that runs anyway."""
+        return n_bytes / self.bandwidth[_LOOPS] * self.scale[corrected]
+
+    def pass_seconds(self, n_bytes: jax.Array) -> jax.Array:
+        """Seconds of a pass that reads or writes an array of so many bytes."""
+        return self._moved_seconds(n_bytes) + self.pass_overhead * self.scale[_LOOPS]
+
+    def _crossing_seconds(self, view: CostView) -> jax.Array:
+        """Seconds [...] that nodes take to enter or to leave a partition; 0 for work on weights."""
+        of, origins = self.sharing, view.arg_origins
+        crossing = jnp.where(fusion.enters(of, view, origins), of.enter, 0.0)
+        crossing += jnp.where(fusion.leaves(of, view, origins), of.leave, 0.0)
+        return jnp.where(view.weight_only, 0.0, crossing * self.scale[_CROSSING])
+
+    def seconds(self, view: CostView) -> jax.Array:
+        """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
+
+        Weight-only work is done once and costs `_WEIGHT_ONLY` of its roofline: next to nothing, but
+        a search still prefers less of it, and small prepared arrays to large ones.
+        """
+        measured, known = self.lookup(signature(view))
+        guess = self.roofline
+        for _ in range(view.op.ndim):
+            guess = jax.vmap(guess)
+        guessed = guess(view)
+        cost = jnp.where(known, measured, guessed) * self.scale[self.corrected_with(view)]
+        # A timing covers the reads of the arguments, of which those computed in the same loop are
+        # paid where that begins; and it does not cover writing what nobody has written.
+        in_loop = jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
+        in_loop &= view.arg_origins == fusion.LOOP
+        read = self._moved_seconds(jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
+        cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
+        writes = fusion.pays_write(view.op, view.arg_origins)
+        cost += jnp.sum(jnp.where(writes, self.pass_seconds(_arg_bytes(view)), 0.0), axis=-1)
+        of, origins = self.sharing, view.arg_origins
+        passes = jnp.where(fusion.is_element(of, view.op), of.in_loop, of.joined)
+        cost = jnp.where(
+            fusion.is_joined(of, view, origins) & ~fusion.is_absorbed(view.op, origins),
+            passes * self._moved_seconds(jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
+            cost,
+        )
+        cost += self._crossing_seconds(view)
+        cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
+        return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
+
+    def errors(self, view: CostView) -> jax.Array:
+        """Relative error [...] that nodes are stated to add by their lowerings; 0 for weights."""
+        return jnp.where(view.weight_only, 0.0, self.added_error[view.op, view.lowering])
+
+    def costs(self, view: CostView) -> jax.Array:
+        """Seconds [...] of nodes, and what the error they add is worth in seconds."""
+        return self.seconds(view) + self.error_weight * self.errors(view)
+
+    def costs_where(self, view: CostView, where: jax.Array) -> jax.Array:
+        """`costs` [...], of those only for which `where` [...] holds; 0 elsewhere. Where these are
+        few, that is as many times faster, unless steps are wide.
+        """
+        if wide():
+            return jnp.where(where, self.costs(view), 0.0)
+        wanted = where.reshape(-1)
+        rows = jax.tree.map(lambda v: v.reshape(wanted.size, *v.shape[where.ndim :]), view)
+        chunk = max(wanted.size // _CHUNKS, 1)
+        total = jnp.cumsum(wanted, dtype=jnp.int32)
+
+        def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            first, out = carry
+            at = jnp.searchsorted(total, first + 1 + jnp.arange(chunk, dtype=jnp.int32))
+            made = self.costs(jax.tree.map(lambda v: v.at[at].get(mode="clip"), rows))
+            return first + chunk, out.at[at].set(made, mode="drop")
+
+        start = jnp.int32(0), jnp.zeros(wanted.size, jnp.float32)
+        found = jax.lax.while_loop(lambda c: c[0] < total[-1], some, start)[1]
+        return found.reshape(where.shape)
+
+    def repriced(self, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
+        """`priced`, for a graph that differs in a few nodes from one that this table has priced."""
+        view, old = view_graph(self.sharing, graph), view_graph(self.sharing, before)
+
+        def differs(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.any((a != b).reshape(len(a), -1), axis=1)
+
+        changed = functools.reduce(jnp.logical_or, map(differs, view, old))
+        cost = jnp.where(changed, self.costs_where(view, changed), before.nodes.cost)
+        return graph._replace(nodes=graph.nodes._replace(cost=cost))
+
+    def priced(self, graph: TensorGraph) -> TensorGraph:
+        """The graph with every node's cost set from the table."""
+        cost = self.costs(view_graph(self.sharing, graph))
+        return graph._replace(nodes=graph.nodes._replace(cost=cost))
+
+    def error(self, graph: TensorGraph) -> jax.Array:
+        """Relative errors [] that the lowerings of a graph are stated to add, summed up."""
+        there = graph.nodes.op != ops.HOLE
+        return jnp.sum(jnp.where(there, self.errors(view_graph(self.sharing, graph)), 0.0))
+
+    def price_of_new(self, graph: TensorGraph) -> Price:
+        """Prices rewrites of a graph: the nodes they make, and what the readers of a root pay more
+        or less because its value comes from elsewhere. What changes behind the readers is left out.
+        """
+        of, f = self.sharing, graph.nodes
+        origins, readers = fusion.origins(of, graph), fusion.readers(of, graph)
+        sizes = jnp.prod(f.shape.astype(jnp.float32), axis=-1)
+        one_pass = self.pass_seconds(sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[f.dtype])
+        one_pass = jnp.where(f.weight_only, 0.0, one_pass)
+
+        def of_readers(root: jax.Array, origin: jax.Array) -> jax.Array:
+            passes = readers.passes(root, origin) - readers.passes(root, origins[root])
+            switches = readers.switches(of, root, origin)
+            switches -= readers.switches(of, root, origins[root])
+            return passes * one_pass[root] + switches * self.scale[_CROSSING]
+
+        return Price(_price_of_made, of_readers, marks=origins, context=self)
+
+    def shares(self, graph: TensorGraph) -> jax.Array:
+        """Seconds [len(CORRECTED)] of one run of a graph priced from the table, by what they are
+        corrected with.
+        """
+        view = view_graph(self.sharing, graph)
+        there = graph.nodes.op != ops.HOLE
+        crossing = jnp.where(there, self._crossing_seconds(view), 0.0)
+        cost = jnp.where(there, graph.nodes.cost, 0.0) - crossing
+        zeros = jnp.zeros(len(CORRECTED), jnp.float32)
+        return zeros.at[self.corrected_with(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
 
 
-def lookup(table: CostTable, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Measured seconds for signatures [..., 2], and which of them are in the table."""
-    at = jnp.clip(jnp.searchsorted(table.keys[:, 0], key[..., 0]), 0, len(table.seconds) - 1)
-    return table.seconds[at], jnp.all(table.keys[at] == key, axis=-1)
+def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array]:
+    """Cost [C] of the nodes made, and origins [C, 2] of what replaces the roots."""
+    origins_with = functools.partial(fusion.origins_with, table.sharing)
+    found = jax.vmap(origins_with)(asked.made, asked.marks)
+    there = asked.made.nodes.op != ops.HOLE
+    cost = table.costs_where(jax.vmap(view_new)(asked.made, found), there)
+    replacing = jnp.take_along_axis(found, jnp.maximum(asked.to, 0), axis=1)
+    return jnp.sum(cost, axis=1), replacing
 
 
-def roofline(table: CostTable, view: NodeView) -> jax.Array:
-    """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
-    flops, n_bytes = work.traced_work(
-        view.op,
-        view.attrs,
-        view.arg_shapes,
-        view.arg_ranks,
-        view.arg_dtypes,
-        view.shape,
-        view.dtype,
-    )
-    c = _class_of(view.op)
-    is_elementwise = c == _LOOPS
-    flops = jnp.where(is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops)
-    compute, traffic = flops / table.flop_rate[c], n_bytes / table.bandwidth[c]
-    traffic = jnp.where(is_elementwise, _read_seconds(table, view), traffic)
-    # Elementwise nodes share loops: which of the two decides there cannot be told from one node.
-    busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
-    return jnp.where(c == 0, 0.0, (busy + table.overhead[c]) * table.form[tuple(form_of(view))])
+def total(graph: TensorGraph) -> jax.Array:
+    """Seconds of one run of the graph: the sum of its nodes' costs."""
+    return jnp.sum(jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost))
 
 
 def _class_of(op: jax.Array) -> jax.Array:
     return jnp.asarray([CLASSES.index(CLASS_OF[n]) for n in ops.OP_NAMES], jnp.int32)[op]
 
 
-def corrected_with(view: NodeView) -> jax.Array:
-    """Which of `CORRECTED` nodes [...] are."""
-    is_kernel = fusion.is_member(view.op, view.lowering)
-    kernel = jnp.asarray(_kernels())[view.op, view.lowering]
-    joined = jnp.where(fusion.is_joined(view, view.arg_origins), _PARTITION, _class_of(view.op))
-    return jnp.where(is_kernel, kernel, joined)
-
-
-@functools.cache
-def _kernels() -> np.ndarray:
-    """[operators, lowerings] which of `CORRECTED` lowerings are as kernels of a partition."""
-    table = np.full((len(ops.OP_NAMES), _FORMS), _PARTITION)
-    for name in ("conv", "dot"):
-        for i, row in enumerate(LOWERINGS[name]):
-            kind = "tiles" if row.algorithm == "tiles" else name
-            table[ops.OPS[name].code, i] = CORRECTED.index(f"partition {kind}")
-    return table
-
-
-def _passes() -> tuple[float, float]:
-    """Passes over its arguments that a node inside of a partition takes: one of the library's, one
-    in a loop.
-    """
-    made = calls()
-    return (made.costs.joined, made.costs.in_loop) if made else (1.0, 1.0)
-
-
-def _arg_bytes(view: NodeView) -> jax.Array:
+def _arg_bytes(view: CostView) -> jax.Array:
     """Bytes [..., A] of the arguments."""
     sizes = jnp.prod(view.arg_shapes.astype(jnp.float32), axis=-1)
     return sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[view.arg_dtypes]
-
-
-def _read_seconds(table: CostTable, view: NodeView) -> jax.Array:
-    """Seconds [...] that nodes take to read from memory, if they are elementwise; uncorrected."""
-    reads = fusion.pays_read(view.op, view.arg_origins) & (view.arg_dtypes > 0)
-    each = table.pass_overhead + _arg_bytes(view) / table.bandwidth[_LOOPS]
-    return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
-
-
-def _moved_seconds(table: CostTable, n_bytes: jax.Array, corrected: int = _LOOPS) -> jax.Array:
-    """Seconds to read or to write so many bytes within a loop that runs anyway."""
-    return n_bytes / table.bandwidth[_LOOPS] * table.scale[corrected]
-
-
-def pass_seconds(table: CostTable, n_bytes: jax.Array) -> jax.Array:
-    """Seconds of a pass that reads or writes an array of so many bytes."""
-    return _moved_seconds(table, n_bytes) + table.pass_overhead * table.scale[_LOOPS]
-
-
-def _crossing_seconds(table: CostTable, view: NodeView) -> jax.Array:
-    """Seconds [...] that nodes take to enter or to leave a partition; 0 for work on weights."""
-    enters, leaves = (of(view, view.arg_origins) for of in (fusion.enters, fusion.leaves))
-    enter, leave = fusion.crossing()
-    crossing = jnp.where(enters, enter, 0.0) + jnp.where(leaves, leave, 0.0)
-    return jnp.where(view.weight_only, 0.0, crossing * table.scale[_CROSSING])
-
-
-def seconds(table: CostTable, view: NodeView) -> jax.Array:
-    """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
-
-    Weight-only work is done once and costs `_WEIGHT_ONLY` of its roofline: next to nothing, but a
-    search still prefers less of it, and small prepared arrays to large ones.
-    """
-    measured, known = lookup(table, signature(view))
-    guess = roofline
-    for _ in range(view.op.ndim):
-        guess = jax.vmap(guess, in_axes=(None, 0))
-    guessed = guess(table, view)
-    cost = jnp.where(known, measured, guessed) * table.scale[corrected_with(view)]
-    # A timing covers the reads of the arguments, of which those computed in the same loop are paid
-    # where that begins; and it does not cover writing what nobody has written.
-    in_loop = (view.arg_origins == fusion.LOOP) & jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
-    read = _moved_seconds(table, jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
-    cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
-    writes = fusion.pays_write(view.op, view.arg_origins)
-    cost += jnp.sum(jnp.where(writes, pass_seconds(table, _arg_bytes(view)), 0.0), axis=-1)
-    joined, in_loop = _passes()
-    passes = jnp.where(fusion.is_element(view.op), in_loop, joined)
-    cost = jnp.where(
-        fusion.is_joined(view, view.arg_origins) & ~fusion.is_absorbed(view.op, view.arg_origins),
-        passes * _moved_seconds(table, jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
-        cost,
-    )
-    cost += _crossing_seconds(table, view)
-    cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
-    return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
-
-
-def seconds_where(table: CostTable, view: NodeView, where: jax.Array) -> jax.Array:
-    """Seconds [...] of nodes, of those only for which `where` [...] holds; 0 elsewhere. Where these
-    are few, that is as many times faster, unless steps are wide.
-    """
-    if wide():
-        return jnp.where(where, seconds(table, view), 0.0)
-    wanted = where.reshape(-1)
-    rows = jax.tree.map(lambda v: v.reshape(wanted.size, *v.shape[where.ndim :]), view)
-    chunk = max(wanted.size // _CHUNKS, 1)
-    total = jnp.cumsum(wanted, dtype=jnp.int32)
-
-    def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        first, out = carry
-        at = jnp.searchsorted(total, first + 1 + jnp.arange(chunk, dtype=jnp.int32))
-        made = seconds(table, jax.tree.map(lambda v: v.at[at].get(mode="clip"), rows))
-        return first + chunk, out.at[at].set(made, mode="drop")
-
-    start = jnp.int32(0), jnp.zeros(wanted.size, jnp.float32)
-    found = jax.lax.while_loop(lambda c: c[0] < total[-1], some, start)[1]
-    return found.reshape(where.shape)
-
-
-def repriced(table: CostTable, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
-    """`priced`, for a graph that differs in a few nodes from one that is priced from this table."""
-    view, old = view_graph(graph), view_graph(before)
-
-    def differs(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.any((a != b).reshape(len(a), -1), axis=1)
-
-    changed = functools.reduce(jnp.logical_or, map(differs, view, old))
-    cost = jnp.where(changed, seconds_where(table, view, changed), before.nodes.cost)
-    return graph._replace(nodes=graph.nodes._replace(cost=cost))
-
-
-def priced(table: CostTable, graph: TensorGraph) -> TensorGraph:
-    """The graph with every node's cost set from the table."""
-    return graph._replace(nodes=graph.nodes._replace(cost=seconds(table, view_graph(graph))))
-
-
-def price_of_new(table: CostTable, graph: TensorGraph) -> Price:
-    """Prices rewrites of a graph: the nodes they make, and what the readers of a root pay more or
-    less because its value comes from elsewhere. What changes behind the readers is left out.
-    """
-    origins, readers, f = fusion.origins(graph), fusion.readers(graph), graph.nodes
-    sizes = jnp.prod(f.shape.astype(jnp.float32), axis=-1)
-    one_pass = pass_seconds(table, sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[f.dtype])
-    one_pass = jnp.where(f.weight_only, 0.0, one_pass)
-
-    def of_readers(root: jax.Array, origin: jax.Array) -> jax.Array:
-        passes = readers.passes(root, origin) - readers.passes(root, origins[root])
-        switches = readers.switches(root, origin) - readers.switches(root, origins[root])
-        return passes * one_pass[root] + switches * table.scale[_CROSSING]
-
-    return Price(_price_of_made, of_readers, marks=origins, context=table)
-
-
-def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array]:
-    """Seconds [C] of the nodes made, and origins [C, 2] of what replaces the roots."""
-    found = jax.vmap(fusion.origins_with)(asked.made, asked.marks)
-    there = asked.made.nodes.op != ops.HOLE
-    seconds = seconds_where(table, jax.vmap(view_new)(asked.made, found), there)
-    replacing = jnp.take_along_axis(found, jnp.maximum(asked.to, 0), axis=1)
-    return jnp.sum(seconds, axis=1), replacing
-
-
-def shares(table: CostTable, graph: TensorGraph) -> jax.Array:
-    """Seconds [len(CORRECTED)] of one run of a graph priced from the table, by what they are
-    corrected with.
-    """
-    view = view_graph(graph)
-    there = graph.nodes.op != ops.HOLE
-    crossing = jnp.where(there, _crossing_seconds(table, view), 0.0)
-    cost = jnp.where(there, graph.nodes.cost, 0.0) - crossing
-    zeros = jnp.zeros(len(CORRECTED), jnp.float32)
-    return zeros.at[corrected_with(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
-
-
-def total(graph: TensorGraph) -> jax.Array:
-    """Seconds of one run of the graph: the sum of its nodes' costs."""
-    return jnp.sum(jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost))
 
 
 @dataclass(frozen=True)
@@ -408,8 +288,19 @@ DEFAULT_RATES = Rates(
 )
 
 
-def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_RATES) -> CostTable:
-    """The table of measured seconds by signature, and the rates."""
+def cost_table(
+    timings: Mapping[tuple[int, int], float],
+    rates: Rates = DEFAULT_RATES,
+    *,
+    error_weight: float = 0.0,
+    sharing: fusion.Sharing | None = None,
+) -> CostTable:
+    """The table of measured seconds by signature, and the rates.
+
+    Args:
+      error_weight: seconds that a relative error of 1 is worth.
+      sharing: what lowerings share on the target; None for this machine's.
+    """
     size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
     keys = np.full((size, 2), 0xFFFFFFFF, np.uint32)
     values = np.zeros(size, np.float32)
@@ -417,7 +308,7 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
 
-    form = np.ones((len(ops.OP_NAMES), KINDS, _FORMS), np.float32)
+    form = np.ones((len(ops.OP_NAMES), KINDS, fusion.MOST_LOWERINGS), np.float32)
     for at, multiple in rates.form.items():
         form[at] = multiple
 
@@ -433,4 +324,22 @@ def cost_table(timings: Mapping[tuple[int, int], float], rates: Rates = DEFAULT_
         jnp.float32(rates.pass_overhead),
         vector(rates.scale, CORRECTED),
         jnp.asarray(form),
+        *_by_lowering(),
+        jnp.float32(error_weight),
+        fusion.sharing() if sharing is None else sharing,
     )
+
+
+def _by_lowering() -> tuple[jax.Array, jax.Array]:
+    """[operators, lowerings] which of `CORRECTED` they are as kernels of a partition, and the
+    relative error that they add in float32.
+    """
+    shape = len(ops.OP_NAMES), fusion.MOST_LOWERINGS
+    corrected, error = np.full(shape, _PARTITION, np.int32), np.zeros(shape, np.float32)
+    for op, rows in LOWERINGS.items():
+        for i, row in enumerate(rows):
+            error[ops.OPS[op].code, i] = row.error.get("float32", 0.0)
+            if op in ("conv", "dot"):
+                kind = "tiles" if row.algorithm == "tiles" else op
+                corrected[ops.OPS[op].code, i] = CORRECTED.index(f"partition {kind}")
+    return jnp.asarray(corrected), jnp.asarray(error)

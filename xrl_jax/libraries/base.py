@@ -151,6 +151,9 @@ class CallCosts:
     in_loop: float
 
 
+NO_CALLS = CallCosts(frozenset(), frozenset(), lambda _: False, 0.0, 0.0, 1.0, 1.0)
+
+
 class Target(NamedTuple):
     """What XLA calls by name: to be made known in every process that runs the compiled code."""
 
@@ -225,7 +228,7 @@ class Library(Protocol):
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         """What its lowerings usually take in multiples of the plain one, by operator and kind of
-        node (`cost.roofline.form_of`): "name 0.5 other 0.9". They say what to time first, no more.
+        node (`cost.view.form_of`): "name 0.5 other 0.9". They say what to time first, no more.
         """
         return {}
 

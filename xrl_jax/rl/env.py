@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.engine import match
 from xrl_jax.engine.apply import Ready, apply_ready, look
@@ -166,7 +165,7 @@ def _start(
 
 
 def _priced(costs: CostTable, start: Start) -> Start:
-    graph = roofline.priced(costs, start.graph)
+    graph = costs.priced(start.graph)
     seconds = seconds_of(graph, start.owner, start.counts)
     return start._replace(graph=graph, seconds=seconds)
 
@@ -368,7 +367,7 @@ def rewritten(
     # leave those as they are that have no more.
     turns = largest_of_batch(jnp.sum(entry >= 0))
     made = jax.lax.fori_loop(0, turns, one, start)[1]
-    return made._replace(graph=roofline.repriced(params.costs, made.graph, graph))
+    return made._replace(graph=params.costs.repriced(made.graph, graph))
 
 
 def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.Array:
@@ -382,7 +381,7 @@ def _moves(
 ) -> Moves:
     # Whether pairs hold the price tells, too.
     found = match.sample(params.table, graph, masks, key, size=params.slots, checked=False)
-    price = roofline.price_of_new(params.costs, graph)
+    price = params.costs.price_of_new(graph)
     change = deltas(params.table, graph, found, price, keep=lambda new: (new.nodes, new.args))
 
     def of_those(made: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.roofline import CORRECTED
+from xrl_jax.cost.view import CORRECTED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.lower.table import LOWERINGS

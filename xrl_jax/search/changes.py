@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.view import signature, view_graph
 from xrl_jax.graph.graph import TensorGraph, nodes_of
 from xrl_jax.language.rule import Rule
 from xrl_jax.lower.table import LOWERINGS, applicable
@@ -50,13 +50,13 @@ def rules_by_choice(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
 @engine_jit
 def _costs_as(costs: CostTable, graph: TensorGraph, lowering: jax.Array) -> jax.Array:
     """Seconds [N] of all nodes if each had this lowering, the others as they are."""
-    view = roofline.view_graph(graph)
-    return roofline.seconds(costs, view._replace(lowering=jnp.full_like(view.lowering, lowering)))
+    view = view_graph(costs.sharing, graph)
+    return costs.costs(view._replace(lowering=jnp.full_like(view.lowering, lowering)))
 
 
 @engine_jit
-def _signatures(graph: TensorGraph) -> jax.Array:
-    return roofline.signature(roofline.view_graph(graph))
+def _signatures(costs: CostTable, graph: TensorGraph) -> jax.Array:
+    return signature(view_graph(costs.sharing, graph))
 
 
 def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Change]:
@@ -72,7 +72,7 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
     total = 0.0
     for g, (graph, count) in enumerate(zip(program.graphs, program.counts, strict=True)):
         nodes, _, slots = nodes_of(graph)
-        keys = np.asarray(_signatures(graph))
+        keys = np.asarray(_signatures(costs, graph))
         weight_only = np.asarray(graph.nodes.weight_only)
         now = np.asarray(price(costs, graph)[0].nodes.cost)
         total += count * float(now.sum())

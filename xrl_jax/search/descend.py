@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.language.rule import Rule
 from xrl_jax.measure.timing import Stopwatch
@@ -17,7 +17,7 @@ from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State
 
-_view = engine_jit(roofline.view_graph)
+_view = engine_jit(lambda costs, graph: view_graph(costs.sharing, graph))
 # A candidate is worth its measurements if it is predicted to gain, or to lose at most this share of
 # the nodes it replaces.
 _HOPE = 0.5
@@ -29,7 +29,7 @@ def measure_graph(
 ) -> int:
     """Time the regions of a priced graph, the costliest first; how many became known."""
     order = np.argsort(-np.asarray(graph.nodes.cost), kind="stable")
-    views = roofline.NodeView(*(np.asarray(v)[order] for v in _view(graph)))  # type: ignore[arg-type]
+    views = CostView(*(np.asarray(v)[order] for v in _view(oracle.table(), graph)))  # type: ignore[arg-type]
     return oracle.measure(oracle.unknown(views), clock=clock, limit=limit, new=new)
 
 
@@ -60,7 +60,7 @@ def known_moves(
             state = space.reprice(state, oracle.table())
         moves = space.moves(state, oracle.table(), allowed)
         hopeful = promising(moves)
-        views = roofline.NodeView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
+        views = CostView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
         wanted = oracle.unknown(views) if hopeful.any() else {}
         if not oracle.measure(wanted, clock=clock, limit=limit, new=_AT_ONCE) and not known:
             break

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost import roofline
 from xrl_jax.cost.model import price
-from xrl_jax.cost.roofline import CostTable, NodeView
+from xrl_jax.cost.roofline import CostTable, total
+from xrl_jax.cost.view import CostView, view_new
 from xrl_jax.engine import match as match_lib
 from xrl_jax.engine.apply import apply
 from xrl_jax.engine.delta import deltas
@@ -47,7 +47,7 @@ class Moves:
     partner: np.ndarray  # [M]
     delta: np.ndarray  # [M] seconds added
     gone: np.ndarray  # [M] seconds of the nodes that go
-    views: NodeView  # [M, Q, ...] of the nodes they would make
+    views: CostView  # [M, Q, ...] of the nodes they would make
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def _deltas(
         jax.lax.dynamic_slice_in_dim(c, start, _PRICED_AT_ONCE) for c in found[:3]
     )
     part = Candidates(entry, root, partner, found.count)
-    price = roofline.price_of_new(costs, graph)
-    result = deltas(table, graph, part, price, keep=jax.vmap(roofline.view_new))
+    price = costs.price_of_new(graph)
+    result = deltas(table, graph, part, price, keep=jax.vmap(view_new))
     return result.seconds, result.gone, result.kept
 
 
@@ -129,8 +129,8 @@ def _apply(
     done, graph, changed, ok, full = jax.lax.while_loop(
         going, turn, (jnp.int32(0), graph, *nothing)
     )
-    graph = roofline.priced(costs, graph)
-    return _Turns(graph, changed, ok, full, done, roofline.total(graph))
+    graph = costs.priced(graph)
+    return _Turns(graph, changed, ok, full, done, total(graph))
 
 
 _identity = engine_jit(identity)

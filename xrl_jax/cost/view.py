@@ -1,0 +1,138 @@
+"""What the cost of a node depends on: the node with the shapes, dtypes and origins around it, the
+class it shares rates with, and the signature by which its timing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.cost import fusion
+from xrl_jax.engine.new_nodes import NewNodes
+from xrl_jax.graph import ops, work
+from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.hash import fold_words
+
+# Classes of operators that share rates and a correction. What is free costs nothing: views,
+# sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
+# are counted as graphs of their own).
+CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
+# What shares a correction by whole programs: a class, but for what a partition computes of any. One
+# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
+# and which rearranges arrays between kernels of different kinds. What it takes to enter and leave
+# one is no kernel's: it depends on the machine, and no kernel's own timing tells.
+_KERNELS = ("conv", "tiles", "dot")  # of a partition; "partition" is what joins these
+CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")
+_CLASS_OF_FAMILY = {
+    "conv": "conv",
+    "dot": "dot",
+    "window": "window",
+    "reduce": "reduce",
+    "elementwise": "elementwise",
+}
+_MOVEMENT = ("transpose", "concat", "slice", "pad", "rev", "cast")
+CLASS_OF: Mapping[str, str] = {
+    name: "movement"
+    if name in _MOVEMENT
+    else "reduce"
+    if name in work.SCANS
+    else _CLASS_OF_FAMILY.get(work.FAMILY[name], "free")
+    for name in ops.OPS
+}
+# Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
+# to the roofline.
+MEASURED = ("conv", "dot", "window", "reduce", "movement")
+# Forms are compared among operators of one kind: products with a batch and without; convolutions
+# 1x1, grouped and others, then the same with features last.
+KINDS, _FEATURES_LAST = 6, 3
+
+
+class CostView(NamedTuple):
+    """A node with all around it that decides its cost; leading dimensions are free."""
+
+    op: jax.Array  # [...]
+    attrs: jax.Array  # [..., K]
+    lowering: jax.Array  # [...]
+    shape: jax.Array  # [..., R]
+    rank: jax.Array  # [...]
+    dtype: jax.Array  # [...]
+    weight_only: jax.Array  # [...]
+    arg_shapes: jax.Array  # [..., A, R]
+    arg_ranks: jax.Array  # [..., A]
+    arg_dtypes: jax.Array  # [..., A]
+    arg_weight_only: jax.Array  # [..., A]
+    arg_origins: jax.Array  # [..., A] see `fusion`
+
+
+def view_new(new: NewNodes, origins: jax.Array | None = None) -> CostView:
+    """Views [Q, ...] of the nodes a rewrite makes.
+
+    Args:
+      origins: [2P + Q] of bound and new nodes (`fusion.origins_with`); without them all arguments
+        count as written to memory.
+    """
+    args = new.arg_shapes, new.arg_ranks, new.arg_dtypes, new.arg_weight_only
+    if origins is None:
+        return _view(new.nodes, *args, jnp.full(new.args.shape, fusion.MEMORY))
+    return _view(new.nodes, *args, fusion.of_args(new.args, origins))
+
+
+def _view(f: Nodes, *args: jax.Array) -> CostView:
+    own = f.op, f.attrs, f.lowering, f.shape, f.rank, f.dtype, f.weight_only
+    return CostView(*own, *args)
+
+
+def signature(view: CostView) -> jax.Array:
+    """The 64-bit signature [..., 2] uint32 of what decides a node's time."""
+    single = [view.op, view.lowering, view.rank, view.dtype, _bits(view.arg_weight_only)]
+    flat = view.arg_shapes.reshape(*view.arg_shapes.shape[:-2], -1)
+    words = [jnp.stack([jnp.asarray(s).astype(jnp.uint32) for s in single], axis=-1)]
+    words += [
+        jnp.asarray(w).astype(jnp.uint32)
+        for w in (view.attrs, view.shape, flat, view.arg_ranks, view.arg_dtypes)
+    ]
+    return fold_words(jnp.concatenate(words, axis=-1))
+
+
+def _bits(flags: jax.Array) -> jax.Array:
+    return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
+
+
+def form_of(view: CostView) -> jax.Array:
+    """Operator, kind and lowering [3] of one node."""
+    conv, dot = ops.OPS["conv"], ops.OPS["dot"]
+
+    def attr(spec: ops.OpSpec, name: str) -> jax.Array:
+        return view.attrs[spec.field(name).offset]
+
+    kernel = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "rhs_layout"), 0, len(ops.LAYOUTS) - 1)]
+    spatial = jnp.where(kernel[2:] >= 0, view.arg_shapes[1][kernel[2:]], 1)
+    image = jnp.asarray(ops.LAYOUTS)[jnp.clip(attr(conv, "lhs_layout"), 0, len(ops.LAYOUTS) - 1)]
+    of_conv = jnp.where(attr(conv, "groups") > 1, 2, jnp.where(jnp.prod(spatial) == 1, 1, 0))
+    of_conv += jnp.where(image[1] == jnp.max(image), _FEATURES_LAST, 0)
+    of_dot = jnp.where(attr(dot, "lhs_batch") != 0, 1, 0)
+    kind = jnp.where(view.op == conv.code, of_conv, jnp.where(view.op == dot.code, of_dot, 0))
+    return jnp.stack([view.op, kind, view.lowering])
+
+
+def view_graph(of: fusion.Sharing, graph: TensorGraph) -> CostView:
+    """Views [N, ...] of all nodes of a graph."""
+    f, table = graph.nodes, args_of(graph)
+    present = table > 0
+    return _view(
+        f,
+        jnp.where(present[..., None], f.shape[table], 1),
+        jnp.where(present, f.rank[table], 0),
+        jnp.where(present, f.dtype[table], 0),
+        present & f.weight_only[table],
+        fusion.origins(of, graph)[table],
+    )
+
+
+def turned(form: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of a convolution's form, that of one with features elsewhere; of others nothing that is."""
+    op, kind, lowering = form
+    return op, (kind + _FEATURES_LAST) % KINDS, lowering
