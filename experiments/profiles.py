@@ -34,7 +34,7 @@ from experiments.rival import onnx_model, onnx_runtime
 from experiments.targets import ConfigError, require_network
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.target import target_here
 
 CALLS = 30
 # Kinds by what oneDNN and ONNX Runtime call them; what is not named here keeps its own name.
@@ -136,7 +136,7 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
     """Of ONNX Runtime on the same network, weights and threads."""
     weights, *inputs = target.args
     model = onnx_model(target.fn, weights, *inputs, name=target.name)
-    on_host, threads = jax.device_get(inputs), machine_key().threads
+    on_host, threads = jax.device_get(inputs), target_here().threads
     run = onnx_runtime(model, threads)
     taken = in_loop(lambda: run(*on_host))
     run.settle()

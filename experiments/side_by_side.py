@@ -20,7 +20,7 @@ from xrl_jax.accept.baselines import baselines, flat_original
 from xrl_jax.accept.settle import samples
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.target import target_here
 from xrl_jax.measure.timing import Comparison, Ratio, compare
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
@@ -111,7 +111,7 @@ def rival_of(target: targets.Target, model: Any = None) -> Rival:
     try:
         if model is None:
             model = onnx_model(target.fn, weights, *inputs, name=target.name)
-        run = onnx_runtime(model, machine_key().threads)
+        run = onnx_runtime(model, target_here().threads)
         on_host = jax.device_get(inputs)
         error = check_agreement(run, target.fn, weights, on_host)
     except (ExportError, RivalError, ImportError, ValueError) as problem:

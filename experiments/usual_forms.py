@@ -155,7 +155,7 @@ def main(argv: list[str]) -> None:
         except KeyboardInterrupt:
             print("interrupted; of what was timed:", file=sys.stderr)
     table = medians(found)
-    print(f"{len(regions)} operators of {', '.join(FLAGS.networks)}; {store.machine}")
+    print(f"{len(regions)} operators of {', '.join(FLAGS.networks)}; {store.target}")
     print(as_source(table))
     if FLAGS.out:
         values = [{"op": op, "kind": kind, "forms": forms} for (op, kind), forms in table.items()]

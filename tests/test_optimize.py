@@ -78,7 +78,7 @@ class MadeUpWorker(Worker):
     overhead_seconds = 0.0  # type: ignore[assignment]
     interrupt: Callable[..., bool] = staticmethod(lambda reference: False)
 
-    def measure(self, jobs, *, reference=None, **_):  # type: ignore[override]
+    def submit(self, jobs, *, reference=None, **_):  # type: ignore[override]
         if self.interrupt(reference):
             raise KeyboardInterrupt
         relative = None if reference is None else 0.5
@@ -148,14 +148,14 @@ def endless(node, *arrays):
 class Killed(Worker):
     """A worker whose process is killed when a region has taken five seconds."""
 
-    def measure(self, jobs, *, reference=None, **options):
+    def submit(self, jobs, *, reference=None, **options):
         pid = (self.overhead_seconds, self.pid)[1]
         assert pid is not None
         killer = threading.Timer(5.0, os.kill, (pid, signal.SIGKILL))
         if reference is None:
             killer.start()
         try:
-            return super().measure(jobs, reference=reference, **options)
+            return super().submit(jobs, reference=reference, **options)
         finally:
             killer.cancel()
 
@@ -211,7 +211,7 @@ def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
 ):
     lost: list[str] = []
 
-    def measure(self, jobs, *, reference=None, seconds_per_job=1.0, **_):
+    def submit(self, jobs, *, reference=None, seconds_per_job=1.0, **_):
         (job,) = jobs
         is_endless = b"sine" in job.artifact
         if is_endless and (alone is None or seconds_per_job > 0.1):
@@ -220,7 +220,7 @@ def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
         t = alone if is_endless else 1e-3
         return [Timing(t, t, t, relative=None if reference is None else 1.0)]
 
-    monkeypatch.setattr(made_up, "measure", measure)
+    monkeypatch.setattr(made_up, "submit", submit)
     monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, rates=PROMISING))
     monkeypatch.setattr(rounds, "refine", refine)
     fast = optimize(network, PARAMS, X, weights=0, rules=[*SOME_RULES[:1], *SOME_RULES[3:]])
@@ -234,10 +234,10 @@ def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
 def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
     rng = np.random.default_rng()
 
-    def measure(self, jobs, **_):  # no two timings are the same
+    def submit(self, jobs, **_):  # no two timings are the same
         return [Timing(t, t, t, relative=1.0) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
 
-    monkeypatch.setattr(made_up, "measure", measure)
+    monkeypatch.setattr(made_up, "submit", submit)
     monkeypatch.setattr(rounds, "time_programs", made_up_programs)
     budget = Budget(seconds=600.0, measurements=1000)
     first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)

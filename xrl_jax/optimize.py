@@ -131,7 +131,7 @@ def optimize(
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
         # Where timings cannot be kept, nothing can; the store has said so.
         keeps = not store.in_memory
-        record = record_path(folder, program, rule_table.rules, store.machine)
+        record = record_path(folder, program, rule_table.rules, store.target)
         known = recall(record, program) if keeps else None
         tell = live.phase
         with compiled(), on_cpu():
@@ -164,7 +164,7 @@ def optimize(
             name=name,
             search=search if isinstance(search, str) else getattr(search, "__name__", "custom"),
             seed=None,
-            machine=store.machine,
+            target=store.target,
             program=program,
             found=found,
             settled=settled,

@@ -13,13 +13,14 @@ from xrl_jax.cost.regions import region_key
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.cost.view import CostView, signature, view_graph
 from xrl_jax.graph.graph import Node, build, pack_attrs
-from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.base import Job
 from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Stopwatch, Timing
-from xrl_jax.measure.worker import Job, Worker
+from xrl_jax.measure.worker import Worker
 from xrl_jax.runtime.engine_jit import engine_jit
 
-MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
+MACHINE = Target("cpu", "made up", 1, "jax 0", "")
 SUM = pack_attrs("reduce_sum", {"axes": 1})
 SHARING = cost_table({}).sharing
 VIEW = engine_jit(lambda graph: view_graph(SHARING, graph))
@@ -43,7 +44,7 @@ class FakeWorker(Worker):
         self.asked: list[tuple[str, float]] = []
         self.references: list[str] = []
 
-    def measure(self, jobs, *, reference=None, timeout=60.0, **_):  # type: ignore[override]
+    def submit(self, jobs, *, reference=None, timeout=60.0, **_):  # type: ignore[override]
         self.asked += [(job.key, timeout) for job in jobs]
         self.references += [] if reference is None else [reference.key]
         return [self.answers.pop(0) if self.answers else timing(1e-3) for _ in jobs]
@@ -55,7 +56,7 @@ def timing(seconds: float) -> Timing:
 
 def oracle(*answers: Timing, store: TimingStore | None = None) -> tuple[Oracle, FakeWorker]:
     worker = FakeWorker(*answers)
-    return Oracle(store or TimingStore(None, machine=MACHINE), worker), worker
+    return Oracle(store or TimingStore(None, target=MACHINE), worker), worker
 
 
 def sums(*widths: int, op: str = "input"):
@@ -105,7 +106,7 @@ def test_a_measured_region_costs_its_timing_without_the_launch():
 
 
 def test_regions_timed_in_a_quiet_and_in_a_busy_hour_are_compared_at_one_pace():
-    store = TimingStore(None, machine=MACHINE)
+    store = TimingStore(None, target=MACHINE)
     quiet, _ = oracle(replace(timing(2e-3), pace=1e-3), store=store)
     quiet.measure(unknown(quiet, 3), clock=LONG)
     busy, _ = oracle(replace(timing(4e-3), pace=2e-3), store=store)
@@ -121,7 +122,7 @@ def test_a_measured_region_is_not_unknown_any_more():
 
 
 def test_the_store_answers_without_a_worker_and_with_the_same_cost():
-    store = TimingStore(None, machine=MACHINE)
+    store = TimingStore(None, target=MACHINE)
     first, _ = oracle(timing(2e-3), store=store)
     first.measure(unknown(first, 3), clock=LONG)
     second, worker = oracle(store=store)
@@ -134,7 +135,7 @@ def test_the_store_answers_without_a_worker_and_with_the_same_cost():
 
 
 def test_the_store_answers_even_when_the_budget_is_spent():
-    store = TimingStore(None, machine=MACHINE)
+    store = TimingStore(None, target=MACHINE)
     first, _ = oracle(store=store)
     first.measure(unknown(first, 3), clock=LONG)
     second, _ = oracle(store=store)

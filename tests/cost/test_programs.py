@@ -23,8 +23,8 @@ from xrl_jax.cost.programs import (
 )
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Stopwatch, Timing
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
@@ -32,7 +32,7 @@ from xrl_jax.program.program import Program
 A, B = (("fast", "a"),), (("fast", "b"),)
 LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
 W, X = jnp.ones((3, 2)), jnp.ones((4, 3))
-MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
+MACHINE = Target("cpu", "made up", 1, "jax 0", "")
 
 
 def programs(n: int) -> list[Program]:
@@ -46,7 +46,7 @@ def programs(n: int) -> list[Program]:
 
 @pytest.fixture(autouse=True)
 def two_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lib, "option_sets", lambda: ((), A, B))
+    monkeypatch.setattr(lib, "option_sets", lambda target: ((), A, B))
 
 
 class FakeOracle:
@@ -57,6 +57,8 @@ class FakeOracle:
       timeouts: seconds granted to each.
       in_turn: what two programs take in turn, where it is not as when timed one by one.
     """
+
+    target = MACHINE
 
     def __init__(self, given: list[Program], seconds: dict, in_turn: float | None = None) -> None:
         self.in_turn = in_turn
@@ -209,7 +211,7 @@ class Pair(Oracle):
     """
 
     def __init__(self, relative: float | None) -> None:
-        super().__init__(TimingStore(None, machine=MACHINE), Worker())
+        super().__init__(TimingStore(None, target=MACHINE), Worker())
         self.relative, self.asked = relative, 0
 
     def time_job(self, job, *, reference=None, **_):
@@ -274,7 +276,7 @@ def test_programs_timed_whole_and_the_original_correct_the_table(monkeypatch):
     faster, failed, original = programs(3)
     asked = []
     monkeypatch.setattr(Oracle, "correct", lambda _, *given: asked.append(given))
-    oracle = Oracle(TimingStore(None, machine=MACHINE), Worker())
+    oracle = Oracle(TimingStore(None, target=MACHINE), Worker())
     timing = Timing(2e-3, 2e-3, 2e-3, relative=0.5)
     learn_from(oracle, [(faster, timing), (failed, Timing.without("failed", "no"))], original)
     costs = oracle.table()

@@ -192,8 +192,8 @@ def test_kernels_of_a_call_of_many_are_timed_as_several():
     region = replace(REGION, node=replace(DOT, lowering=number_of("dot", "onednn")))
     assert (region.in_partition, region.copies, wrapping_passes(region)) == (True, 16, ())
     job = region_job(region, ())
-    assert [t.data[1] for t in job.targets] == ["run"]
-    assert job.targets[0].data[2].count("Dot") == 16
+    assert [t.data[1] for t in job.custom_calls] == ["run"]
+    assert job.custom_calls[0].data[2].count("Dot") == 16
     large = Node("dot", (0, 1), CONTRACT, region.node.lowering, (4096, 8192))
     sides = (Node("input", shape=(4096, 8192)), Node("weight", shape=(8192, 8192)))
     assert Region(large, sides).copies == 2

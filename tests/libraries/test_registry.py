@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from xrl_jax.libraries import registry
-from xrl_jax.libraries.base import Library, Target
+from xrl_jax.libraries.base import CustomCall, Library
 
 ROOT = Path(__file__).parents[2]
 # A distribution with a library of one lowering: all that it takes.
@@ -101,4 +101,4 @@ def test_targets_of_a_library_that_is_missing_say_how_to_get_it(
 
     monkeypatch.setattr(registry, "libraries", lambda: (Absent(),))
     with pytest.raises(registry.LibraryError, match="absent is missing here: pip install absent"):
-        registry.make_known([Target("absent", ())])
+        registry.make_known([CustomCall("absent", ())])

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import SCHEMA_VERSION, TimingStore, default_cache_dir
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Timing
 
-HERE = Machine("cpu", "model A", 2, "jax 1", "")
-ELSEWHERE = Machine("gpu", "model A", 2, "jax 1", "")
+HERE = Target("cpu", "model A", 2, "jax 1", "")
+ELSEWHERE = Target("gpu", "model A", 2, "jax 1", "")
 ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = """
 import sys
-from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.timing import Timing
-store = TimingStore(sys.argv[1], machine=Machine("cpu", "model A", 2, "jax 1", ""))
+store = TimingStore(sys.argv[1], target=Target("cpu", "model A", 2, "jax 1", ""))
 """
 
 
@@ -37,7 +37,7 @@ def timing(seconds: float = 1.0) -> Timing:
 
 
 def opened(path: Path | None, **options) -> TimingStore:
-    return TimingStore(path, machine=HERE, **options)
+    return TimingStore(path, target=HERE, **options)
 
 
 def script(body: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -76,7 +76,7 @@ def test_more_keys_than_one_statement_takes(tmp_path):
 
 def test_timings_of_another_machine_are_listed_but_not_used(tmp_path):
     path = tmp_path / "t.sqlite"
-    with TimingStore(path, machine=ELSEWHERE) as store:
+    with TimingStore(path, target=ELSEWHERE) as store:
         store.put({"a": timing()})
     with opened(path) as store:
         assert store.get(["a"]) == {}

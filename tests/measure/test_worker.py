@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import pytest
 
 from xrl_jax.measure import worker_process
-from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.base import Job
+from xrl_jax.measure.target import target_here
 from xrl_jax.measure.timing import Timing
-from xrl_jax.measure.worker import Job, Worker, WorkerError, _described
+from xrl_jax.measure.worker import Worker, WorkerError, _described
 from xrl_jax.measure.worker_process import MAX_ROUNDS, MIN_ROUNDS, read_frame, write_frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def worker() -> Iterator[Worker]:
 
 
 def one(worker: Worker, job: Job, **options) -> Timing:
-    (timing,) = worker.measure([job], **{"seconds_per_job": 0.02, "timeout": 60.0, **options})
+    (timing,) = worker.submit([job], **{"seconds_per_job": 0.02, "timeout": 60.0, **options})
     return timing
 
 
@@ -72,7 +73,7 @@ def test_a_job_is_compiled_and_timed(worker):
 
 def test_jobs_are_answered_in_their_order_and_reported_one_by_one(worker):
     seen = []
-    timings = worker.measure(
+    timings = worker.submit(
         [LARGE, SMALL, LARGE],
         seconds_per_job=0.02,
         progress=lambda index, timing: seen.append((index, timing)),
@@ -83,7 +84,7 @@ def test_jobs_are_answered_in_their_order_and_reported_one_by_one(worker):
 
 
 def test_a_job_is_timed_in_turn_with_its_reference(worker):
-    larger, same = worker.measure([LARGE, SMALL], reference=SMALL, seconds_per_job=0.05)
+    larger, same = worker.submit([LARGE, SMALL], reference=SMALL, seconds_per_job=0.05)
     assert larger.relative is not None and larger.relative > 2.0
     assert same.relative is not None and 0.5 < same.relative < 2.0
     assert larger.reference == same.reference == "small"
@@ -118,7 +119,7 @@ def test_the_overhead_of_a_call_is_less_than_a_call_that_computes(worker):
 
 
 def test_the_worker_runs_on_the_same_machine(worker):
-    assert worker.machine == machine_key()
+    assert worker.target == target_here()
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,14 @@ def test_the_worker_runs_on_the_same_machine(worker):
 def test_a_job_that_fails_says_why(worker, job, error):
     one(worker, SMALL)  # now there is a process
     pid = worker.pid
-    failed, after = worker.measure([job, SMALL], seconds_per_job=0.02)
+    failed, after = worker.submit([job, SMALL], seconds_per_job=0.02)
     assert failed.status == "failed" and error in failed.error
     assert after.ok and worker.pid == pid
 
 
 def test_a_job_that_asks_for_too_much_memory_costs_itself_only(worker):
     huge = Job("huge", artifact(lambda x: x + 1.0, f32(1 << 45)))
-    failed, after = worker.measure([huge, SMALL], seconds_per_job=0.02)
+    failed, after = worker.submit([huge, SMALL], seconds_per_job=0.02)
     assert failed.status in ("failed", "killed") and failed.error
     assert after.ok
 
@@ -173,7 +174,7 @@ def test_two_threads_share_a_worker(worker):
     results: dict[str, list[Timing]] = {}
 
     def work(job: Job) -> None:
-        results[job.key] = worker.measure([job] * 4, reference=job, seconds_per_job=0.02)
+        results[job.key] = worker.submit([job] * 4, reference=job, seconds_per_job=0.02)
 
     threads = [threading.Thread(target=work, args=(job,)) for job in (SMALL, LARGE)]
     for thread in threads:
@@ -196,7 +197,7 @@ def test_the_worker_takes_no_notice_of_ctrl_c(worker):
 def test_a_job_that_hangs_is_stopped_and_the_next_goes_on(worker):
     one(worker, SMALL)
     pid = worker.pid
-    hung, after = worker.measure([ENDLESS, SMALL], reference=SMALL, timeout=3.0)
+    hung, after = worker.submit([ENDLESS, SMALL], reference=SMALL, timeout=3.0)
     assert hung.status == "timeout" and "stopped after 3 seconds" in hung.error
     assert after.ok and after.relative is not None
     assert worker.pid != pid and not is_running(pid)
@@ -207,7 +208,7 @@ def test_a_job_that_kills_the_worker_costs_itself_only(worker):
     victim = worker.pid
     killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
     killer.start()
-    killed, after = worker.measure([ENDLESS, SMALL], seconds_per_job=0.02)
+    killed, after = worker.submit([ENDLESS, SMALL], seconds_per_job=0.02)
     killer.join()
     assert killed.status == "killed" and "SIGKILL" in killed.error
     assert after.ok and worker.pid != victim
@@ -236,7 +237,7 @@ def test_ctrl_c_in_the_parent_leaves_a_worker_that_can_be_used(worker):
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        worker.measure([ENDLESS])
+        worker.submit([ENDLESS])
     timer.join()
     assert not is_running(pid)
     assert one(worker, SMALL).ok
@@ -246,7 +247,7 @@ def test_a_worker_starts_at_the_first_need_and_ends_with_close(tmp_path):
     cache = tmp_path / "compiled"
     with Worker(compilation_cache_dir=cache) as short:
         assert short.pid is None
-        assert short.measure([]) == [] and short.pid is None
+        assert short.submit([]) == [] and short.pid is None
         first = one(short, SMALL)
         pid = short.pid
         assert first.ok and pid is not None and is_running(pid)
@@ -261,11 +262,12 @@ def test_a_worker_ends_with_its_parent_even_while_a_job_hangs(tmp_path):
     (tmp_path / "endless").write_bytes(ENDLESS.artifact)
     body = """
 import pathlib, sys, threading, time
-from xrl_jax.measure.worker import Job, Worker
+from xrl_jax.measure.base import Job
+from xrl_jax.measure.worker import Worker
 worker = Worker()
 worker.overhead_seconds
 job = Job("endless", pathlib.Path(sys.argv[1]).read_bytes())
-threading.Thread(target=worker.measure, args=([job],), daemon=True).start()
+threading.Thread(target=worker.submit, args=([job],), daemon=True).start()
 time.sleep(1.0)
 print(worker.pid, flush=True)
 time.sleep(100.0)
@@ -317,7 +319,7 @@ def test_a_job_is_the_same_wherever_it_was_made():
 def test_prints_do_not_get_between_the_frames():
     body = """
 import os
-from xrl_jax.cost import worker_process
+from xrl_jax.measure import worker_process
 def noisy():
     print("stray", flush=True)
     os.write(1, b"stray")
@@ -351,18 +353,18 @@ worker_process.main()
 def test_a_worker_that_cannot_start_says_why(monkeypatch, executable, message):
     monkeypatch.setattr(sys, "executable", executable)
     with Worker() as worker, pytest.raises(WorkerError, match=message):
-        worker.measure([SMALL])
+        worker.submit([SMALL])
 
 
 def test_the_last_words_of_a_worker_are_passed_on(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
     with Worker() as worker, pytest.raises(WorkerError, match="xla_no_such_flag"):
-        worker.measure([SMALL])
+        worker.submit([SMALL])
 
 
 def test_a_worker_that_does_not_answer_at_the_start():
     with Worker(start_timeout=0.05) as worker, pytest.raises(WorkerError, match=r"after 0\.05 sec"):
-        worker.measure([SMALL])
+        worker.submit([SMALL])
 
 
 def test_the_environment_of_the_worker(worker):

@@ -8,12 +8,12 @@ from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region
 from xrl_jax.language.rule import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
-from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker
 
-MACHINE = Machine("cpu", "made up", 1, "jax 0", "")
+MACHINE = Target("cpu", "made up", 1, "jax 0", "")
 
 # A contraction has four forms here. The way from 3 ("swapped") to the cheapest, 2 ("transposed"),
 # leads over 1 ("flat"), which costs a little more than 3: the trap.
@@ -52,7 +52,7 @@ class FakeOracle(Oracle):
     def __init__(
         self, price: Callable[[Region], Timing] = made_up, *, store: TimingStore | None = None
     ) -> None:
-        super().__init__(store or TimingStore(None, machine=MACHINE), Worker())
+        super().__init__(store or TimingStore(None, target=MACHINE), Worker())
         self.price = price
         self.timed: list[Region] = []
 

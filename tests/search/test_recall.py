@@ -15,7 +15,7 @@ from tests.transform.test_layout import W, traced
 from tests.transform.test_layout import X as IMAGE
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import load_rules
-from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
@@ -24,7 +24,7 @@ from xrl_jax.strategies import find_strategy
 from xrl_jax.transform.layout import FEATURES_LAST, laid_out
 
 RULES = load_rules(harness.ADD_ZERO)
-HERE = Machine("cpu", "a processor", 2, "jax 1", "")
+HERE = Target("cpu", "a processor", 2, "jax 1", "")
 STEPS = (Step(0, "add-zero", "%3 add[4]", 1e-6),)
 X = jnp.arange(4.0)
 OTHER = 2 * X
@@ -52,17 +52,17 @@ def test_nothing_is_known_at_first(tmp_path: Path) -> None:
 
 
 def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> None:
-    def path(fn, x, *, rules=RULES, machine=HERE) -> Path:
-        return record_path(tmp_path, from_jax(fn, x), rules, machine)
+    def path(fn, x, *, rules=RULES, target=HERE) -> Path:
+        return record_path(tmp_path, from_jax(fn, x), rules, target)
 
     base = path(lambda x: x + X, X)
     assert path(lambda x: x + OTHER, X) == base
-    other_machine = Machine("cpu", "another processor", 2, "jax 1", "")
+    other_target = Target("cpu", "another processor", 2, "jax 1", "")
     others = [
         path(lambda x: x - X, X),
         path(lambda x: x + X, jnp.ones((1, 4))),
         path(lambda x: x + X, X, rules=[]),
-        path(lambda x: x + X, X, machine=other_machine),
+        path(lambda x: x + X, X, target=other_target),
     ]
     assert len({base, *others}) == 5
 

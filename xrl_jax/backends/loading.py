@@ -32,7 +32,7 @@ from xrl_jax.backends.saving import (
 )
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.libraries import registry
-from xrl_jax.libraries.base import Target
+from xrl_jax.libraries.base import CustomCall
 from xrl_jax.program.arguments import flatten_as
 
 
@@ -96,7 +96,7 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
 def _assembled(
     header: dict[str, Any], parts: dict[str, bytes], read_report: Callable[..., Any]
 ) -> Fast:
-    registry.make_known([Target(name, tuple(data)) for name, data in header["targets"]])
+    registry.make_known([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
     constants = [
         unpack_array(kind, parts[constant_name(i)]) for i, kind in enumerate(header["constants"])
     ]

@@ -35,7 +35,7 @@ from xrl_jax.backends.hoist import Hoisted
 from xrl_jax.backends.plain_data import SaveError, pack_array, pack_aval, pack_tree
 from xrl_jax.backends.runnable import Runnable
 from xrl_jax.libraries import registry
-from xrl_jax.libraries.base import Target
+from xrl_jax.libraries.base import CustomCall
 from xrl_jax.program.program import Program
 
 FORMAT = 4  # a file of another one is refused
@@ -99,13 +99,13 @@ def save(
     artefacts: dict[str, list[int]] = {}
     parts: dict[str, bytes] = {}
     of_jaxlib: list[str] = []
-    targets: dict[Target, None] = {}
+    targets: dict[CustomCall, None] = {}
 
     def keep(name: str, fn: Callable[..., Any], avals: Sequence[Any]) -> None:
         artefact, artefacts[name] = _exported(fn, avals, constants)
         parts[artefact_name(name)] = bytes(artefact.serialize())
         of_jaxlib.extend([name] * registry.bound_to_jaxlib(artefact))
-        targets.update(dict.fromkeys(registry.targets(artefact)))
+        targets.update(dict.fromkeys(registry.custom_calls(artefact)))
 
     sources, made = _sources(hoisted, weights, constants)
     if made:
@@ -126,7 +126,7 @@ def save(
         "platform": export.default_export_platform(),
         "jaxlib": version_of("jaxlib") if of_jaxlib else None,
         "libraries": {t.library: registry.by_name(t.library).version() for t in targets},
-        "targets": list(targets),
+        "custom_calls": list(targets),
         "arguments": pack_tree(program.in_tree, "the arguments", others=True),
         "result": pack_tree(program.out_tree, "the result"),
         "inputs": [pack_aval(a) for a in program.in_avals],

@@ -15,15 +15,17 @@ import numpy as np
 
 from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.calibration import Sample
+from xrl_jax.cost.fusion import Sharing, sharing
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, Rates
 from xrl_jax.cost.view import CLASS_OF, MEASURED, CostView, signature
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import timing_key
+from xrl_jax.measure.base import Job, Measurer
 from xrl_jax.measure.store import TimingStore
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Stopwatch, Timing
-from xrl_jax.measure.worker import Job, Worker
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -55,7 +57,7 @@ class Oracle:
 
     Attributes:
       store: where timings come from and go to.
-      worker: where new ones are made.
+      measurer: where new ones are made.
       options: XLA compile options of what is timed.
       constants: whether prepared weights are constants of the compiled code, not arguments.
       spending: what has been spent so far.
@@ -63,17 +65,23 @@ class Oracle:
     """
 
     store: TimingStore
-    worker: Worker
+    measurer: Measurer
     options: tuple[tuple[str, str], ...] = ()
     constants: bool = False
     timeout: float = 30.0
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
+    _sharing: Sharing = field(default_factory=sharing)
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
     _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # priced as never timed
     _table: CostTable | None = None
+
+    @property
+    def target(self) -> Target:
+        """What the costs are of."""
+        return self.store.target
 
     def table(self) -> CostTable:
         """The cost table as it stands."""
@@ -81,10 +89,10 @@ class Oracle:
             known = self._known.values()
             samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
             samples += self._loops
-            usual = calibration.usual_forms(jax.default_backend())
+            usual = calibration.usual_forms(self.target.platform)
             self.rates = calibration.calibrate(samples, self.rates, usual)
             timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
-            self._table = roofline.cost_table(timings, self.rates)
+            self._table = roofline.cost_table(timings, self.rates, sharing=self._sharing)
         return self._table
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
@@ -189,8 +197,8 @@ class Oracle:
             if timing.ok:
                 timing = self._at_one_pace(timing)
                 # Copies for the library that it did not take, XLA has made one of.
-                copies = 1 if region.in_partition and not job.targets else region.copies
-                timing = without_overhead(timing, self.worker.overhead_seconds, copies)
+                copies = 1 if region.in_partition and not job.custom_calls else region.copies
+                timing = without_overhead(timing, self.measurer.overhead_seconds, copies)
         # Else it may not have been the region's fault.
         if timing.status != "killed" and not self._cut_short(timing, timeout):
             self.store.put({self._key(region): timing})
@@ -237,7 +245,7 @@ class Oracle:
         if reference is not None and reference.identity in self._failed:
             reference = None
         clock = Stopwatch(0.0)
-        timing = self.worker.measure(
+        timing = self.measurer.submit(
             [job], reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
         )[0]
         self.spending.measurements += 1

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from xrl_jax.backends.hoist import split
@@ -19,8 +18,9 @@ from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.work import node_work
 from xrl_jax.libraries import registry
+from xrl_jax.measure.base import Job
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Stopwatch, Timing
-from xrl_jax.measure.worker import Job
 from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.compile_options import YNN
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
@@ -50,9 +50,9 @@ _LEAST_TIMEOUT = (
 )
 
 
-def option_sets() -> tuple[Options, ...]:
-    """The compile options to try on the default device."""
-    return OPTION_SETS.get(jax.default_backend(), ((),))
+def option_sets(target: Target) -> tuple[Options, ...]:
+    """The compile options to try on a target."""
+    return OPTION_SETS.get(target.platform, ((),))
 
 
 def program_key(program: Program) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     how = [f"constants={constants}", *(f"{k}={v}" for k, v in options)]
     key = timing_key([], (), extra=["program", *program_key(program), *how])
     n_constants = len(hoisted.avals) if constants else 0
-    artifact, targets = bytes(exported.serialize()), registry.targets(exported)
-    return Job(key, artifact, options, constants=n_constants, targets=targets)
+    artifact, targets = bytes(exported.serialize()), registry.custom_calls(exported)
+    return Job(key, artifact, options, constants=n_constants, custom_calls=targets)
 
 
 def job_or_failure(program: Program, options: Options, *, constants: bool) -> Job | Timing:
@@ -183,7 +183,7 @@ def time_programs(
             tell(f"timing program {index + 1}")
             one(index, ())
         fastest = next((t.index for t in ranked(timed) if t.timing.ok), None)
-        for options in option_sets()[1:]:
+        for options in option_sets(oracle.target)[1:]:
             if fastest is None or out_of_budget():
                 break
             tell(f"timing program {fastest + 1} under compile options")

@@ -27,7 +27,7 @@ from xrl_jax.graph.hash import timing_key
 from xrl_jax.libraries import registry
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.lower.table import absorbs, lower, shares_calls
-from xrl_jax.measure.worker import Job
+from xrl_jax.measure.base import Job
 
 Options = Sequence[tuple[str, str]]
 # A region is timed as a row of copies that take about as long together at these rates: a call on
@@ -177,7 +177,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
         bytes(exported.serialize()),
         tuple(options),
         constants=len(prepared) if _constants(region, constants) else 0,
-        targets=registry.targets(exported),
+        custom_calls=registry.custom_calls(exported),
     )
 
 

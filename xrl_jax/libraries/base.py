@@ -154,7 +154,7 @@ class CallCosts:
 NO_CALLS = CallCosts(frozenset(), frozenset(), lambda _: False, 0.0, 0.0, 1.0, 1.0)
 
 
-class Target(NamedTuple):
+class CustomCall(NamedTuple):
     """What XLA calls by name: to be made known in every process that runs the compiled code."""
 
     library: str
@@ -176,15 +176,15 @@ class Calls(Protocol):
         ...
 
     def exporting(self) -> contextlib.AbstractContextManager[Any]:
-        """What is exported in this context goes into files that carry the targets."""
+        """What is exported in this context goes into files that carry the custom calls."""
         ...
 
-    def targets_in(self, module: bytes) -> list[Target]:
+    def custom_calls_in(self, module: bytes) -> list[CustomCall]:
         """What a serialised module calls."""
         ...
 
-    def make_known(self, targets: Sequence[Target]) -> None:
-        """Make XLA know the targets under the names they had where `targets_in` found them.
+    def make_known(self, calls: Sequence[CustomCall]) -> None:
+        """Make XLA know the calls under the names they had where `custom_calls_in` found them.
 
         Raises:
           RuntimeError: the library is not here, or computes otherwise; says which.
@@ -236,7 +236,7 @@ class Library(Protocol):
         """How kernels share calls; None where each is a call of XLA's, or nothing is here."""
         return None
 
-    def custom_calls(self) -> list[str]:
+    def custom_call_names(self) -> list[str]:
         """Names of all custom calls it has made so far, which `jax.export` has to allow."""
         return []
 

@@ -19,7 +19,7 @@ import jax
 from jax import export
 
 import xrl_jax.libraries
-from xrl_jax.libraries.base import Calls, Library, Target
+from xrl_jax.libraries.base import Calls, CustomCall, Library
 
 GROUP = "xrl_jax.libraries"
 _FIRST = "xla"  # has the plain lowerings
@@ -99,7 +99,7 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     """
     compiled, made = jax.jit(fn), calls()
     compiled.lower(*avals)  # makes the names known
-    names = [name for lib in libraries() for name in lib.custom_calls()]
+    names = [name for lib in libraries() for name in lib.custom_call_names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
     with contextlib.nullcontext() if made is None else made.exporting():
         artefact = export.export(compiled, disabled_checks=allowed)(*avals)
@@ -112,10 +112,10 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     return dataclasses.replace(artefact, disabled_safety_checks=tuple(own))
 
 
-def targets(artefact: export.Exported) -> tuple[Target, ...]:
+def custom_calls(artefact: export.Exported) -> tuple[CustomCall, ...]:
     """The calls of libraries in an artefact, to be made known where it is run."""
     made = calls()
-    return () if made is None else tuple(made.targets_in(artefact.mlir_module_serialized))
+    return () if made is None else tuple(made.custom_calls_in(artefact.mlir_module_serialized))
 
 
 def bound_to_jaxlib(artefact: export.Exported) -> bool:
@@ -124,7 +124,7 @@ def bound_to_jaxlib(artefact: export.Exported) -> bool:
     return any(lib.bound_to_jaxlib(module) for lib in libraries())
 
 
-def make_known(wanted: Sequence[Target]) -> None:
+def make_known(wanted: Sequence[CustomCall]) -> None:
     """Make XLA know the calls that an artefact makes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One SQLite file with every timing taken on this machine, shared by threads and processes.
+"""One SQLite file with every timing taken on this target, shared by threads and processes.
 
 A store never raises for what happens to its file: measuring goes on without it. A damaged or
 foreign file is moved aside and a new one begun; a file that is locked, read-only, on a full disk or
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xrl_jax.measure.machine import Machine, machine_key
+from xrl_jax.measure.target import Target, target_here
 from xrl_jax.measure.timing import Timing
 
 SCHEMA_VERSION = 1
@@ -57,10 +57,10 @@ def default_cache_dir() -> Path:
 
 
 class TimingStore:
-    """Timings by (timing key, machine). `path` None keeps them in memory.
+    """Timings by (timing key, target). `path` None keeps them in memory.
 
     Thread-safe; any number of processes may share the file, and one that is killed while writing
-    leaves it whole. `timeout` is how many seconds to wait for another process's lock. `machine` is
+    leaves it whole. `timeout` is how many seconds to wait for another process's lock. `target` is
     this one unless given.
     """
 
@@ -68,13 +68,13 @@ class TimingStore:
         self,
         path: str | os.PathLike[str] | None,
         *,
-        machine: Machine | None = None,
+        target: Target | None = None,
         timeout: float = 10.0,
     ):
-        self._machine = machine
+        self._target = target
         self._timeout = timeout
         self._lock = threading.RLock()
-        self._memory: dict[tuple[str, Machine], Timing] = {}  # what the file could not take
+        self._memory: dict[tuple[str, Target], Timing] = {}  # what the file could not take
         self._connection: sqlite3.Connection | None = None
         self._writable = False
         self._identity: tuple[int, int] | None = None  # (device, inode) of the opened file
@@ -92,42 +92,42 @@ class TimingStore:
         return not self._writable
 
     @property
-    def machine(self) -> Machine:
-        if self._machine is None:
-            self._machine = machine_key()
-        return self._machine
+    def target(self) -> Target:
+        if self._target is None:
+            self._target = target_here()
+        return self._target
 
     def get(self, keys: Iterable[str]) -> dict[str, Timing]:
-        """The timings of those `keys` that were timed on this machine."""
+        """The timings of those `keys` that were timed on this target."""
         wanted = list(dict.fromkeys(keys))
-        machine = self.machine
+        target = self.target
         found: dict[str, Timing] = {}
         with self._lock:
             for start in range(0, len(wanted), 500):  # SQLite bounds the parameters of a statement
                 part = wanted[start : start + 500]
-                where = f"key IN ({','.join('?' * len(part))}) AND {_SAME_MACHINE}"
-                rows = self._select(where, [*part, *_columns(machine)])
+                where = f"key IN ({','.join('?' * len(part))}) AND {_SAME_TARGET}"
+                rows = self._select(where, [*part, *_columns(target)])
                 found.update({key: timing for _, key, timing in rows})
             for key in wanted:
-                if (key, machine) in self._memory:
-                    found[key] = self._memory[key, machine]
+                if (key, target) in self._memory:
+                    found[key] = self._memory[key, target]
         return found
 
     def put(self, timings: Mapping[str, Timing]) -> None:
-        """Writes all of `timings` for this machine, or none; a later timing of a key replaces the
+        """Writes all of `timings` for this target, or none; a later timing of a key replaces the
         earlier.
         """
         if not timings:
             return
-        machine = self.machine
+        target = self.target
         with self._lock:
-            if not self._write(machine, timings):
-                self._memory.update({(key, machine): timing for key, timing in timings.items()})
+            if not self._write(target, timings):
+                self._memory.update({(key, target): timing for key, timing in timings.items()})
 
     def items(
         self, *, prefix: str = "", device: str | None = None, versions: str | None = None
-    ) -> list[tuple[str, Machine, Timing]]:
-        """Every (key, machine, timing), of any machine, whose key begins with `prefix`, sorted by
+    ) -> list[tuple[str, Target, Timing]]:
+        """Every (key, target, timing), of any target, whose key begins with `prefix`, sorted by
         key; only those of a device kind or of versions where these are given.
         """
         where, parameters = ["substr(key, 1, ?) = ?"], [len(prefix), prefix]
@@ -137,15 +137,15 @@ class TimingStore:
                 parameters.append(value)
         with self._lock:
             found = {
-                (key, machine): timing
-                for machine, key, timing in self._select(" AND ".join(where), parameters)
+                (key, target): timing
+                for target, key, timing in self._select(" AND ".join(where), parameters)
             }
-            for (key, machine), timing in self._memory.items():
-                wanted = device in (None, machine.device) and versions in (None, machine.versions)
+            for (key, target), timing in self._memory.items():
+                wanted = device in (None, target.device) and versions in (None, target.versions)
                 if key.startswith(prefix) and wanted:
-                    found[key, machine] = timing
+                    found[key, target] = timing
         ordered = sorted(found.items(), key=lambda item: (item[0][0], _columns(item[0][1])))
-        return [(key, machine, timing) for (key, machine), timing in ordered]
+        return [(key, target, timing) for (key, target), timing in ordered]
 
     def close(self) -> None:
         """Closes the file; the store goes on in memory if it is used again."""
@@ -224,7 +224,7 @@ class TimingStore:
         self._warn(f"cannot be {'written' if writing else 'read'} any more ({_reason(error)})")
         return False
 
-    def _select(self, where: str, parameters: list[Any]) -> list[tuple[Machine, str, Timing]]:
+    def _select(self, where: str, parameters: list[Any]) -> list[tuple[Target, str, Timing]]:
         if self._connection is None:
             return []
         columns = "device, cpu, threads, versions, flags, key, timing"
@@ -235,16 +235,16 @@ class TimingStore:
             self._failed(error, writing=False)
             return []
         found = []
-        for *machine, key, text in rows:
+        for *target, key, text in rows:
             # A row that nobody can read counts as not timed: it is timed again.
             with contextlib.suppress(ValueError):
-                found.append((Machine(*machine), key, Timing.from_dict(json.loads(text))))
+                found.append((Target(*target), key, Timing.from_dict(json.loads(text))))
         return found
 
-    def _write(self, machine: Machine, timings: Mapping[str, Timing]) -> bool:
+    def _write(self, target: Target, timings: Mapping[str, Timing]) -> bool:
         now = time.time()
         rows = [
-            (key, *_columns(machine), now, json.dumps(timing.as_dict()))
+            (key, *_columns(target), now, json.dumps(timing.as_dict()))
             for key, timing in timings.items()
         ]
         for _ in range(2):
@@ -270,11 +270,11 @@ class _ForeignFileError(Exception):
     """The file is a database, but none of ours."""
 
 
-_SAME_MACHINE = "device = ? AND cpu = ? AND threads = ? AND versions = ? AND flags = ?"
+_SAME_TARGET = "device = ? AND cpu = ? AND threads = ? AND versions = ? AND flags = ?"
 
 
-def _columns(machine: Machine) -> tuple[Any, ...]:
-    return dataclasses.astuple(machine)
+def _columns(target: Target) -> tuple[Any, ...]:
+    return dataclasses.astuple(target)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

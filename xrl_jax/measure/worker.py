@@ -7,10 +7,6 @@ This is the side of the caller; `worker_process` is what runs at the other end o
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -23,50 +19,11 @@ from typing import IO, Any
 
 import jax
 import jax.export
-from jax.interpreters import mlir
 
-from xrl_jax.libraries.base import Target
-from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.base import SECONDS_PER_JOB, Job
+from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker_process import read_frame, write_frame
-
-SECONDS_PER_JOB = 0.15
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A function to time. `artifact` is `jax.export.export(f)(*avals).serialize()` with static
-    shapes on one device.
-    """
-
-    key: str  # the timing key; returned as Timing.reference by jobs timed against this one
-    artifact: bytes
-    options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
-    launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
-    constants: int = 0  # this many leading flat arguments are constants of the compiled code
-    targets: tuple[Target, ...] = ()  # calls of a library that the artifact makes, by name
-
-    @functools.cached_property
-    def identity(self) -> str:
-        """Hash of all that decides the result, key aside."""
-        digest = hashlib.sha256(
-            json.dumps([sorted(self.options), self.launches, self.constants]).encode()
-        )
-        digest.update(_code_of(self.artifact))
-        return digest.hexdigest()
-
-
-def _code_of(artifact: bytes) -> bytes:
-    """What an artifact computes, without the lines of source that it was made by: these differ with
-    who asks for the same program.
-    """
-    try:
-        exported = jax.export.deserialize(bytearray(artifact))
-        with mlir.make_ir_context():
-            module = exported.mlir_module(serialized=False)
-            return mlir.module_to_string(module, enable_debug_info=False).encode()
-    except Exception:  # of many types; the worker will say what it is
-        return artifact
 
 
 class WorkerError(RuntimeError):
@@ -98,7 +55,7 @@ class Worker:
         self._log: IO[bytes] | None = None  # the worker's standard error
         self._hello: dict[str, Any] | None = None
 
-    def measure(
+    def submit(
         self,
         jobs: Sequence[Job],
         *,
@@ -132,9 +89,9 @@ class Worker:
         return float(self._started()["overhead_seconds"])
 
     @property
-    def machine(self) -> Machine:
+    def target(self) -> Target:
         """What the worker runs on, for the store; no backend is started in this process for it."""
-        return Machine(**self._started()["machine"])
+        return Target(**self._started()["target"])
 
     @property
     def pid(self) -> int | None:
@@ -197,7 +154,7 @@ class Worker:
                     hello = self._exchange({"do": "hello"}, b"", self._start_timeout)
                 except _LostError as loss:
                     raise WorkerError(f"the timing worker did not start: {loss.args[1]}") from None
-                if "machine" not in hello:
+                if "target" not in hello:
                     self._end()
                     raise WorkerError(
                         f"the timing worker cannot compute: {hello['timing']['error']}"
@@ -295,7 +252,7 @@ def _described(job: Job, seconds: float) -> dict[str, Any]:
         "options": dict(job.options),
         "launches": job.launches,
         "constants": job.constants,
-        "targets": job.targets,
+        "custom_calls": job.custom_calls,
         "seconds": seconds,
     }
 

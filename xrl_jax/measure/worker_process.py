@@ -25,10 +25,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.libraries.base import Target
+from xrl_jax.libraries.base import CustomCall
 from xrl_jax.libraries.registry import calls, make_known
 from xrl_jax.measure.inputs import hlo_hash, random_input
-from xrl_jax.measure.machine import machine_key
+from xrl_jax.measure.target import target_here
 from xrl_jax.measure.timing import (
     Timing,
     call_seconds,
@@ -117,8 +117,8 @@ class _Server:
                 # What JAX has made by now stays: collecting garbage before each job would walk all
                 # of it, for about as long as a job takes.
                 gc.freeze()
-                machine = dataclasses.asdict(machine_key())
-                return {"overhead_seconds": overhead, "machine": machine}
+                target = dataclasses.asdict(target_here())
+                return {"overhead_seconds": overhead, "target": target}
             if header["do"] == "hold":
                 self._hold(header, body)
                 return {"held": True}
@@ -189,7 +189,7 @@ class _Server:
         self._compiled += 1
         if self._compiled % 50 == 0:
             jax.clear_caches()  # what JAX keeps of an artifact's trace is never looked up again
-        make_known([Target(name, tuple(data)) for name, data in header["targets"]])
+        make_known([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
         try:
             exported = jax.export.deserialize(bytearray(artifact))
         except Exception as error:  # the reader of the format raises errors of many types

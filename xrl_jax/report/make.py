@@ -12,7 +12,7 @@ from xrl_jax.cost.model import Spending
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule import Rule
-from xrl_jax.measure.machine import Machine
+from xrl_jax.measure.target import Target
 from xrl_jax.program.program import Program
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import SearchResult, predicted
@@ -23,7 +23,7 @@ def make_report(
     name: str,
     search: str,
     seed: int | None,
-    machine: Machine,
+    target: Target,
     program: Program,
     found: SearchResult,
     settled: Settled,
@@ -49,7 +49,7 @@ def make_report(
         name=name,
         search=search,
         seed=seed,
-        machine=f"{machine.cpu}, {machine.device}, {machine.threads} threads",
+        machine=f"{target.cpu}, {target.device}, {target.threads} threads",
         versions=f"jax {jax.__version__}, jaxlib {jaxlib.version.__version__}",
         options=settled.options,
         used="optimized" if settled.used else "original",

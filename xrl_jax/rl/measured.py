@@ -24,7 +24,7 @@ import numpy as np
 
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import job_or_failure, program_job, program_key
-from xrl_jax.measure.worker import Job
+from xrl_jax.measure.base import Job
 from xrl_jax.program.program import Program
 from xrl_jax.rl.env import EnvParams, EnvState
 from xrl_jax.rl.train import Metrics, TrainConfig, TrainState, Transition, training_of

@@ -15,7 +15,7 @@ import numpy as np
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.measure.machine import usable_cores
+from xrl_jax.measure.target import usable_cores
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow

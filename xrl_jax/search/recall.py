@@ -19,8 +19,8 @@ from pathlib import Path
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.language.rule import Rule
 from xrl_jax.lower import table
-from xrl_jax.measure.machine import Machine
 from xrl_jax.measure.store_files import keep, read_kept
+from xrl_jax.measure.target import Target
 from xrl_jax.program.check import check_program
 from xrl_jax.program.program import Program
 from xrl_jax.program.text import parse_program
@@ -31,11 +31,11 @@ FOLDER = "found"  # in the cache folder
 
 
 def record_path(
-    folder: str | os.PathLike[str], program: Program, rules: Sequence[Rule], machine: Machine
+    folder: str | os.PathLike[str], program: Program, rules: Sequence[Rule], target: Target
 ) -> Path:
     """Where the record of this original is kept."""
     names = sorted(r.name for r in rules)
-    parts = [str(program), str(program.weights), *names, table.names(), str(machine)]
+    parts = [str(program), str(program.weights), *names, table.names(), str(target)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(folder) / FOLDER / f"{digest[:32]}.json"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.base import Calls, Library, Lowering, Target
+from xrl_jax.libraries.base import Calls, CustomCall, Library, Lowering
 from xrl_jax.libraries.onednn import calls, kernels, native, partition, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.costs import COSTS
@@ -53,11 +53,11 @@ class _Calls(Calls):
     def exporting(self) -> contextlib.AbstractContextManager[Any]:
         return kernels.exported_by_us()
 
-    def targets_in(self, module: bytes) -> list[Target]:
-        return [Target("onednn", tuple(t)) for t in kernels.targets_in(module)]
+    def custom_calls_in(self, module: bytes) -> list[CustomCall]:
+        return [CustomCall("onednn", tuple(t)) for t in kernels.targets_in(module)]
 
-    def make_known(self, targets: Sequence[Target]) -> None:
-        kernels.make_known([kernels.Target(*t.data) for t in targets])
+    def make_known(self, made: Sequence[CustomCall]) -> None:
+        kernels.make_known([kernels.Target(*t.data) for t in made])
 
     def only_time(self) -> None:
         native.only_time()
@@ -108,7 +108,7 @@ class OneDnn(Library):
     def calls(self) -> Calls | None:
         return CALLS if library() is not None else None
 
-    def custom_calls(self) -> list[str]:
+    def custom_call_names(self) -> list[str]:
         return [*calls.xla_names(), *kernels.names()]
 
     def bound_to_jaxlib(self, module: bytes) -> bool:

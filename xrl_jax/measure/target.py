@@ -15,8 +15,10 @@ from xrl_jax.libraries.registry import versions
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a timing depends on besides the program; the second half of a store's key."""
+class Target:
+    """Where a program runs: what a timing depends on besides the program. The second half of a
+    store's key.
+    """
 
     device: str  # kind, as the backend names it, e.g. "cpu"
     cpu: str  # model name
@@ -24,8 +26,15 @@ class Machine:
     versions: str  # of jax, jaxlib, the platform and the libraries of kernels
     flags: str  # XLA_FLAGS, sorted
 
+    @property
+    def platform(self) -> str:
+        """JAX's name of it: "cpu", "gpu" or "tpu"."""
+        if self.device == "cpu":
+            return "cpu"
+        return "tpu" if self.device.startswith("TPU") else "gpu"
 
-def machine_key() -> Machine:
+
+def target_here() -> Target:
     """Describes the machine this process runs on. Starts JAX's backend."""
     device = jax.devices()[0]
     platform_version = " ".join(str(device.client.platform_version).split())
@@ -33,7 +42,7 @@ def machine_key() -> Machine:
     kernels = f" {versions()}".rstrip()
     of = f"{libraries} {device.platform} {platform_version}{kernels}"
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
-    return Machine(device.device_kind, _cpu_model(), usable_cores(), of, flags)
+    return Target(device.device_kind, _cpu_model(), usable_cores(), of, flags)
 
 
 def _cpu_model() -> str:

@@ -1,0 +1,90 @@
+"""What is timed, and what times it: jobs for a `Measurer`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+import jax
+from jax.interpreters import mlir
+
+from xrl_jax.libraries.base import CustomCall
+from xrl_jax.measure.target import Target
+from xrl_jax.measure.timing import Timing
+
+SECONDS_PER_JOB = 0.15
+
+
+class Measurer(Protocol):
+    """Times jobs on a target: a worker process here, a device elsewhere, or a record of one."""
+
+    @property
+    def target(self) -> Target:
+        """What the timings are of."""
+        ...
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds per call of a function that computes next to nothing."""
+        ...
+
+    def submit(
+        self,
+        jobs: Sequence[Job],
+        *,
+        reference: Job | None = None,
+        seconds_per_job: float = SECONDS_PER_JOB,
+        timeout: float = 60.0,
+    ) -> list[Timing]:
+        """One timing per job, in order; what cannot be timed has that as its status.
+
+        Args:
+          reference: each job is timed in turn with it; `Timing.relative` says how many times longer
+            the job takes.
+          timeout: seconds that a job may take, making it ready included.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; it starts again if it is used again."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A function to time. `artifact` is `jax.export.export(f)(*avals).serialize()` with static
+    shapes on one device.
+    """
+
+    key: str  # the timing key; returned as Timing.reference by jobs timed against this one
+    artifact: bytes
+    options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
+    launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
+    constants: int = 0  # this many leading flat arguments are constants of the compiled code
+    custom_calls: tuple[CustomCall, ...] = ()  # calls of a library that the artifact makes, by name
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Hash of all that decides the result, key aside."""
+        digest = hashlib.sha256(
+            json.dumps([sorted(self.options), self.launches, self.constants]).encode()
+        )
+        digest.update(_code_of(self.artifact))
+        return digest.hexdigest()
+
+
+def _code_of(artifact: bytes) -> bytes:
+    """What an artifact computes, without the lines of source that it was made by: these differ with
+    who asks for the same program.
+    """
+    try:
+        exported = jax.export.deserialize(bytearray(artifact))
+        with mlir.make_ir_context():
+            module = exported.mlir_module(serialized=False)
+            return mlir.module_to_string(module, enable_debug_info=False).encode()
+    except Exception:  # of many types; the worker will say what it is
+        return artifact
