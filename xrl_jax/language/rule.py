@@ -2,6 +2,7 @@
 
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
+      (role NAME ...)             what it does, for a search that looks for such rules (below)
       (assumes finite)            it may lose NaN, infinities, or the range of floats (`contract`)
       (symmetric)                 two roots only: they may change places, so each pair is found once
       (lhs PATTERN [PATTERN])     one or two roots; two share an operand
@@ -24,12 +25,24 @@ Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) 
 top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
 where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
 rule with an unbound one is refused here.
+
+Roles:
+
+    fold-into-weights   a scale, a shift or a bias goes into weights
+    sink-broadcast      the broadcast of a small array moves down, so that less is computed above it
+    to-bias-or-scale    a vector that is subtracted or divided by is added or multiplied by instead
+    to-features-last    an operator on images works features last, between transposes
+    transpose-product   x·w becomes (w·x) transposed
+    sink-transpose      a transpose moves down, past an operator
+    cancel-transpose    two transposes become one, or one that changes nothing goes
+    absorb-transpose    a transpose goes into the operator that reads it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
@@ -40,6 +53,18 @@ EVIDENCE = ("field", "maxplus", "exp", "float64")
 # What may be taken for granted: that all values are finite and in range, and that calls stay in the
 # domain of a result, which then need not be looked at (`backends.domain`).
 ASSUMPTIONS = ("finite", "in-domain")
+# What a search may ask for (`search.openings`); a rule may have several.
+Role = Literal[
+    "fold-into-weights",
+    "sink-broadcast",
+    "to-bias-or-scale",
+    "to-features-last",
+    "transpose-product",
+    "sink-transpose",
+    "cancel-transpose",
+    "absorb-transpose",
+]
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -89,6 +114,7 @@ class Rule:
     nodes: tuple[tuple[str, Term], ...] = ()
     symmetric: bool = False
     assumes: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     place: Place | None = field(default=None, compare=False)
 
     @property
@@ -213,6 +239,7 @@ class _Parser:
         nodes: list[tuple[str, Term]] = []
         symmetric = False
         assumes: tuple[str, ...] = ()
+        roles: tuple[str, ...] = ()
         for clause in form.items[2:]:
             if isinstance(clause, Atom):
                 raise RuleError(
@@ -227,7 +254,9 @@ class _Parser:
                 case "symmetric" if not body:
                     symmetric = True
                 case "assumes":
-                    assumes = tuple(self.assumption(e) for e in body)
+                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule assumes") for e in body)
+                case "role" if body and not roles:
+                    roles = tuple(self.one_of(ROLES, e, "a rule's role is") for e in body)
                 case "lhs" if not lhs:
                     lhs = tuple(self.root(e) for e in body)
                 case "when":
@@ -270,12 +299,13 @@ class _Parser:
             tuple(nodes),
             symmetric,
             assumes,
+            roles,
             form.place,
         )
 
-    def assumption(self, e: SExpr) -> str:
-        if _symbol(e) not in ASSUMPTIONS:
-            raise RuleError(f"a rule assumes one of {', '.join(ASSUMPTIONS)}", e.place)
+    def one_of(self, known: Sequence[str], e: SExpr, says: str) -> str:
+        if _symbol(e) not in known:
+            raise RuleError(f"{says} one of {', '.join(known)}", e.place)
         return _symbol(e)
 
     def root(self, e: SExpr) -> Pattern:
