@@ -12,7 +12,8 @@
       (rhs TERM [TERM]))          one for each root
 
 A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
-must equal it, a name binds it (or must equal what it is bound to). `:as` names the node. A term is
+must equal it, a name binds it (or must equal what it is bound to). The attribute `:dtype` may be
+given as the name of a dtype (`dtype_names`), too: `float32`. `:as` names the node. A term is
 `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
 )`: attributes are copied from the node named by `:like`, then those given are set. A node that is
 made `:like` one of its operator, with the same attributes and with operands of the same types,
@@ -29,7 +30,7 @@ rule with an unbound one is refused here.
 Roles:
 
     fold-into-weights   a scale, a shift or a bias goes into weights
-    sink-broadcast      the broadcast of a small array moves down, so that less is computed above it
+    sink-broadcast      a broadcast moves down past an operator, which then works on the small array
     to-bias-or-scale    a vector that is subtracted or divided by is added or multiplied by instead
     to-features-last    an operator on images works features last, between transposes
     transpose-product   x·w becomes (w·x) transposed
@@ -46,7 +47,8 @@ from typing import Literal, get_args
 
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
-from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, read
+from xrl_jax.language.dtype_names import CODES, FIELD, code_of, with_codes
+from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, integer, read
 from xrl_jax.lower.table import number_of
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
@@ -334,7 +336,8 @@ class _Parser:
                 continue
             self.known_field(spec, key, value)
             text = _symbol(value)
-            number = _integer(text)
+            number = CODES.get(text) if key == FIELD else None
+            number = integer(text) if number is None else number
             attrs.append((key, text if number is None else number))
             if number is None:
                 self.numbers.add(text)
@@ -380,7 +383,8 @@ class _Parser:
                     raise RuleError(str(error.args[0]), value.place) from None
             else:
                 self.known_field(spec, key, value)
-                attrs.append((key, self.expression(value)))
+                given = code_of(value, self.numbers) if key == FIELD else value
+                attrs.append((key, self.expression(given)))
         return Term(spec.name, args, like, tuple(attrs), lowering)
 
     def constant(self, e: SList) -> Term:
@@ -397,7 +401,7 @@ class _Parser:
         return Term("const", (), value=value, dtype_of=dtype_of)
 
     def expression(self, e: SExpr) -> SExpr:
-        full = expand(e, self.macros)
+        full = with_codes(expand(e, self.macros), self.numbers)
         bytecode.check(full, self.tensors, self.numbers, self.ops_named)
         return full
 
@@ -451,13 +455,6 @@ def _check_lowerings(
                 "(lhs (op ?x ... :as d)) (rhs (op ?x ... :like d :lowering name))",
                 place,
             )
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def _variables(p: Pattern | Var) -> set[str]:
