@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Term, Var, parse_rules
-from xrl_jax.language.sexpr import RuleError
+from xrl_jax.language.sexpr import Atom, RuleError, SExpr
 
 
 def test_a_rule_is_read_into_patterns_and_terms() -> None:
@@ -32,6 +33,37 @@ def test_macros_are_expanded() -> None:
     assert getattr(head, "head", "") == ">"
 
 
+def test_dtypes_are_compared_by_name() -> None:
+    names = ["float16", "int8", "float32"]
+    named, coded = (
+        f"""
+        (define (wider x than) (> (dtype x) than))
+        (rule r (source "s") (lhs (cast ?x :dtype {narrow} :as d))
+          (when (wider ?x {half}) (or (= {single} (dtype ?x)) (= (attr d dtype) {narrow})))
+          (rhs (cast ?x :dtype {single})))"""
+        for half, narrow, single in (names, [ops.DTYPE_CODE[n] for n in names])
+    )
+    assert texts(named) == texts(coded)
+
+
+def texts(rules: str) -> list[object]:
+    """What rules ask and make, without places."""
+    (rule,), _ = parse_rules(rules)
+    (made,) = rule.rhs
+    assert isinstance(made, Term)
+    return [rule.lhs, [bare(c) for c in rule.conditions], [(f, bare(e)) for f, e in made.attrs]]
+
+
+def bare(e: SExpr) -> object:
+    return e.text if isinstance(e, Atom) else [bare(i) for i in e.items]
+
+
+def test_a_dtype_may_be_compared_with_a_number_by_name() -> None:
+    parse_rules(
+        '(rule r (source "s") (lhs (cast ?x :dtype to)) (when (< (dtype ?x) to)) (rhs (neg ?x)))'
+    )
+
+
 @pytest.mark.parametrize(
     ("clauses", "message"),
     [
@@ -41,6 +73,13 @@ def test_macros_are_expanded() -> None:
         ("(lhs (slice ?x :begin b)) (rhs ?x)", "operator 'slice' has no attribute 'begin'"),
         ("(lhs ?x) (rhs ?x)", "a root must be an operator, not a variable"),
         ("(lhs (neg ?x)) (when (= n 1)) (rhs ?x)", "'n' is not a number and not bound"),
+        (
+            "(lhs (neg ?x)) (when (= (dtype ?x) flaot32)) (rhs ?x)",
+            "'flaot32' is no dtype: known are bool, int2,",
+        ),
+        ("(lhs (neg ?x)) (rhs (cast ?x :dtype half))", "'half' is no dtype"),
+        ("(lhs (neg ?x)) (when (= (rank ?x) int8)) (rhs ?x)", "'int8' is not a number and not"),
+        ("(lhs (neg ?x)) (role sink-stone) (rhs ?x)", "a rule's role is one of fold-into-weights,"),
         ("(lhs (neg ?x)) (when (size ?x)) (rhs ?x)", "there is no function 'size'"),
         ("(lhs (neg ?x)) (when (attr ?x axes)) (rhs ?x)", "names no operator"),
         ("(lhs (neg ?x)) (rhs (neg ?x :like d))", "no node of the left-hand side has this name"),

@@ -19,7 +19,7 @@ from xrl_jax.engine.apply import apply
 from xrl_jax.engine.match import candidates, match
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule import ROLES, parse_rules
 from xrl_jax.language.rule_files import all_rules, load_rules, select_rules, standard_rules
 from xrl_jax.language.sexpr import RuleError
 from xrl_jax.language.table import compile_rules
@@ -68,6 +68,48 @@ def test_a_rule_says_what_it_assumes() -> None:
     assert rule.assumes == ("finite",)
     with pytest.raises(RuleError, match="a rule assumes one of finite, in-domain"):
         load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
+
+
+def test_a_rule_says_its_roles() -> None:
+    (rule,) = load_rules(SHIFT.replace("(when", "(role sink-transpose sink-broadcast) (when"))
+    assert rule.roles == ("sink-transpose", "sink-broadcast")
+
+
+def test_a_role_is_that_of_every_rule_of_a_repetition() -> None:
+    rules = load_rules(
+        '(each $op (exp tanh) (rule $op-down (role sink-transpose) (source "s")'
+        " (lhs ($op (transpose ?x :as t))) (rhs (transpose ($op ?x) :like t))))"
+    )
+    assert [(r.name, r.roles) for r in rules] == [
+        ("exp-down", ("sink-transpose",)), ("tanh-down", ("sink-transpose",)),
+    ]  # fmt: skip
+
+
+def test_searches_find_the_rules_of_every_role() -> None:
+    of_role = {role: [r.name for r in all_rules() if role in r.roles] for role in ROLES}
+    assert {role: len(names) for role, names in of_role.items()} == {
+        "fold-into-weights": 24,
+        "sink-broadcast": 16,
+        "to-bias-or-scale": 2,
+        "to-features-last": 1,
+        "transpose-product": 1,
+        "sink-transpose": 39,
+        "cancel-transpose": 2,
+        "absorb-transpose": 2,
+    }
+    assert set(of_role["fold-into-weights"]) == {r.name for r in all_rules() if r.family == "fold"}
+    assert {"broadcast-broadcast", "exp-of-broadcast", "add-of-broadcasts"} < set(
+        of_role["sink-broadcast"]
+    )
+    assert of_role["to-bias-or-scale"] == ["sub-bias", "div-scale"]
+    assert of_role["to-features-last"] == ["conv-to-nhwc"]
+    assert of_role["transpose-product"] == ["dot-turned"]
+    assert {
+        "window_max-of-transpose", "cast-pull-transpose", "add-pull-transposes",
+        "min-pull-transpose-scalar", "sub-transpose-broadcast", "split-of-transpose",
+    } < set(of_role["sink-transpose"])  # fmt: skip
+    assert of_role["cancel-transpose"] == ["transpose-away", "transpose-transpose"]
+    assert of_role["absorb-transpose"] == ["dot-of-transpose-left", "dot-of-transpose-right"]
 
 
 def test_rule_text_may_use_the_macros_of_the_prelude() -> None:

@@ -19,7 +19,7 @@ from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.ops import OPS
-from xrl_jax.language.rule_files import offered, select_rules, standard_rules
+from xrl_jax.language.rule_files import load_rules, offered, select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.lower.table import LOWERINGS, name_of, number_of
@@ -94,6 +94,24 @@ def test_the_steps_are_told() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     last, _ = opened(program, rules())
     assert Counter(s.rule for s in last.steps)["conv-to-nhwc"] == 3
+
+
+def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
+    def waves(w: jax.Array, x: jax.Array) -> jax.Array:
+        return conv(w, jnp.sin(conv(w, x)))
+
+    own = load_rules(
+        '(rule sin-down (role sink-transpose) (source "ours") (evidence field)'
+        " (lhs (sin (transpose ?x :as t))) (rhs (transpose (sin ?x) :like t)))"
+    )
+    table = compile_rules((*rules().rules, *own), min_rows=ROWS)
+    program = from_jax(waves, W, X, weights=(0,))
+    # Without it the transposes around each convolution stay on both sides of the sine.
+    for known, transposes in ((rules(), 4), (table, 2)):
+        last, _ = opened(program, known)
+        found = on_activations(last.program, ("transpose",))
+        assert found.total() == transposes
+    np.testing.assert_allclose(last.program(W, X), waves(W, X), rtol=1e-5, atol=1e-5)
 
 
 def test_values_turned_where_they_enter_a_body_are_told_first() -> None:

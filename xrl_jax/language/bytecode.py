@@ -12,7 +12,8 @@ feature and spatial dimensions), lane-wise arithmetic `+ - * // % min max = /= <
 bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`, `(invert perm)`,
 reductions over lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)`
 / `(pack v)` for packed dimension lists, `(layout v)` for the code of a convolution layout (-1 where
-there is none), and macros.
+there is none), and macros. The name of a dtype, compared with one as in `(= (dtype ?x) float32)`,
+is its code by the time it comes here (`dtype_names`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.language.sexpr import Atom, RuleError, SExpr
+from xrl_jax.language.sexpr import Atom, RuleError, SExpr, integer
 
 K = ops.MAX_ATTRS
 R = ops.MAX_RANK
@@ -91,7 +92,7 @@ def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str
       RuleError: naming the culprit with its place.
     """
     if isinstance(e, Atom):
-        if _integer(e.text) is None and e.text not in numbers:
+        if integer(e.text) is None and e.text not in numbers:
             raise RuleError(f"{e.text!r} is not a number and not bound", e.place)
         return
     head, args = e.head, e.items[1:]
@@ -114,7 +115,7 @@ def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str
             raise RuleError("(axis-perm d SIDE) takes a convolution and lhs, rhs or out", e.place)
         return
     if head == "vec":
-        if len(args) > K or any(_integer(_text(a)) is None for a in args):
+        if len(args) > K or any(integer(_text(a)) is None for a in args):
             raise RuleError(f"(vec ...) takes up to {K} integers", e.place)
         return
     if head == "lane":
@@ -132,13 +133,6 @@ def _text(e: SExpr) -> str:
     if not isinstance(e, Atom):
         raise RuleError("expected a name", e.place)
     return e.text
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 class Assembler:
@@ -190,7 +184,7 @@ class Assembler:
     def compile(self, e: SExpr) -> int:
         """The register that holds the expression."""
         if isinstance(e, Atom):
-            number = _integer(e.text)
+            number = integer(e.text)
             return self.numbers[e.text] if number is None else self.emit("imm", imm=number)
         head, args = e.head, e.items[1:]
         if head in PROPERTIES:

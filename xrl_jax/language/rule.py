@@ -2,6 +2,7 @@
 
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
+      (role NAME ...)             what it does, for a search that looks for such rules (below)
       (assumes finite)            it may lose NaN, infinities, or the range of floats (`contract`)
       (symmetric)                 two roots only: they may change places, so each pair is found once
       (lhs PATTERN [PATTERN])     one or two roots; two share an operand
@@ -11,7 +12,8 @@
       (rhs TERM [TERM]))          one for each root
 
 A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
-must equal it, a name binds it (or must equal what it is bound to). `:as` names the node. A term is
+must equal it, a name binds it (or must equal what it is bound to). The attribute `:dtype` may be
+given as the name of a dtype (`dtype_names`), too: `float32`. `:as` names the node. A term is
 `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
 )`: attributes are copied from the node named by `:like`, then those given are set. A node that is
 made `:like` one of its operator, with the same attributes and with operands of the same types,
@@ -24,22 +26,47 @@ Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) 
 top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
 where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
 rule with an unbound one is refused here.
+
+Roles:
+
+    fold-into-weights   a scale, a shift or a bias goes into weights
+    sink-broadcast      a broadcast moves down past an operator, which then works on the small array
+    to-bias-or-scale    a vector that is subtracted or divided by is added or multiplied by instead
+    to-features-last    an operator on images works features last, between transposes
+    transpose-product   x·w becomes (w·x) transposed
+    sink-transpose      a transpose moves down, past an operator
+    cancel-transpose    two transposes become one, or one that changes nothing goes
+    absorb-transpose    a transpose goes into the operator that reads it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
-from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, read
+from xrl_jax.language.dtype_names import CODES, FIELD, code_of, with_codes
+from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, integer, read
 from xrl_jax.lower.table import number_of
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
 # What may be taken for granted: that all values are finite and in range, and that calls stay in the
 # domain of a result, which then need not be looked at (`backends.domain`).
 ASSUMPTIONS = ("finite", "in-domain")
+# What a search may ask for (`search.openings`); a rule may have several.
+Role = Literal[
+    "fold-into-weights",
+    "sink-broadcast",
+    "to-bias-or-scale",
+    "to-features-last",
+    "transpose-product",
+    "sink-transpose",
+    "cancel-transpose",
+    "absorb-transpose",
+]
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -89,6 +116,7 @@ class Rule:
     nodes: tuple[tuple[str, Term], ...] = ()
     symmetric: bool = False
     assumes: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     place: Place | None = field(default=None, compare=False)
 
     @property
@@ -213,6 +241,7 @@ class _Parser:
         nodes: list[tuple[str, Term]] = []
         symmetric = False
         assumes: tuple[str, ...] = ()
+        roles: tuple[str, ...] = ()
         for clause in form.items[2:]:
             if isinstance(clause, Atom):
                 raise RuleError(
@@ -227,7 +256,9 @@ class _Parser:
                 case "symmetric" if not body:
                     symmetric = True
                 case "assumes":
-                    assumes = tuple(self.assumption(e) for e in body)
+                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule assumes") for e in body)
+                case "role" if body and not roles:
+                    roles = tuple(self.one_of(ROLES, e, "a rule's role is") for e in body)
                 case "lhs" if not lhs:
                     lhs = tuple(self.root(e) for e in body)
                 case "when":
@@ -270,12 +301,13 @@ class _Parser:
             tuple(nodes),
             symmetric,
             assumes,
+            roles,
             form.place,
         )
 
-    def assumption(self, e: SExpr) -> str:
-        if _symbol(e) not in ASSUMPTIONS:
-            raise RuleError(f"a rule assumes one of {', '.join(ASSUMPTIONS)}", e.place)
+    def one_of(self, known: Sequence[str], e: SExpr, says: str) -> str:
+        if _symbol(e) not in known:
+            raise RuleError(f"{says} one of {', '.join(known)}", e.place)
         return _symbol(e)
 
     def root(self, e: SExpr) -> Pattern:
@@ -304,7 +336,8 @@ class _Parser:
                 continue
             self.known_field(spec, key, value)
             text = _symbol(value)
-            number = _integer(text)
+            number = CODES.get(text) if key == FIELD else None
+            number = integer(text) if number is None else number
             attrs.append((key, text if number is None else number))
             if number is None:
                 self.numbers.add(text)
@@ -350,7 +383,8 @@ class _Parser:
                     raise RuleError(str(error.args[0]), value.place) from None
             else:
                 self.known_field(spec, key, value)
-                attrs.append((key, self.expression(value)))
+                given = code_of(value, self.numbers) if key == FIELD else value
+                attrs.append((key, self.expression(given)))
         return Term(spec.name, args, like, tuple(attrs), lowering)
 
     def constant(self, e: SList) -> Term:
@@ -367,7 +401,7 @@ class _Parser:
         return Term("const", (), value=value, dtype_of=dtype_of)
 
     def expression(self, e: SExpr) -> SExpr:
-        full = expand(e, self.macros)
+        full = with_codes(expand(e, self.macros), self.numbers)
         bytecode.check(full, self.tensors, self.numbers, self.ops_named)
         return full
 
@@ -421,13 +455,6 @@ def _check_lowerings(
                 "(lhs (op ?x ... :as d)) (rhs (op ?x ... :like d :lowering name))",
                 place,
             )
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def _variables(p: Pattern | Var) -> set[str]:

@@ -57,6 +57,14 @@ class SList:
 SExpr = Atom | SList
 
 
+def integer(text: str) -> int | None:
+    """The integer that a symbol is; None for other symbols."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
 def read(text: str, file: str = "<rules>") -> list[SExpr]:
     """All top-level expressions of a text.
 

@@ -5,7 +5,8 @@ weight on the left and features first, but a network converts only as a whole: o
 conversion costs two transposes, which cancel once its neighbours have followed. A descent does not
 get there and a queue gets there late, so the conversion is made at once, by the rules that any
 search has: scales and shifts are folded into weights, operators are converted, then transposes are
-moved down until they meet and cancel.
+moved down until they meet and cancel. Rules say themselves which part they take in that
+(`language.rule.Role`), so that a user's own take it, too.
 
 Where a library takes many kernels in one call, an opening hands it all there are
 (`search.in_library`), and the others those that are predicted to gain.
@@ -23,7 +24,7 @@ from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule import Role, Rule
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.timing import Stopwatch
@@ -33,29 +34,7 @@ from xrl_jax.search.in_library import in_library
 from xrl_jax.search.states import Space, in_one_bucket
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
 
-_FOLD = "fold"  # the family that moves scales and shifts into weights
-# Rules that move broadcasts of weights down, so that a vector is a vector until it meets an image.
-_JOINS = ("-of-broadcast", "-of-broadcasts", "-of-broadcast-scalar")
-_JOINS_ONLY = ("broadcast-broadcast", "sub-bias", "div-scale")
-_CONVERTS = ("conv-to-nhwc",)
-_TURNS = ("dot-turned",)
-_STORES = ("dot-as-flat",)  # stores a weight on the left [out, in]
-# Rules with a transpose above on the left and below on the right. Each makes the sum of the
-# transposes' distances to the outputs smaller, so that they come to an end.
-_SINKS = ("-pull-transpose", "-pull-transposes", "-pull-transpose-scalar", "-transpose-broadcast")
-_CANCELS = ("transpose-transpose", "transpose-away")
-_ABSORBS = ("dot-of-transpose-left", "dot-of-transpose-right")
-_SINKS_ONLY = (
-    "concat-of-transposes",
-    "join-of-transpose",
-    "pad-of-transpose",
-    "slice-of-transpose",
-    "softmax-of-transpose",
-    "split-of-transpose",
-    "transpose-of-broadcast",
-    *(f"reduce_{r}-of-transpose" for r in ("sum", "max", "min")),
-    *(f"window_{r}-of-transpose" for r in ("sum", "max", "min")),
-)
+_STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left [out, in]
 _PASSES = 64  # a transpose moves past one operator in a pass
 _WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
 
@@ -98,6 +77,11 @@ def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarr
     fits = np.array([wanted(r) for r in rules.rules], bool)
     rule_of = np.asarray(rules.table.entry_rule)
     return fits[rule_of] & (rule_of >= 0)
+
+
+def in_role(rules: CompiledRules, *roles: Role) -> np.ndarray:
+    """[E] bool: which entries of the rule table belong to rules with one of these roles."""
+    return entries_of(rules, lambda r: not set(roles).isdisjoint(r.roles))
 
 
 def run_sweep(
@@ -169,14 +153,19 @@ def openings(
     where nothing cancels them), each left out where it changes or gains nothing, or its rules are
     switched off; and as the program is, all with scales and shifts folded.
     """
-    joins = entries_of(rules, lambda r: r.name in _JOINS_ONLY or r.name.endswith(_JOINS))
-    folds = entries_of(rules, lambda r: r.family == _FOLD)
-    converts = entries_of(rules, lambda r: r.name in _CONVERTS)
-    turns = entries_of(rules, lambda r: r.name in _TURNS)
-    sinks = entries_of(rules, lambda r: r.name in _SINKS_ONLY or r.name.endswith(_SINKS))
-    cancels = entries_of(rules, lambda r: r.name in _CANCELS)
-    absorbs = entries_of(rules, lambda r: r.name in _ABSORBS)
-    stores = entries_of(rules, lambda r: r.name in _STORES)
+    # Before folds: vectors reach the operators that they are added to or multiplied by as vectors,
+    # not as images of them. Then what is added or multiplied after an operator is in its weights.
+    readies = in_role(rules, "sink-broadcast", "to-bias-or-scale")
+    folds = in_role(rules, "fold-into-weights")
+    # The two conversions: of convolutions, and of products with a weight on the right.
+    converts = in_role(rules, "to-features-last")
+    turns = in_role(rules, "transpose-product")
+    # What becomes of the transposes that they made. Each that sinks one makes the sum of their
+    # distances to the outputs smaller, so that they come to an end.
+    sinks = in_role(rules, "sink-transpose")
+    cancels = in_role(rules, "cancel-transpose")
+    absorbs = in_role(rules, "absorb-transpose")
+    stores = entries_of(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
 
     def through(start: Opening, *sweeps: Sweep) -> tuple[Opening, list[int]]:
         """The opening that sweeps lead to, and how many steps each took."""
@@ -193,7 +182,7 @@ def openings(
         return Opening(assemble(start.program, graphs), tuple(steps)), taken
 
     kernels = entries_of(rules, _is_of_library)
-    fold = Sweep(joins), Sweep(folds, gain=True)
+    fold = Sweep(readies), Sweep(folds, gain=True)
     kernels_last = Sweep(kernels, gain=True)
     found = []
     folded, _ = through(Opening(program), *fold)

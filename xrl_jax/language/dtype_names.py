@@ -1,0 +1,59 @@
+"""Names of dtypes in rules, where a number would be a dtype's code.
+
+A name stands for its code in a comparison with `(dtype ?x)` or `(attr d dtype)`, and as the
+attribute `:dtype` of a node; nowhere else, so that a dtype is not taken for a number by mistake.
+Dtypes are in the order of `ops.DTYPES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+
+from xrl_jax.graph import ops
+from xrl_jax.language.sexpr import Atom, RuleError, SExpr, SList, integer
+
+FIELD = "dtype"  # the attribute that is a dtype
+CODES = {name: code for name, code in ops.DTYPE_CODE.items() if code}
+_COMPARISONS = ("=", "/=", "<", "<=", ">", ">=")
+
+
+def with_codes(e: SExpr, numbers: Container[str]) -> SExpr:
+    """The expression with codes for the names of dtypes.
+
+    Args:
+      numbers: the names of numbers, which a dtype may be compared with, too.
+
+    Raises:
+      RuleError: a dtype is compared with a name that is neither.
+    """
+    if isinstance(e, Atom):
+        return e
+    items = tuple(with_codes(i, numbers) for i in e.items)
+    if e.head in _COMPARISONS and any(_is_dtype(i) for i in items[1:]):
+        items = (items[0], *(code_of(i, numbers) for i in items[1:]))
+    return SList(items, e.place)
+
+
+def code_of(e: SExpr, numbers: Container[str]) -> SExpr:
+    """The code of a dtype that is given by name; an integer, a number's name or a longer
+    expression as it is.
+
+    Raises:
+      RuleError: as for `with_codes`.
+    """
+    if not isinstance(e, Atom):
+        return e
+    if e.text in CODES:
+        return replace(e, text=str(CODES[e.text]))
+    if e.text in numbers or integer(e.text) is not None:
+        return e
+    raise RuleError(f"{e.text!r} is no dtype: known are {', '.join(CODES)}", e.place)
+
+
+def _is_dtype(e: SExpr) -> bool:
+    if not isinstance(e, SList):
+        return False
+    last = e.items[-1] if e.items else None
+    of_node = e.head == "attr" and isinstance(last, Atom) and last.text == FIELD
+    return e.head == "dtype" or of_node
