@@ -139,7 +139,7 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
     on_host, threads = jax.device_get(inputs), target_here().threads
     run = onnx_runtime(model, threads)
     taken = in_loop(lambda: run(*on_host))
-    run.settle()
+    run.wait_until_idle()
     with tempfile.TemporaryDirectory() as folder:
         told = onnx_runtime(model, threads, profile_to=os.path.join(folder, "profile"))
         in_loop(lambda: told(*on_host))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3  # of float32 outputs, relative to their largest magnitude
 LARGEST = (1 << 31) - 1  # bytes that a protobuf may have
-_WINDOW = 0.01  # seconds over which `settle` looks at the CPU time
+_WINDOW = 0.01  # seconds over which `wait_until_idle` looks at the CPU time
 
 Run = Callable[..., list[np.ndarray]]
 
@@ -38,7 +38,7 @@ class Runtime:
         feeds = dict(zip(self.names, map(np.asarray, inputs), strict=True))
         return self.session.run(None, feeds)
 
-    def settle(self, *, at_most: float = 1.0) -> None:
+    def wait_until_idle(self, *, at_most: float = 1.0) -> None:
         """Wait until this process uses no CPU, for at most so many seconds.
 
         After a call the threads of ONNX Runtime wait busily for the next one for some 40 ms.
@@ -73,7 +73,7 @@ def onnx_runtime(
     Args:
       threads: for one operator; operators run one after the other.
       spinning: whether its threads wait busily for the next call, which is its default; see
-        `Runtime.settle`. Without it they stop, and start a little later.
+        `Runtime.wait_until_idle`. Without it they stop, and start a little later.
       optimized_to: a file for the optimised graph, to look at.
       profile_to: how the name of the file begins that `session.end_profiling()` writes.
 

@@ -17,7 +17,7 @@ from experiments import targets
 from experiments.rival import RivalError, check_agreement, onnx_model, onnx_runtime
 from xrl_jax.accept.accuracy import assess, references
 from xrl_jax.accept.baselines import baselines, flat_original
-from xrl_jax.accept.settle import samples
+from xrl_jax.accept.samples import samples
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.measure.target import target_here
@@ -93,7 +93,7 @@ class Rival(NamedTuple):
     """
 
     call: Callable[[], Any] | None
-    settle: Callable[[], Any] | None
+    wait_until_idle: Callable[[], Any] | None
     error: float | None
     note: str
 
@@ -116,7 +116,7 @@ def rival_of(target: targets.Target, model: Any = None) -> Rival:
         error = check_agreement(run, target.fn, weights, on_host)
     except (ExportError, RivalError, ImportError, ValueError) as problem:
         return Rival(None, None, None, f"{type(problem).__name__}: {problem}")
-    return Rival(functools.partial(run, *on_host), run.settle, error, "")
+    return Rival(functools.partial(run, *on_host), run.wait_until_idle, error, "")
 
 
 def checked(
@@ -175,9 +175,9 @@ def side_by_side(
             rivals_of[search] += list(named)
         entrants[search] = functools.partial(fast, *target.args)
     after = {}
-    if peer.call is not None and peer.settle is not None:
+    if peer.call is not None and peer.wait_until_idle is not None:
         entrants[RIVAL] = peer.call
-        after[RIVAL] = functools.partial(rest_and_wake, peer.settle, entrants[plain[0]])
+        after[RIVAL] = functools.partial(rest_and_wake, peer.wait_until_idle, entrants[plain[0]])
     first = compare(
         {n: entrants[n] for n in plain}, seconds=1.0, min_rounds=3, baseline=plain[0], seed=seed
     )
@@ -212,11 +212,11 @@ def _plain(ratio: Ratio) -> tuple[float, float, float]:
     return ratio.value, ratio.low, ratio.high
 
 
-def rest_and_wake(settle: Callable[[], Any], call: Callable[[], Any]) -> None:
+def rest_and_wake(wait_until_idle: Callable[[], Any], call: Callable[[], Any]) -> None:
     """Let the rival's threads rest, then wake the cores, which dozed meanwhile, by an untimed call:
     whoever is next finds the machine as it is after anyone else.
     """
-    settle()
+    wait_until_idle()
     jax.block_until_ready(call())
 
 

@@ -24,10 +24,10 @@ import numpy as np
 import pytest
 
 import xrl_jax
-from tests.accept.test_settle import fake_compare
+from tests.accept.test_accept import fake_compare
 from tests.search.fakes import RULES
-from xrl_jax.accept import settle
-from xrl_jax.accept.settle import OPTIMISED
+from xrl_jax.accept import accept, last_timing
+from xrl_jax.accept.last_timing import OPTIMISED
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import Timed
@@ -95,7 +95,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
     monkeypatch.setattr(front, "Worker", Mine)
     # It would go on for ever: every program is twice as fast as the one before.
     monkeypatch.setattr(rounds, "refine", lambda oracle, rules, start, clock, **_: (start, ()))
-    monkeypatch.setattr(settle, "compare", fake_compare({OPTIMISED: 0.5}))
+    monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
     return Mine
 
 
@@ -192,7 +192,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
         front, "Oracle", functools.partial(Oracle, timeout=timeout, rates=PROMISING)
     )
     monkeypatch.setattr(rounds, "time_programs", made_up_programs)
-    monkeypatch.setattr(settle, "compare", fake_compare({OPTIMISED: 0.5}))
+    monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "optimized" and fast.report.failures == 1
     assert "swapped" not in str(fast.program)
@@ -507,7 +507,7 @@ def interrupt(*_args: Any, **_options: Any) -> Any:
 
 
 def test_ctrl_c_in_the_final_timing_returns_what_was_found(made_up, optimize, monkeypatch):
-    monkeypatch.setattr(settle, "compare", interrupt)
+    monkeypatch.setattr(last_timing, "compare", interrupt)
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "optimized" and "transpose" not in str(fast.program)
     assert "the final timing was interrupted" in fast.report.reason
@@ -515,7 +515,7 @@ def test_ctrl_c_in_the_final_timing_returns_what_was_found(made_up, optimize, mo
 
 
 def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch):
-    monkeypatch.setattr(settle, "assess", interrupt)
+    monkeypatch.setattr(accept, "assess", interrupt)
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "original" and "was interrupted" in fast.report.reason
     same(fast(PARAMS, X), network(PARAMS, X))

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from xrl_jax.accept.accept import accept, last_seconds, unchecked
 from xrl_jax.accept.baselines import CLOSED_OVER
-from xrl_jax.accept.settle import last_seconds, settle, unchecked
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
 from xrl_jax.frontends.callbacks import (
@@ -135,7 +135,7 @@ def optimize(
         known = recall(record, program) if keeps else None
         tell = live.phase
         with compiled(), on_cpu():
-            found, finalists = search_in_rounds(
+            found, candidates = search_in_rounds(
                 strategy,
                 Problem(program, rule_table, oracle, live, known),
                 budget,
@@ -147,11 +147,11 @@ def optimize(
         worker.close()  # it holds the programs it timed, weights and all
         rest = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
         if too_short:
-            settled = unchecked(finalists, too_short)
+            accepted = unchecked(candidates, too_short)
         else:
-            settled = settle(
+            accepted = accept(
                 original,
-                finalists,
+                candidates,
                 arguments,
                 tolerance=tolerance,
                 close_over=oracle.constants,
@@ -167,28 +167,28 @@ def optimize(
             target=store.target,
             program=program,
             found=found,
-            settled=settled,
+            accepted=accepted,
             rules=chosen,
             costs=oracle.table(),
             spending=oracle.spending,
             search_seconds=search_seconds,
             total_seconds=whole.elapsed,
         )
-    if settled.used:
+    if accepted.used:
         if keeps:
-            remember(record, settled.program, report.steps)
+            remember(record, accepted.program, report.steps)
         return Fast(
-            replace(with_callbacks(settled.program), fn=given.fn),
+            replace(with_callbacks(accepted.program), fn=given.fn),
             given.fn,
-            options=settled.options,
+            options=accepted.options,
             report=report,
-            close_over=settled.close_over,
-            traced_program=given if settled.traced_speedup == 1.0 else None,
+            close_over=accepted.close_over,
+            traced_program=given if accepted.traced_speedup == 1.0 else None,
             original=given,
-            domain=settled.domain,
+            domain=accepted.domain,
         )
     # The original in its strongest form: nothing that is returned is slower than what was timed.
-    as_constants = settled.baseline.startswith(CLOSED_OVER)
+    as_constants = accepted.baseline.startswith(CLOSED_OVER)
     return Fast(given, given.fn, report=report, close_over=as_constants)
 
 

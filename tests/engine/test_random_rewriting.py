@@ -24,7 +24,7 @@ from tests.engine import harness
 from tests.graph.generators import random_graph
 from tests.quick import QUICK
 from xrl_jax.accept.accuracy import Accuracy, assess, references
-from xrl_jax.accept.settle import samples
+from xrl_jax.accept.samples import samples
 from xrl_jax.backends.domain import right_everywhere
 from xrl_jax.backends.fast import Fast
 from xrl_jax.engine.apply import apply

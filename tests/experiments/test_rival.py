@@ -31,12 +31,12 @@ def test_runs_the_model_on_numpy_arrays() -> None:
 
 
 @pytest.mark.parametrize("spinning", [True, False])
-def test_leaves_the_cores_alone_once_it_has_settled(spinning: bool) -> None:
+def test_leaves_the_cores_alone_once_it_is_idle(spinning: bool) -> None:
     kernels, x = np.ones((64, 64, 3, 3), np.float32), np.ones((1, 64, 56, 56), np.float32)
     model = onnx_model(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
     run = rival.onnx_runtime(model, threads=2, spinning=spinning)
     run(x)
-    run.settle()
+    run.wait_until_idle()
     used = time.process_time()
     time.sleep(0.02)
     assert time.process_time() - used < 0.005

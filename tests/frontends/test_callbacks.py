@@ -16,7 +16,7 @@ from jax.experimental import io_callback
 from tests import test_optimize
 from tests.test_optimize import PARAMS, network
 from tests.test_optimize import X as INPUT
-from xrl_jax.accept.settle import settle
+from xrl_jax.accept.accept import accept
 from xrl_jax.frontends.callbacks import (
     has_callbacks,
     program_without_callbacks,
@@ -138,13 +138,13 @@ def test_optimize_leaves_callbacks_to_the_result(
         return network(params, x) + fn(calls, x[0])
 
     def counted(*args: Any, **options: Any) -> Any:
-        settled = settle(*args, **options)
+        accepted = accept(*args, **options)
         jax.effects_barrier()
         calls_then.append(len(calls))
-        return settled
+        return accepted
 
     calls_then: list[int] = []
-    monkeypatch.setattr(test_optimize.front, "settle", counted)
+    monkeypatch.setattr(test_optimize.front, "accept", counted)
     fast = optimize(called, PARAMS, INPUT, weights=0)
     assert calls_then[0] <= 6 and fast.report.used == "optimized"
     calls.clear()

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xrl_jax.accept.settle import concrete
+from xrl_jax.accept.samples import concrete
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.hoist import split
 from xrl_jax.measure import timing

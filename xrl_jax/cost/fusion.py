@@ -120,11 +120,11 @@ def origins(of: Sharing, graph: TensorGraph) -> jax.Array:
         own = _origin(of, f, found[args])
         return jnp.where((again > 0) & (found[result] >= LIBRARY), LIBRARY, own)
 
-    def unsettled(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.any(carry[0] != carry[1])
 
     # As often as there are nodes between one kernel and the next, which is a few times.
-    return jax.lax.while_loop(unsettled, lambda c: (c[1], step(c[1])), (start, step(start)))[1]
+    return jax.lax.while_loop(unfinished, lambda c: (c[1], step(c[1])), (start, step(start)))[1]
 
 
 def origins_with(of: Sharing, new: NewNodes, bound: jax.Array) -> jax.Array:

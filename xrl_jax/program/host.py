@@ -213,7 +213,7 @@ def _argument(node: Node, *, is_weight: bool) -> Node:
     return replace(node, op="input")
 
 
-def _settle(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, list[float]]:
+def _mark_weights(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, list[float]]:
     """Which inputs are weights, in every graph, and how often each body runs."""
     graphs = [host.main, *host.bodies]
     inputs: list[list[bool]] = [list(weights)] + [[True] * len(b.in_avals) for b in host.bodies]
@@ -285,7 +285,7 @@ def assemble(
       weights: for every flat argument, whether it stays the same between calls.
       in_tree, out_tree, fn, weak_outputs: as in `Program`.
     """
-    host, counts = _settle(_prune(host), weights)
+    host, counts = _mark_weights(_prune(host), weights)
     bodies = tuple(
         Body(graph_lib.build(b.nodes, b.outputs), b.in_avals, len(b.outputs), count, b.name)
         for b, count in zip(host.bodies, counts, strict=True)

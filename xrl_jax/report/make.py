@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import jaxlib.version
 
-from xrl_jax.accept.settle import Settled
+from xrl_jax.accept.accept import Acceptance
 from xrl_jax.cost.model import Spending
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph.graph import nodes_of
@@ -26,7 +26,7 @@ def make_report(
     target: Target,
     program: Program,
     found: SearchResult,
-    settled: Settled,
+    accepted: Acceptance,
     rules: Sequence[Rule],
     costs: CostTable,
     spending: Spending,
@@ -40,9 +40,9 @@ def make_report(
       rules: that were searched with.
       costs: what was known in the end.
     """
-    chosen = found.best[settled.index]
+    chosen = found.best[accepted.index]
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
-    speedup = settled.speedup
+    speedup = accepted.speedup
     fired = {step.rule for step in chosen.steps}
     assumed = tuple(r.name for r in rules if r.assumes and r.name in fired)
     return Report(
@@ -51,31 +51,31 @@ def make_report(
         seed=seed,
         machine=f"{target.cpu}, {target.device}, {target.threads} threads",
         versions=f"jax {jax.__version__}, jaxlib {jaxlib.version.__version__}",
-        options=settled.options,
-        used="optimized" if settled.used else "original",
-        reason=settled.reason,
+        options=accepted.options,
+        used="optimized" if accepted.used else "original",
+        reason=accepted.reason,
         stop_reason=found.stop,
-        baselines=settled.baselines,
-        baseline_name=settled.baseline,
-        optimized=settled.optimised,
-        speedup=speedup.value if settled.used else 1.0,
-        interval=(speedup.low, speedup.high) if settled.used else (1.0, 1.0),
-        traced_speedup=settled.traced_speedup,
-        noise_interval=(settled.noise.low, settled.noise.high),
-        max_error=settled.accuracy.error,
-        reference_error=settled.accuracy.original_error,
-        tolerance=settled.accuracy.tolerance,
-        assumed=assumed if settled.used else (),
-        domain=settled.domain if settled.used else None,
-        narrow=settled.accuracy.narrow,
-        weight_bytes_added=settled.weight_bytes_added,
+        baselines=accepted.baselines,
+        baseline_name=accepted.baseline,
+        optimized=accepted.optimised,
+        speedup=speedup.value if accepted.used else 1.0,
+        interval=(speedup.low, speedup.high) if accepted.used else (1.0, 1.0),
+        traced_speedup=accepted.traced_speedup,
+        noise_interval=(accepted.noise.low, accepted.noise.high),
+        max_error=accepted.accuracy.error,
+        reference_error=accepted.accuracy.original_error,
+        tolerance=accepted.accuracy.tolerance,
+        assumed=assumed if accepted.used else (),
+        domain=accepted.domain if accepted.used else None,
+        narrow=accepted.accuracy.narrow,
+        weight_bytes_added=accepted.weight_bytes_added,
         predicted_ms_before=1e3 * predicted(program, costs),
-        predicted_ms_after=1e3 * predicted(settled.program, costs),
+        predicted_ms_after=1e3 * predicted(accepted.program, costs),
         steps=chosen.steps,
         history=found.history,
         note=found.note,
         nodes_before=n_nodes(program),
-        nodes_after=n_nodes(settled.program),
+        nodes_after=n_nodes(accepted.program),
         body_counts=program.counts[1:],
         candidates=found.candidates,
         measurements=spending.measurements,

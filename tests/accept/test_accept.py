@@ -9,18 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.accept import settle as lib
+from xrl_jax.accept import accept as lib
+from xrl_jax.accept import last_timing
+from xrl_jax.accept.accept import accept, last_seconds
 from xrl_jax.accept.baselines import AS_ARGUMENTS, CLOSED_OVER
-from xrl_jax.accept.settle import (
-    CONTROL,
-    OPTIMISED,
-    ORIGINAL,
-    UNPREPARED,
-    concrete,
-    last_seconds,
-    samples,
-    settle,
-)
+from xrl_jax.accept.last_timing import CONTROL, OPTIMISED, ORIGINAL, UNPREPARED
+from xrl_jax.accept.samples import concrete, samples
 from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
@@ -87,19 +81,19 @@ def fake_compare(seconds: dict[str, float], spread: float = 0.01):
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch):
     def use(**options):
-        monkeypatch.setattr(lib, "compare", fake_compare(**options))
+        monkeypatch.setattr(last_timing, "compare", fake_compare(**options))
 
     return use
 
 
-def settled(finalists, program=PROGRAM, arguments=(W, X), **options):
+def accepted(finalists, program=PROGRAM, arguments=(W, X), **options):
     usual = {"tolerance": None, "seconds": lambda: 0.1}
-    return settle(program, finalists, arguments, **{**usual, **options})
+    return accept(program, finalists, arguments, **{**usual, **options})
 
 
 def test_right_and_faster_is_used(times):
     times(seconds={AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5})
-    found = settled([finalist()])
+    found = accepted([finalist()])
     assert found.used
     assert found.reason == "the optimised function is returned: it is right and faster beyond noise"
     assert found.baseline == CLOSED_OVER  # the strongest
@@ -110,19 +104,19 @@ def test_right_and_faster_is_used(times):
 def test_where_weights_are_traced_the_faster_one_without_preparing_them_runs(times):
     faster = {AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5, UNPREPARED: 1.6}
     times(seconds=faster)
-    assert settled([finalist()]).traced_speedup == pytest.approx(1.25)  # over jit of arguments
+    assert accepted([finalist()]).traced_speedup == pytest.approx(1.25)  # over jit of arguments
     times(seconds={**faster, UNPREPARED: 2.4})
-    found = settled([finalist()])
+    found = accepted([finalist()])
     assert found.used and found.traced_speedup == 1.0
     times(seconds={OPTIMISED: 0.5})
     no_weights = from_jax(fn, W, X)
-    found = settled([finalist(no_weights)], no_weights)
+    found = accepted([finalist(no_weights)], no_weights)
     assert found.unprepared is None and found.traced_speedup == found.speedup.value
 
 
 def test_slower_is_not_used(times):
     times(seconds={OPTIMISED: 1.2})
-    found = settled([finalist()])
+    found = accepted([finalist()])
     assert not found.used
     assert found.reason == "the original is returned: nothing found is faster beyond noise"
     assert found.speedup.value == pytest.approx(1 / 1.2)
@@ -132,7 +126,7 @@ def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
     suffix = " + options"
     rival = {AS_ARGUMENTS + suffix: 0.5, CLOSED_OVER + suffix: 0.5}
     times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
-    found = settled([replace(finalist(), options=OPTIONS)])
+    found = accepted([replace(finalist(), options=OPTIONS)])
     assert found.used
     assert found.reason.endswith("which is as fast only with the same compile options")
     assert found.speedup.value == pytest.approx(1.0)
@@ -142,14 +136,14 @@ def test_slower_than_the_original_with_the_same_options_is_not_used(times):
     suffix = " + options"
     rival = {AS_ARGUMENTS + suffix: 0.4, CLOSED_OVER + suffix: 0.4}
     times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
-    assert not settled([replace(finalist(), options=OPTIONS)]).used
+    assert not accepted([replace(finalist(), options=OPTIONS)]).used
 
 
 def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
     times(seconds={OPTIMISED: 0.95, CONTROL: 1.1}, spread=0.0)
-    assert not settled([finalist()]).used
+    assert not accepted([finalist()]).used
     times(seconds={OPTIMISED: 0.95, CONTROL: 1.01}, spread=0.0)
-    assert settled([finalist()]).used
+    assert accepted([finalist()]).used
 
 
 @pytest.mark.parametrize(
@@ -170,30 +164,30 @@ def test_what_may_still_be_faster_is_timed_for_longer(monkeypatch, gain, noise, 
         return found
 
     one = Timing(1.0, 1.0, 1.0)
-    told = lib._InTurn({"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain)
-    monkeypatch.setattr(lib, "compare", compare)
-    monkeypatch.setattr(lib, "_told", lambda *_: told)
-    settled([finalist()])
+    told = last_timing.InTurn({"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain)
+    monkeypatch.setattr(last_timing, "compare", compare)
+    monkeypatch.setattr(last_timing, "_told", lambda *_: told)
+    accepted([finalist()])
     assert asked == [not is_open]
 
 
 def test_a_wrong_result_is_not_used_however_fast(times):
     times(seconds={OPTIMISED: 0.1})
-    found = settled([finalist(with_op("sin"))])
+    found = accepted([finalist(with_op("sin"))])
     assert not found.used and not found.accuracy.ok
     assert found.reason.startswith("the original is returned: the result errs by")
 
 
 def test_the_first_right_finalist_is_chosen(times):
     times(seconds={OPTIMISED: 0.5})
-    found = settled([finalist(with_op("sin"), 0), finalist(PROGRAM, 1), finalist(PROGRAM, 2)])
+    found = accepted([finalist(with_op("sin"), 0), finalist(PROGRAM, 1), finalist(PROGRAM, 2)])
     assert found.used and found.index == 1
 
 
 def test_a_tolerance_that_is_given_decides(times):
     times(seconds={OPTIMISED: 0.5})
-    assert settled([finalist(with_op("erf"))], tolerance=1.0).used
-    assert not settled([finalist()], tolerance=0.0).used
+    assert accepted([finalist(with_op("erf"))], tolerance=1.0).used
+    assert not accepted([finalist()], tolerance=0.0).used
 
 
 def test_a_result_that_cannot_be_run_is_not_used(times):
@@ -202,7 +196,7 @@ def test_a_result_that_cannot_be_run_is_not_used(times):
     broken = PROGRAM.with_graphs(
         [build([replace(n, lowering=99) if n.op == "dot" else n for n in nodes], outputs)]
     )
-    found = settled([finalist(broken)])
+    found = accepted([finalist(broken)])
     assert not found.used
     assert found.reason.startswith("the original is returned: the result cannot be run")
 
@@ -218,16 +212,16 @@ def test_what_the_original_raises_is_raised(times):
 
     program = from_jax(raises, jnp.ones(3))
     with pytest.raises(Exception, match="from the original"):
-        settled([finalist(program)], program, [jnp.ones(3)])
+        accepted([finalist(program)], program, [jnp.ones(3)])
 
 
 def interrupt(*_args, **_options):
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_in_the_final_timing_settles_on_the_workers_timings(monkeypatch):
-    monkeypatch.setattr(lib, "compare", interrupt)
-    found = settled([finalist()])
+def test_ctrl_c_in_the_final_timing_leaves_the_workers_timings(monkeypatch):
+    monkeypatch.setattr(last_timing, "compare", interrupt)
+    found = accepted([finalist()])
     assert found.used
     assert found.speedup.value == 2.0
     assert found.speedup.low == pytest.approx(1.6 / 0.81)
@@ -237,15 +231,15 @@ def test_ctrl_c_in_the_final_timing_settles_on_the_workers_timings(monkeypatch):
 
 
 def test_ctrl_c_in_the_final_timing_without_earlier_timings_gives_the_original(monkeypatch):
-    monkeypatch.setattr(lib, "compare", interrupt)
-    found = settled([finalist(timing=Timing.without("failed", "no"))])
+    monkeypatch.setattr(last_timing, "compare", interrupt)
+    found = accepted([finalist(timing=Timing.without("failed", "no"))])
     assert not found.used
     assert "interrupted before the final timing" in found.reason
 
 
 def test_ctrl_c_in_the_check_gives_the_original(monkeypatch):
     monkeypatch.setattr(lib, "assess", interrupt)
-    found = settled([finalist()])
+    found = accepted([finalist()])
     assert not found.used
     assert found.reason == (
         "the original is returned: the check against the original was interrupted"
@@ -255,7 +249,7 @@ def test_ctrl_c_in_the_check_gives_the_original(monkeypatch):
 def test_weight_bytes_are_those_of_prepared_weights(times):
     times(seconds={})
     program = from_jax(lambda w, x: x @ (w * 2.0), W, X, weights=(0,))
-    assert settled([finalist(program)], program).weight_bytes_added == 3 * 2 * 4
+    assert accepted([finalist(program)], program).weight_bytes_added == 3 * 2 * 4
 
 
 def test_arguments_of_which_only_the_shape_is_known_are_drawn():
@@ -324,22 +318,22 @@ def grouped(form: str):
 def test_a_form_that_is_not_right_on_all_arguments_has_a_domain(times):
     times(seconds={OPTIMISED: 0.5})
     program, dense, args = grouped("dense")
-    found = settled([finalist(dense)], program, args)
+    found = accepted([finalist(dense)], program, args)
     assert found.used and found.domain == (None, 4.0)
-    assert settled([finalist(dense)], program, args, guarded=False).domain is None
-    assert settled([finalist(program)], program, args).domain is None
+    assert accepted([finalist(dense)], program, args, guarded=False).domain is None
+    assert accepted([finalist(program)], program, args).domain is None
 
 
 def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
     """Unguarded, the dense form takes NaN from one group to the other."""
     times(seconds={OPTIMISED: 0.5})
     program, dense, args = grouped("dense")
-    found = settled([finalist(dense)], program, args, guarded=False)
+    found = accepted([finalist(dense)], program, args, guarded=False)
     assert found.used
     assert all(name_of(n) != "dense" for n in nodes_of(found.program.graph)[0])
 
 
 def test_the_final_timing_is_real_where_it_is_not_faked():
-    found = settled([finalist()], seconds=lambda: 0.05)
+    found = accepted([finalist()], seconds=lambda: 0.05)
     assert found.optimised.repeats >= 7 and 0.0 < found.optimised.seconds < 1.0
     assert found.noise.low <= found.noise.value <= found.noise.high

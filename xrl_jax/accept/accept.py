@@ -1,0 +1,287 @@
+"""The last word on a result: is it right, and faster than the original's strongest form?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from xrl_jax.accept.accuracy import Accuracy, assess, references
+from xrl_jax.accept.baselines import Original
+from xrl_jax.accept.last_timing import InTurn, time_in_turn, time_unprepared, timed_before
+from xrl_jax.accept.reference import Reference
+from xrl_jax.accept.samples import concrete, samples
+from xrl_jax.backends.domain import (
+    Bounds,
+    bounds_of,
+    needs_domain,
+    right_everywhere,
+    right_inside,
+)
+from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.programs import Options, Timed
+from xrl_jax.graph.bindings import Array
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.measure.timing import Ratio, Timing, error_text
+from xrl_jax.program.arguments import unflatten_args
+from xrl_jax.program.program import Program
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.runtime.memory import give_back
+
+_UNPREPARED = 0.2  # share of the last timing's seconds, for weights that are not prepared
+# Of check and timing, for each node and each GB of weights, and runs that it takes; on two cores.
+_LEAST_SECONDS, _NODE_SECONDS, _GB_SECONDS, _RUNS = 2.0, 0.02, 55.0, 120.0
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What is returned to the user and why.
+
+    Attributes:
+      program, options: of the candidate that was accepted, or tried last.
+      index: of the program among the search's results.
+      used: whether the candidate is returned; else the original is.
+      reason: why, in a sentence.
+      accuracy: of the candidate.
+      baselines: timings of the original's forms by name; `baseline` names the strongest. `ORIGINAL`
+        alone where the final timing was interrupted.
+      optimised: timing of the candidate.
+      speedup: strongest baseline / candidate.
+      noise: strongest baseline / itself compiled again.
+      unprepared: the original / the candidate, weights being arguments of both, as where they are
+        traced; None where there are none, or this was not timed.
+      weight_bytes_added: by prepared weights.
+      close_over: whether prepared weights are constants of the compiled code.
+      domain: what arguments the candidate is right on; None for all.
+    """
+
+    program: Program
+    options: Options
+    index: int
+    used: bool
+    reason: str
+    accuracy: Accuracy
+    baselines: dict[str, Timing]
+    baseline: str
+    optimised: Timing
+    speedup: Ratio
+    noise: Ratio
+    unprepared: Ratio | None
+    weight_bytes_added: int
+    close_over: bool
+    domain: Bounds | None
+
+    @property
+    def traced_speedup(self) -> float:
+        """Of what runs where weights are traced; 1 where that is the original."""
+        ratio = self.unprepared if any(self.program.weights) else self.speedup
+        return ratio.value if self.used and ratio is not None and ratio.low > 1.0 else 1.0
+
+
+def last_seconds(program: Program, run_seconds: float | None = None) -> float:
+    """What the check and the final timing of a program take, roughly: compiling, and running it in
+    float64 and in turn with others.
+
+    Args:
+      run_seconds: of one run; None for compiling alone, the least that they take.
+    """
+    compiling = _LEAST_SECONDS + _NODE_SECONDS * sum(len(nodes_of(g)[0]) for g in program.graphs)
+    if run_seconds is None:
+        return compiling
+    weights = [a for a, w in zip(program.in_avals, program.weights, strict=True) if w]
+    held = [b.value for b in program.bindings if isinstance(b, Array)]
+    nbytes = sum(a.size * a.dtype.itemsize for a in weights)
+    nbytes += sum(getattr(x, "nbytes", 0) for x in held)
+    return compiling + _GB_SECONDS * nbytes / 1e9 + _RUNS * run_seconds
+
+
+def accept(
+    program: Program,
+    candidates: Sequence[Timed],
+    arguments: Sequence[Any],
+    *,
+    tolerance: float | None,
+    seconds: Callable[[], float],
+    close_over: bool = False,
+    guarded: bool = True,
+    seed: int = 0,
+    tell: Callable[[str], Any] = lambda _: None,
+) -> Acceptance:
+    """Check the candidates in order until one is right, time it in turn with the original's forms,
+    and decide.
+
+    Ctrl-C while checking accepts the original; while timing, what the candidates' own timings say.
+
+    Args:
+      program: the original.
+      candidates: rewritten programs, fastest first; not empty; their timings are relative to the
+        original.
+      arguments: flat example arguments.
+      tolerance: relative error allowed; None for the default.
+      seconds: for the final timing; asked for after the check, which may take long.
+      close_over: prepared weights become constants of the compiled code.
+      guarded: a candidate that is not right on all arguments looks at those it is given.
+    """
+    chosen = candidates[0]
+    domain: Bounds | None = None
+    accuracy = _unknown("the check against the original was interrupted")
+    timed = timed_before(chosen)
+    added, cut_short = 0, False
+    try:
+        with plain_ctrl_c():
+            leaves = concrete(program, arguments)
+            tell("checking against float64")
+            domain, checks = bounds_of(program, leaves), samples(program, leaves)
+            exact = references(program, checks)
+            original = Original(program, leaves)
+            for candidate in _forms(program, candidates, domain, close_over, guarded):
+                chosen, fast = candidate
+                found = _check(original, fast, checks, exact, tolerance)
+                if found.ok:
+                    break
+            accuracy, added = found, fast.weight_bytes_added if found.ok else 0
+            timed, domain = timed_before(chosen), fast.domain
+            tell("timing against jax.jit")
+            spare = seconds()
+            timed = time_in_turn(program, original, fast, leaves, (1.0 - _UNPREPARED) * spare, seed)
+            if timed.faster and any(program.weights):
+                with suppress(KeyboardInterrupt):
+                    ratio = time_unprepared(original, fast, leaves, _UNPREPARED * spare, seed)
+                    timed = timed._replace(unprepared=ratio)
+    except KeyboardInterrupt:
+        cut_short = True
+    return _accepted(chosen, accuracy, timed, added, close_over, domain, cut_short)
+
+
+def unchecked(candidates: Sequence[Timed], reason: str) -> Acceptance:
+    """The original, where there is no time to check anything else."""
+    chosen = candidates[0]
+    return _accepted(chosen, _unknown(reason), timed_before(chosen), 0, False, None, False)
+
+
+def _accepted(
+    chosen: Timed,
+    accuracy: Accuracy,
+    timed: InTurn,
+    added: int,
+    close_over: bool,
+    domain: Bounds | None,
+    cut_short: bool,
+) -> Acceptance:
+    """What follows from what was found of a candidate."""
+    speedup = timed.speedup
+    if not accuracy.ok:
+        reason = f"the original is returned: {accuracy.reason}"
+    elif not timed.optimised.ok:
+        reason = (
+            f"the original is returned: the result could not be timed ({timed.optimised.error})"
+        )
+    elif not timed.faster:
+        reason = "the original is returned: nothing found is faster beyond noise"
+    elif speedup.low > 1.0 and speedup.value > timed.threshold:
+        reason = "the optimised function is returned: it is right and faster beyond noise"
+    else:
+        reason = (
+            "the optimised function is returned: it is right and faster than jax.jit, which is as "
+            "fast only with the same compile options"
+        )
+    if accuracy.ok and cut_short:
+        reason += " (the final timing was interrupted: this is what the worker measured before)"
+    return Acceptance(
+        chosen.program,
+        chosen.options,
+        chosen.index,
+        accuracy.ok and timed.faster,
+        reason,
+        accuracy,
+        timed.rivals,
+        timed.baseline,
+        timed.optimised,
+        speedup,
+        timed.noise,
+        timed.unprepared,
+        added,
+        close_over,
+        domain,
+    )
+
+
+def _forms(
+    program: Program,
+    candidates: Sequence[Timed],
+    domain: Bounds,
+    close_over: bool,
+    guarded: bool,
+) -> Iterator[tuple[Timed, Fast]]:
+    """The candidates as functions, in order, each followed by itself with forms that are right on
+    all arguments where it has others.
+    """
+    for chosen in candidates:
+        inside = right_inside(chosen.program)
+        for candidate in dict.fromkeys((inside, right_everywhere(inside))):
+            bounded = guarded and needs_domain(candidate)
+            fast = Fast(
+                candidate,
+                program.fn,
+                options=chosen.options,
+                close_over=close_over,
+                original=program,
+                domain=domain if bounded else None,
+            )
+            yield replace(chosen, program=candidate), fast
+
+
+def _unknown(reason: str) -> Accuracy:
+    inf = float("inf")
+    return Accuracy(inf, inf, 0.0, inf, (), False, reason)
+
+
+def _check(
+    original: Original,
+    fast: Fast,
+    checks: Sequence[Sequence[Any]],
+    exact: Callable[[], Sequence[Reference]],
+    tolerance: float | None,
+) -> Accuracy:
+    """Accuracy of a candidate on argument lists; one that cannot be run is wrong."""
+
+    def before(*leaves: Any) -> list[Any]:
+        return original.on(leaves)
+
+    def without_prepared_weights() -> None:
+        """That memory is for weights in float64, and for the original with its closed over."""
+        fast.forget()
+        give_back()
+
+    for sample in checks:
+        jax.block_until_ready(before(*sample))  # what the original raises is for the user to see
+    try:
+        with plain_ctrl_c(), warnings.catch_warnings():
+            # The samples are outside of its domain, too.
+            warnings.filterwarnings("ignore", "the optimised function runs the original here")
+            return assess(
+                before,
+                flat_call(fast),
+                exact,
+                checks,
+                tolerance=tolerance,
+                ran=without_prepared_weights,
+            )
+    except Exception as error:
+        return _unknown(f"the result cannot be run ({error_text(error, limit=300)})")
+    finally:
+        without_prepared_weights()
+
+
+def flat_call(fast: Fast) -> Callable[..., list[Any]]:
+    """`fast` on flat leaves, called as a user would call it."""
+
+    def run(*leaves: Any) -> list[Any]:
+        args, kwargs = unflatten_args(fast.program.in_tree, leaves)
+        return jax.tree.leaves(fast(*args, **kwargs))
+
+    return run

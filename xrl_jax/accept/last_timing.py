@@ -1,0 +1,183 @@
+"""The last timing of a result, in turn with the forms of the original that a user would run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+
+from xrl_jax.accept.baselines import AS_ARGUMENTS, Original, baselines, compiled
+from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.programs import Timed
+from xrl_jax.measure.timing import Comparison, Ratio, Timing, compare
+from xrl_jax.program.arguments import unflatten_args
+from xrl_jax.program.program import Program
+from xrl_jax.runtime.ctrl_c import raise_lost_ctrl_c
+from xrl_jax.runtime.memory import give_back
+
+OPTIMISED = "optimised"
+CONTROL = "A/A control"
+ORIGINAL = "the original in the timing worker"
+UNPREPARED = "optimised, weights not prepared"
+# What is not decided is timed for so many times as long, and so many seconds, at most.
+_LONGER, _LEAST_LONGER = 5.0, 12.0
+
+
+class InTurn(NamedTuple):
+    """Forms of the original and the candidate, timed in turn."""
+
+    rivals: dict[str, Timing]
+    baseline: str  # the strongest of them
+    optimised: Timing
+    speedup: Ratio  # the strongest form / the candidate
+    noise: Ratio
+    gain: Ratio  # the strongest form without our compile options / the candidate
+    unprepared: Ratio | None = None  # weights as arguments: the original / the candidate
+
+    @property
+    def threshold(self) -> float:
+        """What a ratio must exceed to be beyond noise."""
+        return max(1.0, self.noise.value, 1.0 / self.noise.value)
+
+    @property
+    def faster(self) -> bool:
+        """Whether the candidate is faster than what the user would run, and no slower than that
+        with our compile options.
+        """
+        gains = self.gain.low > 1.0 and self.gain.value > self.threshold
+        return self.optimised.ok and gains and self.speedup.value * self.threshold >= 1.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more timing may show it to be faster."""
+        return self.optimised.ok and not self.faster and self.gain.high > self.threshold
+
+
+def timed_before(chosen: Timed) -> InTurn:
+    """What the worker measured of the candidate, in turn with the original."""
+    timing = chosen.timing
+    if not timing.ok or timing.relative is None:
+        lost = Timing.without("failed", "interrupted before the final timing")
+        one = Ratio(1.0, 1.0, 1.0)
+        return InTurn({ORIGINAL: lost}, ORIGINAL, lost, one, one, one)
+    seconds = timing.seconds / timing.relative
+    original = replace(timing, seconds=seconds, low=seconds, high=seconds, relative=None)
+    speedup = Ratio(1.0 / timing.relative, seconds / timing.high, seconds / timing.low)
+    return InTurn({ORIGINAL: original}, ORIGINAL, timing, speedup, Ratio(1.0, 1.0, 1.0), speedup)
+
+
+def time_in_turn(
+    program: Program,
+    original: Original,
+    fast: Fast,
+    leaves: Sequence[Any],
+    seconds: float,
+    seed: int,
+) -> InTurn:
+    """The candidate against the original's forms, under its compile options too, and an A/A
+    control; until all rounds together say whether it is faster, or the time for that is spent.
+    """
+    forms = baselines(program, leaves, first=original)
+    _compile_each(forms)
+    first = compare(
+        forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
+    )
+    strongest = min(first.samples, key=lambda n: first.timings[n].seconds)
+    entrants = dict(forms)
+    if fast.options:
+        options = tuple(fast.options.items())
+        entrants |= {
+            n: f for n, f in baselines(program, leaves, options).items() if n.startswith(strongest)
+        }
+    again = None if strongest == AS_ARGUMENTS else original
+    entrants[CONTROL] = baselines(program, leaves, first=again)[strongest]
+    _compile_each(entrants)
+    args, kwargs = unflatten_args(program.in_tree, leaves)
+    entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
+    _compile_each({OPTIMISED: entrants[OPTIMISED]})
+
+    def told(comparison: Comparison) -> InTurn:
+        return _told(comparison, strongest, tuple(forms))
+
+    comparison = _in_turn(
+        entrants,
+        strongest,
+        seconds,
+        seed,
+        decides=lambda so_far: not told(so_far).is_open,
+        longest=max(_LONGER * seconds, _LEAST_LONGER),
+    )
+    return told(comparison)
+
+
+def time_unprepared(
+    original: Original, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
+) -> Ratio | None:
+    """The original / the candidate, weights being arguments of both; None where it cannot be timed.
+
+    Alone, because the forms with weights closed over, and prepared ones, take several times the
+    memory of the weights.
+    """
+    fast.forget()
+    give_back()
+    entrants = {
+        AS_ARGUMENTS: original,
+        # Inside another jit our compile options are lost.
+        UNPREPARED: compiled(fast.flat, leaves),
+    }
+    _compile_each(entrants)
+    comparison = _in_turn(entrants, AS_ARGUMENTS, seconds, seed)
+    ok = comparison.timings[UNPREPARED].ok
+    return comparison.ratio(AS_ARGUMENTS, UNPREPARED) if ok else None
+
+
+def _in_turn(
+    entrants: Mapping[str, Callable[[], Any]],
+    baseline: str,
+    seconds: float,
+    seed: int,
+    **until: Any,
+) -> Comparison:
+    return compare(
+        entrants,
+        seconds=seconds,
+        min_rounds=7,
+        baseline=baseline,
+        seed=seed,
+        progress=lambda *_: raise_lost_ctrl_c(),
+        **until,
+    )
+
+
+def _compile_each(forms: Mapping[str, Callable[[], Any]]) -> None:
+    """Run each form once, giving back what compiling it took: with weights closed over, that is
+    several times what they take. Where one cannot be run, the comparison says so.
+    """
+    for form in forms.values():
+        with suppress(Exception):
+            jax.block_until_ready(form())
+        give_back()
+
+
+def _told(comparison: Comparison, strongest: str, forms: Sequence[str]) -> InTurn:
+    """What a comparison tells; `strongest` of the original's `forms` is its baseline."""
+    ours = (CONTROL, OPTIMISED)
+    rivals = {n: t for n, t in comparison.timings.items() if n not in ours}
+    baseline = min(rivals, key=lambda n: rivals[n].seconds)
+    noise = comparison.ratio(strongest, CONTROL)
+    optimised = comparison.timings[OPTIMISED]
+    none = Ratio(0.0, 0.0, 0.0)
+    speedup = comparison.ratio(baseline, OPTIMISED) if optimised.ok else none
+    plain = min(forms, key=lambda n: comparison.timings[n].seconds)
+    gain = comparison.ratio(plain, OPTIMISED) if optimised.ok else none
+    return InTurn(
+        rivals,
+        baseline,
+        optimised,
+        speedup,
+        noise,
+        gain,
+    )
