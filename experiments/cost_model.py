@@ -31,8 +31,8 @@ from xrl_jax.cost.programs import constants_pay, program_job
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore
-from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache

@@ -20,8 +20,9 @@ from xrl_jax.accept.baselines import baselines, flat_original
 from xrl_jax.accept.samples import samples
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.measure.comparison import Comparison, compare
 from xrl_jax.measure.target import target_here
-from xrl_jax.measure.timing import Comparison, Ratio, compare
+from xrl_jax.measure.timing import Ratio
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 

@@ -32,8 +32,8 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.lower.table import LOWERINGS, applicable, is_offered
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
 from xrl_jax.search.openings import openings

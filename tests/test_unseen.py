@@ -14,7 +14,7 @@ import pytest
 import xrl_jax
 from tests.frontends.test_onnx_networks import with_random_weights
 from xrl_jax.frontends.onnx import load_onnx
-from xrl_jax.measure.timing import compare
+from xrl_jax.measure.comparison import compare
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from xrl_jax.frontends.callbacks import (
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import offered, select_rules, standard_rules
 from xrl_jax.language.table import compile_rules
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program

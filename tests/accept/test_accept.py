@@ -19,7 +19,8 @@ from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.lower.table import name_of, number_of
-from xrl_jax.measure.timing import Comparison, Ratio, Timing, warm_up
+from xrl_jax.measure.comparison import Comparison, warm_up
+from xrl_jax.measure.timing import Ratio, Timing
 from xrl_jax.program.program import Program
 
 W, X = jnp.full((3, 2), 0.5), jnp.ones((4, 3))
@@ -60,7 +61,7 @@ OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 
 
 def fake_compare(seconds: dict[str, float], spread: float = 0.01):
-    """`timing.compare` with made-up seconds by name (a function that fails to run still fails)."""
+    """`comparison.compare` with made-up seconds by name (a function that fails to run still fails)."""
 
     def compare(fns, *, baseline, seed, **_):
         timings, drawn = {}, {}

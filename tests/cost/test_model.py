@@ -14,9 +14,10 @@ from xrl_jax.cost.roofline import cost_table
 from xrl_jax.cost.view import CostView, signature, view_graph
 from xrl_jax.graph.graph import Node, build, pack_attrs
 from xrl_jax.measure.base import Job
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.target import Target
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker
 from xrl_jax.runtime.engine_jit import engine_jit
 

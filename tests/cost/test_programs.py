@@ -23,9 +23,10 @@ from xrl_jax.cost.programs import (
 )
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.target import Target
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
 

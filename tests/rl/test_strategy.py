@@ -20,7 +20,8 @@ from xrl_jax.cost.programs import program_job, program_key
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import GraphError, build, nodes_of
 from xrl_jax.measure.base import Job
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.edits import Edited, Told

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept, plain_ctrl_c, raise_lost_ctrl_c
 
 

@@ -23,7 +23,7 @@ from xrl_jax.language.rule_files import load_rules, offered, select_rules, stand
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.lower.table import LOWERINGS, name_of, number_of
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
 from xrl_jax.search.openings import Opening, openings
 

@@ -15,8 +15,8 @@ from tests.transform.test_layout import W, traced
 from tests.transform.test_layout import X as IMAGE
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import load_rules
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.target import Target
-from xrl_jax.measure.timing import Stopwatch
 from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.rounds import search_in_rounds

@@ -12,7 +12,8 @@ import jax
 from xrl_jax.accept.baselines import AS_ARGUMENTS, Original, baselines, compiled
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.programs import Timed
-from xrl_jax.measure.timing import Comparison, Ratio, Timing, compare
+from xrl_jax.measure.comparison import Comparison, compare
+from xrl_jax.measure.timing import Ratio, Timing
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import raise_lost_ctrl_c

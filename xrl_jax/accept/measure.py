@@ -10,7 +10,7 @@ import jax
 from xrl_jax.accept.samples import concrete
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.hoist import split
-from xrl_jax.measure import timing
+from xrl_jax.measure import comparison
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program, evaluate
@@ -35,7 +35,7 @@ def measure(
     options = program_or_fn.options if isinstance(program_or_fn, Fast) else {}
     program = program_or_fn.program if isinstance(program_or_fn, Fast) else program_or_fn
     if not isinstance(program, Program):
-        return timing.measure(program, *args, seconds=seconds)
+        return comparison.measure(program, *args, seconds=seconds)
     with own_settings():
         return _of_program(program, args, options, seconds)
 
@@ -59,4 +59,4 @@ def _of_program(
     weights = [x for x, w in zip(leaves, program.weights, strict=True) if w]
     inputs = [x for x, w in zip(leaves, program.weights, strict=True) if not w]
     call = jax.jit(hoisted.call, compiler_options=options or None)
-    return timing.measure(call, hoisted.prepare(weights), inputs, seconds=seconds)
+    return comparison.measure(call, hoisted.prepare(weights), inputs, seconds=seconds)

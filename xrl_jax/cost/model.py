@@ -23,9 +23,10 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.measure.base import Job, Measurer
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.target import Target
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
 

@@ -19,8 +19,9 @@ from xrl_jax.graph.hash import timing_key
 from xrl_jax.graph.work import node_work
 from xrl_jax.libraries import registry
 from xrl_jax.measure.base import Job
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.target import Target
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.compile_options import YNN
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c

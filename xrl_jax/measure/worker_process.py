@@ -27,18 +27,10 @@ import numpy as np
 
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.libraries.registry import calls, make_known
+from xrl_jax.measure.comparison import call_seconds, calls_per_turn, interleave, warm_up
 from xrl_jax.measure.inputs import hlo_hash, random_input
 from xrl_jax.measure.target import target_here
-from xrl_jax.measure.timing import (
-    Timing,
-    call_seconds,
-    calls_per_turn,
-    error_text,
-    interleave,
-    paired_ratio,
-    timing_of,
-    warm_up,
-)
+from xrl_jax.measure.timing import Timing, error_text, paired_ratio, timing_of
 from xrl_jax.runtime.memory import give_back
 
 MIN_ROUNDS = 5

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost.calibration import sceptical
 from xrl_jax.cost.model import price
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.train import TrainConfig, training_of

@@ -30,7 +30,8 @@ from xrl_jax.cost.model import Oracle, price
 from xrl_jax.cost.programs import job_or_failure, learn_from, program_key
 from xrl_jax.graph.graph import GraphError, bucket_for
 from xrl_jax.measure.base import Job
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.rl.edits import Edited
 from xrl_jax.rl.env import start_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step, Strategy
 from xrl_jax.search.changes import chooses_lowering
 from xrl_jax.search.descend import descend, known_moves

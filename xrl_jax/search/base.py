@@ -21,7 +21,7 @@ from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
 
 if TYPE_CHECKING:

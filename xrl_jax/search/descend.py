@@ -12,7 +12,7 @@ from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.language.rule import Rule
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Reached, Run, Step
 from xrl_jax.search.states import Moves, Space, State

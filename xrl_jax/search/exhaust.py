@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from xrl_jax.cost.roofline import CostTable
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Problem, Step
 from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space, State

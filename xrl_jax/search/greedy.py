@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import jax
 
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Alone, Budget, Problem, Reached, Run, SearchResult
 from xrl_jax.search.changes import chooses_lowering
 from xrl_jax.search.descend import descend

@@ -27,7 +27,7 @@ from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.language.rule import Role, Rule
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.libraries.registry import calling
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import Reached, Step, assemble
 from xrl_jax.search.in_library import in_library

@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
 from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space

@@ -24,7 +24,8 @@ from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.hash import timing_key
 from xrl_jax.language.rule import Rule
 from xrl_jax.measure.base import Job
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import Step

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from xrl_jax.cost.programs import Timed, constants_pay, learn_from, ranked, time_programs
-from xrl_jax.measure.timing import Stopwatch, Timing
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.measure.timing import Timing
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import (
     Alone,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.measure.timing import Stopwatch
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import (

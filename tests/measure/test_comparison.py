@@ -12,18 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.measure import timing as timing_module
-from xrl_jax.measure.timing import (
-    Ratio,
-    Timing,
-    call_seconds,
-    calls_per_turn,
-    compare,
-    interleave,
-    measure,
-    median_interval,
-    paired_ratio,
-)
+from xrl_jax.measure import comparison
+from xrl_jax.measure.comparison import call_seconds, calls_per_turn, compare, interleave, measure
+from xrl_jax.measure.timing import Ratio, Timing, median_interval, paired_ratio
 
 
 def rng() -> np.random.Generator:
@@ -172,8 +163,8 @@ def test_every_round_has_each_function_once_in_an_order_of_its_own():
 
 def test_after_each_turn_there_is_a_pause_of_a_twentieth_and_ten_milliseconds_at_most(monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(timing_module, "call_seconds", lambda fn, calls: 0.04)
-    monkeypatch.setattr(timing_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(comparison, "call_seconds", lambda fn, calls: 0.04)
+    monkeypatch.setattr(comparison.time, "sleep", pauses.append)
     for calls in (2, 100):
         rng = np.random.default_rng(0)
         one = {"a": lambda: None}, {"a": calls}
@@ -184,7 +175,7 @@ def test_after_each_turn_there_is_a_pause_of_a_twentieth_and_ten_milliseconds_at
 @pytest.mark.parametrize(("seconds", "untimed"), [(1e-4, 12), (0.01, 3), (0.03, 1), (0.06, 0)])
 def test_a_turn_begins_with_untimed_calls_that_warm_the_caches(monkeypatch, seconds, untimed):
     now, calls = [0.0], [0]
-    monkeypatch.setattr(timing_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(comparison.time, "perf_counter", lambda: now[0])
 
     def fn() -> None:
         now[0] += seconds
