@@ -17,7 +17,8 @@ import pytest
 
 from tests.lower.generators import GENERATORS, Sample
 from tests.quick import QUICK
-from xrl_jax.graph import ops
+from xrl_jax.graph import kinds, ops
+from xrl_jax.graph.attributes import with_kind
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower
@@ -53,10 +54,8 @@ def in_float64(sample: Sample) -> Node:
     node = sample.node
     if node.dtype not in ops.FLOAT_DTYPES:
         return node
-    attrs = list(node.attrs)
-    if node.spec.dtype == "attr":
-        attrs[node.spec.field("dtype").offset] = ops.DTYPE_CODE["float64"]
-    return Node(node.op, node.args, tuple(attrs), shape=node.shape, dtype="float64")
+    attrs = with_kind(node, kinds.DTYPE, ops.DTYPE_CODE["float64"])
+    return Node(node.op, node.args, attrs, shape=node.shape, dtype="float64")
 
 
 def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:

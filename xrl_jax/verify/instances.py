@@ -262,7 +262,7 @@ class _Drawing:
     ) -> int:
         packed = pack_attrs(p.op, attrs)
         arg_nodes = [self.nodes[a] for a in args]
-        if not dtypes_agree(p.op, [n.dtype for n in arg_nodes]):
+        if not ops.OPS[p.op].takes_dtypes([n.dtype for n in arg_nodes]):
             raise Rejected
         typed = infer(p.op, packed, arg_nodes)
         if typed is None or len(typed[0]) > ops.MAX_RANK or math.prod(typed[0]) > _MAX_ELEMENTS:
@@ -306,27 +306,3 @@ def fits(shape: tuple[int, ...], want: Want) -> bool:
     return len(shape) == len(want) and all(
         w is None or w == s for s, w in zip(shape, want, strict=True)
     )
-
-
-def dtypes_agree(op: str, dtypes: Sequence[str]) -> bool:
-    """Whether lax takes arguments of these dtypes."""
-    if op in ("select", "clamp"):
-        return len(set(dtypes[1:] if op == "select" else dtypes)) == 1 and (
-            op != "select" or dtypes[0] == "bool"
-        )
-    if op in _FLOAT_ONLY and not all("float" in d for d in dtypes):
-        return False
-    if op == "neg" or op in _NUMBERS:
-        return len(set(dtypes)) <= 1 and "bool" not in dtypes
-    if op in ("and", "or", "xor", "not"):
-        return len(set(dtypes)) <= 1 and not any("float" in d for d in dtypes)
-    return op == "dot" or len(set(dtypes)) <= 1
-
-
-_FLOAT_ONLY = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh "
-    "asinh acosh atanh erf erfc erf_inv lgamma digamma is_finite round floor ceil softmax".split()
-)
-_NUMBERS = frozenset(
-    "add sub mul div square integer_pow abs sign reduce_sum window_sum cumsum".split()
-)
