@@ -44,6 +44,7 @@ def precisions() -> dict[int, str]:
 
 
 _DTYPES = {code: name for name, code in ops.DTYPE_CODE.items() if code}
+_MASKS = (kinds.AXES, kinds.ONE_AXIS)
 _PACKED = (kinds.LHS_DIMS, kinds.RHS_DIMS)
 
 
@@ -77,7 +78,7 @@ def encode(field: Field, value: int) -> str:
     if names is not None:
         return names.get(value, str(value))
     dims: tuple[int, ...] | None = None
-    if field.kind == kinds.AXES and 0 <= value < 1 << ops.MAX_RANK:
+    if field.kind in _MASKS and 0 <= value < 1 << ops.MAX_RANK:
         dims = ops.axes_of(value)
     elif field.kind in _PACKED:
         dims = dims_of(value)
@@ -91,7 +92,7 @@ def decode(field: Field, text: str) -> int:
         if field.kind in _PACKED:
             return ops.pack_dims(dims)
         if (
-            field.kind == kinds.AXES
+            field.kind in _MASKS
             and len(set(dims)) == len(dims)
             and all(0 <= d < ops.MAX_RANK for d in dims)
         ):
@@ -176,7 +177,7 @@ def _named_error(field: Field, value: int) -> str | None:
 
 def _axis_error(field: Field, value: int, node: Node, arg_ranks: Sequence[int]) -> str | None:
     rank = arg_ranks[0] if arg_ranks else len(node.shape)
-    if field.kind == kinds.AXES and not 0 <= value < 1 << rank:
+    if field.kind in _MASKS and not 0 <= value < 1 << rank:
         return f"{value} is not a mask of {rank} axes"
     if field.kind == kinds.AXIS and not 0 <= value < rank:
         return f"{value} is outside 0..{rank - 1}"

@@ -95,6 +95,7 @@ FLAG = Kind("flag", least=0, most=1)
 # argument that are contracted or batched.
 AXIS = Kind("axis")
 AXES = Kind("mask of axes")
+ONE_AXIS = Kind("mask of one axis")
 PERMUTATION = Kind("permutation", fill=None)
 LHS_DIMS = Kind("packed axes", arg=0)
 RHS_DIMS = replace(LHS_DIMS, arg=1)

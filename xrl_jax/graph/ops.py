@@ -41,7 +41,10 @@ class OpSpec:
         node is made.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
       takes: names in `TAKES` of what each argument may be; the last holds for all after it.
+      gives: name in `TAKES` of what its dtype may be where the arguments do not say.
       one_dtype: the arguments that must have one dtype, by position.
+      full: the arguments that have the shape of the result where the shape rule is "elementwise";
+        others may be scalars.
       commutative: whether the first two arguments may be swapped.
     """
 
@@ -52,7 +55,9 @@ class OpSpec:
     shape: str = "elementwise"
     dtype: str = "arg0"
     takes: tuple[str, ...] = ("any",)
+    gives: str = "any"
     one_dtype: tuple[int, ...] = tuple(range(MAX_ARGS))
+    full: tuple[int, ...] = ()
     commutative: bool = False
 
     def field(self, name: str) -> Field:
@@ -101,7 +106,9 @@ _R = MAX_RANK
 _GIVEN = dict(shape="given", dtype="given", one_dtype=())
 _HOLDER = dict(fields=_fields(pinned=k.FLAG, n_args=k.NATURAL), **_GIVEN)
 _REDUCE = dict(fields=_fields(axes=k.AXES), shape="reduce")
-_ARG_REDUCE = dict(fields=_fields(axes=k.AXES, dtype=k.DTYPE), shape="reduce", dtype="attr")
+_ARG_REDUCE = dict(
+    fields=_fields(axes=k.ONE_AXIS, dtype=k.DTYPE), shape="reduce", dtype="attr", gives="integer"
+)
 _CUMULATIVE = dict(fields=_fields(axis=k.AXIS, reverse=k.FLAG), shape="arg0")
 _WINDOW = dict(
     fields=_fields(
@@ -120,7 +127,7 @@ _ENTRIES: tuple[Entry, ...] = (
     ("weight", (0, 0), _GIVEN),
     ("array", (0, 0), _GIVEN),
     ("const", (0, 0), _GIVEN),
-    ("iota", (0, 0), dict(fields=_fields(axis=k.AXIS), **_GIVEN)),
+    ("iota", (0, 0), dict(fields=_fields(axis=k.AXIS), gives="number", **_GIVEN)),
     # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`.
     # `pinned` equations have effects. `call` runs a folded body. `pack` chains arguments beyond
     # MAX_ARGS; `proj` takes one of several results.
@@ -155,8 +162,8 @@ _ENTRIES: tuple[Entry, ...] = (
     *_all("logical", "and or xor", 2, commutative=True),
     *_all("any", "ne eq", 2, dtype="bool", commutative=True),
     *_all("ordered", "ge gt le lt", 2, dtype="bool"),
-    ("select", (3, 3), dict(dtype="arg1", takes=("bool", "any"), one_dtype=(1, 2))),
-    *_all("ordered", "clamp", 3, dtype="arg1"),
+    ("select", (3, 3), dict(dtype="arg1", takes=("bool", "any"), one_dtype=(1, 2), full=(1, 2))),
+    *_all("ordered", "clamp", 3, dtype="arg1", full=(1,)),
     *_all("any", "transpose", 1, fields=_fields(perm=(k.PERMUTATION, _R)), shape="transpose"),
     *_all("any", "reshape", 1, fields=_fields(shape=(k.SIZES, _R), rank=k.RANK), shape="reshape"),
     (
@@ -191,7 +198,7 @@ _ENTRIES: tuple[Entry, ...] = (
     *_all("logical", "reduce_and reduce_or reduce_xor", 1, **_REDUCE),
     *_all("ordered", "argmax argmin", 1, **_ARG_REDUCE),
     *_all("number", "cumsum cumprod", 1, **_CUMULATIVE),
-    *_all("ordered", "cummax cummin", 1, **_CUMULATIVE),
+    *_all("real", "cummax cummin", 1, **_CUMULATIVE),
     *_all("inexact", "cumlogsumexp", 1, **_CUMULATIVE),
     *_all("number", "window_sum", 1, **_WINDOW),
     *_all("ordered", "window_max window_min", 1, **_WINDOW),
@@ -212,6 +219,7 @@ _ENTRIES: tuple[Entry, ...] = (
             ),
             shape="dot",
             dtype="attr",
+            gives="number",
             one_dtype=(),
         ),
     ),
@@ -235,6 +243,7 @@ _ENTRIES: tuple[Entry, ...] = (
             ),
             shape="conv",
             dtype="attr",
+            gives="number",
         ),
     ),
 )
