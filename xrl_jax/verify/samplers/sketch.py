@@ -84,29 +84,32 @@ class Sketch:
 
     # --- nodes ---
 
-    def node(self, op: str, *args: int, n_args: int | None = None) -> int:
+    def node(self, op: str, *args: int | None, n_args: int | None = None) -> int:
         """A random node of an operator; its index in `nodes`.
 
         Args:
-          args: the nodes of its first arguments.
+          args: the nodes of its first arguments; None, and those that follow, are drawn.
           n_args: how many it has, by default a random number that it takes.
+
+        Raises:
+          Rejected: this draw does not fit; another may.
         """
-        spec = ops.OPS[op]
-        least, most = spec.arity
+        least, most = ops.OPS[op].arity
         n = self.number(max(least, len(args)), most) if n_args is None else n_args
         names = [f"?{i}" for i in range(n)]
-        self.bound = dict(zip(names, args, strict=False))
-        return self.make(Pattern(op, tuple(map(Var, names))), None, self._dtype_of(spec, args))
+        self.bound = {v: a for v, a in zip(names, args, strict=False) if a is not None}
+        return self.make(Pattern(op, tuple(map(Var, names))), None, self._dtype_of(op))
 
-    def _dtype_of(self, spec: ops.OpSpec, args: Sequence[int]) -> str:
-        """A dtype that the operator may have."""
+    def _dtype_of(self, op: str) -> str:
+        """A dtype that a node of these arguments may have."""
+        spec = ops.OPS[op]
         if spec.dtype == "bool":
             return "bool"
         if spec.dtype in ("attr", "given"):
             return self.dtype_among(ops.TAKES[spec.gives])
         giver = 1 if spec.dtype == "arg1" else 0
-        if giver < len(args):
-            return self.nodes[args[giver]].dtype
+        if f"?{giver}" in self.bound:
+            return self.nodes[self.bound[f"?{giver}"]].dtype
         return self.dtype_among(spec.dtypes_of(giver))
 
     def make(self, p: Pattern | Var, want: Want, dtype: str) -> int:
