@@ -82,10 +82,10 @@ class OpSpec:
         return len(same) <= 1 and all(d in self.dtypes_of(i) for i, d in enumerate(dtypes))
 
 
-def _fields(**fields: Kind | tuple[Kind, int]) -> tuple[Field, ...]:
+def fields(**named: Kind | tuple[Kind, int]) -> tuple[Field, ...]:
     """Fields one after the other: kinds by name, with the width where it is not one."""
     made, offset = [], 0
-    for name, entry in fields.items():
+    for name, entry in named.items():
         kind, width = (entry, 1) if isinstance(entry, Kind) else entry
         made.append(Field(name, kind, offset, width))
         offset += width
@@ -104,37 +104,37 @@ def _all(takes: str, names: str, arity: int, **kwargs: Any) -> list[Entry]:
 
 _R = MAX_RANK
 _GIVEN = dict(shape="given", dtype="given", one_dtype=())
-_HOLDER = dict(fields=_fields(pinned=k.FLAG, n_args=k.NATURAL), **_GIVEN)
-_REDUCE = dict(fields=_fields(axes=k.AXES), shape="reduce")
+_HOLDER = dict(fields=fields(pinned=k.FLAG, n_args=k.NATURAL), **_GIVEN)
+_REDUCE = dict(fields=fields(axes=k.AXES), shape="reduce")
 _ARG_REDUCE = dict(
-    fields=_fields(axes=k.ONE_AXIS, dtype=k.DTYPE), shape="reduce", dtype="attr", gives="integer"
+    fields=fields(axes=k.ONE_AXIS, dtype=k.DTYPE), shape="reduce", dtype="attr", gives="integer"
 )
-_CUMULATIVE = dict(fields=_fields(axis=k.AXIS, reverse=k.FLAG), shape="arg0")
+_CUMULATIVE = dict(fields=fields(axis=k.AXIS, reverse=k.FLAG), shape="arg0")
 _WINDOW = dict(
-    fields=_fields(
+    fields=fields(
         window=(k.STEPS, 4), stride=(k.STEPS, 4), low=(k.PADDING, 4), high=(k.PADDING, 4)
     ),
     shape="window",
 )
 
 # An operator's place is its code, which is part of the saved format: new ones go to the end.
-_ENTRIES: tuple[Entry, ...] = (
+ENTRIES: tuple[Entry, ...] = (
     ("hole", (0, 0), _GIVEN),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
     # ref is its `value`. An input of a body that is the body's own result `again` - 1, one call
     # before, says so.
-    ("input", (0, 0), dict(fields=_fields(again=k.INTEGER), **_GIVEN)),
+    ("input", (0, 0), dict(fields=fields(again=k.INTEGER), **_GIVEN)),
     ("weight", (0, 0), _GIVEN),
     ("array", (0, 0), _GIVEN),
     ("const", (0, 0), _GIVEN),
-    ("iota", (0, 0), dict(fields=_fields(axis=k.AXIS), gives="number", **_GIVEN)),
+    ("iota", (0, 0), dict(fields=fields(axis=k.AXIS), gives="number", **_GIVEN)),
     # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`.
     # `pinned` equations have effects. `call` runs a folded body. `pack` chains arguments beyond
     # MAX_ARGS; `proj` takes one of several results.
     ("opaque", (0, MAX_ARGS), _HOLDER),
     ("call", (0, MAX_ARGS), _HOLDER),
     ("pack", (1, MAX_ARGS), _GIVEN),
-    ("proj", (1, 1), dict(fields=_fields(index=k.NATURAL), **_GIVEN)),
+    ("proj", (1, 1), dict(fields=fields(index=k.NATURAL), **_GIVEN)),
     *_all("number", "neg", 1),
     *_all("inexact", "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt", 1),
     *_all("float", "cbrt", 1),
@@ -148,9 +148,9 @@ _ENTRIES: tuple[Entry, ...] = (
     *_all("integer", "population_count clz", 1),
     *_all("any", "copy", 1),
     *_all("float", "is_finite", 1, dtype="bool"),
-    *_all("float", "round", 1, fields=_fields(method=k.FLAG)),
-    *_all("number", "integer_pow", 1, fields=_fields(exponent=k.INTEGER)),
-    *_all("any", "cast", 1, fields=_fields(dtype=k.DTYPE), dtype="attr"),
+    *_all("float", "round", 1, fields=fields(method=k.FLAG)),
+    *_all("number", "integer_pow", 1, fields=fields(exponent=k.INTEGER)),
+    *_all("any", "cast", 1, fields=fields(dtype=k.DTYPE), dtype="attr"),
     *_all("number", "sub div", 2),
     *_all("real", "rem", 2),
     ("pow", (2, 2), dict(takes=("inexact", "number"), one_dtype=())),  # by an integer, too
@@ -164,22 +164,22 @@ _ENTRIES: tuple[Entry, ...] = (
     *_all("ordered", "ge gt le lt", 2, dtype="bool"),
     ("select", (3, 3), dict(dtype="arg1", takes=("bool", "any"), one_dtype=(1, 2), full=(1, 2))),
     *_all("ordered", "clamp", 3, dtype="arg1", full=(1,)),
-    *_all("any", "transpose", 1, fields=_fields(perm=(k.PERMUTATION, _R)), shape="transpose"),
-    *_all("any", "reshape", 1, fields=_fields(shape=(k.SIZES, _R), rank=k.RANK), shape="reshape"),
+    *_all("any", "transpose", 1, fields=fields(perm=(k.PERMUTATION, _R)), shape="transpose"),
+    *_all("any", "reshape", 1, fields=fields(shape=(k.SIZES, _R), rank=k.RANK), shape="reshape"),
     (
         "broadcast",
         (1, 1),
         dict(
-            fields=_fields(shape=(k.SIZES, _R), rank=k.RANK, dims=(k.PLACES, _R)),
+            fields=fields(shape=(k.SIZES, _R), rank=k.RANK, dims=(k.PLACES, _R)),
             shape="broadcast",
         ),
     ),
-    ("concat", (1, MAX_ARGS), dict(fields=_fields(axis=k.AXIS), shape="concat")),
+    ("concat", (1, MAX_ARGS), dict(fields=fields(axis=k.AXIS), shape="concat")),
     (
         "slice",
         (1, 1),
         dict(
-            fields=_fields(start=(k.STARTS, _R), limit=(k.LIMITS, _R), stride=(k.STEPS, _R)),
+            fields=fields(start=(k.STARTS, _R), limit=(k.LIMITS, _R), stride=(k.STEPS, _R)),
             shape="slice",
         ),
     ),
@@ -187,11 +187,11 @@ _ENTRIES: tuple[Entry, ...] = (
         "pad",
         (2, 2),
         dict(
-            fields=_fields(low=(k.PADDING, _R), high=(k.PADDING, _R), interior=(k.GAPS, _R)),
+            fields=fields(low=(k.PADDING, _R), high=(k.PADDING, _R), interior=(k.GAPS, _R)),
             shape="pad",
         ),
     ),
-    *_all("any", "rev", 1, fields=_fields(axes=k.AXES), shape="arg0"),
+    *_all("any", "rev", 1, fields=fields(axes=k.AXES), shape="arg0"),
     *_all("number", "reduce_sum", 1, **_REDUCE),
     *_all("ordered", "reduce_max reduce_min", 1, **_REDUCE),
     *_all("number", "reduce_prod", 1, **_REDUCE),
@@ -203,13 +203,13 @@ _ENTRIES: tuple[Entry, ...] = (
     *_all("number", "window_sum", 1, **_WINDOW),
     *_all("ordered", "window_max window_min", 1, **_WINDOW),
     # `softmax` over a mask of axes: exp(x - max) / sum; it exists so that its form can be chosen.
-    *_all("float", "softmax", 1, fields=_fields(axes=k.AXES), shape="arg0"),
+    *_all("float", "softmax", 1, fields=fields(axes=k.AXES), shape="arg0"),
     # Layouts of conv are indices into `LAYOUTS`.
     (
         "dot",
         (2, 2),
         dict(
-            fields=_fields(
+            fields=fields(
                 lhs_contract=k.LHS_DIMS,
                 rhs_contract=k.RHS_DIMS,
                 lhs_batch=k.LHS_DIMS,
@@ -227,7 +227,7 @@ _ENTRIES: tuple[Entry, ...] = (
         "conv",
         (2, 2),
         dict(
-            fields=_fields(
+            fields=fields(
                 stride=(k.SPATIAL_STEPS, 2),
                 low=(k.SPATIAL_PADDING, 2),
                 high=(k.SPATIAL_PADDING, 2),
@@ -249,12 +249,13 @@ _ENTRIES: tuple[Entry, ...] = (
 )
 
 
-OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {
-        name: OpSpec(name=name, code=code, arity=arity, **kwargs)
-        for code, (name, arity, kwargs) in enumerate(_ENTRIES)
-    }
-)
+def table(entries: Sequence[Entry]) -> Mapping[str, OpSpec]:
+    """The operators by name; their codes are their places."""
+    specs = {n: OpSpec(n, code, arity, **more) for code, (n, arity, more) in enumerate(entries)}
+    return MappingProxyType(specs)
+
+
+OPS = table(ENTRIES)
 OP_NAMES: tuple[str, ...] = tuple(OPS)
 N_OPS = len(OP_NAMES)
 HOLE = OPS["hole"].code
