@@ -1,4 +1,5 @@
-"""Attribute fields: what their integers mean, and how they are read and written.
+"""Attribute fields by their kinds: how they are read and written, their defaults and normal form,
+and what is wrong with them.
 
 Masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`), precisions and
 dtypes are names.
