@@ -95,6 +95,8 @@ class _Maker(Sketch):
         bound *= _terms(node, [self.nodes[a] for a in node.args])
         if bound > _BOUND or math.prod(node.shape) > _MAX_SIZE or 0 in node.shape:
             raise Rejected
+        if node.op == "conv" and min(*node.attr("low"), *node.attr("high")) < 0:  # type: ignore[misc]
+            raise Rejected  # XLA reads beyond its arrays in some of these on CPUs
         if node.op in _POOLING:  # a window of padding alone has no finite maximum
             window, low, high = (node.attr(f) for f in ("window", "low", "high"))
             for w, *ends in zip(window, low, high, strict=True):  # type: ignore[arg-type]
