@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax import lax
 
-from xrl_jax.graph import ops, shapes
+from xrl_jax.graph import attributes, ops, shapes
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 
 
@@ -27,6 +27,32 @@ def test_every_op_has_a_shape_rule_and_fields_that_fit_and_do_not_overlap(spec):
 def test_the_unknown_attribute_is_named_with_those_there_are():
     with pytest.raises(KeyError, match="'concat' has no attribute 'axes'.*axis"):
         ops.OPS["concat"].field("axes")
+
+
+@pytest.mark.parametrize(
+    ("op", "dtypes", "taken"),
+    [
+        ("add", ("float32", "float32"), True),
+        ("add", ("float32", "int32"), False),
+        ("add", ("bool", "bool"), False),
+        ("and", ("bool", "bool"), True),
+        ("exp", ("int32",), False),
+        ("pow", ("float32", "int32"), True),
+        ("select", ("bool", "int8", "int8"), True),
+        ("select", ("int8", "int8", "int8"), False),
+        ("dot", ("bfloat16", "float32"), True),
+        ("conv", ("bfloat16", "float32"), False),
+        ("opaque", ("extended", "bool"), True),
+    ],
+)
+def test_the_table_says_which_dtypes_go_together(op, dtypes, taken):
+    assert ops.OPS[op].takes_dtypes(dtypes) == taken
+
+
+def test_attributes_are_in_normal_form_beyond_the_rank_and_the_fields():
+    attrs = pack_attrs("slice", {"start": (2, 7), "limit": (5,)})
+    node = Node("slice", (0,), (*attrs[:13], 4, *attrs[14:]), shape=(3,))
+    assert attributes.normal(node, 1) == pack_attrs("slice", {"start": (2,), "limit": (5,)})
 
 
 def test_dimensions_are_packed_base_eight_lowest_first():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.lower.generators import GENERATORS
+from tests.lower.generators import random_node
 from tests.lower.test_conformance import CHOSEN, arrays, in_float64, rng_for
 from tests.quick import QUICK
 from xrl_jax.graph.graph import Node
@@ -43,7 +43,7 @@ def broken(op: str, kind: str) -> tuple[set[str], set[str]]:
     wrong: set[str] = set()
     for example in range(_EXAMPLES):
         rng = rng_for(op, example)
-        sample = GENERATORS[op](rng)
+        sample = random_node(op, rng)
         node = sample.node
         if node.dtype != "float32" or 0 in node.shape:
             continue

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.lower.generators import GENERATORS
+from tests.lower.generators import random_node
 from tests.lower.test_conformance import CHOSEN, rng_for
 from xrl_jax.graph.graph import GraphError, Node
 from xrl_jax.graph.view import NodeView, view_of
@@ -29,7 +29,7 @@ _fits = jax.jit(jax.vmap(fits))
 
 @pytest.mark.parametrize("op", CHOSEN)
 def test_conditions_say_the_same_on_the_host_and_inside_jit(op: str) -> None:
-    samples = [GENERATORS[op](rng_for(op, example)) for example in range(EXAMPLES)]
+    samples = [random_node(op, rng_for(op, example)) for example in range(EXAMPLES)]
     views = [view_of(s.node, s.args) for s in samples]
     found = np.asarray(_fits(NodeView(*(np.stack(f) for f in zip(*views, strict=True)))))
     for sample, row in zip(samples, found, strict=True):
@@ -39,7 +39,7 @@ def test_conditions_say_the_same_on_the_host_and_inside_jit(op: str) -> None:
 
 
 def test_the_lowering_that_a_node_has_is_not_chosen_again() -> None:
-    sample = GENERATORS["softmax"](rng_for("softmax", 0))
+    sample = random_node("softmax", rng_for("softmax", 0))
     node = replace(sample.node, lowering=number_of("softmax", "reciprocal"))
     views = NodeView(*(np.asarray(f)[None] for f in view_of(node, sample.args)))
     (row,) = np.asarray(_fits(views))

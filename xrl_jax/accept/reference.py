@@ -22,7 +22,8 @@ import numpy as np
 from xrl_jax.accept.rounding import Value, bar, by_random_signs, is_inexact, of_node
 from xrl_jax.accept.rounding_flow import control_flow
 from xrl_jax.accept.wide import wide_dtype, wide_results, widened
-from xrl_jax.graph import ops
+from xrl_jax.graph import kinds, ops
+from xrl_jax.graph.attributes import with_kind
 from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, nodes_of
 from xrl_jax.graph.operands import flat_operands
@@ -277,14 +278,11 @@ def _wide_node(node: Node) -> Node:
         node = replace(node, lowering=0)
     wide = wide_dtype(jnp.dtype(node.dtype)).name if node.dtype not in _UNTYPED else node.dtype
     node = replace(node, dtype=wide)
-    attrs = list(node.attrs)
-    for f in node.spec.fields:
-        if f.name == "precision":
-            attrs[f.offset] = 0
-        if f.name == "dtype":
-            named = ops.DTYPES[attrs[f.offset]]
-            attrs[f.offset] = ops.DTYPE_CODE[wide_dtype(jnp.dtype(named)).name]
-    return replace(node, attrs=tuple(attrs))
+    node = replace(node, attrs=with_kind(node, kinds.PRECISION, 0))
+    for f in node.spec.of_kind(kinds.DTYPE):
+        named = wide_dtype(jnp.dtype(ops.DTYPES[node.attrs[f.offset]])).name
+        node = replace(node, attrs=with_kind(node, kinds.DTYPE, ops.DTYPE_CODE[named]))
+    return node
 
 
 _UNTYPED = ("none", "extended", "tuple")

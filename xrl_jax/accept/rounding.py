@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.graph import ops
+from xrl_jax.graph import kinds, ops
+from xrl_jax.graph.attributes import with_kind
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.xla.plain import axes_of
 from xrl_jax.lower.table import lower
@@ -325,8 +326,4 @@ def _variance(x: Value) -> Any:
 
 def _with_dtype(node: Node, dtype: str) -> Node:
     """The node with another dtype attribute, where it has one."""
-    attrs = list(node.attrs)
-    for f in node.spec.fields:
-        if f.name == "dtype":
-            attrs[f.offset] = ops.DTYPE_CODE[dtype]
-    return replace(node, attrs=tuple(attrs))
+    return replace(node, attrs=with_kind(node, kinds.DTYPE, ops.DTYPE_CODE[dtype]))

@@ -1,4 +1,5 @@
-"""Attribute fields: what their integers mean, and how they are read and written.
+"""Attribute fields by their kinds: how they are read and written, their defaults and normal form,
+and what is wrong with them.
 
 Masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`), precisions and
 dtypes are names.
@@ -6,23 +7,13 @@ dtypes are names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import count
-from types import MappingProxyType
 
-from xrl_jax.graph import ops
-from xrl_jax.graph.graph import pack_attrs
-
-# Arguments that must have one dtype, by op. `pow` is missing: its exponent may be an integer.
-_PAIRS = (
-    "sub div rem atan2 nextafter shift_left shift_right_logical shift_right_arithmetic add mul max "
-    "min and or xor ne eq ge gt le lt pad"
-)
-SAME_DTYPE: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    dict.fromkeys(_PAIRS.split(), (0, 1))
-    | {"select": (1, 2), "clamp": (0, 1, 2), "concat": tuple(range(ops.MAX_ARGS))}
-)
+from xrl_jax.graph import kinds, ops
+from xrl_jax.graph.graph import Node, pack_attrs
+from xrl_jax.graph.kinds import Field, Kind
 
 
 @cache
@@ -54,22 +45,19 @@ def precisions() -> dict[int, str]:
 
 
 _DTYPES = {code: name for name, code in ops.DTYPE_CODE.items() if code}
-PACKED = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")  # fields of `ops.pack_dims`
+_MASKS = (kinds.AXES, kinds.ONE_AXIS)
+_PACKED = (kinds.LHS_DIMS, kinds.RHS_DIMS)
 
 
-def names_of(field: str) -> dict[int, str] | None:
-    """The names of the values of an enumerated field, by code; None for other fields."""
-    match field:
-        case "dtype":
-            return _DTYPES
-        case "precision":
-            return precisions()
-        case "lhs_layout" | "out_layout":
-            return _layouts("NC")
-        case "rhs_layout":
-            return _layouts("OI")
-        case _:
-            return None
+def names_of(kind: Kind) -> dict[int, str] | None:
+    """The names of the values of an enumerated kind, by code; None for other kinds."""
+    if kind == kinds.DTYPE:
+        return _DTYPES
+    if kind == kinds.PRECISION:
+        return precisions()
+    if kind == kinds.DATA_LAYOUT:
+        return _layouts("NC")
+    return _layouts("OI") if kind == kinds.KERNEL_LAYOUT else None
 
 
 def dims_of(code: int) -> tuple[int, ...] | None:
@@ -80,56 +68,131 @@ def dims_of(code: int) -> tuple[int, ...] | None:
     return dims if all(0 <= d < ops.MAX_RANK for d in dims) else None
 
 
-def used_width(op: str, field: ops.Field, rank: int, arg_rank: int) -> int:
+def used_width(field: Field, rank: int, arg_rank: int) -> int:
     """How many entries of a wide field matter, by the node's rank and its first argument's."""
-    if op == "conv":
-        wanted = arg_rank - 2
-    else:
-        wanted = rank if field.name == "shape" else arg_rank
+    wanted = {"arg": arg_rank, "node": rank, "spatial": arg_rank - 2}[field.kind.span]
     return min(max(wanted, 0), field.width)
 
 
-def encode(field: str, value: int) -> str:
-    names = names_of(field)
+def encode(field: Field, value: int) -> str:
+    names = names_of(field.kind)
     if names is not None:
         return names.get(value, str(value))
     dims: tuple[int, ...] | None = None
-    if field == "axes" and 0 <= value < 1 << ops.MAX_RANK:
+    if field.kind in _MASKS and 0 <= value < 1 << ops.MAX_RANK:
         dims = ops.axes_of(value)
-    elif field in PACKED:
+    elif field.kind in _PACKED:
         dims = dims_of(value)
     return str(value) if dims is None else f"[{', '.join(map(str, dims))}]"
 
 
-def decode(field: str, text: str) -> int:
+def decode(field: Field, text: str) -> int:
     """The integer that `encode` wrote; ValueError says what is wrong."""
     if text.startswith("["):
         dims = tuple(int(d) for d in text[1:-1].split(",") if d.strip())
-        if field in PACKED:
+        if field.kind in _PACKED:
             return ops.pack_dims(dims)
         if (
-            field == "axes"
+            field.kind in _MASKS
             and len(set(dims)) == len(dims)
             and all(0 <= d < ops.MAX_RANK for d in dims)
         ):
             return ops.mask_of(dims)
-        raise ValueError(f"{field} does not take {text}")
-    codes = {name: code for code, name in (names_of(field) or {}).items()}
+        raise ValueError(f"{field.name} does not take {text}")
+    codes = {name: code for code, name in (names_of(field.kind) or {}).items()}
     if text in codes:
         return codes[text]
     try:
         return int(text)
     except ValueError:
         takes = f"one of {', '.join(codes)}, or an integer" if codes else "an integer"
-        raise ValueError(f"{field} takes {takes}, not {text!r}") from None
+        raise ValueError(f"{field.name} takes {takes}, not {text!r}") from None
 
 
 def defaults(op: str, shape: Sequence[int], dtype: str) -> tuple[int, ...]:
     """Attributes that need not be written on a node of this type."""
-    named: dict[str, int | Sequence[int]] = {}
-    for field in ops.OPS[op].fields:
-        if field.name == "dtype":
-            named["dtype"] = ops.DTYPE_CODE[dtype]
-        elif field.name == "shape" and len(shape) <= ops.MAX_RANK:
-            named |= {"shape": tuple(shape), "rank": len(shape)}
+    spec, named = ops.OPS[op], {}
+    for field in spec.of_kind(kinds.DTYPE):
+        named[field.name] = ops.DTYPE_CODE[dtype]
+    if len(shape) <= ops.MAX_RANK:
+        for field in spec.of_kind(kinds.SIZES):
+            named[field.name] = tuple(shape)
+        for field in spec.of_kind(kinds.RANK):
+            named[field.name] = len(shape)
     return pack_attrs(op, named)
+
+
+def normal(node: Node, arg_rank: int) -> tuple[int, ...]:
+    """The attributes of a node, filled up beyond the entries that matter and beyond its fields.
+
+    Args:
+      arg_rank: rank of the first argument.
+    """
+    out = [0] * ops.MAX_ATTRS
+    for field in node.spec.fields:
+        used = used_width(field, len(node.shape), arg_rank) if field.width > 1 else 1
+        out[field.place] = [*node.attrs[field.place][:used], *field.fill[used:]]
+    return tuple(out)
+
+
+def with_kind(node: Node, kind: Kind, value: int) -> tuple[int, ...]:
+    """The attributes of a node with all those of one kind set to a value."""
+    attrs = list(node.attrs)
+    for field in node.spec.of_kind(kind):
+        attrs[field.place] = [value] * field.width
+    return tuple(attrs)
+
+
+def error(node: Node, arg_ranks: Sequence[int]) -> str | None:
+    """What is out of range in a node's attributes, in words; None where all are well.
+
+    Args:
+      arg_ranks: ranks of its arguments.
+    """
+    spec = node.spec
+    arg_rank = arg_ranks[0] if arg_ranks else 0
+    for field in spec.fields:
+        values = node.attrs[field.place]
+        wrong = _named_error(field, values[0]) or _axis_error(field, values[0], node, arg_ranks)
+        if wrong or (wrong := _range_error(field, values)):
+            return f"attribute {field.name}={wrong}"
+        if field.width > 1:
+            used = used_width(field, len(node.shape), arg_rank)
+            if values[used:] != field.fill[used:]:
+                beyond = f"must end in {field.fill[used:]} beyond entry {used}"
+                return f"attribute {field.name}={values} {beyond}"
+    for kind, side in zip(_PACKED, ("lhs", "rhs"), strict=True):
+        listed = [d for f in spec.of_kind(kind) for d in dims_of(node.attrs[f.offset]) or ()]
+        if twice := sorted({d for d in listed if listed.count(d) > 1}):
+            return f"{side} axes {twice} are contracted and batched"
+    end = max((f.place.stop for f in spec.fields), default=0)
+    if any(node.attrs[end:]):
+        return f"attribute integers beyond entry {end} are not zero"
+    return None
+
+
+def _named_error(field: Field, value: int) -> str | None:
+    names = names_of(field.kind)
+    return None if names is None or value in names else f"{value} is out of range"
+
+
+def _axis_error(field: Field, value: int, node: Node, arg_ranks: Sequence[int]) -> str | None:
+    rank = arg_ranks[0] if arg_ranks else len(node.shape)
+    if field.kind in _MASKS and not 0 <= value < 1 << rank:
+        return f"{value} is not a mask of {rank} axes"
+    if field.kind == kinds.AXIS and not 0 <= value < rank:
+        return f"{value} is outside 0..{rank - 1}"
+    if field.kind in _PACKED:
+        rank, dims = arg_ranks[field.kind.arg], dims_of(value)
+        if dims is None or len(set(dims)) < len(dims) or any(d >= rank for d in dims):
+            return f"{value} is not a list of distinct axes below {rank}"
+    return None
+
+
+def _range_error(field: Field, values: Sequence[int]) -> str | None:
+    least, most = field.kind.least, field.kind.most
+    for v in values:
+        if (least is not None and v < least) or (most is not None and v > most):
+            limits = f"at least {least}" if most is None else f"{least} to {most}"
+            return f"{v} is out of range: {limits}"
+    return None

@@ -20,20 +20,10 @@ from xrl_jax.graph.graph import (
     Node,
     TensorGraph,
     infer,
-    pack_attrs,
     padded,
 )
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.graph.text import format_node, format_type
-
-# Least and most value of attributes that are plain integers; for others the shape rules decide.
-_RANGES: Mapping[str, tuple[int, int | None]] = MappingProxyType(
-    dict.fromkeys(("window", "stride", "lhs_dilation", "rhs_dilation"), (1, None))
-    | dict.fromkeys(("groups", "batch_groups"), (1, None))
-    | dict.fromkeys(("start", "limit", "interior", "shape", "n_args", "index"), (0, None))
-    | dict.fromkeys(("pinned", "reverse", "method"), (0, 1))
-    | {"rank": (0, ops.MAX_RANK)}
-)
 
 _REF_KINDS: Mapping[str, type] = MappingProxyType(
     {
@@ -175,48 +165,6 @@ def _check_depth(view: View) -> None:
     view.fail(bad[0], f"depth {own} is not above those of its arguments, {args}")
 
 
-def _attribute_error(node: Node, args: Sequence[Node]) -> str | None:
-    """What is out of range in a node's attributes."""
-    spec = node.spec
-    arg_rank = len(args[0].shape) if args else 0
-    for field in spec.fields:
-        values = node.attrs[field.offset : field.offset + field.width]
-        name, value = field.name, values[0]
-        names = attributes.names_of(name)
-        if names is not None and value not in names:
-            return f"attribute {name}={value} is out of range"
-        if name == "axes" and not 0 <= value < 1 << arg_rank:
-            return f"attribute axes={value} is not a mask of {arg_rank} axes"
-        rank = arg_rank if args else len(node.shape)
-        if name == "axis" and not 0 <= value < rank:
-            return f"attribute axis={value} is outside 0..{rank - 1}"
-        if name in attributes.PACKED:
-            rank = len(args[1].shape) if name.startswith("rhs") else arg_rank
-            dims = attributes.dims_of(value)
-            if dims is None or len(set(dims)) < len(dims) or any(d >= rank for d in dims):
-                return f"attribute {name}={value} is not a list of distinct axes below {rank}"
-        least, most = _RANGES.get(name, (None, None))
-        for v in values:
-            if (least is not None and v < least) or (most is not None and v > most):
-                limits = f"at least {least}" if most is None else f"{least} to {most}"
-                return f"attribute {name}={v} is out of range: {limits}"
-        if field.width > 1:
-            used = attributes.used_width(node.op, field, len(node.shape), arg_rank)
-            fill = pack_attrs(node.op, {})[field.offset : field.offset + field.width]
-            if values[used:] != fill[used:]:
-                return f"attribute {name}={values} must end in {fill[used:]} beyond entry {used}"
-    if node.op == "dot":
-        for side in ("lhs", "rhs"):
-            codes = (node.attr(f"{side}_contract"), node.attr(f"{side}_batch"))
-            contract, batch = (set(attributes.dims_of(c) or ()) for c in codes)  # type: ignore[arg-type]
-            if contract & batch:
-                return f"{side} axes {sorted(contract & batch)} are contracted and batched"
-    end = max((f.offset + f.width for f in spec.fields), default=0)
-    if any(node.attrs[end:]):
-        return f"attribute integers beyond entry {end} are not zero"
-    return None
-
-
 def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
     for slot in view.live:
         if not 0 <= view.f.dtype[slot] < len(ops.DTYPES):
@@ -233,9 +181,9 @@ def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
         if node.lowering < 0 or (most is not None and node.lowering >= most):
             known = "" if most is None else f" (known: 0 to {most - 1})"
             view.fail(slot, f"lowering {node.lowering} is out of range{known}")
-        if wrong := _attribute_error(node, args):
+        if wrong := attributes.error(node, [len(a.shape) for a in args]):
             view.fail(slot, wrong)
-        same = {args[i].dtype for i in attributes.SAME_DTYPE.get(op, ()) if i < len(args)}
+        same = {args[i].dtype for i in node.spec.one_dtype if i < len(args)}
         if len(same) > 1:
             view.fail(slot, f"arguments must have one dtype, got {', '.join(sorted(same))}")
         wide = [a for a in args if len(a.shape) > ops.MAX_RANK]

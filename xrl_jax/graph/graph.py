@@ -98,48 +98,30 @@ class Node:
     def attr(self, name: str) -> int | tuple[int, ...]:
         """An attribute by name: an integer, or a tuple where the field is wide."""
         field = self.spec.field(name)
-        values = self.attrs[field.offset : field.offset + field.width]
+        values = self.attrs[field.place]
         return values[0] if field.width == 1 else values
 
 
 def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
-    """The attribute vector [K] of an op from named values; narrow sequences are filled up (see
-    `_FILL`).
+    """The attribute vector [K] of an op from named values; narrow sequences are filled up as the
+    kind of the field has it.
     """
     out = [0] * ops.MAX_ATTRS
     spec = ops.OPS[op]
     for field in spec.fields:
-        fill = _FILL.get((op, field.name), 0)
-        given = values.get(field.name)
+        given: Any = values.get(field.name)
         if given is None:
             given = ()
         elif field.width == 1:
-            given = (given,)  # type: ignore[assignment]
-        row = [int(v) for v in given]  # type: ignore[union-attr]
+            given = (given,)
+        row = [int(v) for v in given]
         if len(row) > field.width:
             raise GraphError(f"{op}.{field.name} takes {field.width} values, got {len(row)}: {row}")
-        for i in range(field.width):
-            default = i if fill == "index" else int(fill)
-            out[field.offset + i] = row[i] if i < len(row) else default
+        out[field.place] = [*row, *field.fill[len(row) :]]
     unknown = set(values) - {f.name for f in spec.fields}
     if unknown:
         spec.field(sorted(unknown)[0])
     return tuple(out)
-
-
-# How a wide attribute is filled up beyond the rank; elsewhere by zeros.
-_FILL: dict[tuple[str, str], int | str] = {
-    ("transpose", "perm"): "index",
-    ("reshape", "shape"): 1,
-    ("broadcast", "shape"): 1,
-    ("broadcast", "dims"): -1,
-    ("slice", "limit"): 1,
-    ("slice", "stride"): 1,
-    **{(w, f): 1 for w in ("window_sum", "window_max", "window_min") for f in ("window", "stride")},
-    **{
-        ("conv", f): 1 for f in ("stride", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")
-    },
-}
 
 
 def padded(shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,65 +1,31 @@
 """The op table: one entry per operator of a tensor graph.
 
-An entry names the operator's arity, its attribute fields (offsets into the node's fixed-width
-integer vector), and the rules that give its output shape and dtype. Every other interpretation
-(shape and dtype rules in `shapes`, work in `work`, lax code in `lower.table`) is one dict
-keyed by these names, in the style of JAX's autodidax. Adding an operator is one entry here and one
-in each dict; the conformance suite then covers it by itself.
+An entry names the operator's arity and the dtypes it takes, its attribute fields (offsets into the
+node's fixed-width integer vector) with their kinds, and the rules that give its output shape and
+dtype. Every other interpretation (shape and dtype rules in `shapes`, work in `work`, lax code in
+`lower.table`) is one dict keyed by these names, in the style of JAX's autodidax. Adding an operator
+is one entry here and one in each dict; the conformance suite then covers it by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from jax import lax
 
-MAX_RANK = 6  # R: dimensions a node's shape can hold
+from xrl_jax.graph import kinds as k
+from xrl_jax.graph.kinds import DTYPES, MAX_RANK, TAKES, Field, Kind
+
 MAX_ARGS = 6  # A: arguments a node can hold
 MAX_ATTRS = 18  # K: integers in a node's attribute vector
 
-# Index of a dtype is its code on a node. "extended" stands for key types and whatever NumPy cannot
-# name (the exact type is then in the bindings), "tuple" for the result of an operator with several
-# outputs, "none" for holes.
-DTYPES = (
-    "none",
-    "bool",
-    "int2",
-    "int4",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint2",
-    "uint4",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bfloat16",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-    "extended",
-    "tuple",
-)
 DTYPE_CODE: Mapping[str, int] = MappingProxyType({name: i for i, name in enumerate(DTYPES)})
-FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+FLOAT_DTYPES = tuple(d for d in DTYPES if d in TAKES["float"])
 # Bytes per element by dtype code; sub-byte integers are stored one to a byte by XLA on CPU.
 DTYPE_BYTES = (0, 1, 1, 1, 1, 2, 4, 8, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 8, 0)
-
-
-@dataclass(frozen=True)
-class Field:
-    """A named run of `width` integers at `offset` of a node's attribute vector."""
-
-    name: str
-    offset: int
-    width: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,10 +36,15 @@ class OpSpec:
       name: the name used in rules and text form.
       code: the integer on the node; 0 is the hole.
       arity: least and most number of arguments.
-      fields: attribute layout.
+      fields: attribute layout, with the kind of each (`kinds`).
       shape: name of the shape rule (`shapes.SHAPE_RULES`); "given" means the shape is set where the
         node is made.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
+      takes: names in `TAKES` of what each argument may be; the last holds for all after it.
+      gives: name in `TAKES` of what its dtype may be where the arguments do not say.
+      one_dtype: the arguments that must have one dtype, by position.
+      full: the arguments that have the shape of the result where the shape rule is "elementwise";
+        others may be scalars.
       commutative: whether the first two arguments may be swapped.
     """
 
@@ -83,6 +54,10 @@ class OpSpec:
     fields: tuple[Field, ...] = ()
     shape: str = "elementwise"
     dtype: str = "arg0"
+    takes: tuple[str, ...] = ("any",)
+    gives: str = "any"
+    one_dtype: tuple[int, ...] = tuple(range(MAX_ARGS))
+    full: tuple[int, ...] = ()
     commutative: bool = False
 
     def field(self, name: str) -> Field:
@@ -93,162 +68,194 @@ class OpSpec:
         known = ", ".join(f.name for f in self.fields) or "none"
         raise KeyError(f"operator {self.name!r} has no attribute {name!r} (it has: {known})")
 
+    def of_kind(self, *kinds: Kind) -> tuple[Field, ...]:
+        """The fields of these kinds."""
+        return tuple(f for f in self.fields if f.kind in kinds)
 
-def _fields(*widths: tuple[str, int] | str) -> tuple[Field, ...]:
-    fields, offset = [], 0
-    for entry in widths:
-        name, width = (entry, 1) if isinstance(entry, str) else entry
-        fields.append(Field(name, offset, width))
+    def dtypes_of(self, arg: int) -> frozenset[str]:
+        """The dtypes that an argument may have."""
+        return TAKES[self.takes[min(arg, len(self.takes) - 1)]]
+
+    def takes_dtypes(self, dtypes: Sequence[str]) -> bool:
+        """Whether arguments of these dtypes go together."""
+        same = {d for i, d in enumerate(dtypes) if i in self.one_dtype}
+        return len(same) <= 1 and all(d in self.dtypes_of(i) for i, d in enumerate(dtypes))
+
+
+def fields(**named: Kind | tuple[Kind, int]) -> tuple[Field, ...]:
+    """Fields one after the other: kinds by name, with the width where it is not one."""
+    made, offset = [], 0
+    for name, entry in named.items():
+        kind, width = (entry, 1) if isinstance(entry, Kind) else entry
+        made.append(Field(name, kind, offset, width))
         offset += width
     if offset > MAX_ATTRS:
         raise ValueError(f"attribute fields need {offset} integers, a node has {MAX_ATTRS}")
-    return tuple(fields)
+    return tuple(made)
+
+
+Entry = tuple[str, tuple[int, int], Mapping[str, Any]]
+
+
+def _all(takes: str, names: str, arity: int, **kwargs: Any) -> list[Entry]:
+    """Entries of operators that differ in their names only."""
+    return [(name, (arity, arity), dict(takes=(takes,), **kwargs)) for name in names.split()]
 
 
 _R = MAX_RANK
-_UNARY = (
-    "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh "
-    "cosh asinh acosh atanh erf erfc erf_inv lgamma digamma abs sign floor ceil not square "
-    "population_count clz copy"
-).split()
-_BINARY = (
-    "sub div rem pow atan2 nextafter shift_left shift_right_logical shift_right_arithmetic".split()
+_GIVEN = dict(shape="given", dtype="given", one_dtype=())
+_HOLDER = dict(fields=fields(pinned=k.FLAG, n_args=k.NATURAL), **_GIVEN)
+_REDUCE = dict(fields=fields(axes=k.AXES), shape="reduce")
+_ARG_REDUCE = dict(
+    fields=fields(axes=k.ONE_AXIS, dtype=k.DTYPE), shape="reduce", dtype="attr", gives="integer"
 )
-_COMMUTATIVE = "add mul max min and or xor".split()
-_COMPARE = "ne eq ge gt le lt".split()
-_REDUCE = "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split()
-_WINDOW = "window_sum window_max window_min".split()
-_CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
+_CUMULATIVE = dict(fields=fields(axis=k.AXIS, reverse=k.FLAG), shape="arg0")
+_WINDOW = dict(
+    fields=fields(
+        window=(k.STEPS, 4), stride=(k.STEPS, 4), low=(k.PADDING, 4), high=(k.PADDING, 4)
+    ),
+    shape="window",
+)
 
-_ENTRIES: tuple[tuple[str, tuple[int, int], dict[str, Any]], ...] = (
-    ("hole", (0, 0), dict(shape="given", dtype="given")),
+# An operator's place is its code, which is part of the saved format: new ones go to the end.
+ENTRIES: tuple[Entry, ...] = (
+    ("hole", (0, 0), _GIVEN),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
     # ref is its `value`. An input of a body that is the body's own result `again` - 1, one call
     # before, says so.
-    ("input", (0, 0), dict(fields=_fields("again"), shape="given", dtype="given")),
-    ("weight", (0, 0), dict(shape="given", dtype="given")),
-    ("array", (0, 0), dict(shape="given", dtype="given")),
-    ("const", (0, 0), dict(shape="given", dtype="given")),
-    ("iota", (0, 0), dict(fields=_fields("axis"), shape="given", dtype="given")),
+    ("input", (0, 0), dict(fields=fields(again=k.INTEGER), **_GIVEN)),
+    ("weight", (0, 0), _GIVEN),
+    ("array", (0, 0), _GIVEN),
+    ("const", (0, 0), _GIVEN),
+    ("iota", (0, 0), dict(fields=fields(axis=k.AXIS), gives="number", **_GIVEN)),
     # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`.
     # `pinned` equations have effects. `call` runs a folded body. `pack` chains arguments beyond
     # MAX_ARGS; `proj` takes one of several results.
-    (
-        "opaque",
-        (0, MAX_ARGS),
-        dict(fields=_fields("pinned", "n_args"), shape="given", dtype="given"),
-    ),
-    ("call", (0, MAX_ARGS), dict(fields=_fields("pinned", "n_args"), shape="given", dtype="given")),
-    ("pack", (1, MAX_ARGS), dict(shape="given", dtype="given")),
-    ("proj", (1, 1), dict(fields=_fields("index"), shape="given", dtype="given")),
-    *((name, (1, 1), {}) for name in _UNARY),
-    ("is_finite", (1, 1), dict(dtype="bool")),
-    ("round", (1, 1), dict(fields=_fields("method"))),
-    ("integer_pow", (1, 1), dict(fields=_fields("exponent"))),
-    ("cast", (1, 1), dict(fields=_fields("dtype"), dtype="attr")),
-    *((name, (2, 2), {}) for name in _BINARY),
-    *((name, (2, 2), dict(commutative=True)) for name in _COMMUTATIVE),
-    *((name, (2, 2), dict(dtype="bool", commutative=name in ("eq", "ne"))) for name in _COMPARE),
-    ("select", (3, 3), dict(dtype="arg1")),
-    ("clamp", (3, 3), dict(dtype="arg1")),
-    # Movement. A mask has bit i set for dimension i.
-    ("transpose", (1, 1), dict(fields=_fields(("perm", _R)), shape="transpose")),
-    ("reshape", (1, 1), dict(fields=_fields(("shape", _R), "rank"), shape="reshape")),
+    ("opaque", (0, MAX_ARGS), _HOLDER),
+    ("call", (0, MAX_ARGS), _HOLDER),
+    ("pack", (1, MAX_ARGS), _GIVEN),
+    ("proj", (1, 1), dict(fields=fields(index=k.NATURAL), **_GIVEN)),
+    *_all("number", "neg", 1),
+    *_all("inexact", "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt", 1),
+    *_all("float", "cbrt", 1),
+    *_all("inexact", "sin cos tan asin acos atan sinh cosh asinh acosh atanh", 1),
+    *_all("float", "erf erfc erf_inv lgamma digamma", 1),
+    *_all("signed", "abs", 1),
+    *_all("number", "sign", 1),
+    *_all("float", "floor ceil", 1),
+    *_all("logical", "not", 1),
+    *_all("number", "square", 1),
+    *_all("integer", "population_count clz", 1),
+    *_all("any", "copy", 1),
+    *_all("float", "is_finite", 1, dtype="bool"),
+    *_all("float", "round", 1, fields=fields(method=k.FLAG)),
+    *_all("number", "integer_pow", 1, fields=fields(exponent=k.INTEGER)),
+    *_all("any", "cast", 1, fields=fields(dtype=k.DTYPE), dtype="attr"),
+    *_all("number", "sub div", 2),
+    *_all("real", "rem", 2),
+    ("pow", (2, 2), dict(takes=("inexact", "number"), one_dtype=())),  # by an integer, too
+    *_all("inexact", "atan2", 2),
+    *_all("float", "nextafter", 2),
+    *_all("integer", "shift_left shift_right_logical shift_right_arithmetic", 2),
+    *_all("number", "add mul", 2, commutative=True),
+    *_all("ordered", "max min", 2, commutative=True),
+    *_all("logical", "and or xor", 2, commutative=True),
+    *_all("any", "ne eq", 2, dtype="bool", commutative=True),
+    *_all("ordered", "ge gt le lt", 2, dtype="bool"),
+    ("select", (3, 3), dict(dtype="arg1", takes=("bool", "any"), one_dtype=(1, 2), full=(1, 2))),
+    *_all("ordered", "clamp", 3, dtype="arg1", full=(1,)),
+    *_all("any", "transpose", 1, fields=fields(perm=(k.PERMUTATION, _R)), shape="transpose"),
+    *_all("any", "reshape", 1, fields=fields(shape=(k.SIZES, _R), rank=k.RANK), shape="reshape"),
     (
         "broadcast",
         (1, 1),
-        dict(fields=_fields(("shape", _R), "rank", ("dims", _R)), shape="broadcast"),
+        dict(
+            fields=fields(shape=(k.SIZES, _R), rank=k.RANK, dims=(k.PLACES, _R)),
+            shape="broadcast",
+        ),
     ),
-    ("concat", (1, MAX_ARGS), dict(fields=_fields("axis"), shape="concat")),
+    ("concat", (1, MAX_ARGS), dict(fields=fields(axis=k.AXIS), shape="concat")),
     (
         "slice",
         (1, 1),
-        dict(fields=_fields(("start", _R), ("limit", _R), ("stride", _R)), shape="slice"),
+        dict(
+            fields=fields(start=(k.STARTS, _R), limit=(k.LIMITS, _R), stride=(k.STEPS, _R)),
+            shape="slice",
+        ),
     ),
     (
         "pad",
         (2, 2),
-        dict(fields=_fields(("low", _R), ("high", _R), ("interior", _R)), shape="pad"),
+        dict(
+            fields=fields(low=(k.PADDING, _R), high=(k.PADDING, _R), interior=(k.GAPS, _R)),
+            shape="pad",
+        ),
     ),
-    ("rev", (1, 1), dict(fields=_fields("axes"), shape="arg0")),
-    # Reductions.
-    *(
-        (
-            name,
-            (1, 1),
-            dict(
-                fields=_fields("axes"),
-                shape="reduce",
-            ),
-        )
-        for name in _REDUCE
-    ),
-    ("argmax", (1, 1), dict(fields=_fields("axes", "dtype"), shape="reduce", dtype="attr")),
-    ("argmin", (1, 1), dict(fields=_fields("axes", "dtype"), shape="reduce", dtype="attr")),
-    *(
-        (name, (1, 1), dict(fields=_fields("axis", "reverse"), shape="arg0"))
-        for name in _CUMULATIVE
-    ),
-    *(
-        (
-            name,
-            (1, 1),
-            dict(
-                fields=_fields(("window", 4), ("stride", 4), ("low", 4), ("high", 4)),
-                shape="window",
-            ),
-        )
-        for name in _WINDOW
-    ),
+    *_all("any", "rev", 1, fields=fields(axes=k.AXES), shape="arg0"),
+    *_all("number", "reduce_sum", 1, **_REDUCE),
+    *_all("ordered", "reduce_max reduce_min", 1, **_REDUCE),
+    *_all("number", "reduce_prod", 1, **_REDUCE),
+    *_all("logical", "reduce_and reduce_or reduce_xor", 1, **_REDUCE),
+    *_all("ordered", "argmax argmin", 1, **_ARG_REDUCE),
+    *_all("number", "cumsum cumprod", 1, **_CUMULATIVE),
+    *_all("real", "cummax cummin", 1, **_CUMULATIVE),
+    *_all("inexact", "cumlogsumexp", 1, **_CUMULATIVE),
+    *_all("number", "window_sum", 1, **_WINDOW),
+    *_all("ordered", "window_max window_min", 1, **_WINDOW),
     # `softmax` over a mask of axes: exp(x - max) / sum; it exists so that its form can be chosen.
-    (
-        "softmax",
-        (1, 1),
-        dict(fields=_fields("axes"), shape="arg0"),
-    ),
-    # Contractions. Dimension lists of dot are packed (`pack_dims`), layouts of conv are indices
-    # into `LAYOUTS`.
+    *_all("float", "softmax", 1, fields=fields(axes=k.AXES), shape="arg0"),
+    # Layouts of conv are indices into `LAYOUTS`.
     (
         "dot",
         (2, 2),
         dict(
-            fields=_fields(
-                "lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch", "precision", "dtype"
+            fields=fields(
+                lhs_contract=k.LHS_DIMS,
+                rhs_contract=k.RHS_DIMS,
+                lhs_batch=k.LHS_DIMS,
+                rhs_batch=k.RHS_DIMS,
+                precision=k.PRECISION,
+                dtype=k.DTYPE,
             ),
             shape="dot",
             dtype="attr",
+            gives="number",
+            one_dtype=(),
         ),
     ),
     (
         "conv",
         (2, 2),
         dict(
-            fields=_fields(
-                ("stride", 2),
-                ("low", 2),
-                ("high", 2),
-                ("lhs_dilation", 2),
-                ("rhs_dilation", 2),
-                "groups",
-                "batch_groups",
-                "lhs_layout",
-                "rhs_layout",
-                "out_layout",
-                "precision",
-                "dtype",
+            fields=fields(
+                stride=(k.SPATIAL_STEPS, 2),
+                low=(k.SPATIAL_PADDING, 2),
+                high=(k.SPATIAL_PADDING, 2),
+                lhs_dilation=(k.SPATIAL_STEPS, 2),
+                rhs_dilation=(k.SPATIAL_STEPS, 2),
+                groups=k.COUNT,
+                batch_groups=k.COUNT,
+                lhs_layout=k.DATA_LAYOUT,
+                rhs_layout=k.KERNEL_LAYOUT,
+                out_layout=k.DATA_LAYOUT,
+                precision=k.PRECISION,
+                dtype=k.DTYPE,
             ),
             shape="conv",
             dtype="attr",
+            gives="number",
         ),
     ),
 )
 
-OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {
-        name: OpSpec(name=name, code=code, arity=arity, **kwargs)
-        for code, (name, arity, kwargs) in enumerate(_ENTRIES)
-    }
-)
+
+def table(entries: Sequence[Entry]) -> Mapping[str, OpSpec]:
+    """The operators by name; their codes are their places."""
+    specs = {n: OpSpec(n, code, arity, **more) for code, (n, arity, more) in enumerate(entries)}
+    return MappingProxyType(specs)
+
+
+OPS = table(ENTRIES)
 OP_NAMES: tuple[str, ...] = tuple(OPS)
 N_OPS = len(OP_NAMES)
 HOLE = OPS["hole"].code

@@ -31,7 +31,6 @@ from xrl_jax.graph.graph import (
     build,
     infer,
     nodes_of,
-    pack_attrs,
 )
 
 
@@ -81,16 +80,14 @@ def format_node(node: Node, name: str, args: Sequence[str], arg_rank: int = 0) -
     defaults = attributes.defaults(node.op, node.shape, node.dtype)
     attrs = []
     for field in node.spec.fields:
-        span = slice(field.offset, field.offset + field.width)
-        values, usual = node.attrs[span], defaults[span]
+        values, usual = node.attrs[field.place], defaults[field.place]
         if values == usual:
             continue
         if field.width == 1:
-            attrs.append(f"{field.name}={attributes.encode(field.name, values[0])}")
+            attrs.append(f"{field.name}={attributes.encode(field, values[0])}")
             continue
-        fill = pack_attrs(node.op, {})[span]
-        used = attributes.used_width(node.op, field, len(node.shape), arg_rank)
-        last = max((i + 1 for i in range(field.width) if values[i] != fill[i]), default=0)
+        used = attributes.used_width(field, len(node.shape), arg_rank)
+        last = max((i + 1 for i in range(field.width) if values[i] != field.fill[i]), default=0)
         row = values[: max(used, last)]
         attrs.append(f"{field.name}=({', '.join(map(str, row))}{',' * (len(row) == 1)})")
     line = f"{name}: {format_type(node.shape, node.dtype)} = {node.op}({', '.join(args)})"
@@ -203,7 +200,6 @@ def _parse_type(line: _Line) -> tuple[tuple[int, ...], str]:
 
 def _parse_attrs(line: _Line, op: str, defaults: tuple[int, ...]) -> tuple[int, ...]:
     attrs = list(defaults)
-    fill = pack_attrs(op, {})
     seen: set[str] = set()
 
     def item() -> None:
@@ -226,13 +222,9 @@ def _parse_attrs(line: _Line, op: str, defaults: tuple[int, ...]) -> tuple[int, 
             row = [v for v in text[1:-1].split(",") if v.strip()]
         if len(row) > field.width:
             line.fail(f"{op}.{name} takes at most {field.width} values, got {len(row)}", at)
-        attrs[field.offset : field.offset + field.width] = fill[
-            field.offset : field.offset + field.width
-        ]
         try:
-            attrs[field.offset : field.offset + len(row)] = [
-                attributes.decode(name, v.strip()) for v in row
-            ]
+            values = [attributes.decode(field, v.strip()) for v in row]
+            attrs[field.place] = [*values, *field.fill[len(row) :]]
         except ValueError as error:
             line.fail(str(error), at)
 

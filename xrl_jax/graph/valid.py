@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph import attributes, ops, shapes
+from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import TensorGraph, args_of
 
 _DTYPE_KINDS = ("given", "arg0", "arg1", "bool", "attr")
@@ -30,10 +30,7 @@ def _table(column: str) -> jax.Array:
         case "dtype_at":
             rows = [s.field("dtype").offset if s.dtype == "attr" else 0 for s in specs]
         case _:
-            rows = [
-                [i in attributes.SAME_DTYPE.get(s.name, ()) for i in range(ops.MAX_ARGS)]
-                for s in specs
-            ]
+            rows = [[i in s.one_dtype for i in range(ops.MAX_ARGS)] for s in specs]
     return jnp.asarray(np.asarray(rows))
 
 

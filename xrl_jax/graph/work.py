@@ -7,7 +7,7 @@ shapes padded by ones and `xp` either `numpy` or `jax.numpy`. `weight` is the op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -107,11 +107,18 @@ _BY_SHAPE: Mapping[str, str] = MappingProxyType(
     }
 )
 SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-FAMILY: Mapping[str, str] = MappingProxyType(
-    {name: _BY_SHAPE.get(spec.shape, "nothing") for name, spec in ops.OPS.items()}
-    | dict.fromkeys(SCANS, "elementwise")
-    | dict.fromkeys(("copy", "cast"), "nothing")
-)
+
+
+def families(specs: Iterable[ops.OpSpec]) -> Mapping[str, str]:
+    """The family of each operator by name."""
+    return MappingProxyType(
+        {spec.name: _BY_SHAPE.get(spec.shape, "nothing") for spec in specs}
+        | dict.fromkeys(SCANS, "elementwise")
+        | dict.fromkeys(("copy", "cast"), "nothing")
+    )
+
+
+FAMILY = families(ops.OPS.values())
 
 # These touch no memory of their own: sources are there, tuples and their parts are pointers, a
 # reshape is another view, and a call's body is counted as a graph of its own.

@@ -16,13 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from xrl_jax.graph import ops
-from xrl_jax.graph.attributes import used_width
-from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph import attributes, kinds, ops
+from xrl_jax.graph.graph import Node, infer
 from xrl_jax.lower.table import applicable, lower, name_of
 from xrl_jax.verify.domains import Field, Floats, Integers
 from xrl_jax.verify.evaluate import CannotEvaluateError, Domain, evaluate
-from xrl_jax.verify.instances import Instance, dtypes_agree
+from xrl_jax.verify.instances import Instance
 
 
 def difference(
@@ -100,18 +99,9 @@ def ill_formed(nodes: Sequence[Node]) -> str:
                 f"%{i} ({node.op}) should be {typed[1]}{list(typed[0])}, "
                 f"the engine says {node.dtype}{list(node.shape)}"
             )
-        if not dtypes_agree(node.op, [a.dtype for a in args]):
+        if not node.spec.takes_dtypes([a.dtype for a in args]):
             return f"%{i} ({node.op}) mixes dtypes {[a.dtype for a in args]}"
-        named: dict[str, Any] = {}
-        for f in node.spec.fields:
-            value = node.attr(f.name)
-            rank = len(args[0].shape)
-            named[f.name] = (
-                value[: used_width(node.op, f, len(node.shape), rank)]
-                if isinstance(value, tuple)
-                else value
-            )
-        normal = pack_attrs(node.op, named)
+        normal = attributes.normal(node, len(args[0].shape))
         if normal != node.attrs:
             return f"%{i} ({node.op}) has attributes {node.attrs}, in normal form {normal}"
     return ""
@@ -152,13 +142,11 @@ def _lowered_difference(
 
 def _in_double(nodes: Sequence[Node]) -> list[Node]:
     double = ops.DTYPE_CODE["float64"]
-    out = []
-    for n in nodes:
-        attrs = list(n.attrs)
-        for f in n.spec.fields:
-            if f.name == "dtype":
-                attrs[f.offset] = double
-        out.append(
-            replace(n, dtype="float64" if "float" in n.dtype else n.dtype, attrs=tuple(attrs))
+    return [
+        replace(
+            n,
+            dtype="float64" if "float" in n.dtype else n.dtype,
+            attrs=attributes.with_kind(n, kinds.DTYPE, double),
         )
-    return out
+        for n in nodes
+    ]

@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.graph.graph import Node
 from xrl_jax.language.rule import Pattern, Rule, Var
 from xrl_jax.language.sexpr import Atom, SExpr, SList
 from xrl_jax.lower.table import applicable
 from xrl_jax.verify.samplers.base import Rejected, Want
-from xrl_jax.verify.samplers.elementwise import elementwise
-from xrl_jax.verify.samplers.table import SAMPLERS
+from xrl_jax.verify.samplers.sketch import MAX_ELEMENTS, Sketch
 
 _DTYPES = ("float32",) * 6 + ("float64", "bfloat16", "int32", "int32", "uint8")
-_MAX_ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def propose(
       equal: draw all sizes that are free as the same one, 2 or 3, and higher ranks more often:
         there few permutations are their own inverse.
     """
-    drawing = _Drawing(hints, rng, equal=equal)
+    drawing = _Filling(hints, rng, equal=equal)
     try:
         roots = tuple(drawing.make(p, None, drawing.dtype) for p in rule.lhs)
     except Rejected:
@@ -144,60 +142,33 @@ def propose(
     return Instance(tuple(drawing.nodes), roots)
 
 
-class _Drawing:
+class _Filling(Sketch):
+    dtypes = ("float32", "float32", "int32", "int32", "bfloat16", "float64", "int8")
+
     def __init__(self, hints: Hints, rng: np.random.Generator, *, equal: bool = False):
+        super().__init__(rng, zero=rng.random() < 0.03)
         self.hints = hints
-        self.rng = rng
         self.side = self.number(2, 3) if equal else None
-        self.nodes: list[Node] = []
-        self.bound: dict[str, int] = {}
         self.numbers: dict[str, tuple[int, ...]] = {}
         self.named: dict[str, int] = {}
-        self.floats_only = bool(hints.is_float)
-        choices = [d for d in _DTYPES if "float" in d] if self.floats_only else _DTYPES
+        choices = [d for d in _DTYPES if "float" in d] if hints.is_float else _DTYPES
         self.dtype = str(rng.choice(choices))
-        self.zero = rng.random() < 0.03
-
-    # --- small draws ---
-
-    def chance(self, p: float) -> bool:
-        return bool(self.rng.random() < p)
-
-    def number(self, low: int, high: int) -> int:
-        """An integer, both ends included."""
-        return int(self.rng.integers(low, high + 1))
 
     def size(self) -> int:
-        if self.side is not None:
-            return self.side
-        if self.zero and self.chance(0.2):
-            return 0
-        return int(self.rng.choice((1, 2, 3, 4, 5), p=(0.2, 0.3, 0.25, 0.15, 0.1)))
+        return super().size() if self.side is None else self.side
 
-    def shape(self, low: int = 0, high: int = 4) -> tuple[int, ...]:
-        rank = int(self.rng.choice(range(low, high + 1)))
-        if self.side is not None and self.chance(0.5):
-            rank = max(rank, int(self.rng.choice(range(low, high + 2))))
-        if rank == 0 and self.chance(0.7):
-            rank = min(2, high)
-        return tuple(self.size() for _ in range(rank))
+    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
+        shape = super().shape(low, high)
+        if self.side is None or self.chance(0.5):
+            return shape
+        more = super().shape(low, (self.most if high is None else high) + 1)
+        return max(shape, more, key=len)
 
-    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]:
-        return tuple(self.size() if d is None else d for d in want)
+    def rank_of(self, p: Pattern | Var) -> int | None:
+        return self.hints.rank.get(p.name) if isinstance(p, Var) else None
 
-    # --- the tree ---
-
-    def make(self, p: Pattern | Var, want: Want, dtype: str) -> int:
-        if isinstance(p, Var):
-            return self.leaf(p.name, want, dtype)
-        known = self.forced(p)
-        args, attrs = (
-            SAMPLERS[p.op](self, p, want, dtype, known)
-            if p.op in SAMPLERS
-            else elementwise(self, p, want, dtype, known)
-        )
-        attrs |= {k: v for k, v in known.items()}
-        return self.add(p, args, attrs, want, dtype)
+    def is_value(self, p: Pattern | Var) -> bool:
+        return isinstance(p, Var) and p.name in self.hints.value
 
     def forced(self, p: Pattern) -> dict[str, Any]:
         """Attributes that the pattern or a hint fixes, by field."""
@@ -223,66 +194,38 @@ class _Drawing:
         return out
 
     def leaf(self, name: str, want: Want, dtype: str) -> int:
-        if name in self.bound:
-            node = self.nodes[self.bound[name]]
-            if not fits(node.shape, want):
-                raise Rejected
-            return self.bound[name]
         h = self.hints
         if name in h.value and self.chance(0.95):
             if want is not None and len(want):
                 raise Rejected
-            node = Node("const", shape=(), dtype=dtype, value=float(np.float32(h.value[name])))
-        else:
-            rank = h.rank.get(name)
-            twin = h.same_shape.get(name)
-            if want is None and twin in {**self.bound, **self.named} and self.chance(0.9):
-                want = self.nodes[{**self.bound, **self.named}[twin]].shape
-            if rank is not None and want is None:
-                want = (None,) * rank
-            shape = self.shape() if want is None else self.fill(want)
-            if math.prod(shape) > _MAX_ELEMENTS:
-                raise Rejected
-            if self.chance(0.04) and dtype != "bool":
-                dtype = str(self.rng.choice(("float32", "bfloat16", "int32")))
-            weight = self.chance(0.97 if name in h.weight else 0.35)
-            node = Node(
-                "weight" if weight else "input", shape=shape, dtype=dtype, ref=len(self.nodes)
-            )
-            if shape == () and self.chance(0.3):
-                value = float(self.rng.choice((0.0, 1.0, 2.0, -1.0, 0.5, 3.0)))
-                value = value if "float" in dtype else abs(int(value))
-                node = Node("const", shape=(), dtype=dtype, value=value)
-        self.nodes.append(node)
-        self.bound[name] = len(self.nodes) - 1
-        return self.bound[name]
+            value = float(np.float32(h.value[name]))
+            return self.add(Node("const", shape=(), dtype=dtype, value=value))
+        rank = h.rank.get(name)
+        twin = h.same_shape.get(name)
+        if want is None and twin in {**self.bound, **self.named} and self.chance(0.9):
+            want = self.nodes[{**self.bound, **self.named}[twin]].shape
+        if rank is not None and want is None:
+            want = (None,) * rank
+        shape = self.shape() if want is None else self.fill(want)
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise Rejected
+        if self.chance(0.04) and dtype != "bool":
+            dtype = str(self.rng.choice(("float32", "bfloat16", "int32")))
+        if shape == () and self.chance(0.3):
+            value = float(self.rng.choice((0.0, 1.0, 2.0, -1.0, 0.5, 3.0)))
+            value = value if "float" in dtype else abs(int(value))
+            return self.add(Node("const", shape=(), dtype=dtype, value=value))
+        op = "weight" if self.chance(0.97 if name in h.weight else 0.35) else "input"
+        return self.add(Node(op, shape=shape, dtype=dtype, ref=len(self.nodes)))
 
-    def add(
-        self, p: Pattern, args: Sequence[int], attrs: dict[str, Any], want: Want, dtype: str
-    ) -> int:
-        packed = pack_attrs(p.op, attrs)
-        arg_nodes = [self.nodes[a] for a in args]
-        if not dtypes_agree(p.op, [n.dtype for n in arg_nodes]):
-            raise Rejected
-        typed = infer(p.op, packed, arg_nodes)
-        if typed is None or len(typed[0]) > ops.MAX_RANK or math.prod(typed[0]) > _MAX_ELEMENTS:
-            raise Rejected
-        shape, got = typed
-        if not fits(shape, want) or got != dtype:
-            raise Rejected
-        node = Node(p.op, tuple(args), packed, shape=shape, dtype=got)
-        if p.name in self.hints.lowered:
-            node = self.lowered(node)
-        self.nodes.append(node)
-        at = len(self.nodes) - 1
+    def finish(self, p: Pattern, node: Node) -> int:
+        at = self.add(self.lowered(node) if p.name in self.hints.lowered else node)
         if p.name:
             self.named[p.name] = at
         for key, value in p.attrs:
             if isinstance(value, str):
-                got_attr = self.nodes[at].attr(key)
-                self.numbers.setdefault(
-                    value, got_attr if isinstance(got_attr, tuple) else (got_attr,)
-                )
+                got = node.attr(key)
+                self.numbers.setdefault(value, got if isinstance(got, tuple) else (got,))
         return at
 
     def lowered(self, node: Node) -> Node:
@@ -291,42 +234,3 @@ class _Drawing:
         if not forms:
             raise Rejected
         return replace(node, lowering=int(self.rng.choice(forms)))
-
-    def known(self, p: Pattern | Var) -> bool:
-        """Whether the argument brings a shape of its own."""
-        return isinstance(p, Pattern) or p.name in self.bound
-
-    def shape_of(self, index: int) -> tuple[int, ...]:
-        return self.nodes[index].shape
-
-
-def fits(shape: tuple[int, ...], want: Want) -> bool:
-    if want is None:
-        return True
-    return len(shape) == len(want) and all(
-        w is None or w == s for s, w in zip(shape, want, strict=True)
-    )
-
-
-def dtypes_agree(op: str, dtypes: Sequence[str]) -> bool:
-    """Whether lax takes arguments of these dtypes."""
-    if op in ("select", "clamp"):
-        return len(set(dtypes[1:] if op == "select" else dtypes)) == 1 and (
-            op != "select" or dtypes[0] == "bool"
-        )
-    if op in _FLOAT_ONLY and not all("float" in d for d in dtypes):
-        return False
-    if op == "neg" or op in _NUMBERS:
-        return len(set(dtypes)) <= 1 and "bool" not in dtypes
-    if op in ("and", "or", "xor", "not"):
-        return len(set(dtypes)) <= 1 and not any("float" in d for d in dtypes)
-    return op == "dot" or len(set(dtypes)) <= 1
-
-
-_FLOAT_ONLY = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh "
-    "asinh acosh atanh erf erfc erf_inv lgamma digamma is_finite round floor ceil softmax".split()
-)
-_NUMBERS = frozenset(
-    "add sub mul div square integer_pow abs sign reduce_sum window_sum cumsum".split()
-)

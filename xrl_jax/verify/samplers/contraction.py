@@ -93,10 +93,10 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         if n_free_two < 0 or total - n_free_two < 0:
             raise Rejected
     n_free_one = (len(want) - n_batch - n_free_two) if want is not None else m.number(0, 2)
-    if isinstance(one, Var) and one.name in m.hints.rank and want is None:
-        n_free_one = max(m.hints.rank[one.name] - n_batch - n_contract, 0)
-    if isinstance(two, Var) and two.name in m.hints.rank and want is None:
-        n_free_two = max(m.hints.rank[two.name] - n_batch - n_contract, 0)
+    if want is None and (rank := m.rank_of(one)) is not None:
+        n_free_one = max(rank - n_batch - n_contract, 0)
+    if want is None and (rank := m.rank_of(two)) is not None:
+        n_free_two = max(rank - n_batch - n_contract, 0)
     n_free_one = len(own) - n_batch - n_contract if own is not None else n_free_one
     wanted = list(want[n_batch:]) if want is not None else [None] * (n_free_one + n_free_two)
     split = n_free_two if turned else n_free_one
@@ -161,6 +161,11 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
     if n not in (1, 2):
         raise Rejected
     left, right, out = _layouts(m, n, known)
+    usual = n == 2 and m.chance(0.15)  # what most networks have
+    if usual:
+        ones = (1, 1)
+        plain = {"stride": ones, "lhs_dilation": ones, "rhs_dilation": ones, "groups": 1}
+        known = plain | known
 
     def drawn(name: str, choices: Sequence[int]) -> list[int]:
         row = known[name][:n] if name in known else [int(m.rng.choice(choices)) for _ in range(n)]
@@ -175,13 +180,15 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
     groups = int(known.get("groups", m.rng.choice((1, 1, 1, 1, 2, 2, 4, 8))))
     batches = int(known.get("batch_groups", 2 if groups == 1 and m.chance(0.1) else 1))
     kernel = [int(m.rng.choice((1, 1, 2, 3, 3))) for _ in range(n)]
-    if m.chance(0.3):
+    if usual:
+        kernel = [3] * n
+    elif m.chance(0.3):
         kernel = [1] * n
         if m.chance(0.7):
             low, high = (known[f][:n] if f in known else [0] * n for f in ("low", "high"))
     per_group, outs, n_batch = (
-        m.number(1, 2),
-        groups * m.number(1, 2) * batches,
+        int(m.rng.choice(m.features)),
+        groups * int(m.rng.choice(m.features)) * batches,
         m.number(1, 2) * batches,
     )
     if w_at is not None:
@@ -198,7 +205,7 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
             groups = 1
         features, n_batch = shape[1], shape[0]
         per_group = features // groups
-        outs = outs if w_at is not None else groups * m.number(1, 2) * batches
+        outs = outs if w_at is not None else groups * int(m.rng.choice(m.features)) * batches
     elif want is not None:
         sizes = [want[d] for d in out]
         outs = sizes[1] if sizes[1] is not None and w_at is None else outs

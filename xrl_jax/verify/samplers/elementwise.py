@@ -1,4 +1,4 @@
-"""Samplers of random elementwise operators."""
+"""Samplers of random operators whose arguments have the shape of the result, or none."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from typing import Any
 
 from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want
+from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, argument_dtypes
+from xrl_jax.verify.samplers.kinds import attributes
+
+
+def like_first(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+    """The shape of the first argument, as of `rev` and `softmax`."""
+    dtypes = argument_dtypes(m, ops.OPS[p.op], len(p.args), dtype)
+    args = [m.make(a, want if i == 0 else None, dtypes[i]) for i, a in enumerate(p.args)]
+    return args, attributes(m, p.op, len(m.shape_of(args[0])), dtype)
 
 
 def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
-    inner = [dtype] * len(p.args)
-    if ops.OPS[p.op].dtype == "bool":
-        inner = [
-            ("float32" if p.op == "is_finite" else str(m.rng.choice(("float32", "int32"))))
-        ] * len(p.args)
-        if dtype != "bool":
-            raise Rejected
-    if p.op == "select":
-        inner[0] = "bool"
-    if p.op == "cast":
-        inner = [str(m.rng.choice(("float32", "bfloat16", "float16", "int32", "float64", "int8")))]
-    attrs: dict[str, Any] = {"dtype": ops.DTYPE_CODE[dtype]} if p.op == "cast" else {}
-    if p.op == "integer_pow":
-        attrs["exponent"] = int(m.rng.choice((-2, -1, 0, 1, 2, 3)))
+    """Equal shapes, and scalars among them."""
+    spec = ops.OPS[p.op]
+    inner = argument_dtypes(m, spec, len(p.args), dtype)
     order = sorted(range(len(p.args)), key=lambda i: (not m.known(p.args[i]), i))
     got: dict[int, int] = {}
     full: Want = want
@@ -31,14 +28,15 @@ def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str,
         arg = p.args[i]
         last = k == len(order) - 1
         fresh = isinstance(arg, Var) and arg.name not in m.bound
-        value = isinstance(arg, Var) and arg.name in m.hints.value
+        value = m.is_value(arg)
         scalar = (
             len(p.args) > 1
+            and i not in spec.full
             and fresh
             and (value or m.chance(0.2))
             and (not last or full is not None)
         )
-        if isinstance(arg, Var) and m.hints.rank.get(arg.name) == 0:
+        if m.rank_of(arg) == 0:
             scalar = True
         if isinstance(arg, Var) and not fresh and m.shape_of(m.bound[arg.name]) == ():
             scalar = True
@@ -49,4 +47,8 @@ def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str,
         shape = m.shape_of(got[i])
         if shape != () and not scalar:
             full = shape
-    return [got[i] for i in range(len(p.args))], attrs
+    args = [got[i] for i in range(len(p.args))]
+    shapes = [m.shape_of(a) for a in args]
+    if any(shapes[i] != max(shapes, key=len) for i in spec.full):
+        raise Rejected
+    return args, attributes(m, p.op, len(max(shapes, key=len)), dtype)

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Var
 from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, permutation, subset
+from xrl_jax.verify.samplers.kinds import attributes
 
 
 def transpose(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
@@ -21,8 +23,8 @@ def transpose(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, A
             back[d] = want[i]
         return [m.make(p.args[0], tuple(back), dtype)], {"perm": perm}
     fresh = not m.known(p.args[0])
-    arg = m.make(p.args[0], m.shape(2, 4) if fresh else None, dtype)
-    return [arg], {"perm": perm or permutation(m, len(m.shape_of(arg)))}
+    arg = m.make(p.args[0], m.shape(min(2, m.most)) if fresh else None, dtype)
+    return [arg], attributes(m, p.op, len(m.shape_of(arg)), dtype)
 
 
 def _refactor(m: Drawing, shape: Sequence[int]) -> tuple[int, ...]:
@@ -69,8 +71,8 @@ def broadcast(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, A
         if "shape" in known:
             want = tuple(known["shape"][: known["rank"]])
         else:
-            own = m.shape_of(arg) if arg is not None else m.shape(0, 3)
-            rank = min(len(own) + m.number(0, 2), 5)
+            own = m.shape_of(arg) if arg is not None else m.shape(0, m.most - 1)
+            rank = min(len(own) + m.number(0, 2), m.most + 1, ops.MAX_RANK)
             at = subset(m, rank, len(own))
             sizes: list[int | None] = [None] * rank
             for i, d in enumerate(at):
@@ -97,8 +99,8 @@ def broadcast(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, A
     if dims is None:
         k = m.number(0, rank) if m.chance(0.5) else min(1, rank)
         k = rank if m.chance(0.15) else k
-        if isinstance(p.args[0], Var) and p.args[0].name in m.hints.rank:
-            k = min(m.hints.rank[p.args[0].name], rank)
+        if (wanted := m.rank_of(p.args[0])) is not None:
+            k = min(wanted, rank)
         dims = subset(m, rank, k)
     else:
         dims = tuple(d for d in dims if 0 <= d < rank)
@@ -129,7 +131,7 @@ def concat(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
         return args, {"axis": axis}
     order = sorted(range(n), key=lambda i: (not m.known(p.args[i]), i))
     first = order[0]
-    got = {first: m.make(p.args[first], None if m.known(p.args[first]) else m.shape(1, 4), dtype)}
+    got = {first: m.make(p.args[first], None if m.known(p.args[first]) else m.shape(1), dtype)}
     base = m.shape_of(got[first])
     if not base:
         raise Rejected

@@ -1,0 +1,177 @@
+"""Random nodes of any operator, one after the other: `Sketch` draws what the samplers ask for.
+
+One source for all that draws operators: rules are verified on patterns that it fills
+(`verify.instances`), tests draw single nodes and whole graphs with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Node, infer, pack_attrs
+from xrl_jax.language.rule import Pattern, Var
+from xrl_jax.verify.samplers.base import Rejected, Want
+from xrl_jax.verify.samplers.kinds import attributes
+from xrl_jax.verify.samplers.table import SAMPLERS
+
+MAX_ELEMENTS = 4096
+
+
+def fits(shape: tuple[int, ...], want: Want) -> bool:
+    if want is None:
+        return True
+    return len(shape) == len(want) and all(
+        w is None or w == s for s, w in zip(shape, want, strict=True)
+    )
+
+
+class Sketch:
+    """A graph that is being drawn; variables that are not bound become inputs.
+
+    Attributes:
+      dtypes: to choose from; one that is listed twice is chosen twice as often.
+      sizes: of dimensions, to choose from.
+      zero: whether there are dimensions of no element.
+      most: dimensions that fresh shapes have, at most.
+      features: of convolutions, to choose from.
+    """
+
+    dtypes: tuple[str, ...] = ("float32",)
+    sizes: tuple[int, ...] = (1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5)
+    most = 4
+    features: tuple[int, ...] = (1, 2)
+
+    def __init__(self, rng: np.random.Generator, *, zero: bool = False) -> None:
+        self.rng = rng
+        self.zero = zero
+        self.nodes: list[Node] = []
+        self.bound: dict[str, int] = {}
+
+    # --- small draws ---
+
+    def chance(self, p: float) -> bool:
+        return bool(self.rng.random() < p)
+
+    def number(self, low: int, high: int) -> int:
+        """An integer, both ends included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def size(self) -> int:
+        if self.zero and self.chance(0.2):
+            return 0
+        return int(self.rng.choice(self.sizes))
+
+    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
+        most = self.most if high is None else high
+        rank = self.number(low, most)
+        if rank == 0 and self.chance(0.7):
+            rank = min(2, most)
+        return tuple(self.size() for _ in range(rank))
+
+    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]:
+        return tuple(self.size() if d is None else d for d in want)
+
+    def dtype_among(self, dtypes: Collection[str]) -> str:
+        choices = [d for d in self.dtypes if d in dtypes] or sorted({"bool"}.intersection(dtypes))
+        if not choices:
+            raise Rejected
+        return str(self.rng.choice(choices))
+
+    # --- nodes ---
+
+    def node(self, op: str, *args: int | None, n_args: int | None = None) -> int:
+        """A random node of an operator; its index in `nodes`.
+
+        Args:
+          args: the nodes of its first arguments; None, and those that follow, are drawn.
+          n_args: how many it has, by default a random number that it takes.
+
+        Raises:
+          Rejected: this draw does not fit; another may.
+        """
+        least, most = ops.OPS[op].arity
+        n = self.number(max(least, len(args)), most) if n_args is None else n_args
+        names = [f"?{i}" for i in range(n)]
+        self.bound = {v: a for v, a in zip(names, args, strict=False) if a is not None}
+        return self.make(Pattern(op, tuple(map(Var, names))), None, self._dtype_of(op))
+
+    def _dtype_of(self, op: str) -> str:
+        """A dtype that a node of these arguments may have."""
+        spec = ops.OPS[op]
+        if spec.dtype == "bool":
+            return "bool"
+        if spec.dtype in ("attr", "given"):
+            return self.dtype_among(ops.TAKES[spec.gives])
+        giver = 1 if spec.dtype == "arg1" else 0
+        if f"?{giver}" in self.bound:
+            return self.nodes[self.bound[f"?{giver}"]].dtype
+        return self.dtype_among(spec.dtypes_of(giver))
+
+    def make(self, p: Pattern | Var, want: Want, dtype: str) -> int:
+        if isinstance(p, Var):
+            return self._variable(p.name, want, dtype)
+        spec, known = ops.OPS[p.op], self.forced(p)
+        if spec.shape == "given":
+            shape = self.shape() if want is None else self.fill(want)
+            packed = pack_attrs(p.op, attributes(self, p.op, len(shape), dtype) | known)
+            return self.finish(p, Node(p.op, attrs=packed, shape=shape, dtype=dtype))
+        args, attrs = SAMPLERS[spec.shape](self, p, want, dtype, known)
+        packed = pack_attrs(p.op, attrs | known)
+        arg_nodes = [self.nodes[a] for a in args]
+        typed = infer(p.op, packed, arg_nodes)
+        if typed is None or not spec.takes_dtypes([n.dtype for n in arg_nodes]):
+            raise Rejected
+        shape, got = typed
+        if len(shape) > ops.MAX_RANK or math.prod(shape) > MAX_ELEMENTS:
+            raise Rejected
+        if not fits(shape, want) or got != dtype:
+            raise Rejected
+        return self.finish(p, Node(p.op, tuple(args), packed, shape=shape, dtype=got))
+
+    def _variable(self, name: str, want: Want, dtype: str) -> int:
+        if name not in self.bound:
+            self.bound[name] = self.leaf(name, want, dtype)
+        elif not fits(self.nodes[self.bound[name]].shape, want):
+            raise Rejected
+        return self.bound[name]
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def known(self, p: Pattern | Var) -> bool:
+        """Whether the argument brings a shape of its own."""
+        return isinstance(p, Pattern) or p.name in self.bound
+
+    def shape_of(self, index: int) -> tuple[int, ...]:
+        return self.nodes[index].shape
+
+    # --- what may be otherwise ---
+
+    def forced(self, p: Pattern) -> dict[str, Any]:
+        """Attributes of a node that are not drawn, by field."""
+        return {}
+
+    def rank_of(self, p: Pattern | Var) -> int | None:
+        """The rank that an argument must have, if it is known."""
+        return None
+
+    def is_value(self, p: Pattern | Var) -> bool:
+        """Whether an argument is a scalar constant."""
+        return False
+
+    def leaf(self, name: str, want: Want, dtype: str) -> int:
+        """The node that a variable becomes."""
+        shape = self.shape() if want is None else self.fill(want)
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise Rejected
+        return self.add(Node("input", shape=shape, dtype=dtype, ref=len(self.nodes)))
+
+    def finish(self, p: Pattern, node: Node) -> int:
+        """The index of a pattern's node."""
+        return self.add(node)
