@@ -61,7 +61,7 @@ OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 
 
 def fake_compare(seconds: dict[str, float], spread: float = 0.01):
-    """`comparison.compare` with made-up seconds by name (a function that fails to run still fails)."""
+    """`comparison.compare` with made-up seconds by name; what fails to run still fails."""
 
     def compare(fns, *, baseline, seed, **_):
         timings, drawn = {}, {}
