@@ -83,13 +83,16 @@ def fits(view: NodeView) -> jax.Array:
     that are right for it and that it does not have yet.
     """
     found = []
+    right: dict[int, jax.Array] = {}  # by row: some operators share theirs, with their facts
     for op, rows in LOWERINGS.items():
         if len(rows) == 1:
             continue
-        here, facts = view.op == ops.OPS[op].code, _facts(jnp, view, op)
-        for i, row in enumerate(rows):
-            right = row.applies(facts) if i else True
-            found.append(here & (view.lowering != i) & right)
+        here = view.op == ops.OPS[op].code
+        if any(id(row) not in right for row in rows[1:]):
+            facts = _facts(jnp, view, op)
+            right |= {id(row): row.applies(facts) for row in rows[1:]}
+        found.append(here & (view.lowering != 0))
+        found += [here & (view.lowering != i) & right[id(row)] for i, row in enumerate(rows[1:], 1)]
     return jnp.stack(found)
 
 

@@ -29,8 +29,8 @@ class ConvFacts(Facts):
 
     def _layout(self, name: str) -> Any:
         """Positions [4] of (batch or out feature, feature, spatial...); -1 beyond the rank."""
-        code = self.xp.clip(self.number(name), 0, len(_LAYOUTS) - 1)
-        return self.xp.asarray(_LAYOUTS)[code]
+        is_code = self.xp.arange(len(_LAYOUTS)) == self.number(name)
+        return self.xp.sum(self.xp.where(is_code[:, None], self.xp.asarray(_LAYOUTS), 0), axis=0)
 
     @cached_property
     def image(self) -> Any:
@@ -45,8 +45,9 @@ class ConvFacts(Facts):
         return self._layout("out_layout")
 
     def _size(self, shape: Any, position: Any) -> Any:
-        xp = self.xp
-        return xp.where(position >= 0, shape[xp.maximum(position, 0)], 1)
+        # As a sum, for gathers take long to compile; where there is no position, the size is 1.
+        sizes = self.xp.where(self.xp.arange(len(shape)) == position, shape, 0)
+        return self.xp.where(position >= 0, self.xp.sum(sizes), 1)
 
     @cached_property
     def outs(self) -> Any:
