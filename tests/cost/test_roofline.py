@@ -15,6 +15,7 @@ from xrl_jax.cost.roofline import Rates
 from xrl_jax.cost.view import CLASSES, CORRECTED, CostView, form_of, signature, turned, view_graph
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, build, pack_attrs
+from xrl_jax.lower.table import number_of
 from xrl_jax.runtime import engine_jit
 
 SUM = pack_attrs("reduce_sum", {"axes": 1})  # of axis 0
@@ -222,3 +223,22 @@ def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
     graph = build(nodes, [2, 3], bucket=16)
     cost = SECONDS(roofline.cost_table({}, rates), VIEW(graph))
     assert float(cost[4]) == pytest.approx(3 * float(cost[3]))
+
+
+def test_the_error_that_a_lowering_adds_is_worth_seconds():
+    """Sums of Winograd's tiles err more than another order of the same sums, which adds nothing."""
+    x = Node("input", shape=(1, 8, 8, 4), ref=0)
+    w = Node("weight", shape=(3, 3, 4, 6), ref=1)
+    attrs = pack_attrs("conv", {**CONV_LAST, "groups": 1, "high": [2, 2]})
+
+    def parts(lowering: str, weight: float) -> tuple[float, float]:
+        """The error of the graph, and what its convolution costs beyond its seconds."""
+        number = number_of("conv", lowering)
+        graph = build([x, w, Node("conv", (0, 1), attrs, number, (1, 8, 8, 6))], [2], bucket=16)
+        table = roofline.cost_table({}, PLAIN, error_weight=weight)
+        more = table.priced(graph).nodes.cost[3] - table.seconds(VIEW(graph))[3]
+        return float(table.error(graph)), float(more)
+
+    assert parts("taps", 1e6) == (0.0, 0.0)
+    assert parts("winograd2", 0.0) == (pytest.approx(16 * 2.0**-23), 0.0)
+    assert parts("winograd2", 1e6)[1] == pytest.approx(16 * 2.0**-23 * 1e6, rel=1e-3)

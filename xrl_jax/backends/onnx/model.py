@@ -40,7 +40,7 @@ def to_onnx(
     than 1 GiB of constants get a second file beside the first, `path` with ".data" added.
 
     Args:
-      path: of the file, which is written whole or not at all.
+      path: of the file, which is written whole or not at all; not so where there is a second one.
       weights: the arguments that are weights, in their order (pytrees of arrays); they become
         constants of the model. None: they are inputs of the model like all others.
       name: of the graph.
