@@ -48,7 +48,7 @@ from experiments.side_by_side import (
 from experiments.targets import require_known
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.runtime.compile_cache import COMPILED
-from xrl_jax.strategies import STRATEGIES
+from xrl_jax.strategies import SEARCHES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -74,7 +74,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_known("networks", self.networks, models.MODELS)
-        require_known("searches", self.searches, STRATEGIES)
+        require_known("searches", self.searches, SEARCHES)
 
     def command(self) -> str:
         """The command that repeats this; where results are kept is left out."""

@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 from experiments import models, targets
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import constants_pay, program_job
+from xrl_jax.cost.programs import choose_constants, program_job
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
@@ -78,24 +78,24 @@ def rewriting(
     """A random rewriting, its regions timed, and its number of steps."""
     space = Space(rules, jnp.asarray(program.digests()))
     graphs, taken = {}, 0
-    start = predicted(program, oracle.table())
-    states = [space.start(g, oracle.table()) for g in in_one_bucket(program)]
-    shares = np.array([len(space.moves(s, oracle.table()).entry) for s in states], float)
+    start = predicted(program, oracle.costs)
+    states = [space.start(g, oracle.costs) for g in in_one_bucket(program)]
+    shares = np.array([len(space.moves(s, oracle.costs).entry) for s in states], float)
     if not shares.sum():
         return program, 0
     for index in rng.choice(len(states), size=length, p=shares / shares.sum()):
         state = states[index]
-        moves = space.moves(state, oracle.table())
+        moves = space.moves(state, oracle.costs)
         if not len(moves.entry):
             continue
         # Sorted by place, not by prediction: the same walk whatever the model.
         columns = (moves.entry, moves.root, moves.partner)
         listed = sorted(zip(*(c.tolist() for c in columns), strict=True))
-        after = space.step(state, oracle.table(), *listed[int(rng.integers(len(listed)))])
+        after = space.step(state, oracle.costs, *listed[int(rng.integers(len(listed)))])
         if after is None:
             continue
         candidate = assemble(program, {**graphs, index: after.graph})
-        if predicted(candidate, oracle.table()) > _LIMIT * start:
+        if predicted(candidate, oracle.costs) > _LIMIT * start:
             break
         states[index], graphs[index], taken = after, after.graph, taken + 1
     measure_all(oracle, states)
@@ -112,10 +112,10 @@ def points_of(
     program: Program, rules: CompiledRules, oracle: Oracle, *, n: int, longest: int, seed: int
 ) -> Iterator[Point]:
     """Rewritings, predicted and timed; those that cannot be timed are left out."""
-    oracle.constants = constants_pay(oracle, program)
+    choose_constants(oracle, program)
     oracle.measure_loops()
     space = Space(rules, jnp.asarray(program.digests()))
-    measure_all(oracle, [space.start(g, oracle.table()) for g in in_one_bucket(program)])
+    measure_all(oracle, [space.start(g, oracle.costs) for g in in_one_bucket(program)])
     reference = program_job(program, constants=oracle.constants)
     rng = np.random.default_rng(seed)
     for _ in range(n):
@@ -124,7 +124,7 @@ def points_of(
         job = program_job(candidate, constants=oracle.constants)
         timing = oracle.time_job(job, reference=reference)
         if timing.ok and timing.relative is not None:
-            costs = oracle.table()
+            costs = oracle.costs
             share = predicted(candidate, costs) / predicted(program, costs)
             yield Point(share, timing.relative, steps)
 

@@ -43,8 +43,8 @@ from xrl_jax.backends.plain_data import SaveError
 from xrl_jax.language.rule_files import load_rules
 from xrl_jax.report.plots import plot_history
 from xrl_jax.report.text import Report
-from xrl_jax.search.base import Alone, Strategy
-from xrl_jax.strategies import STRATEGIES, find_strategy
+from xrl_jax.search.base import Strategy
+from xrl_jax.strategies import SEARCHES, named
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Config:
       rules: names, families and rule files; empty for every rule.
       policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
       finetune: train that policy on this network first.
-      alone: do not refine what its rollouts have found.
+      alone: judge the search by what it finds itself (`xrl_jax.search.chain.alone`).
       out: folder for results; empty for none.
     """
 
@@ -96,9 +96,8 @@ class Config:
                 raise ConfigError(f"--{flag} is for --onnx only")
         if self.policy and self.search != "xrlflow":
             raise ConfigError("--policy is for --search=xrlflow only")
-        for name in ("finetune", "alone"):
-            if getattr(self, name) and self.search != "xrlflow":
-                raise ConfigError(f"--{name} is for --search=xrlflow only")
+        if self.finetune and self.search != "xrlflow":
+            raise ConfigError("--finetune is for --search=xrlflow only")
 
     def command(self) -> str:
         """The command that repeats this run; where results and timings are kept is left out."""
@@ -133,7 +132,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text("model", "", f"Network to optimise: {', '.join(models.MODELS)}.")
     text("onnx", "", "ONNX file to optimise.")
     text("fn", "", "What to optimise, as package.module:function (see above).")
-    text("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
+    text("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.")
     text("policy", "", "Policy that experiments.train has written, for --search=xrlflow.")
     flags.DEFINE_bool(
         "finetune",
@@ -145,7 +144,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "alone",
         False,
-        "For --search=xrlflow: the policy's rollouts alone, what they find is not refined.",
+        "Judge the search by what it finds itself: nothing that is known without it is timed "
+        "beside that, and the fastest program is not refined.",
         flag_values=values,
     )
     text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
@@ -246,15 +246,16 @@ def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
 
 def search_of(config: Config) -> str | Strategy:
     """The search that was asked for; raises ValueError, and OSError for a policy's file."""
-    if config.policy or config.finetune or config.alone:
+    search = named(config.search)  # an unknown name is found out now
+    if config.policy or config.finetune:
+        from xrl_jax.rl.finetune import FineTune
         from xrl_jax.rl.policy import SHIPPED, load_policy
-        from xrl_jax.rl.strategy import by_policy
+        from xrl_jax.rl.strategy import XRLflow
 
         policy = load_policy(config.policy or SHIPPED)
-        search = by_policy(policy, finetune=config.finetune)
-        return Alone(search) if config.alone else search
-    find_strategy(config.search)  # an unknown name is found out now
-    return config.search
+        follow = XRLflow(policy, FineTune() if config.finetune else None)
+        search = search._replace(search=lambda: follow)
+    return search.alone() if config.alone else search.strategy()
 
 
 def run(config: Config) -> Report:

@@ -24,7 +24,7 @@ from experiments.side_by_side import SideBySide, WrongResultError, side_by_side
 from experiments.targets import ConfigError, Target
 from experiments.wild_networks import NETWORKS, PLAIN
 from experiments.wild_networks.plain import TWINS
-from xrl_jax.strategies import STRATEGIES
+from xrl_jax.strategies import SEARCHES
 
 WRITTEN, PLAINLY = "as written", "plain"
 
@@ -66,7 +66,7 @@ def table(results: Sequence[SideBySide]) -> Table:
 def define_flags() -> None:
     """Add the flags of this command."""
     flags.DEFINE_list("networks", list(TWINS), f"Of {', '.join(TWINS)}.")
-    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.")
+    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.")
     flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.")
     flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time both results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches.")
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
         targets.require_known("networks", values.networks, TWINS)
-        targets.require_known("search", [values.search], STRATEGIES)
+        targets.require_known("search", [values.search], SEARCHES)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

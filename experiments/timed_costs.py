@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.targets import ConfigError
-from xrl_jax.cost.calibration import sceptical
+from xrl_jax.cost.calibration import pessimistic_costs
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.roofline import CostTable, cost_table
 from xrl_jax.language.table import CompiledRules
@@ -22,7 +22,7 @@ from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.files import replacing
-from xrl_jax.search.backtracking import taso
+from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem
 
 COSTS_FILE = "costs.npz"
@@ -43,8 +43,8 @@ def timed_costs(
     keys = jax.random.split(jax.random.key(seed), len(programs))
     for key, (name, program) in zip(keys, programs.items(), strict=True):
         print(f"timing the operators of {name}", file=sys.stderr)
-        taso(Problem(program, rules, oracle), Budget(seconds=seconds), key)
-    return oracle.table()
+        Taso()(Problem(program, rules, oracle), Budget(seconds=seconds), key)
+    return oracle.costs
 
 
 def kept_costs(
@@ -61,7 +61,7 @@ def kept_costs(
         with TimingStore(out / STORE_FILE) as store, Worker() as worker:
             oracle = Oracle(store, worker)
             save_costs(timed_costs(programs, rules, oracle, seconds=seconds, seed=seed), kept)
-    return sceptical(load_costs(kept))
+    return pessimistic_costs(load_costs(kept))
 
 
 def save_costs(table: CostTable, path: Path) -> None:

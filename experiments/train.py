@@ -46,7 +46,7 @@ from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs, load_costs
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
-from xrl_jax.cost.calibration import sceptical, varied
+from xrl_jax.cost.calibration import pessimistic_costs, varied
 from xrl_jax.cost.model import Oracle
 from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import compile_rules
@@ -182,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
             )
         over = devices(config.devices)
         programs = [program_of(n, fold=config.fold, seed=config.seed) for n in config.networks]
-        costs = sceptical(load_costs(Path(config.costs))) if config.costs else None
+        costs = pessimistic_costs(load_costs(Path(config.costs))) if config.costs else None
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

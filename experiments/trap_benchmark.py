@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.environments import devices, params_of
+from experiments.exhaust import Exhausted, visit
 from experiments.targets import ConfigError, require_known
 from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
 from xrl_jax.cost.model import Oracle
@@ -39,16 +40,15 @@ from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
-from xrl_jax.rl.strategy import by_policy
+from xrl_jax.rl.strategy import XRLflow
 from xrl_jax.rl.train import TrainConfig, spread
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.runtime.files import replacing
-from xrl_jax.search.backtracking import make_taso, taso
+from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
-from xrl_jax.search.exhaust import Exhausted, visit
-from xrl_jax.search.greedy import greedy
-from xrl_jax.search.random import random
+from xrl_jax.search.greedy import Greedy
+from xrl_jax.search.random import Random
 
 AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
 _TRAP = 1e-2  # a block is one where downhill ends further above
@@ -110,13 +110,13 @@ class Costs:
         """Every block, visited whole; all under one table."""
         sizes = [*self.family.sizes, *self.family.unseen]
         visited = {s: visit(self.problem(member(self.family, [s]))) for s in sizes}
-        return {s: v.under(self.oracle.table()) for s, v in visited.items()}
+        return {s: v.under(self.oracle.costs) for s, v in visited.items()}
 
     def of_member(self, sizes: Sequence[Size], blocks: Mapping[Size, Exhausted]) -> Exhausted:
         """The sums of its blocks', a sine between two of them counted once."""
         first = next(iter(blocks))
         both = member(self.family, [first, first])
-        between = 2 * blocks[first].start - predicted(both, self.oracle.table())
+        between = 2 * blocks[first].start - predicted(both, self.oracle.costs)
         parts = [blocks[s] for s in sizes]
 
         def total(field: str) -> float:
@@ -136,7 +136,7 @@ class Policies(NamedTuple):
 def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Policies:
     """A policy trained on the small members; what was learned is in the file, if there is one."""
     programs = [member(costs.family, sizes) for sizes in members.training]
-    params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.table())
+    params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.costs)
     settings = TrainConfig(
         network=NetworkConfig(n_rules=len(costs.rules.rules)), updates=config.updates
     )
@@ -160,12 +160,12 @@ def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Polici
 def searches_with(policies: Policies) -> dict[str, Strategy]:
     """The searches, by the names they are asked for and printed with."""
     found = (
-        greedy,
-        make_taso(alpha=1.0, opened=False),
-        taso,
-        random,
-        by_policy(policies.untrained, whole=False),
-        by_policy(policies.trained, whole=False),
+        Greedy(),
+        Taso(alpha=1.0, own_start=True),
+        Taso(),
+        Random(),
+        XRLflow(policies.untrained, whole=False),
+        XRLflow(policies.trained, whole=False),
     )
     return dict(zip(SEARCHES, found, strict=True))
 

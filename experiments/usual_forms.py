@@ -2,7 +2,7 @@
 
   python -m experiments.usual_forms --networks=resnext50,bert --out=out/forms.json
 
-times every distinct operator of the networks (as they are, and as the openings of a search lay them
+times every distinct operator of the networks (as they are, and as a search lays them
 out) in each form that fits it, and prints the medians of form / XLA's form by operator and kind, as
 they stand in xrl_jax/cost/calibration.py. A search begins from them where it has timed nothing yet:
 they decide what is timed first, nothing else. Run it on a quiet machine; timings are kept in
@@ -36,7 +36,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
-from xrl_jax.search.openings import openings
+from xrl_jax.search.starting_points import starting_points
 
 FLAGS = flags.FLAGS
 views_of = jax.jit(lambda costs, graph: view_graph(costs.sharing, graph))
@@ -54,13 +54,13 @@ class Multiple:
 
 
 def programs_of(name: str) -> Iterator[Program]:
-    """The network and its openings."""
+    """The network and its starting points."""
     target = targets.from_model(name)
     program = from_jax(target.fn, *target.args, weights=target.weights)
     yield program
     rules = compile_rules(standard_rules())
-    for opening in openings(program, rules, cost_table({}), FOREVER):
-        yield opening.program
+    for point in starting_points(program, rules, cost_table({}), FOREVER):
+        yield point.program
 
 
 def regions_of(programs: Iterable[Program]) -> list[Region]:
@@ -138,8 +138,7 @@ def main(argv: list[str]) -> None:
     found: list[Multiple] = []
     folder = Path(FLAGS.cache_dir or default_cache_dir())
     with TimingStore(folder / STORE_FILE) as store, Worker() as worker:
-        oracle = Oracle(store, worker)
-        oracle.constants = jax.default_backend() == "cpu"
+        oracle = Oracle(store, worker, constants=jax.default_backend() == "cpu")
         try:
             for n, region in enumerate(track(regions, "timing", disable=not sys.stdout.isatty())):
                 forms = forms_of(region)

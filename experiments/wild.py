@@ -42,7 +42,7 @@ from experiments.side_by_side import (
 from experiments.targets import ConfigError, Target
 from experiments.wild_networks import NETWORKS
 from xrl_jax.runtime.compile_cache import COMPILED
-from xrl_jax.strategies import STRATEGIES
+from xrl_jax.strategies import SEARCHES
 
 _MODULE = "experiments.wild_networks"
 _WRONG = 3  # exit status of a comparison whose result is wrong
@@ -214,7 +214,7 @@ def config_of(values: flags.FlagValues) -> Config:
     given = [n for name in values.networks for n in by_family.get(name, [name])]
     networks = tuple(dict.fromkeys(given)) if values.networks else tuple(NETWORKS)
     targets.require_known("networks", networks, [*NETWORKS, *by_family])
-    targets.require_known("search", [values.search], STRATEGIES)
+    targets.require_known("search", [values.search], SEARCHES)
     return Config(
         networks,
         values.search,
@@ -233,7 +233,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     names = f"{', '.join(NETWORKS)}; {', '.join(families)}"
     to: Any = {"flag_values": values}
     flags.DEFINE_list("networks", [], f"Names or families, all by default: {names}.", **to)
-    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(STRATEGIES)}.", **to)
+    flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.", **to)
     flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.", **to)
     flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time a result in turn.", **to)
     flags.DEFINE_integer("seed", 0, "Seed of searches.", **to)

@@ -147,8 +147,6 @@ LONG = {
     "dot",  # its sampler
     "new_nodes",
     "optimize",
-    "refine",
-    "search_in_rounds",
     "training_of",
 }
 

@@ -30,7 +30,6 @@ from xrl_jax.accept import accept, last_timing
 from xrl_jax.accept.last_timing import OPTIMISED
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import Timed
 from xrl_jax.language.rule import parse_rules
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
@@ -38,24 +37,19 @@ from xrl_jax.lower import table as lowerings
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker
-from xrl_jax.search.backtracking import taso
-from xrl_jax.search.base import (
-    Alone,
-    Budget,
-    Found,
-    Problem,
-    SearchResult,
-    StopReason,
-    without_engine,
-)
-from xrl_jax.search.greedy import greedy
-from xrl_jax.search.refine import refine
-from xrl_jax.search.rounds import _of_a_search
+from xrl_jax.search import stages
+from xrl_jax.search.backtracking import Taso
+from xrl_jax.search.base import Budget, Found, Problem, SearchResult, StopReason
+from xrl_jax.search.chain import alone, pipeline
+from xrl_jax.search.greedy import Greedy
+from xrl_jax.search.refine import Refine
+from xrl_jax.search.stages import Search
+from xrl_jax.search.time_whole import TimeWhole
 
 # The module: the package's attribute of that name is the function.
 front = importlib.import_module("xrl_jax.optimize")
-rounds = importlib.import_module("xrl_jax.search.rounds")
 
+REFINED = Refine.refined
 SOME_RULES = tuple(parse_rules(RULES)[0])
 KEYS = jax.random.split(jax.random.key(0), 3)
 PARAMS = {"v": jax.random.normal(KEYS[0], (6, 6)), "w": jax.random.normal(KEYS[1], (6, 6))}
@@ -94,7 +88,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
 
     monkeypatch.setattr(front, "Worker", Mine)
     # It would go on for ever: every program is twice as fast as the one before.
-    monkeypatch.setattr(rounds, "refine", lambda oracle, rules, start, clock, **_: (start, ()))
+    monkeypatch.setattr(Refine, "refined", lambda self, problem, start, *_: start)
     monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
     return Mine
 
@@ -135,8 +129,10 @@ def test_a_small_network_end_to_end(optimize):
     assert report.baseline_name in report.baselines and report.baseline_ms > 0
 
 
-def made_up_programs(oracle, programs, clock, **_):
-    return [Timed(programs[0], (), Timing(1e-3, 1e-3, 1e-3, relative=0.5), 0)]
+def made_up_programs(self, problem, best, *_):
+    """In place of `TimeWhole.timed`: the first takes half of the original's time."""
+    timing = Timing(1e-3, 1e-3, 1e-3, relative=0.5)
+    return [dataclasses.replace(best[0], timing=timing)]
 
 
 def endless(node, *arrays):
@@ -191,7 +187,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     monkeypatch.setattr(
         front, "Oracle", functools.partial(Oracle, timeout=timeout, rates=PROMISING)
     )
-    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
+    monkeypatch.setattr(TimeWhole, "timed", made_up_programs)
     monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "optimized" and fast.report.failures == 1
@@ -222,7 +218,7 @@ def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
 
     monkeypatch.setattr(made_up, "submit", submit)
     monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, rates=PROMISING))
-    monkeypatch.setattr(rounds, "refine", refine)
+    monkeypatch.setattr(Refine, "refined", REFINED)
     fast = optimize(network, PARAMS, X, weights=0, rules=[*SOME_RULES[:1], *SOME_RULES[3:]])
     assert (len(lost), fast.report.failures) == (1, 1)
     assert "swapped" not in str(fast.program)
@@ -238,7 +234,7 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
         return [Timing(t, t, t, relative=1.0) for t in rng.uniform(1e-3, 2e-3, len(jobs))]
 
     monkeypatch.setattr(made_up, "submit", submit)
-    monkeypatch.setattr(rounds, "time_programs", made_up_programs)
+    monkeypatch.setattr(TimeWhole, "timed", made_up_programs)
     budget = Budget(seconds=600.0, measurements=1000)
     first = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
     second = optimize(network, PARAMS, X, weights=0, search="taso", budget=budget)
@@ -257,19 +253,25 @@ def test_the_best_programs_are_timed_with_what_the_search_leaves_of_the_budget(
 
     def search(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         spent.append((problem.oracle.spending.measurements, budget.measurements))
-        return taso(problem, budget, key)
+        return Taso()(problem, budget, key)
 
     budget = Budget(seconds=600.0, measurements=10)
-    report = optimize(network, PARAMS, X, weights=0, search=search, budget=budget).report
+    report = optimize(network, PARAMS, X, weights=0, search=pipeline(search), budget=budget).report
     assert [limit for _, limit in spent] == [5] and spent[0][0] > 0
     assert 5 < report.measurements <= 10
-    assert [_of_a_search(Budget(measurements=n)) for n in (0, 1, 100, None)] == [0, 1, 94, None]
+    own = Search(search)._of_measurements
+    assert [own(n) for n in (0, 1, 100, None)] == [0, 1, 94, None]
 
 
 def test_what_is_judged_alone_is_not_refined(optimize, made_up, monkeypatch):
-    monkeypatch.setattr(rounds, "refine", lambda *_, **__: pytest.fail("it was refined"))
+    monkeypatch.setattr(Refine, "refined", lambda *_: pytest.fail("it was refined"))
+    report = optimize(network, PARAMS, X, weights=0, search=alone(Greedy())).report
+    assert report.used == "optimized"
 
-    assert optimize(network, PARAMS, X, weights=0, search=Alone(greedy)).report.used == "optimized"
+
+def test_a_search_of_ones_own_is_followed_as_it_is_and_its_best_program_is_timed(optimize, made_up):
+    report = optimize(network, PARAMS, X, weights=0, search=Greedy()).report
+    assert report.used == "optimized" and report.search == "greedy"
 
 
 # What may go in ---------------------------------------------------------------------------------
@@ -411,10 +413,8 @@ def test_unknown_rules_and_searches_are_refused_before_any_work(optimize):
 
 
 def test_a_search_of_ones_own(made_up, optimize):
-    from xrl_jax.search.greedy import greedy
-
     def mine(problem, budget, key):
-        return greedy(problem, budget, key)
+        return Greedy()(problem, budget, key)
 
     fast = optimize(network, PARAMS, X, weights=0, search=mine)
     assert fast.report.search == "mine" and fast.report.used == "optimized"
@@ -526,9 +526,9 @@ def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-@pytest.mark.parametrize(("alone", "kernels"), [(False, 2), (True, 0)])
+@pytest.mark.parametrize(("completed", "kernels"), [(pipeline, 2), (alone, 0)])
 def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
-    alone, kernels, made_up, tmp_path
+    completed, kernels, made_up, tmp_path
 ):
     """But not beside what is judged alone."""
 
@@ -536,26 +536,33 @@ def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
         found = (Found(problem.program, 1.0),)
         return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED)
 
-    search = Alone(nothing) if alone else nothing
     fast = xrl_jax.optimize(
-        network, PARAMS, X, weights=0, search=search, rules="lowering_dot", cache_dir=tmp_path
+        network,
+        PARAMS,
+        X,
+        weights=0,
+        search=completed(nothing),
+        rules="lowering_dot",
+        cache_dir=tmp_path,
     )
     assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * kernels
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
-@pytest.mark.parametrize("mark", [lambda search: search, without_engine])
-def test_the_engine_is_compiled_for_a_search_that_calls_it(mark, made_up, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("uses", "expected"), [(True, ["the engine"]), (False, [])])
+def test_the_engine_is_compiled_for_a_search_that_calls_it(
+    uses, expected, made_up, tmp_path, monkeypatch
+):
     compiled = []
-    monkeypatch.setattr(rounds, "compile_engine", lambda *_: compiled.append("the engine"))
+    monkeypatch.setattr(stages, "compile_engine", lambda *_: compiled.append("the engine"))
 
     def nothing(problem, budget, key):
         found = (Found(problem.program, 1.0),)
         return SearchResult(found, 1.0, 0, StopReason.EXHAUSTED)
 
-    search = Alone(mark(nothing))
+    search = alone(nothing, uses_engine=uses)
     xrl_jax.optimize(network, PARAMS, X, weights=0, search=search, cache_dir=tmp_path)
-    assert compiled == [] if mark is without_engine else compiled == ["the engine"]
+    assert compiled == expected
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -569,7 +576,7 @@ def test_where_time_is_short_they_are_timed_and_nothing_is_searched(made_up, tmp
         PARAMS,
         X,
         weights=0,
-        search=never,
+        search=pipeline(never),
         rules="lowering_dot",
         budget=short,
         cache_dir=tmp_path,
@@ -644,7 +651,7 @@ def test_forms_of_a_library_that_is_not_there_are_not_tried(made_up, monkeypatch
 
     def look(problem, budget, key):
         tried.extend(rule.name for rule in problem.rules.rules)
-        return greedy(problem, budget, key)
+        return Greedy()(problem, budget, key)
 
     monkeypatch.setattr(onednn, "available", lambda: False)
     xrl_jax.optimize(network, PARAMS, X, search=look, rules="lowering_dot", cache_dir=tmp_path)

@@ -34,9 +34,10 @@ from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.runtime.engine_jit import on_cpu
 from xrl_jax.runtime.settings import own_settings, under_users_settings
-from xrl_jax.search.base import Budget, Problem, StopReason, Strategy, predicted
+from xrl_jax.search.base import Budget, Problem, SearchResult, Strategy, predicted
+from xrl_jax.search.chain import chain
 from xrl_jax.search.recall import recall, record_path, remember
-from xrl_jax.search.rounds import search_in_rounds
+from xrl_jax.search.time_whole import TimeWhole
 from xrl_jax.strategies import find_strategy
 from xrl_jax.transform.batch import batched
 from xrl_jax.transform.canonical import canonical
@@ -44,6 +45,8 @@ from xrl_jax.transform.unroll import unrolled
 from xrl_jax.verify.verify import verified
 
 _LEAST_LAST, _MOST_LAST = 0.3, 0.6  # of the seconds, for the last check and timing
+_LEAST_TIMING, _MOST_TIMING = 3.0, 30.0  # seconds, for the last timing
+_LEAST_SEARCH = 1e-3  # seconds: with less than a search needs, it returns the original
 _TOO_LONG = 4.0  # times the seconds: such a check is not begun
 
 
@@ -69,7 +72,8 @@ def optimize(
         number that `fn` must know while it is traced, and what is no array, is static: for others
         the result runs `fn` itself.
       weights: positions of arguments that stay the same between calls.
-      search: a name (see `xrl_jax.strategies.STRATEGIES`) or a strategy.
+      search: a name (see `xrl_jax.strategies.SEARCHES`) or a strategy, which is followed as it is;
+        `xrl_jax.search.chain.pipeline` completes a search of one's own as those with names are.
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off. Rules that are not the library's are verified first.
       budget: seconds and measurements that may be spent; 60 seconds by default. Of the seconds 30
@@ -123,64 +127,60 @@ def optimize(
         TimingStore(os.path.join(folder, STORE_FILE)) as store,
         Worker() as worker,
     ):
-        oracle = Oracle(store, worker)
         compiled = functools.partial(persistent_cache, os.path.join(folder, COMPILED))
         with compiled(), on_cpu():
-            run = predicted(program, oracle.table())
+            oracle = Oracle(store, worker)
+            run = predicted(program, oracle.costs)
         kept, too_short = _kept_for_the_end(original, run, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
         # Where timings cannot be kept, nothing can; the store has said so.
         keeps = not store.in_memory
         record = record_path(folder, program, rule_table.rules, store.target)
         known = recall(record, program) if keeps else None
-        tell = live.phase
+        problem = Problem(program, rule_table, oracle, live, live.phase, known)
         with compiled(), on_cpu():
-            found, candidates = search_in_rounds(
-                strategy,
-                Problem(program, rule_table, oracle, live, known),
-                budget,
+            found = chain(strategy, TimeWhole())(
+                problem,
+                replace(budget, seconds=max(clock.left, _LEAST_SEARCH)),
                 jax.random.key(0) if key is None else key,
-                clock,
-                tell,
             )
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, weights and all
-        rest = Stopwatch(0.0) if found.stop is StopReason.INTERRUPTED else whole
         if too_short:
-            accepted = unchecked(candidates, too_short)
+            accepted = unchecked(found.best, too_short)
         else:
             accepted = accept(
                 original,
-                candidates,
+                found.best,
                 arguments,
                 tolerance=tolerance,
                 close_over=oracle.constants,
                 guarded="in-domain" not in assume,
-                seconds=lambda: min(max(0.5 * rest.left, 3.0), 30.0),
-                tell=tell,
+                seconds=lambda: _last_timing_seconds(found, whole),
+                tell=live.phase,
             )
     with on_cpu():
         report = make_report(
             name=name,
-            search=search if isinstance(search, str) else getattr(search, "__name__", "custom"),
+            strategy=strategy,
             seed=None,
             target=store.target,
             program=program,
             found=found,
             accepted=accepted,
             rules=chosen,
-            costs=oracle.table(),
+            costs=oracle.costs,
             spending=oracle.spending,
             search_seconds=search_seconds,
             total_seconds=whole.elapsed,
         )
     if accepted.used:
         if keeps:
-            remember(record, accepted.program, report.steps)
+            remember(record, accepted.candidate.program, report.steps)
         return Fast(
-            replace(with_callbacks(accepted.program), fn=given.fn),
+            replace(with_callbacks(accepted.candidate.program), fn=given.fn),
             given.fn,
-            options=accepted.options,
+            options=accepted.candidate.options,
             report=report,
             close_over=accepted.close_over,
             traced_program=given if accepted.traced_speedup == 1.0 else None,
@@ -190,6 +190,12 @@ def optimize(
     # The original in its strongest form: nothing that is returned is slower than what was timed.
     as_constants = accepted.baseline.startswith(CLOSED_OVER)
     return Fast(given, given.fn, report=report, close_over=as_constants)
+
+
+def _last_timing_seconds(found: SearchResult, whole: Stopwatch) -> float:
+    """Seconds for the last timing; the least where Ctrl-C has ended the search."""
+    left = 0.0 if found.interrupted else whole.left
+    return min(max(0.5 * left, _LEAST_TIMING), _MOST_TIMING)
 
 
 def _kept_for_the_end(

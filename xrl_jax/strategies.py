@@ -1,30 +1,74 @@
-"""Searches by name. A search is a `base.Strategy`; adding one is a module and an entry here."""
+"""Searches by name. A search is a `search.base.Strategy`; adding one is a module and an entry here.
+
+>>> from xrl_jax.search.chain import name_of
+>>> name_of(find_strategy("taso"))
+'taso'
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
-import jax
-
-from xrl_jax.search.backtracking import taso
-from xrl_jax.search.base import Budget, Problem, SearchResult, Strategy, without_engine
-from xrl_jax.search.greedy import greedy, local
-from xrl_jax.search.random import random
-
-
-@without_engine
-def xrlflow(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-    """See `rl.strategy.xrlflow`; imported late, because Flax takes a second."""
-    from xrl_jax.rl import strategy
-
-    return strategy.xrlflow(problem, budget, key)
+from xrl_jax.search.backtracking import Taso
+from xrl_jax.search.base import Strategy
+from xrl_jax.search.chain import alone, pipeline
+from xrl_jax.search.greedy import Greedy, Local
+from xrl_jax.search.random import Random
 
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {"random": random, "local": local, "greedy": greedy, "taso": taso, "xrlflow": xrlflow}
+class Named(NamedTuple):
+    """A search and what completes it.
+
+    Attributes:
+      search: makes it, with the default of every hyperparameter.
+      uses_engine: whether it calls the engine of `search.states`, which is compiled beforehand.
+      complete: the stages around it.
+    """
+
+    search: Callable[[], Strategy]
+    uses_engine: bool = True
+    complete: Callable[..., Strategy] = pipeline
+
+    def strategy(self) -> Strategy:
+        """The search with its stages."""
+        return self.complete(self.search(), uses_engine=self.uses_engine)
+
+    def alone(self) -> Strategy:
+        """The search judged by what it finds itself."""
+        return alone(self.search(), uses_engine=self.uses_engine)
+
+
+def _xrlflow() -> Strategy:
+    from xrl_jax.rl.strategy import XRLflow  # Flax takes a second to import
+
+    return XRLflow()
+
+
+SEARCHES: Mapping[str, Named] = MappingProxyType(
+    {
+        "random": Named(Random),
+        "local": Named(Local, complete=alone),  # what others are compared with is not refined
+        "greedy": Named(Greedy),
+        "taso": Named(Taso),
+        "xrlflow": Named(_xrlflow, uses_engine=False),  # it has its own
+    }
 )
+
+
+def named(search: str) -> Named:
+    """The search of that name.
+
+    Raises:
+      ValueError: there is none of that name; the message has the nearest.
+    """
+    if search not in SEARCHES:
+        near = difflib.get_close_matches(search, SEARCHES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no search {search!r} (there are: {', '.join(SEARCHES)}){hint}")
+    return SEARCHES[search]
 
 
 def find_strategy(search: str | Strategy) -> Strategy:
@@ -33,12 +77,4 @@ def find_strategy(search: str | Strategy) -> Strategy:
     Raises:
       ValueError: there is none of that name; the message has the nearest.
     """
-    if not isinstance(search, str):
-        return search
-    if search not in STRATEGIES:
-        near = difflib.get_close_matches(search, STRATEGIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"there is no search {search!r} (there are: {', '.join(STRATEGIES)}){hint}"
-        )
-    return STRATEGIES[search]
+    return named(search).strategy() if isinstance(search, str) else search

@@ -15,13 +15,13 @@ from xrl_jax.accept.accept import accept, last_seconds
 from xrl_jax.accept.baselines import AS_ARGUMENTS, CLOSED_OVER
 from xrl_jax.accept.last_timing import CONTROL, OPTIMISED, ORIGINAL, UNPREPARED
 from xrl_jax.accept.samples import concrete, samples
-from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
 from xrl_jax.lower.table import name_of, number_of
 from xrl_jax.measure.comparison import Comparison, warm_up
 from xrl_jax.measure.timing import Ratio, Timing
 from xrl_jax.program.program import Program
+from xrl_jax.search.base import Found, Step
 
 W, X = jnp.full((3, 2), 0.5), jnp.ones((4, 3))
 
@@ -41,8 +41,9 @@ def with_op(op: str) -> Program:
     return PROGRAM.with_graphs([build(changed, outputs)])
 
 
-def finalist(program: Program = PROGRAM, index: int = 0, timing: Timing = BEFORE) -> Timed:
-    return Timed(program, (), timing, index)
+def finalist(program: Program = PROGRAM, timing: Timing = BEFORE, place: str = "") -> Found:
+    """A program that was timed, with one step that tells it from others."""
+    return Found(program, 0.8, (Step(0, "rule", place, 0.1),), timing=timing)
 
 
 def test_the_end_takes_longer_where_weights_are_large_and_runs_are_slow() -> None:
@@ -181,8 +182,8 @@ def test_a_wrong_result_is_not_used_however_fast(times):
 
 def test_the_first_right_finalist_is_chosen(times):
     times(seconds={OPTIMISED: 0.5})
-    found = accepted([finalist(with_op("sin"), 0), finalist(PROGRAM, 1), finalist(PROGRAM, 2)])
-    assert found.used and found.index == 1
+    found = accepted([finalist(with_op("sin")), finalist(place="second"), finalist(place="third")])
+    assert found.used and found.candidate.steps[0].place == "second"
 
 
 def test_a_tolerance_that_is_given_decides(times):
@@ -331,7 +332,7 @@ def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
     program, dense, args = grouped("dense")
     found = accepted([finalist(dense)], program, args, guarded=False)
     assert found.used
-    assert all(name_of(n) != "dense" for n in nodes_of(found.program.graph)[0])
+    assert all(name_of(n) != "dense" for n in nodes_of(found.candidate.program.graph)[0])
 
 
 def test_the_final_timing_is_real_where_it_is_not_faked():

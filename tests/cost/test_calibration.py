@@ -13,7 +13,7 @@ from xrl_jax.cost.calibration import (
     Sample,
     calibrate,
     correct,
-    sceptical,
+    pessimistic_costs,
     usual_forms,
     varied,
 )
@@ -159,7 +159,7 @@ def test_what_was_not_timed_is_doubted_either_way():
     """A form at 0.8 of XLA's: 0.6 with the benefit of the doubt, and as much above it without."""
     usual = {(1, 0, 1): 0.8}
     costs = cost_table({(0, 1): 1e-3}, calibrate([], DEFAULT_RATES, usual))
-    doubted = sceptical(costs)
+    doubted = pessimistic_costs(costs)
     assert costs.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
     assert doubted.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
     assert doubted.timed.tolist() == costs.timed.tolist()

@@ -74,7 +74,7 @@ def unknown(oracle: Oracle, *widths: int, **options):
 
 
 def costs(oracle: Oracle, *widths: int) -> list[float]:
-    priced = SECONDS(oracle.table(), VIEW(sums(*widths)))
+    priced = SECONDS(oracle.costs, VIEW(sums(*widths)))
     return [float(c) for c in priced[2 : 2 * len(widths) + 1 : 2]]
 
 

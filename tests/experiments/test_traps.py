@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.exhaust import Exhausted, exhaust
 from experiments.trap_benchmark import (
     Config,
     Costs,
@@ -25,7 +26,6 @@ from xrl_jax.graph.graph import n_live
 from xrl_jax.graph.work import node_work
 from xrl_jax.measure.timing import Timing
 from xrl_jax.search.base import Problem
-from xrl_jax.search.exhaust import Exhausted, exhaust
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = 2 * 128 * 256 * 256  # operations of a product of [128, 256] and [256, 256]

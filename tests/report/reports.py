@@ -15,6 +15,8 @@ def small_report(**changes: Any) -> Report:
     report = Report(
         name="tiny",
         search="taso",
+        settings={"Taso.alpha": 1.0, "Search.share": 0.5},
+        own_settings=("Taso.alpha",),
         seed=3,
         machine="Some CPU, 2 threads",
         versions="jax 0.10.2 jaxlib 0.10.2 cpu",

@@ -35,6 +35,7 @@ rules fired: 3 rewrites by 2 rules (predicted gain, first place)
 
 time spent: 60.0 s (compiling 25.0 s, measuring 20.0 s, searching 10.0 s, other 5.00 s)
 search taso, seed 3: out of time; 12,345 candidates, 210 measured (2 failed), 1,000 from the store
+  with Taso.alpha=1.0
 nodes: 120 before, 96 after; 1 folded body runs 12 times
 compile options: xla_cpu_fast=true xla_disable=(none)
 machine: Some CPU, 2 threads

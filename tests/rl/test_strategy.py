@@ -25,10 +25,13 @@ from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.rl import rollouts
 from xrl_jax.rl.edits import Edited, Told
+from xrl_jax.rl.finetune import FineTune
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.rollouts import Decoder, Met
-from xrl_jax.rl.strategy import _Search, by_policy
-from xrl_jax.search.base import Budget, Found, Problem, Run, SearchResult, StopReason
+from xrl_jax.rl.rounds import Rounds, RoundsConfig
+from xrl_jax.rl.strategy import XRLflow
+from xrl_jax.search.base import Budget, Found, Problem, SearchResult, StopReason
+from xrl_jax.search.run import Run
 from xrl_jax.transform.union import united_bucket
 
 
@@ -39,7 +42,7 @@ def found(
     **how: Any,
 ) -> SearchResult:
     problem = Problem(program(), rules(), oracle or FakeOracle())
-    return by_policy(policy or trained(), **{"whole": False, **how})(problem, budget, KEY)
+    return XRLflow(policy or trained(), **{"whole": False, **how})(problem, budget, KEY)
 
 
 @pytest.mark.slow
@@ -94,16 +97,15 @@ class InTurn(FakeOracle):
         return Timing(relative, relative, relative, repeats=9, relative=relative)
 
 
-def test_what_is_fastest_whole_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fastest_whole_is_the_best() -> None:
     """Here whole programs take the longer the later they are met."""
-    monkeypatch.setattr("xrl_jax.rl.strategy._HOPE", math.inf)
     taken: dict[str, float] = {}
 
     def whole(job: Job) -> float:
         return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first met is the fastest
 
     oracle = InTurn(whole)
-    result = found(ENOUGH, oracle, blank(), whole=True)
+    result = found(ENOUGH, oracle, blank(), whole=True, rounds=RoundsConfig(hope=math.inf))
     first = program_job(result.best[0].program)
     assert taken[first.key] == 0.9 and len(oracle.asked) == len(taken) > 1
 
@@ -138,16 +140,16 @@ def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round
     rounds: list[Round] = []
     monkeypatch.setattr("xrl_jax.rl.strategy.job_or_failure", lambda *_, **__: UNTIMED)
 
-    def turn(search: _Search, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
+    def turn(search: Rounds, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
         if len(rounds) == 6:
             raise KeyboardInterrupt
         rounds.append(Round(explores, anew, search.original))
         return True
 
-    monkeypatch.setattr(_Search, "turn", turn)
-    monkeypatch.setattr(_Search, "measure", lambda *_: 0)
+    monkeypatch.setattr(Rounds, "turn", turn)
+    monkeypatch.setattr(Rounds, "measure", lambda *_: 0)
     problem = Problem(searched, rules(), FakeOracle())
-    by_policy(blank())(problem, ENOUGH, KEY)
+    XRLflow(blank())(problem, ENOUGH, KEY)
     return rounds
 
 
@@ -182,7 +184,7 @@ def test_where_that_is_too_large_all_rounds_begin_from_the_original(
             raise GraphError("a graph of 9999 nodes exceeds the largest bucket")
         return united_bucket(program)
 
-    monkeypatch.setattr("xrl_jax.rl.strategy.united_bucket", bucket)
+    monkeypatch.setattr("xrl_jax.rl.rounds.united_bucket", bucket)
     rounds = six_rounds(monkeypatch, with_a_body())
     assert [r.anew is r.original for r in rounds] == [True, True, False, False, True, True]
 
@@ -208,7 +210,7 @@ def test_edits_of_a_former_best_are_not_waited_for() -> None:
 
 def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
-    search = _Search(Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
+    search = Rounds(RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
     search.reference = UNTIMED
     assert search.may_explore(0)
     monkeypatch.setattr(Stopwatch, "elapsed", 61.0)
@@ -218,7 +220,7 @@ def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -
 def test_fewer_rounds_explore_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One does at least; the next only where the last timing was in the last 30 of 100 seconds."""
     run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
-    search = _Search(Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
+    search = Rounds(RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
     search.reference = UNTIMED
     monkeypatch.setattr(Stopwatch, "elapsed", 29.0)
     assert search.may_explore(1)
@@ -239,10 +241,12 @@ def in_form(lowering: int) -> Found:
     return Found(one_product().with_graphs([build(forms, outputs)]), math.inf)
 
 
-def searching(oracle: FakeOracle) -> _Search:
+def searching(oracle: FakeOracle) -> Rounds:
     """A search of one product that has met nothing yet."""
     run = Run(Problem(one_product(), rules(), oracle), ENOUGH)
-    return _Search(Decoder(SIZES, None, rules()), run, Found(one_product(), math.inf))
+    return Rounds(
+        RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(one_product(), math.inf)
+    )
 
 
 def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
@@ -250,7 +254,7 @@ def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
     return Met([], [Told(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
 
 
-def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> _Search:
+def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
     """A search that may time two forms of the product whole: flat, and swapped.
 
     Args:
@@ -297,9 +301,7 @@ def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.Mo
     assert seen == [16, 16]
 
 
-def test_a_form_that_disappoints_once_is_not_timed_everywhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_form_that_disappoints_once_is_not_timed_everywhere() -> None:
     """Two products, flat or swapped; flat is predicted to take less, and takes a second."""
     args = jnp.ones((64, 64)), jnp.ones((64, 32)), jnp.ones((8, 64))
     two = from_jax(lambda w, v, x: (x @ w) @ v, *args, weights=(0, 1))
@@ -310,10 +312,12 @@ def test_a_form_that_disappoints_once_is_not_timed_everywhere(
         return Found(two.with_graphs([build(forms, outputs)]), math.inf)
 
     oracle = FakeOracle(lambda r: Timing(*3 * [1.0 if r.node.lowering == 1 else 1e-6], repeats=9))
-    search = _Search(
-        Decoder(SIZES, None, rules()), Run(Problem(two, rules(), oracle), ENOUGH), both(0)
+    search = Rounds(
+        RoundsConfig(at_once=1),
+        Decoder(SIZES, None, rules()),
+        Run(Problem(two, rules(), oracle), ENOUGH),
+        both(0),
     )
-    monkeypatch.setattr("xrl_jax.rl.strategy._AT_ONCE", 1)
     assert search.confirm({("flat",): both(1), ("swapped",): both(3)}, Stopwatch(60.0)) == 4
     assert [r.node.lowering for r in oracle.timed] == [1, 3, 3, 1]
 
@@ -324,7 +328,7 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     """Flat is predicted to take less than swapped, and takes a thousand times as long."""
     oracle = InTurn(lambda job: 0.9)
     search = two_waiting(oracle, {0: 1e-6, 1: 1e-3, 3: 1e-6})
-    assert search._ranked(search.waiting, doubted=True)[0][0] == ("flat",)
+    assert search._ranked(search.waiting, pessimistic=True)[0][0] == ("flat",)
     monkeypatch.setattr(Decoder, "rollouts", nothing_met)
     assert search.turn(search.original, KEY, explores=False)
     assert oracle.asked == [program_job(in_form(3).program).key]
@@ -351,13 +355,13 @@ def test_rollouts_go_on_from_the_fastest_of_what_waits(
     assert begins == [goes_on]
 
 
-def test_what_was_not_timed_is_doubted_or_believed() -> None:
+def test_untimed_lowerings_have_a_pessimistic_and_an_optimistic_estimate() -> None:
     """Swapped takes 0.9 of the plain form's time; flat was not timed, and usually takes less."""
     search = two_waiting(FakeOracle(), {0: 1e-3, 3: 9e-4})
     search.confirm({("plain",): in_form(0), ("swapped",): in_form(3)}, Stopwatch(60.0))
-    doubted, believed = (search._most_promising(doubted=d) for d in (True, False))
-    assert doubted is not None and doubted[0] == ("swapped",)
-    assert believed is not None and believed[0] == ("flat",)
+    pessimistic, optimistic = (search._most_promising(pessimistic=d) for d in (True, False))
+    assert pessimistic is not None and pessimistic[0] == ("swapped",)
+    assert optimistic is not None and optimistic[0] == ("flat",)
 
 
 @pytest.mark.parametrize(("seconds", "hopeful"), [(1.1e-3, True), (1.3e-3, False)])
@@ -371,7 +375,7 @@ def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopef
     whole = {("plain",): 0.9, ("transposed",): 2.0}
     search.timings = {k: Timing(1e-3, 1e-3, 1e-3, relative=r) for k, r in whole.items()}
     search.confirm(search.kept | search.waiting, Stopwatch(60.0))
-    assert (search._most_promising(doubted=True) is not None) == hopeful
+    assert (search._most_promising(pessimistic=True) is not None) == hopeful
 
 
 def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
@@ -380,20 +384,28 @@ def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
     """Where one way to choose leaves none hope, the other is asked."""
     done: list[str] = []
 
-    def choose(self: _Search, *, doubted: bool) -> tuple[Any, Found] | None:
-        done.append("doubted" if doubted else "believed")
-        return None if done == ["doubted"] else next(iter(self.waiting.items()), None)
+    def choose(self: Rounds, *, pessimistic: bool) -> tuple[Any, Found] | None:
+        done.append("pessimistic" if pessimistic else "optimistic")
+        return None if done == ["pessimistic"] else next(iter(self.waiting.items()), None)
 
     def whole(job: Job) -> float:
         done.append("timed")
         return 0.9
 
     search = two_waiting(InTurn(whole), {})
-    monkeypatch.setattr(_Search, "_most_promising", choose)
-    monkeypatch.setattr("xrl_jax.rl.strategy.learn_from", lambda *_: done.append("learned"))
+    monkeypatch.setattr(Rounds, "_most_promising", choose)
+    monkeypatch.setattr("xrl_jax.rl.rounds.learn_from", lambda *_: done.append("learned"))
     search.time_whole()
     one = ["timed", "learned"]
-    assert done == ["doubted", "believed", *one, "believed", *one, "doubted", "believed"]
+    assert done == [
+        "pessimistic",
+        "optimistic",
+        *one,
+        "optimistic",
+        *one,
+        "pessimistic",
+        "optimistic",
+    ]
 
 
 def test_a_program_that_is_slower_whole_is_no_better() -> None:
@@ -430,11 +442,10 @@ def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatc
 
 @pytest.mark.slow
 def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
-    search = by_policy(blank(), finetune=True, whole=False)
+    search = XRLflow(blank(), FineTune(), whole=False)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
     assert "the policy was trained on the trap; then on this program, " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
-    assert search.__name__ == "xrlflow"
 
 
 def test_it_stops_where_nothing_more_is_learned() -> None:

@@ -28,9 +28,9 @@ def params() -> EnvParams:
     """Eight environments, under the timings of all forms."""
     oracle = FakeOracle()
     run("taso", oracle=oracle)  # times all forms
-    start = start_of(program(), rules(), oracle.table())
+    start = start_of(program(), rules(), oracle.costs)
     batch = jax.tree.map(lambda v: jnp.repeat(v[None], 8, axis=0), start)
-    return EnvParams(rules().table, oracle.table(), batch, horizon=12, slots=16)
+    return EnvParams(rules().table, oracle.costs, batch, horizon=12, slots=16)
 
 
 @cache

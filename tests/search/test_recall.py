@@ -15,11 +15,9 @@ from tests.transform.test_layout import W, traced
 from tests.transform.test_layout import X as IMAGE
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import load_rules
-from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.target import Target
 from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
-from xrl_jax.search.rounds import search_in_rounds
 from xrl_jax.strategies import find_strategy
 from xrl_jax.transform.layout import FEATURES_LAST, laid_out
 
@@ -96,16 +94,9 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
 
 def test_where_time_is_short_it_is_the_result_and_the_final_check_times_it() -> None:
     oracle = FakeOracle()
-    known = Found(better(), float("inf"), STEPS)
-    found, finalists = search_in_rounds(
-        find_strategy("greedy"),
-        Problem(original(), compiled_rules(), oracle, known=known),
-        Budget(seconds=5.0),
-        jax.random.key(0),
-        Stopwatch(5.0),
-        lambda _: None,
-    )
-    assert [f.steps for f in found.best] == [STEPS, ()]  # and the original
-    (first,) = finalists
-    assert (first.program, first.index) == (known.program, 0)
+    recalled = Found(better(), float("inf"), STEPS)
+    problem = Problem(original(), compiled_rules(), oracle, recalled=recalled)
+    found = find_strategy("greedy")(problem, Budget(seconds=5.0), jax.random.key(0))
+    assert [(f.steps, f.timing) for f in found.best] == [(STEPS, None), ((), None)]
+    assert found.best[0].program is recalled.program
     assert oracle.spending.measurements == 0

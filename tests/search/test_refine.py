@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from tests.search.fakes import FakeOracle
-from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule import Rule, parse_rules
+from xrl_jax.language.table import compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
-from xrl_jax.search import changes as changes_lib
+from xrl_jax.search import moves as moves_lib
 from xrl_jax.search import refine as lib
-from xrl_jax.search.base import Step
-from xrl_jax.search.changes import Change
+from xrl_jax.search.base import Found, Problem, Step
+from xrl_jax.search.moves import Move
+from xrl_jax.search.refine import Refine, Screening
 
 PLAIN, TRANSPOSED, SWAPPED = 0, 2, 3
 RULES = parse_rules(
@@ -73,21 +74,35 @@ class Timer(FakeOracle):
         return Timing(t, t, t, relative=t / seconds(reference[1]))
 
 
-def started(fn: Callable[..., jax.Array], *args: jax.Array) -> Timed:
+def refined(
+    oracle: FakeOracle,
+    rules: Sequence[Rule],
+    start: Found,
+    clock: Stopwatch = LONG,
+    most: int | None = None,
+    **how: float,
+) -> tuple[Found, tuple[Step, ...]]:
+    """The program after refinement, and its steps."""
+    problem = Problem(start.program, compile_rules(rules), oracle)
+    best = Refine(**how).refined(problem, start, clock, most)  # type: ignore[arg-type]
+    return best, best.steps
+
+
+def started(fn: Callable[..., jax.Array], *args: jax.Array) -> Found:
     """The program, with what was timed of it: all arguments but the first are weights."""
     program = from_jax(fn, *args, weights=tuple(range(1, len(args))))
-    return Timed(program, (), Timing(1.0, 1.0, 1.0, relative=0.8), 3)
+    return Found(program, 1.0, timing=Timing(1.0, 1.0, 1.0, relative=0.8))
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    # Every form costs the same by the model: all are worth a look.
-    monkeypatch.setattr(changes_lib, "_HOPE", 1e9)
+def start(monkeypatch: pytest.MonkeyPatch) -> Found:
+    # Every form costs the same by the model: all are worth a probe.
+    monkeypatch.setattr(moves_lib, "_HOPE", 1e9)
     return started(network, *ARGS)
 
 
 @pytest.fixture
-def uneven(start) -> Timed:
+def uneven(start) -> Found:
     """Two contractions that are not equal, too far apart to be in one neighbourhood."""
 
     def fn(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
@@ -99,11 +114,10 @@ def uneven(start) -> Timed:
 def test_equal_operators_change_together_and_the_fastest_form_stays(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.9}
     oracle = Timer(lambda f: max(times[i] for i in f), monkeypatch)
-    best, steps = lib.refine(oracle, RULES, start, LONG)
+    best, steps = refined(oracle, RULES, start)
     assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
     assert oracle.asked == [(TRANSPOSED, TRANSPOSED)]
-    assert best.timing.relative == pytest.approx(0.8 * 0.5)
-    assert best.index == 3
+    assert best.relative == pytest.approx(0.8 * 0.5)
     assert [(s.rule, s.gain) for s in steps] == [("transposed", pytest.approx(0.5))]
     np.testing.assert_allclose(best.program(*ARGS), network(*ARGS), rtol=1e-5)
 
@@ -111,8 +125,8 @@ def test_equal_operators_change_together_and_the_fastest_form_stays(start, monke
 def test_what_loses_nearby_is_not_tried_whole(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 1.06, SWAPPED: 1.2}
     oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: times[f[0]])
-    best, steps = lib.refine(oracle, RULES, start, LONG)
-    assert best == start and steps == ()
+    best, steps = refined(oracle, RULES, start)
+    assert best is start and steps == ()
     assert sorted(oracle.near) == [(TRANSPOSED,) * 2, (SWAPPED,) * 2] and oracle.asked == []
 
 
@@ -120,7 +134,7 @@ def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkey
     near = {PLAIN: 1.0, TRANSPOSED: 1.04, SWAPPED: 1.02}
     whole: dict[tuple[int, ...], float] = {(SWAPPED, PLAIN): 0.9, (SWAPPED, TRANSPOSED): 0.8}
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
-    best, steps = lib.refine(oracle, RULES, uneven, LONG)
+    best, steps = refined(oracle, RULES, uneven)
     assert set(oracle.asked[:2]) == {(PLAIN, SWAPPED), (SWAPPED, PLAIN)}
     assert forms(best.program) == (SWAPPED, TRANSPOSED)
     assert [(s.rule, s.gain) for s in steps] == [
@@ -132,22 +146,21 @@ def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkey
 def test_a_form_that_many_may_take_is_tried_for_all_whatever_it_does_nearby(
     uneven, monkeypatch
 ) -> None:
-    monkeypatch.setattr(lib, "_WIDE_LEAST", 2)
     near = {PLAIN: 1.0, TRANSPOSED: 1.2, SWAPPED: 1.2}
     whole: dict[tuple[int, ...], float] = {(TRANSPOSED, TRANSPOSED): 0.7}
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
-    best, _ = lib.refine(oracle, RULES, uneven, LONG)
+    best, _ = refined(oracle, RULES, uneven, together_least=2)
     assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
     assert set(oracle.asked[:2]) == {(TRANSPOSED,) * 2, (SWAPPED,) * 2}
 
 
 def test_forms_are_put_together_where_enough_may_take_them_and_none_loses_much() -> None:
-    def change(rule: str, place: int, gain: float, ratio: float) -> Change:
-        return Change(((0, place),), 1, rule, "dot[4,4]", gain, ratio)
+    def move(rule: str, place: int, gain: float, ratio: float) -> Move:
+        return Move(((0, place),), 1, rule, "dot[4,4]", gain, ratio)
 
-    a, b, c = change("a", 1, 0.1, 0.9), change("a", 2, -0.01, 1.1), change("a", 3, -0.3, 1.3)
-    d, e, alone = change("b", 1, 0.3, 0.5), change("b", 2, 0.1, 0.9), change("c", 1, 0.9, 0.1)
-    together = changes_lib.by_form([a, b, c, d, e, alone], least=2, ratio=1.15)
+    a, b, c = move("a", 1, 0.1, 0.9), move("a", 2, -0.01, 1.1), move("a", 3, -0.3, 1.3)
+    d, e, alone = move("b", 1, 0.3, 0.5), move("b", 2, 0.1, 0.9), move("c", 1, 0.9, 0.1)
+    together = moves_lib.by_lowering([a, b, c, d, e, alone], least=2, ratio=1.15)
     assert together == [[d, e], [a, b]]
 
 
@@ -155,8 +168,8 @@ def test_what_gains_less_than_a_hundredth_does_not_stay(start, monkeypatch) -> N
     times = {PLAIN: 1.0, TRANSPOSED: 0.995, SWAPPED: 1.2}
     near = {PLAIN: 1.0, TRANSPOSED: 0.8, SWAPPED: 0.9}
     oracle = Timer(lambda f: times[f[0]], monkeypatch, near=lambda f: near[f[0]])
-    best, steps = lib.refine(oracle, RULES, start, LONG)
-    assert best == start and steps == ()
+    best, steps = refined(oracle, RULES, start)
+    assert best is start and steps == ()
     assert oracle.asked == [(TRANSPOSED,) * 2, (SWAPPED,) * 2]
 
 
@@ -166,7 +179,7 @@ def test_small_gains_are_accepted_together(uneven, monkeypatch) -> None:
         monkeypatch,
         near=lambda f: 0.9 if SWAPPED in f else 1.0,
     )
-    best, steps = lib.refine(oracle, RULES, uneven, LONG)
+    best, steps = refined(oracle, RULES, uneven)
     assert oracle.asked == [(SWAPPED, SWAPPED)] and forms(best.program) == (SWAPPED, SWAPPED)
     assert [s.rule for s in steps] == ["swapped", "swapped"]
     assert sum(s.gain for s in steps) == pytest.approx(0.012)
@@ -181,7 +194,7 @@ def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -
     oracle = Timer(
         lambda f: times.get(f, 1.3), monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0
     )
-    best, _ = lib.refine(oracle, RULES[:1], uneven, LONG)
+    best, _ = refined(oracle, RULES[:1], uneven)
     assert forms(best.program) == (SWAPPED, PLAIN)
     assert oracle.asked[0] == (SWAPPED, SWAPPED) and (SWAPPED, PLAIN) in oracle.asked
 
@@ -189,7 +202,7 @@ def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -
 def test_what_promises_less_than_half_of_the_gain_it_needs_is_not_tried(start, monkeypatch) -> None:
     times = {PLAIN: 1.0e-3, TRANSPOSED: 1.2e-3, SWAPPED: 0.9e-3}
     oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: times[f[0]])
-    best, steps = lib.refine(oracle, RULES, start, LONG)
+    best, steps = refined(oracle, RULES, start)
     assert oracle.asked == [] and best == start and steps == ()
 
 
@@ -206,11 +219,11 @@ def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypa
         nodes, _, slots = nodes_of(graph)
         places += [(g, s) for n, s in zip(nodes, slots, strict=True) if n.op == "dot"]
     assert len(places) == 2
-    change = changes_lib.Change(tuple(places), SWAPPED, "swapped", "", 0.0, 1.0)
+    move = Move(tuple(places), SWAPPED, "swapped", "", 0.0, 1.0)
     oracle = Timer(lambda f: 0.0, monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0)
-    sieve = lib.Sieve(oracle)
-    assert sieve.look(program, change) == pytest.approx(((1 + 4) * 0.1, 0.9))
-    assert sieve.look(program, change) == pytest.approx(((1 + 4) * 0.1, 0.9))
+    screening = Screening(Refine(), oracle)
+    assert screening.probe(program, move) == pytest.approx(((1 + 4) * 0.1, 0.9))
+    assert screening.probe(program, move) == pytest.approx(((1 + 4) * 0.1, 0.9))
     assert oracle.near == [(SWAPPED,)]  # once
 
 
@@ -220,13 +233,13 @@ def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
             t = 0.9 if turn == 0 else 1.0
             return Timing(t, t, t, relative=t)
 
-    best, steps = lib.refine(Lucky(lambda f: 1.0, monkeypatch), RULES, start, LONG)
-    assert best == start and steps == ()
+    best, steps = refined(Lucky(lambda f: 1.0, monkeypatch), RULES, start)
+    assert best is start and steps == ()
 
 
 def test_only_forms_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:
     oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
-    lib.refine(oracle, RULES[:1], start, LONG)
+    refined(oracle, RULES[:1], start)
     assert oracle.asked == [(SWAPPED, SWAPPED)]
 
 
@@ -241,15 +254,15 @@ def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatc
         [start.program.graph._replace(nodes=nodes._replace(lowering=nodes.op * 0 + SWAPPED))]
     )
     oracle = Timer(lambda f: 0.5 if f[0] == PLAIN else 1.0, monkeypatch)
-    best, steps = lib.refine(oracle, back, replace(start, program=swapped), LONG)
+    best, steps = refined(oracle, back, replace(start, program=swapped))
     assert forms(best.program) == (PLAIN, PLAIN) and [s.rule for s in steps] == ["plain"]
 
 
 def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
     oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
-    lib.refine(oracle, RULES, start, LONG, measurements=1)
+    refined(oracle, RULES, start, most=1)
     assert len(oracle.near) == 1 and oracle.asked == []
-    lib.refine(oracle, RULES, start, Stopwatch(0.0))
+    refined(oracle, RULES, start, Stopwatch(0.0))
     assert len(oracle.near) == 1
 
 
@@ -258,7 +271,6 @@ def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourho
 ) -> None:
     # Their neighbourhoods touch, so what is done to one contraction makes another neighbourhood of
     # the other's.
-    monkeypatch.setattr(lib, "_RADIUS", 6)
 
     class Hanging(Timer):
         def time_against(self, job, reference, **options):
@@ -266,7 +278,7 @@ def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourho
             return Timing.without("timeout", "no") if job[1][1] == SWAPPED else timing
 
     oracle = Hanging(lambda f: 0.5 if f[0] == SWAPPED else 1.0, monkeypatch)
-    best, _ = lib.refine(oracle, RULES[:1], uneven, LONG)
+    best, _ = refined(oracle, RULES[:1], uneven, radius=6)
     assert forms(best.program) == (SWAPPED, PLAIN)
     assert sorted(oracle.near) == [(PLAIN, SWAPPED), (SWAPPED, PLAIN)]
     assert oracle.asked == [(SWAPPED, PLAIN)]
@@ -280,15 +292,15 @@ def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
 
     times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.4}
     oracle = Timer(seconds, monkeypatch, near=lambda f: times[f[0]])
-    best, steps = lib.refine(oracle, RULES[1:], start, LONG)
+    best, steps = refined(oracle, RULES[1:], start)
     assert forms(best.program) == (TRANSPOSED,) * 2
-    best, again = lib.refine(oracle, RULES, best, LONG)
-    assert forms(best.program) == (TRANSPOSED,) * 2 and again == ()
+    again, _ = refined(oracle, RULES, best)
+    assert again is best
     assert [s.rule for s in steps] == ["transposed"] and isinstance(steps[0], Step)
 
 
 def test_forms_that_the_model_thinks_hopeless_are_not_tried(start, monkeypatch) -> None:
-    monkeypatch.setattr(changes_lib, "_HOPE", 0.0)
+    monkeypatch.setattr(moves_lib, "_HOPE", 0.0)
     oracle = Timer(lambda f: 0.5, monkeypatch)
-    lib.refine(oracle, RULES, start, LONG)
+    refined(oracle, RULES, start)
     assert oracle.asked == [] and oracle.near == []

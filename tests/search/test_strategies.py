@@ -13,31 +13,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.exhaust import exhaust
 from tests.search.fakes import FakeOracle, compiled_rules, made_up
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.check import check_program
 from xrl_jax.program.program import Program
-from xrl_jax.rl.policy import load_policy
-from xrl_jax.rl.strategy import by_policy
-from xrl_jax.search import backtracking, descend, walk
-from xrl_jax.search.backtracking import make_taso
+from xrl_jax.rl.strategy import XRLflow
+from xrl_jax.search import walk
+from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import (
-    Alone,
     Budget,
     Found,
     Problem,
     Progress,
-    Run,
     SearchResult,
     Step,
     StopReason,
     ignore,
 )
-from xrl_jax.search.exhaust import exhaust
-from xrl_jax.search.openings import Opening
-from xrl_jax.strategies import STRATEGIES, find_strategy
+from xrl_jax.search.descend import Descent
+from xrl_jax.search.greedy import Local
+from xrl_jax.search.run import Run
+from xrl_jax.search.starting_points import StartingPoint
+from xrl_jax.strategies import SEARCHES, find_strategy
 
 KEY = jax.random.key(0)
 ENOUGH = Budget(seconds=600.0)
@@ -83,9 +83,11 @@ def run(search, *, on=program, budget=None, key=KEY, oracle=None, listener=ignor
     if budget is None:
         budget = Budget(seconds=SECONDS.get(search, 600.0))
     # Whole programs are not made up: there the policy goes by predictions.
-    policy = by_policy(load_policy(), whole=False) if search == "xrlflow" else None
-    strategy = policy or find_strategy(search)
-    return strategy(Problem(on(), rules(), oracle or FakeOracle(), listener), budget, key)
+    if search == "xrlflow":
+        search = XRLflow(whole=False)
+    elif isinstance(search, str):
+        search = SEARCHES[search].search()
+    return search(Problem(on(), rules(), oracle or FakeOracle(), listener), budget, key)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,7 +119,6 @@ def test_local_chooses_each_nodes_best_form_and_nothing_else():
     assert forms(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(2.0e-3, **NEAR)
     assert [s.rule for s in found.best[0].steps] == ["lower-swapped"] * 2
-    assert isinstance(STRATEGIES["local"], Alone)
 
 
 def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():
@@ -135,8 +136,7 @@ def test_taso_passes_the_trap_and_finds_the_optimum():
     assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
 
 
-def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next(monkeypatch):
-    monkeypatch.setattr(descend, "_AT_ONCE", 1)
+def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next():
     v, w = jnp.ones((6, 40)), jnp.ones((40, 6))
     two = from_jax(lambda x, v, w: x @ v @ w, ARGS[0], v, w, weights=(1, 2))
 
@@ -145,7 +145,7 @@ def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next(monkeypatch):
         return Timing(seconds, seconds, seconds, repeats=9)
 
     oracle = FakeOracle(price)
-    run("local", on=lambda: two, oracle=oracle)
+    run(Local(Descent(at_once=1)), on=lambda: two, oracle=oracle)
     assert [r.node.lowering for r in oracle.timed] == [0, 0, 3]
 
 
@@ -153,8 +153,9 @@ def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
     """What was predicted under an older table is no rival."""
 
     class Learning(FakeOracle):
-        def table(self):
-            costs = super().table()
+        @property
+        def costs(self):
+            costs = super().costs
             return replace(costs, scale=costs.scale * (2.0 if len(self.timed) > 2 else 1.0))
 
     told: list[Progress] = []
@@ -165,7 +166,7 @@ def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
 
 
 def test_taso_with_alpha_1_admits_no_loss_and_stays_before_the_trap():
-    found = run(make_taso(alpha=1.0))
+    found = run(Taso(alpha=1.0))
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
 
 
@@ -208,10 +209,8 @@ def test_a_search_that_tried_everything_says_so():
     assert run("taso").stop is StopReason.EXHAUSTED
 
 
-def test_a_graph_that_does_not_get_better_is_given_up_and_the_result_says_so(monkeypatch):
-    monkeypatch.setattr(backtracking, "_PATIENCE", 0.0)
-    monkeypatch.setattr(backtracking, "_LEAST_PATIENCE", 0.0)
-    found = run("taso")
+def test_a_graph_that_does_not_get_better_is_given_up_and_the_result_says_so():
+    found = run(Taso(patience=0.0, least_patience=0.0))
     assert found.stop is StopReason.STALLED
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)  # greedy's result
 
@@ -223,18 +222,19 @@ def test_what_ran_out_of_time_is_not_said_to_have_stalled():
     assert done.stop is StopReason.SECONDS
 
 
-def test_an_opening_is_timed_even_where_it_is_predicted_to_be_slower(monkeypatch):
+def test_a_starting_point_is_timed_even_where_it_is_predicted_to_be_slower(monkeypatch):
     slow = from_jax(lambda x, v, w: network(x, v, w) + x @ v @ w, *ARGS, weights=(1, 2))
     led_there = (Step(0, "somehow", "%1", -1.0),)
-    begin = [Opening(slow, led_there), Opening(program())]
-    monkeypatch.setattr(walk, "openings", lambda *_: begin)
+    begin = [StartingPoint(slow, led_there), StartingPoint(program())]
+    monkeypatch.setattr(walk, "starting_points", lambda *_: begin)
     # No phases: what a search begins from is what it finds.
-    found = walk.search_graphs(Problem(program(), rules(), FakeOracle()), ENOUGH, KEY, opened=True)
+    problem = Problem(program(), rules(), FakeOracle())
+    found = walk.Walk()(problem, ENOUGH, KEY, [], elsewhere=True)
     assert [f.steps for f in found.best] == [led_there, ()]
     assert found.best[0].seconds > found.start_seconds
 
 
-def test_the_best_of_each_opening_comes_first_then_the_second_of_each():
+def test_the_best_of_each_starting_point_comes_first_then_the_second_of_each():
     def programs(*seconds):
         return [Found(program(), s) for s in seconds]
 
@@ -244,7 +244,7 @@ def test_the_best_of_each_opening_comes_first_then_the_second_of_each():
     assert [f.seconds for f in turns] == [1.0, 5.0, 2.0, 6.0]
 
 
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
 def test_no_more_is_measured_than_the_budget_says(search):
     oracle = FakeOracle()
     found = run(search, oracle=oracle, budget=Budget(seconds=600.0, measurements=3))
@@ -252,7 +252,7 @@ def test_no_more_is_measured_than_the_budget_says(search):
     assert found.stop is StopReason.MEASUREMENTS
 
 
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
 def test_a_search_ends_when_its_time_is_over(search):
     found = run(search, budget=Budget(seconds=1e-6))
     assert found.stop is StopReason.SECONDS
@@ -366,7 +366,7 @@ def test_progress_tells_of_a_better_program_before_the_graph_is_done():
 
 
 @pytest.mark.parametrize("on", [program, looped])
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
 def test_results_are_valid_equal_and_never_predicted_to_be_slower(search, on):
     found = run(search, on=on)
     assert found.best[-1].program == on() or found.best[-1].steps == ()
@@ -377,13 +377,13 @@ def test_results_are_valid_equal_and_never_predicted_to_be_slower(search, on):
         np.testing.assert_allclose(result.program(*ARGS), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
 def test_the_history_descends(search):
     seconds = [s for _, s in run(search).history]
     assert seconds == sorted(seconds, reverse=True) and len(seconds) >= 2
 
 
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
 def test_the_same_key_and_timings_give_the_same_result(search):
     a, b = run(search), run(search)
     assert a.best[0].seconds == b.best[0].seconds

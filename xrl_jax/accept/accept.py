@@ -23,7 +23,6 @@ from xrl_jax.backends.domain import (
     right_inside,
 )
 from xrl_jax.backends.fast import Fast
-from xrl_jax.cost.programs import Options, Timed
 from xrl_jax.graph.bindings import Array
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.measure.timing import Ratio, Timing, error_text
@@ -31,6 +30,7 @@ from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.memory import give_back
+from xrl_jax.search.base import Found
 
 _UNPREPARED = 0.2  # share of the last timing's seconds, for weights that are not prepared
 # Of check and timing, for each node and each GB of weights, and runs that it takes; on two cores.
@@ -42,8 +42,7 @@ class Acceptance:
     """What is returned to the user and why.
 
     Attributes:
-      program, options: of the candidate that was accepted, or tried last.
-      index: of the program among the search's results.
+      candidate: that was accepted, or tried last.
       used: whether the candidate is returned; else the original is.
       reason: why, in a sentence.
       accuracy: of the candidate.
@@ -59,9 +58,7 @@ class Acceptance:
       domain: what arguments the candidate is right on; None for all.
     """
 
-    program: Program
-    options: Options
-    index: int
+    candidate: Found
     used: bool
     reason: str
     accuracy: Accuracy
@@ -78,7 +75,7 @@ class Acceptance:
     @property
     def traced_speedup(self) -> float:
         """Of what runs where weights are traced; 1 where that is the original."""
-        ratio = self.unprepared if any(self.program.weights) else self.speedup
+        ratio = self.unprepared if any(self.candidate.program.weights) else self.speedup
         return ratio.value if self.used and ratio is not None and ratio.low > 1.0 else 1.0
 
 
@@ -101,7 +98,7 @@ def last_seconds(program: Program, run_seconds: float | None = None) -> float:
 
 def accept(
     program: Program,
-    candidates: Sequence[Timed],
+    candidates: Sequence[Found],
     arguments: Sequence[Any],
     *,
     tolerance: float | None,
@@ -138,7 +135,7 @@ def accept(
             domain, checks = bounds_of(program, leaves), samples(program, leaves)
             exact = references(program, checks)
             original = Original(program, leaves)
-            for candidate in _forms(program, candidates, domain, close_over, guarded):
+            for candidate in _variants(program, candidates, domain, close_over, guarded):
                 chosen, fast = candidate
                 found = _check(original, fast, checks, exact, tolerance)
                 if found.ok:
@@ -157,14 +154,14 @@ def accept(
     return _accepted(chosen, accuracy, timed, added, close_over, domain, cut_short)
 
 
-def unchecked(candidates: Sequence[Timed], reason: str) -> Acceptance:
+def unchecked(candidates: Sequence[Found], reason: str) -> Acceptance:
     """The original, where there is no time to check anything else."""
     chosen = candidates[0]
     return _accepted(chosen, _unknown(reason), timed_before(chosen), 0, False, None, False)
 
 
 def _accepted(
-    chosen: Timed,
+    chosen: Found,
     accuracy: Accuracy,
     timed: InTurn,
     added: int,
@@ -192,9 +189,7 @@ def _accepted(
     if accuracy.ok and cut_short:
         reason += " (the final timing was interrupted: this is what the worker measured before)"
     return Acceptance(
-        chosen.program,
-        chosen.options,
-        chosen.index,
+        chosen,
         accuracy.ok and timed.faster,
         reason,
         accuracy,
@@ -210,15 +205,15 @@ def _accepted(
     )
 
 
-def _forms(
+def _variants(
     program: Program,
-    candidates: Sequence[Timed],
+    candidates: Sequence[Found],
     domain: Bounds,
     close_over: bool,
     guarded: bool,
-) -> Iterator[tuple[Timed, Fast]]:
-    """The candidates as functions, in order, each followed by itself with forms that are right on
-    all arguments where it has others.
+) -> Iterator[tuple[Found, Fast]]:
+    """The candidates as functions, in order, each followed by itself with lowerings that are right
+    on all arguments where it has others.
     """
     for chosen in candidates:
         inside = right_inside(chosen.program)

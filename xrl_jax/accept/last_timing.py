@@ -11,13 +11,13 @@ import jax
 
 from xrl_jax.accept.baselines import AS_ARGUMENTS, Original, baselines, compiled
 from xrl_jax.backends.fast import Fast
-from xrl_jax.cost.programs import Timed
 from xrl_jax.measure.comparison import Comparison, compare
 from xrl_jax.measure.timing import Ratio, Timing
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import raise_lost_ctrl_c
 from xrl_jax.runtime.memory import give_back
+from xrl_jax.search.base import Found
 
 OPTIMISED = "optimised"
 CONTROL = "A/A control"
@@ -57,10 +57,10 @@ class InTurn(NamedTuple):
         return self.optimised.ok and not self.faster and self.gain.high > self.threshold
 
 
-def timed_before(chosen: Timed) -> InTurn:
+def timed_before(chosen: Found) -> InTurn:
     """What the worker measured of the candidate, in turn with the original."""
     timing = chosen.timing
-    if not timing.ok or timing.relative is None:
+    if timing is None or not timing.ok or timing.relative is None:
         lost = Timing.without("failed", "interrupted before the final timing")
         one = Ratio(1.0, 1.0, 1.0)
         return InTurn({ORIGINAL: lost}, ORIGINAL, lost, one, one, one)

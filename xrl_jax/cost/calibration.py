@@ -120,7 +120,7 @@ def _line(samples: Sequence[Sample]) -> tuple[float, float]:
     return float(start), float(1 / max(per_byte, _LEAST_PER_BYTE))
 
 
-def sceptical(costs: CostTable) -> CostTable:
+def pessimistic_costs(costs: CostTable) -> CostTable:
     """The table with the doubt turned round: forms that were not timed are as much dearer than
     usual as they are cheaper there. What seems to be fast by the one is worth a timing, what does
     by the other is fast as far as that is known.

@@ -77,24 +77,30 @@ class Oracle:
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
     _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # priced as never timed
-    _table: CostTable | None = None
+    _costs: CostTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._refit()
 
     @property
     def target(self) -> Target:
         """What the costs are of."""
         return self.store.target
 
-    def table(self) -> CostTable:
-        """The cost table as it stands."""
-        if self._table is None:
-            known = self._known.values()
-            samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
-            samples += self._loops
-            usual = calibration.usual_forms(self.target.platform)
-            self.rates = calibration.calibrate(samples, self.rates, usual)
-            timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
-            self._table = roofline.cost_table(timings, self.rates, sharing=self._sharing)
-        return self._table
+    @property
+    def costs(self) -> CostTable:
+        """What graphs are priced with, by all timings so far; a new table with every new timing."""
+        return self._costs
+
+    def _refit(self) -> None:
+        """Calibrate the rates and make the table anew."""
+        known = self._known.values()
+        samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
+        samples += self._loops
+        usual = calibration.usual_forms(self.target.platform)
+        self.rates = calibration.calibrate(samples, self.rates, usual)
+        timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
+        self._costs = roofline.cost_table(timings, self.rates, sharing=self._sharing)
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
         """A region's time without its wrapping; a thousand seconds if it could not be timed."""
@@ -139,25 +145,28 @@ class Oracle:
         by_key = {sig: self._key(r) for sig, r in wanted.items()}
         stored = self.store.get(by_key.values())
         done, before = 0, self.spending.measurements
-        for sig, region in wanted.items():
-            timing = stored.get(by_key[sig])
-            if timing is None:
-                spent = self.spending.measurements
-                over = (limit is not None and spent >= limit) or (
-                    new is not None and spent - before >= new
-                )
-                if over or clock.done:
-                    continue
-                timeout = min(self.timeout, max(clock.left, _LEAST_TIMEOUT))
-                timing = self._time(region, timeout)
-                if self._cut_short(timing, timeout):
-                    self._no_time_for.add(sig)
-                    continue
-            else:
-                self.spending.from_store += 1
-            self._known[sig] = (region, timing.seconds)  # infinite where it failed
-            self._table = None
-            done += 1
+        try:
+            for sig, region in wanted.items():
+                timing = stored.get(by_key[sig])
+                if timing is None:
+                    spent = self.spending.measurements
+                    over = (limit is not None and spent >= limit) or (
+                        new is not None and spent - before >= new
+                    )
+                    if over or clock.done:
+                        continue
+                    timeout = min(self.timeout, max(clock.left, _LEAST_TIMEOUT))
+                    timing = self._time(region, timeout)
+                    if self._cut_short(timing, timeout):
+                        self._no_time_for.add(sig)
+                        continue
+                else:
+                    self.spending.from_store += 1
+                self._known[sig] = (region, timing.seconds)  # infinite where it failed
+                done += 1
+        finally:  # Ctrl-C keeps what was timed
+            if done:
+                self._refit()
         return done
 
     def measure_loops(self) -> None:
@@ -166,7 +175,7 @@ class Oracle:
         """
         timed = [(r, self._timing(r)) for r in regions.loops()]
         self._loops = tuple(regions.region_sample(r, t.seconds) for r, t in timed if t.ok)
-        self._table = None
+        self._refit()
 
     def _timing(self, region: Region) -> Timing:
         """The region's timing, from the store if it is there."""
@@ -245,7 +254,7 @@ class Oracle:
             return self._failed[job.identity]
         if reference is not None and reference.identity in self._failed:
             reference = None
-        clock = Stopwatch(0.0)
+        clock = Stopwatch(timeout)
         timing = self.measurer.submit(
             [job], reference=reference, seconds_per_job=seconds_per_job, timeout=timeout
         )[0]
@@ -290,7 +299,7 @@ class Oracle:
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
         """Let whole-program timings correct the table; see `calibration.correct`."""
         self.rates = calibration.correct(self.rates, shares, measured)
-        self._table = None
+        self._refit()
 
 
 def without_overhead(timing: Timing, overhead: float, copies: int = 1) -> Timing:

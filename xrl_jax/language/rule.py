@@ -55,7 +55,7 @@ EVIDENCE = ("field", "maxplus", "exp", "float64")
 # What may be taken for granted: that all values are finite and in range, and that calls stay in the
 # domain of a result, which then need not be looked at (`backends.domain`).
 ASSUMPTIONS = ("finite", "in-domain")
-# What a search may ask for (`search.openings`); a rule may have several.
+# What a search may ask for (`search.starting_points`); a rule may have several.
 Role = Literal[
     "fold-into-weights",
     "sink-broadcast",

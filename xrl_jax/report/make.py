@@ -15,13 +15,14 @@ from xrl_jax.language.rule import Rule
 from xrl_jax.measure.target import Target
 from xrl_jax.program.program import Program
 from xrl_jax.report.text import Report
-from xrl_jax.search.base import SearchResult, predicted
+from xrl_jax.search.base import SearchResult, Strategy, predicted
+from xrl_jax.search.chain import name_of, own_settings, settings
 
 
 def make_report(
     *,
     name: str,
-    search: str,
+    strategy: Strategy,
     seed: int | None,
     target: Target,
     program: Program,
@@ -40,18 +41,20 @@ def make_report(
       rules: that were searched with.
       costs: what was known in the end.
     """
-    chosen = found.best[accepted.index]
+    chosen = accepted.candidate
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
     speedup = accepted.speedup
     fired = {step.rule for step in chosen.steps}
     assumed = tuple(r.name for r in rules if r.assumes and r.name in fired)
     return Report(
         name=name,
-        search=search,
+        search=name_of(strategy),
+        settings=settings(strategy),
+        own_settings=own_settings(strategy),
         seed=seed,
         machine=f"{target.cpu}, {target.device}, {target.threads} threads",
         versions=f"jax {jax.__version__}, jaxlib {jaxlib.version.__version__}",
-        options=accepted.options,
+        options=chosen.options,
         used="optimized" if accepted.used else "original",
         reason=accepted.reason,
         stop_reason=found.stop,
@@ -70,12 +73,12 @@ def make_report(
         narrow=accepted.accuracy.narrow,
         weight_bytes_added=accepted.weight_bytes_added,
         predicted_ms_before=1e3 * predicted(program, costs),
-        predicted_ms_after=1e3 * predicted(accepted.program, costs),
+        predicted_ms_after=1e3 * predicted(chosen.program, costs),
         steps=chosen.steps,
         history=found.history,
         note=found.note,
         nodes_before=n_nodes(program),
-        nodes_after=n_nodes(accepted.program),
+        nodes_after=n_nodes(chosen.program),
         body_counts=program.counts[1:],
         candidates=found.candidates,
         measurements=spending.measurements,

@@ -1,40 +1,46 @@
 """Greedy descent, and its restriction to lowerings.
 
-`greedy` takes improving candidates until none improves. `local` does so with lowerings alone: each
-node's best form on its own, which is what a lookup table would reach and every search has to beat.
-So it is judged by that alone: nothing else is timed beside it, and it is not refined.
+`Greedy` takes improving candidates until none improves. `Local` does so with lowerings alone: each
+node's best lowering on its own, which is what a lookup table would reach and every search has to
+beat.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import jax
 
-from xrl_jax.measure.stopwatch import Stopwatch
-from xrl_jax.search.base import Alone, Budget, Problem, Reached, Run, SearchResult
-from xrl_jax.search.changes import chooses_lowering
-from xrl_jax.search.descend import descend
-from xrl_jax.search.states import Space
-from xrl_jax.search.walk import Phase, search_graphs
+from xrl_jax.search.base import Budget, Problem, SearchResult
+from xrl_jax.search.descend import Descent
+from xrl_jax.search.moves import chooses_lowering
+from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.walk import Phase, Walk
 
 
-def greedy(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+@dataclass(frozen=True)
+class Greedy:
     """Improving candidates, best first, until there are none."""
 
-    def search(
-        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[Reached]:
-        return [descend(run, space, reached[0], index, clock, phase="greedy")]
+    descent: Descent = field(default_factory=Descent)
+    walk: Walk = field(default_factory=Walk)
 
-    return search_graphs(problem, budget, key, Phase(search))
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        return self.walk(problem, budget, key, [Phase(self._descend)])
+
+    def _descend(self, turn: Turn) -> list[Reached]:
+        return [self.descent(turn, phase="greedy")]
 
 
-@Alone
-def local(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+@dataclass(frozen=True)
+class Local:
     """Each node's best lowering on its own."""
 
-    def search(
-        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[Reached]:
-        return [descend(run, space, reached[0], index, clock, only=chooses_lowering, phase="local")]
+    descent: Descent = field(default_factory=Descent)
+    walk: Walk = field(default_factory=Walk)
 
-    return search_graphs(problem, budget, key, Phase(search))
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        return self.walk(problem, budget, key, [Phase(self._descend)])
+
+    def _descend(self, turn: Turn) -> list[Reached]:
+        return [self.descent(turn, only=chooses_lowering, phase="local")]

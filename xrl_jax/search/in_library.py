@@ -18,7 +18,7 @@ from xrl_jax.libraries.registry import calling
 from xrl_jax.lower.table import LOWERINGS, applicable, number_of, shares_calls
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import Step
-from xrl_jax.search.changes import rules_by_choice
+from xrl_jax.search.moves import rules_by_choice
 from xrl_jax.search.states import place_text
 
 

@@ -4,62 +4,71 @@ found so far allows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import jax
 import numpy as np
 
-from xrl_jax.measure.stopwatch import Stopwatch
-from xrl_jax.search.base import Budget, Problem, Reached, Run, SearchResult, Step
+from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import measure_graph
-from xrl_jax.search.states import Space
-from xrl_jax.search.walk import Phase, search_graphs
-
-_LIMIT = 2.0  # a walk ends where the cost exceeds the start's by this factor
-_HORIZON = 100  # steps of one walk, as in X-RLflow
+from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.walk import Phase, Walk
 
 
-def random(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-    """Best state met on random walks."""
+@dataclass(frozen=True)
+class Random:
+    """The best state met on random walks.
 
-    def search(
-        run: Run, space: Space, reached: list[Reached], index: int, clock: Stopwatch, key: jax.Array
-    ) -> list[Reached]:
-        rng = np.random.default_rng(np.asarray(jax.random.bits(key, (2,), np.uint32)))
-        oracle = run.problem.oracle
-        start = reached[0][0]
-        best: Reached = (start, [])
-        while not run.out_of_budget(clock):
-            state, steps = space.reprice(start, oracle.table()), []
-            for _ in range(_HORIZON):
-                moves = space.moves(state, oracle.table())
-                run.candidates += len(moves.entry)
-                if not len(moves.entry) or run.out_of_budget(clock):
-                    break
-                i = int(rng.integers(len(moves.entry)))
-                after = space.step(
-                    state,
-                    oracle.table(),
-                    int(moves.entry[i]),
-                    int(moves.root[i]),
-                    int(moves.partner[i]),
-                )
-                if after is None:
-                    continue
-                place = space.place(state, int(moves.root[i]))
-                gain = state.seconds - after.seconds
-                steps = [*steps, Step(index, space.rule_name(int(moves.entry[i])), place, gain)]
-                state = after
-                if state.seconds < best[0].seconds:
-                    if measure_graph(oracle, state.graph, clock, run.budget.measurements):
-                        state = space.reprice(state, oracle.table())
-                        best = (space.reprice(best[0], oracle.table()), best[1])
-                    if state.seconds < best[0].seconds:
-                        best = (state, steps)
-                        run.keep(index, [best])
-                if state.seconds > _LIMIT * start.seconds:
-                    break
-            run.report("random")
-            if not steps:
+    Attributes:
+      limit: a walk ends where the cost exceeds the start's by this factor.
+      horizon: steps of one walk, as in X-RLflow.
+    """
+
+    limit: float = 2.0
+    horizon: int = 100
+    walk: Walk = field(default_factory=Walk)
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        return self.walk(problem, budget, key, [Phase(self._walks)])
+
+    def _walks(self, turn: Turn) -> list[Reached]:
+        rng = np.random.default_rng(np.asarray(jax.random.bits(turn.key, (2,), np.uint32)))
+        best: Reached = turn.reached[0][0], []
+        while not turn.run.out_of_budget(turn.clock):
+            best, moved = self._one_walk(turn, best, rng)
+            turn.run.report("random")
+            if not moved:
                 break  # nothing applies at all
         return [best]
 
-    return search_graphs(problem, budget, key, Phase(search))
+    def _one_walk(
+        self, turn: Turn, best: Reached, rng: np.random.Generator
+    ) -> tuple[Reached, bool]:
+        """The best state after one walk, and whether that went anywhere."""
+        run, space, reached, index, clock, _ = turn
+        oracle = run.problem.oracle
+        state, steps = space.reprice(reached[0][0], oracle.costs), []
+        limit = self.limit * reached[0][0].seconds
+        for _ in range(self.horizon):
+            moves = space.moves(state, oracle.costs)
+            run.candidates += len(moves.entry)
+            if not len(moves.entry) or run.out_of_budget(clock):
+                break
+            i = int(rng.integers(len(moves.entry)))
+            move = int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
+            after = space.step(state, oracle.costs, *move)
+            if after is None:
+                continue
+            place, gain = space.place(state, move[1]), state.seconds - after.seconds
+            steps = [*steps, Step(index, space.rule_name(move[0]), place, gain)]
+            state = after
+            if state.seconds < best[0].seconds:
+                if measure_graph(oracle, state.graph, clock, run.budget.measurements):
+                    state = space.reprice(state, oracle.costs)
+                    best = (space.reprice(best[0], oracle.costs), best[1])
+                if state.seconds < best[0].seconds:
+                    best = (state, steps)
+                    run.keep(index, [best])
+            if state.seconds > limit:
+                break
+        return best, bool(steps)

@@ -8,7 +8,7 @@ whose bucket is full grows into the next one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import identity
+from xrl_jax.language.rule import Rule
 from xrl_jax.language.table import CompiledRules, RuleTable
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -139,6 +140,13 @@ _identity = engine_jit(identity)
 def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -> str:
     """A short text of a node: its slot, operator and shape."""
     return f"%{slot} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"
+
+
+def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
+    """[E] bool: which entries of the rule table belong to wanted rules."""
+    fits = np.array([wanted(r) for r in rules.rules], bool)
+    rule_of = np.asarray(rules.table.entry_rule)
+    return fits[rule_of] & (rule_of >= 0)
 
 
 @dataclass

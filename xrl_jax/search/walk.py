@@ -1,9 +1,10 @@
-"""Going through the graphs of a program one by one: the frame all strategies share."""
+"""Going through the graphs of a program one by one: the frame of searches that rewrite graphs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -16,27 +17,18 @@ from xrl_jax.search.base import (
     Budget,
     Found,
     Problem,
-    Reached,
-    Run,
     SearchResult,
     StopReason,
     assemble,
     predicted,
 )
 from xrl_jax.search.descend import measure_graph
-from xrl_jax.search.openings import Opening, openings
+from xrl_jax.search.run import Reached, Run, Turn
+from xrl_jax.search.starting_points import StartingPoint, starting_points
 from xrl_jax.search.states import Space, State, in_one_bucket
 
-_START = 0.15  # of the time, at most, for the regions of a program before it is rewritten
-_OPENING = 0.8  # of the time, at most, for making the openings
-# So many programs of an opening are timed whole even where they are predicted to be slower than the
-# original: predictions err alike within an opening, by a tenth and more.
-_ANYWAY = 2
-_BEHIND = 1.1  # an opening this many times slower than the best is not searched further
-
-# One graph's search: (run, space, states reached so far, graph index, clock, key) -> states with
-# their steps, best first.
-GraphSearch = Callable[[Run, Space, list[Reached], int, Stopwatch, jax.Array], list[Reached]]
+# One graph's search: its states with their steps, best first.
+GraphSearch = Callable[[Turn], list[Reached]]
 
 
 class Phase(NamedTuple):
@@ -46,137 +38,173 @@ class Phase(NamedTuple):
     share: float = 1.0  # of the time left when it begins
 
 
-def search_graphs(
-    problem: Problem, budget: Budget, key: jax.Array, *phases: Phase, opened: bool = False
-) -> SearchResult:
+@dataclass(frozen=True)
+class Walk:
     """Search every graph of the program, the costliest first, each with its share of the time left.
 
     Each phase starts from what the one before it reached. The results are combined: the i-th best
     program has the i-th best state of every graph. Ctrl-C ends the search and keeps what was noted
     by `Run.keep`.
 
-    Args:
-      opened: search from each of `openings`, in turn, instead of from the program itself.
+    Attributes:
+      measuring: share of the time, at most, for the regions of a program before it is rewritten.
+      starting: share of the time, at most, for making the starting points.
+      anyway: so many programs of a starting point are timed whole even where they are predicted to
+        be slower than the original: predictions err alike within one, by a tenth and more.
+      behind: a starting point this many times slower than the best is not searched further.
+      least_share: of the time left, for a graph, however cheap it is.
     """
-    run = Run(problem, budget)
-    program, oracle = problem.program, problem.oracle
-    found: list[tuple[Opening, list[Found]]] = []
-    try:
-        with plain_ctrl_c():
-            starts = _starts(run, program)
-            run.start(program.counts, [s.seconds for _, s in starts])
-            run.report("measured the original")
-            begin = [Opening(program)]
-            if opened:
-                begin = openings(program, problem.rules, oracle.table(), run.clock.part(_OPENING))
-            for n, opening in enumerate(begin):
-                clock = run.clock.part(1.0 / (len(begin) - n))
-                rivals = [each[0].program for _, each in found]
-                # Even where no time is left: as it is, an opening may be the best there is.
-                found.append((opening, _search_one(run, opening, rivals, clock, key, phases)))
-                if run.stop is StopReason.INTERRUPTED:
-                    break
-    except KeyboardInterrupt:
-        run.stop = StopReason.INTERRUPTED
-    costs = oracle.table()
-    start_seconds = predicted(program, costs)
-    kept = [
-        [f for n, f in enumerate(each) if f.seconds < start_seconds or (o.steps and n < _ANYWAY)]
-        for o, each in found
-    ]
-    return SearchResult(
-        (*_in_turn(kept), Found(program, start_seconds)),
-        start_seconds,
-        run.candidates,
-        run.stop,
-        tuple(run.history),
-        run.note,
-    )
+
+    measuring: float = 0.15
+    starting: float = 0.8
+    anyway: int = 2
+    behind: float = 1.1
+    least_share: float = 0.05
+
+    def __call__(
+        self,
+        problem: Problem,
+        budget: Budget,
+        key: jax.Array,
+        phases: Sequence[Phase],
+        *,
+        elsewhere: bool = False,
+    ) -> SearchResult:
+        """What the phases find.
+
+        Args:
+          elsewhere: search from each of `starting_points`, in turn, instead of from the program
+            itself.
+        """
+        run = Run(problem, budget)
+        program, oracle = problem.program, problem.oracle
+        found: list[tuple[StartingPoint, list[Found]]] = []
+        try:
+            with plain_ctrl_c():
+                states = self._measured(run, program)
+                run.start(program.counts, [s.seconds for _, s in states])
+                run.report("measured the original")
+                points = [StartingPoint(program)]
+                if elsewhere:
+                    clock = run.clock.part(self.starting)
+                    points = starting_points(program, problem.rules, oracle.costs, clock)
+                for n, point in enumerate(points):
+                    clock = run.clock.part(1.0 / (len(points) - n))
+                    rivals = [each[0].program for _, each in found]
+                    # Even where no time is left: as it is, it may be the best there is.
+                    found.append((point, self._from(run, point, rivals, clock, key, phases)))
+                    if run.stop is StopReason.INTERRUPTED:
+                        break
+        except KeyboardInterrupt:
+            run.stop = StopReason.INTERRUPTED
+        start = Found(program, predicted(program, oracle.costs))
+        kept = [
+            [
+                f
+                for n, f in enumerate(each)
+                if f.seconds < start.seconds or (point.steps and n < self.anyway)
+            ]
+            for point, each in found
+        ]
+        return run.result((*_in_turn(kept), start))
+
+    def _measured(self, run: Run, program: Program) -> list[tuple[Space, State]]:
+        """The first state of every graph, its regions measured as far as `measuring` goes."""
+        oracle, clock = run.problem.oracle, run.clock.part(self.measuring)
+        space = Space(run.problem.rules, jnp.asarray(program.digests()))
+        starts = []
+        for graph in in_one_bucket(program):
+            state = space.start(graph, oracle.costs)
+            measure_graph(oracle, state.graph, clock, run.budget.measurements)
+            starts.append(state)
+        return [(space, space.reprice(s, oracle.costs)) for s in starts]
+
+    def _from(
+        self,
+        run: Run,
+        point: StartingPoint,
+        rivals: Sequence[Program],
+        clock: Stopwatch,
+        key: jax.Array,
+        phases: Sequence[Phase],
+    ) -> list[Found]:
+        """What the phases find from one starting point, in the order of `_combine`.
+
+        Args:
+          rivals: the best programs of earlier starting points.
+        """
+        program, oracle = point.program, run.problem.oracle
+        starts: list[tuple[Space, State]] = []
+        found: dict[int, list[Reached]] = {}
+        try:
+            with plain_ctrl_c():
+                starts = self._measured(run, program)
+                run.go_on(program.counts, [s.seconds for _, s in starts])
+                keys = jax.random.split(key, len(phases))
+                for phase, phase_key in zip(phases, keys, strict=True):
+                    if found and rivals:  # all under one table: earlier predictions knew less
+                        least = min(predicted(rival, oracle.costs) for rival in rivals)
+                        if _combine(run, point, starts, found)[0].seconds > self.behind * least:
+                            break
+                    self._phase(
+                        run, phase.search, starts, found, clock.part(phase.share), phase_key
+                    )
+        except KeyboardInterrupt:
+            run.stop = StopReason.INTERRUPTED
+            found = {**run.reached, **found}
+        return _combine(run, point, starts, found)
+
+    def _phase(
+        self,
+        run: Run,
+        search: GraphSearch,
+        starts: Sequence[tuple[Space, State]],
+        found: dict[int, list[Reached]],
+        clock: Stopwatch,
+        key: jax.Array,
+    ) -> None:
+        """Go on from what was found of each graph, the costliest first."""
+        oracle = run.problem.oracle
+        weights = [c * s.seconds for c, (_, s) in zip(run.counts, starts, strict=True)]
+        order = sorted(range(len(starts)), key=lambda i: -weights[i])
+        for n, (i, graph_key) in enumerate(
+            zip(order, jax.random.split(key, len(order)), strict=True)
+        ):
+            if run.out_of_budget(clock):
+                break
+            space, start = starts[i]
+            left = max(sum(weights[j] for j in order[n:]), 1e-12)
+            share = min(max(weights[i] / left, self.least_share), 1.0)
+            reached = found.get(i, [(start, [])])
+            reached = [(space.reprice(s, oracle.costs), steps) for s, steps in reached]
+            found[i] = search(Turn(run, space, reached, i, clock.part(share), graph_key))
+            run.keep(i, [(space.reprice(s, oracle.costs), steps) for s, steps in found[i]])
 
 
 def _in_turn(found: Sequence[Sequence[Found]]) -> list[Found]:
-    """The best of each opening, then the second of each, and so on; in each turn the best
+    """The best of each starting point, then the second of each, and so on; in each turn the best
     prediction first.
 
-    Predictions for one opening err alike, so programs of different openings are timed first.
+    Predictions for one err alike, so programs of different starting points are timed first.
     """
     turns = itertools.zip_longest(*found)
     return [f for turn in turns for f in sorted(filter(None, turn), key=lambda f: f.seconds)]
 
 
-def _starts(run: Run, program: Program) -> list[tuple[Space, State]]:
-    """The first state of every graph, its regions measured as far as `_START` goes."""
-    oracle, clock = run.problem.oracle, run.clock.part(_START)
-    space = Space(run.problem.rules, jnp.asarray(program.digests()))
-    starts = []
-    for graph in in_one_bucket(program):
-        state = space.start(graph, oracle.table())
-        measure_graph(oracle, state.graph, clock, run.budget.measurements)
-        starts.append(state)
-    return [(space, space.reprice(s, oracle.table())) for s in starts]
-
-
-def _search_one(
-    run: Run,
-    opening: Opening,
-    rivals: Sequence[Program],
-    clock: Stopwatch,
-    key: jax.Array,
-    phases: Sequence[Phase],
-) -> list[Found]:
-    """What the phases find from one opening, in the order of `_combine`.
-
-    Args:
-      rivals: the best programs of earlier openings.
-    """
-    program, oracle = opening.program, run.problem.oracle
-    starts: list[tuple[Space, State]] = []
-    found: dict[int, list[Reached]] = {}
-    try:
-        with plain_ctrl_c():
-            starts = _starts(run, program)
-            run.go_on(program.counts, [s.seconds for _, s in starts])
-            weights = [c * s.seconds for c, (_, s) in zip(program.counts, starts, strict=True)]
-            order = sorted(range(len(starts)), key=lambda i: -weights[i])
-            for phase, phase_key in zip(phases, jax.random.split(key, len(phases)), strict=True):
-                if found and rivals:  # all under one table: earlier predictions knew less
-                    least = min(predicted(rival, oracle.table()) for rival in rivals)
-                    if _combine(run, opening, starts, found)[0].seconds > _BEHIND * least:
-                        break
-                part = clock.part(phase.share)
-                for n, (i, k) in enumerate(
-                    zip(order, jax.random.split(phase_key, len(order)), strict=True)
-                ):
-                    if run.out_of_budget(clock):
-                        break
-                    space, start = starts[i]
-                    share = max(weights[i] / max(sum(weights[j] for j in order[n:]), 1e-12), 0.05)
-                    reached = found.get(i, [(start, [])])
-                    reached = [(space.reprice(s, oracle.table()), steps) for s, steps in reached]
-                    found[i] = phase.search(run, space, reached, i, part.part(min(share, 1.0)), k)
-                    run.keep(
-                        i, [(space.reprice(s, oracle.table()), steps) for s, steps in found[i]]
-                    )
-    except KeyboardInterrupt:
-        run.stop = StopReason.INTERRUPTED
-        found = {**run.reached, **found}
-    return _combine(run, opening, starts, found)
-
-
 def _combine(
     run: Run,
-    opening: Opening,
+    point: StartingPoint,
     starts: Sequence[tuple[Space, State]],
     found: Mapping[int, Sequence[Reached]],
 ) -> list[Found]:
-    """The i-th best program has the i-th best state of every graph. The opening itself comes second
-    at the latest: a gain is predicted region by region, and may be a loss in the whole.
+    """The i-th best program has the i-th best state of every graph. The starting point itself comes
+    second at the latest: a gain is predicted region by region, and may be a loss in the whole.
     """
-    program, costs = opening.program, run.problem.oracle.table()
+    program, costs = point.program, run.problem.oracle.costs
     results: list[Found] = []
     seen: set[tuple] = set()
     for rank in range(max((len(f) for f in found.values()), default=0)):
-        graphs, seconds, steps, ids = {}, 0.0, list(opening.steps), []
+        graphs, seconds, steps, ids = {}, 0.0, list(point.steps), []
         for i, (count, (space, start)) in enumerate(zip(program.counts, starts, strict=True)):
             state = start
             if i in found:
@@ -188,6 +216,6 @@ def _combine(
         if tuple(ids) not in seen:
             seen.add(tuple(ids))
             results.append(Found(assemble(program, graphs), seconds, tuple(steps)))
-    itself = Found(program, predicted(program, costs), opening.steps)
+    itself = Found(program, predicted(program, costs), point.steps)
     best, *rest = sorted([*results, itself], key=lambda f: f.seconds)
     return [best, *sorted(rest, key=lambda f: f is not itself)]

@@ -91,7 +91,7 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
     if len(program.graphs) != 1:
         raise ValueError("the program has loops or folded layers: their states would multiply")
     space = Space(problem.rules, jnp.asarray(program.digests()))
-    start = space.start(program.graph, oracle.table())
+    start = space.start(program.graph, oracle.costs)
     reached = [_Reached(start, -1, "", "")]
     index = {space.identity(start): 0}
     leads_to: list[list[int]] = []
@@ -99,7 +99,7 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
         at = len(leads_to)
         state = space.matched(reached[at].state)
         measure_graph(oracle, state.graph, Stopwatch(float("inf")), None)
-        costs = oracle.table()
+        costs = oracle.costs
         moves = space.moves(state, costs)
         there: list[int] = []
         for move in zip(moves.entry, moves.root, moves.partner, strict=True):
@@ -121,4 +121,4 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
 
 def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:
     """Every state, visited and priced under a table that knows all of them; see `visit`."""
-    return visit(problem, most_states=most_states).under(problem.oracle.table())
+    return visit(problem, most_states=most_states).under(problem.oracle.costs)

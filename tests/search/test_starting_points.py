@@ -1,5 +1,5 @@
-"""Openings: the whole network features last, or features first under its weights, with transposes
-left at its borders only.
+"""Starting points: the whole network features last, or features first under its weights, with
+transposes left at its borders only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.lower.table import LOWERINGS, name_of, number_of
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
-from xrl_jax.search.openings import Opening, openings
+from xrl_jax.search.starting_points import StartingPoint, starting_points
 
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
 B, S = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 2.0, 4.0])
@@ -53,8 +53,8 @@ def rules() -> CompiledRules:
     return compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
 
 
-def opened(program: Program, table: CompiledRules, seconds: float = 600.0) -> list[Opening]:
-    return openings(program, table, cost_table({}), Stopwatch(seconds))
+def points(program: Program, table: CompiledRules, seconds: float = 600.0) -> list[StartingPoint]:
+    return starting_points(program, table, cost_table({}), Stopwatch(seconds))
 
 
 def on_activations(
@@ -76,7 +76,7 @@ def on_images(program: Program) -> Counter[tuple[str, tuple[int, ...]]]:
 
 def test_only_the_transposes_at_the_borders_are_left() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
-    last, folded = opened(program, rules())
+    last, folded = points(program, rules())
     assert on_images(last.program) == {
         ("transpose", (1, 4, 4, 3)): 1,
         ("conv", (1, 4, 4, 3)): 3,
@@ -92,7 +92,7 @@ def test_only_the_transposes_at_the_borders_are_left() -> None:
 
 def test_the_steps_are_told() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
-    last, _ = opened(program, rules())
+    last, _ = points(program, rules())
     assert Counter(s.rule for s in last.steps)["conv-to-nhwc"] == 3
 
 
@@ -108,18 +108,18 @@ def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
     program = from_jax(waves, W, X, weights=(0,))
     # Without it the transposes around each convolution stay on both sides of the sine.
     for known, transposes in ((rules(), 4), (table, 2)):
-        last, _ = opened(program, known)
+        last, _ = points(program, known)
         found = on_activations(last.program, ("transpose",))
         assert found.total() == transposes
     np.testing.assert_allclose(last.program(W, X), waves(W, X), rtol=1e-5, atol=1e-5)
 
 
 def test_values_turned_where_they_enter_a_body_are_told_first() -> None:
-    last, *_ = opened(with_a_body(), rules())
+    last, *_ = points(with_a_body(), rules())
     assert last.steps[0].rule == "laid-out-features-last"
     assert "conv-to-nhwc" in {s.rule for s in last.steps}
     flat = from_jax(plain, W, B, X, weights=(0, 1))  # has no border inside
-    assert "laid-out-features-last" not in {s.rule for s in opened(flat, rules())[0].steps}
+    assert "laid-out-features-last" not in {s.rule for s in points(flat, rules())[0].steps}
 
 
 def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:
@@ -128,7 +128,7 @@ def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:
         return (conv(w, x) - mean) * lax.rsqrt(scale + 1e-5) * scale + bias
 
     program = from_jax(normed, W, B, S, X, weights=(0, 1, 2))
-    last, folded = opened(program, rules())
+    last, folded = points(program, rules())
     assert on_images(folded.program) == {("conv", (1, 3, 4, 4)): 1, ("add", (1, 3, 4, 4)): 1}
     assert on_images(last.program)["add", (1, 4, 4, 3)] == 1
     np.testing.assert_allclose(last.program(W, B, S, X), normed(W, B, S, X), rtol=1e-4, atol=1e-5)
@@ -136,7 +136,7 @@ def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:
 
 def test_without_convolutions_there_is_nothing_to_turn() -> None:
     program = from_jax(lambda x: jnp.tanh(x) * 2.0, X)
-    (only,) = opened(program, rules())
+    (only,) = points(program, rules())
     assert str(only.program) == str(program)
 
 
@@ -146,7 +146,7 @@ def test_a_network_that_is_features_last_stays() -> None:
         return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=names)
 
     program = from_jax(fn, W.reshape(1, 1, 3, 3), X.reshape(1, 4, 4, 3), weights=(0,))
-    assert len(opened(program, rules())) == 1
+    assert len(points(program, rules())) == 1
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -158,7 +158,7 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
     families = ("layout", "movement", "identity", "fold", "lowering_conv", "lowering_dot")
     table = compile_rules(offered(select_rules(standard_rules(), families)), min_rows=ROWS)
     dear = cost_table({}, replace(DEFAULT_RATES, form=dict.fromkeys(_library_forms(), 1e3)))
-    first, *_ = openings(program, table, dear, Stopwatch(600.0))
+    first, *_ = starting_points(program, table, dear, Stopwatch(600.0))
     assert _kernels(first.program) == {("conv", "onednn"): 1, ("dot", "onednn"): 1}
     assert Counter(s.rule for s in first.steps) == {"conv-as-onednn": 1, "dot-as-onednn": 1}
     np.testing.assert_allclose(first.program(W, V, X), fn(W, V, X), rtol=1e-5, atol=1e-5)
@@ -178,7 +178,7 @@ def _kernels(program: Program) -> Counter[tuple[str, str]]:
 
 def test_without_time_the_program_is_as_it_was() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
-    (only,) = opened(program, rules(), 0.0)
+    (only,) = points(program, rules(), 0.0)
     assert str(only.program) == str(program)
 
 
@@ -194,7 +194,7 @@ def perceptron(v: jax.Array, u: jax.Array, b: jax.Array, x: jax.Array) -> jax.Ar
 
 def test_products_with_weights_have_features_first_between_the_borders() -> None:
     program = from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2))
-    first, folded = opened(program, rules())
+    first, folded = points(program, rules())
     kinds = ("transpose", "dot", "add", "tanh", "sub", "reduce_sum")
     assert on_activations(first.program, kinds) == {
         ("transpose", (3, 2)): 1,
@@ -214,7 +214,7 @@ def test_products_with_weights_have_features_first_between_the_borders() -> None
 def test_weights_on_the_left_are_stored_by_output() -> None:
     families = ("layout", "movement", "identity", "fold", "lowering_dot")
     table = compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
-    *_, first, _ = opened(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
+    *_, first, _ = points(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
     forms = [name_of(n) for n in nodes if n.op == "dot"]
     assert forms == ["flat", "flat"]
@@ -227,7 +227,7 @@ def test_heads_are_split_and_joined_under_features_first() -> None:
         return jnp.einsum("hqk,khd->qhd", mixed, heads).reshape(2, 3) @ u
 
     program = from_jax(attention, V, U, TOKENS, weights=(0, 1))
-    first, _ = opened(program, rules())
+    first, _ = points(program, rules())
     steps = Counter(s.rule for s in first.steps)
     assert (steps["split-of-transpose"], steps["join-of-transpose"]) == (1, 1)
     np.testing.assert_allclose(
@@ -242,6 +242,6 @@ def test_a_product_that_takes_little_of_the_time_does_not_turn_the_network() -> 
         return jnp.mean(x, axis=(2, 3)) @ v
 
     program = from_jax(classifier, W, V, X, weights=(0, 1))
-    assert ["dot-turned" in {s.rule for s in o.steps} for o in opened(program, rules())] == [
+    assert ["dot-turned" in {s.rule for s in o.steps} for o in points(program, rules())] == [
         False, False,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Openings: programs to begin a search from, a long way off the original.
+"""Starting points: programs to begin a search from, a long way off the original.
 
 Convolutions run fastest features last on most machines, and products with a weight often with the
 weight on the left and features first, but a network converts only as a whole: one operator's
@@ -8,7 +8,7 @@ search has: scales and shifts are folded into weights, operators are converted, 
 moved down until they meet and cancel. Rules say themselves which part they take in that
 (`language.rule.Role`), so that a user's own take it, too.
 
-Where a library takes many kernels in one call, an opening hands it all there are
+Where a library takes many kernels in one call, one starting point has all of its kernels
 (`search.in_library`), and the others those that are predicted to gain.
 """
 
@@ -29,9 +29,10 @@ from xrl_jax.language.table import CompiledRules
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
-from xrl_jax.search.base import Reached, Step, assemble
+from xrl_jax.search.base import Step, assemble
 from xrl_jax.search.in_library import in_library
-from xrl_jax.search.states import Space, in_one_bucket
+from xrl_jax.search.run import Reached
+from xrl_jax.search.states import Space, entries_of, in_one_bucket
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
 
 _STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left [out, in]
@@ -39,27 +40,27 @@ _PASSES = 64  # a transpose moves past one operator in a pass
 _WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
 
 
-class Opening(NamedTuple):
+class StartingPoint(NamedTuple):
     """A program to start from and the rewrites that led to it."""
 
     program: Program
     steps: tuple[Step, ...] = ()
 
 
-def turned(program: Program, layout: Layout) -> Opening:
+def with_layout(program: Program, layout: Layout) -> StartingPoint:
     """The program in this layout, with a step that says so; as it is where that concerns nothing.
 
     It is no rule's step: what crosses the border of a folded body is turned on both sides at once.
     """
     there = laid_out(program, layout)
     if there is program:
-        return Opening(program)
+        return StartingPoint(program)
     step = Step(0, f"laid-out-{layout.name}", "values at the borders of graphs", 0.0)
-    return Opening(there, (step,))
+    return StartingPoint(there, (step,))
 
 
-class Sweep(NamedTuple):
-    """Candidates that are applied until there is none.
+class MacroAction(NamedTuple):
+    """Rewriting to a fixpoint: candidates that are applied until there is none.
 
     Attributes:
       entries: [E] bool, of these entries of the rule table.
@@ -72,33 +73,31 @@ class Sweep(NamedTuple):
     roots: Callable[[TensorGraph], np.ndarray] | None = None
 
 
-def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
-    """[E] bool: which entries of the rule table belong to wanted rules."""
-    fits = np.array([wanted(r) for r in rules.rules], bool)
-    rule_of = np.asarray(rules.table.entry_rule)
-    return fits[rule_of] & (rule_of >= 0)
-
-
 def in_role(rules: CompiledRules, *roles: Role) -> np.ndarray:
     """[E] bool: which entries of the rule table belong to rules with one of these roles."""
     return entries_of(rules, lambda r: not set(roles).isdisjoint(r.roles))
 
 
-def run_sweep(
-    space: Space, reached: Reached, index: int, costs: CostTable, sweep: Sweep, clock: Stopwatch
+def run_macro(
+    space: Space,
+    reached: Reached,
+    index: int,
+    costs: CostTable,
+    macro: MacroAction,
+    clock: Stopwatch,
 ) -> Reached:
-    """The state after a sweep, or where the clock ran out."""
+    """The state after a macro-action, or where the clock ran out."""
     state, steps = reached
     for _ in range(_PASSES):
         if clock.done:
             break
         state = space.matched(state)
-        moves = space.moves(state, costs, sweep.entries)
+        moves = space.moves(state, costs, macro.entries)
         wanted = np.ones(len(moves.entry), bool)
-        if sweep.gain:
+        if macro.gain:
             wanted &= moves.delta < 0
-        if sweep.roots:
-            wanted &= sweep.roots(state.graph)[moves.root]
+        if macro.roots:
+            wanted &= macro.roots(state.graph)[moves.root]
         chosen = np.flatnonzero(wanted)
         columns = (moves.entry[chosen], moves.root[chosen], moves.partner[chosen])
         listed = list(zip(*(c.tolist() for c in columns), strict=True))
@@ -145,9 +144,9 @@ def _is_of_library(rule: Rule) -> bool:
     return library is not None and rule.lowering is not None and rule.lowering[1] == library.name
 
 
-def openings(
+def starting_points(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
-) -> list[Opening]:
+) -> list[StartingPoint]:
     """Where a search may begin, the most promising first: with all kernels in the library, with
     convolutions features last, with products with weights features first (each with transposes only
     where nothing cancels them), each left out where it changes or gains nothing, or its rules are
@@ -167,46 +166,46 @@ def openings(
     absorbs = in_role(rules, "absorb-transpose")
     stores = entries_of(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
 
-    def through(start: Opening, *sweeps: Sweep) -> tuple[Opening, list[int]]:
-        """The opening that sweeps lead to, and how many steps each took."""
+    def through(start: StartingPoint, *macros: MacroAction) -> tuple[StartingPoint, list[int]]:
+        """The starting point that macro-actions lead to, and how many steps each took."""
         space = Space(rules, jnp.asarray(start.program.digests()))
-        graphs, steps, taken = {}, list(start.steps), [0] * len(sweeps)
+        graphs, steps, taken = {}, list(start.steps), [0] * len(macros)
         for index, graph in enumerate(in_one_bucket(start.program)):
             reached: Reached = (space.start(graph, costs), [])
-            for n, sweep in enumerate(sweeps):
+            for n, macro in enumerate(macros):
                 before = len(reached[1])
-                reached = run_sweep(space, reached, index, costs, sweep, clock)
+                reached = run_macro(space, reached, index, costs, macro, clock)
                 taken[n] += len(reached[1]) - before
             graphs[index] = reached[0].graph
             steps += reached[1]
-        return Opening(assemble(start.program, graphs), tuple(steps)), taken
+        return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
 
     kernels = entries_of(rules, _is_of_library)
-    fold = Sweep(readies), Sweep(folds, gain=True)
-    kernels_last = Sweep(kernels, gain=True)
+    fold = MacroAction(readies), MacroAction(folds, gain=True)
+    kernels_last = MacroAction(kernels, gain=True)
     found = []
-    folded, _ = through(Opening(program), *fold)
+    folded, _ = through(StartingPoint(program), *fold)
     handed, steps = in_library(folded.program, rules.rules)
-    found += [Opening(handed, (*folded.steps, *steps))] if steps else []
+    found += [StartingPoint(handed, (*folded.steps, *steps))] if steps else []
     if converts.any():
-        start = turned(program, FEATURES_LAST)
-        opening, taken = through(
-            start, *fold, Sweep(converts), Sweep(sinks | cancels), kernels_last
+        start = with_layout(program, FEATURES_LAST)
+        point, taken = through(
+            start, *fold, MacroAction(converts), MacroAction(sinks | cancels), kernels_last
         )
-        found += [opening] if taken[2] else []
+        found += [point] if taken[2] else []
     if turns.any() and _share_on_weights(program, costs) > _WORTH:
-        start = turned(program, FEATURES_FIRST)
+        start = with_layout(program, FEATURES_FIRST)
         down = sinks | absorbs
         # What is turned at a source is turned back next to it: first the others must meet it.
-        opening, taken = through(
+        point, taken = through(
             start,
             *fold,
-            Sweep(turns, roots=_weight_right),
-            Sweep(down),
-            Sweep(down | cancels),
-            Sweep(stores, roots=_weight_left),
+            MacroAction(turns, roots=_weight_right),
+            MacroAction(down),
+            MacroAction(down | cancels),
+            MacroAction(stores, roots=_weight_left),
             kernels_last,
         )
-        found += [opening] if taken[2] else []
+        found += [point] if taken[2] else []
     as_it_is, _ = through(folded, kernels_last)
     return [*found, as_it_is]

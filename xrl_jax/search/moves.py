@@ -1,4 +1,4 @@
-"""Changes: other forms for operators of a program, all that are equal at once."""
+"""Moves of the refinement: another lowering for all operators of a program that are equal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from xrl_jax.lower.table import LOWERINGS, applicable
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
-_HOPE = 1.5  # a form is tried if the model gives it at most this many times the present one's time
+_HOPE = 1.5  # a lowering is tried if it is predicted to take at most this many times as long
 _SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
 
 
-class Change(NamedTuple):
-    """Another form for all operators that are equal in the program."""
+class Move(NamedTuple):
+    """Another lowering for all operators that are equal in the program."""
 
     places: tuple[tuple[int, int], ...]  # (graph, slot)
     lowering: int
@@ -59,14 +59,14 @@ def _signatures(costs: CostTable, graph: TensorGraph) -> jax.Array:
     return signature(view_graph(costs.sharing, graph))
 
 
-def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Change]:
-    """Changes worth a trial, as the model has it: those of the most promising operators first, the
-    changes of one operator side by side, so that what they are compared with is compiled once.
+def moves_of(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Move]:
+    """Moves worth a trial, as the model has it: those of the most promising operators first, the
+    moves of one operator side by side, so that what they are compared with is compiled once.
     """
     chosen = rules_by_choice(rules)
-    costs = oracle.table()
+    costs = oracle.costs
     groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    forms: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}
+    ways: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}
     present: dict[tuple[int, int], float] = {}
     other: dict[tuple[tuple[int, int], int], float] = {}
     total = 0.0
@@ -76,61 +76,61 @@ def changes(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Cha
         weight_only = np.asarray(graph.nodes.weight_only)
         now = np.asarray(price(costs, graph)[0].nodes.cost)
         total += count * float(now.sum())
-        as_form = {}
+        as_other = {}
         for node, slot in zip(nodes, slots, strict=True):
             if len(LOWERINGS[node.op]) == 1 or weight_only[slot]:
                 continue
             key = (int(keys[slot][0]), int(keys[slot][1]))
             groups.setdefault(key, []).append((g, slot))
-            if key not in forms:
+            if key not in ways:
                 fit = applicable(node, tuple(nodes[a] for a in node.args))
-                forms[key] = node, fit
+                ways[key] = node, fit
             present[key] = present.get(key, 0.0) + count * float(now[slot])
-            for form in forms[key][1]:
-                if form not in as_form:
-                    as_form[form] = np.asarray(_costs_as(costs, graph, jnp.int32(form)))
-                at = (key, form)
-                other[at] = other.get(at, 0.0) + count * float(as_form[form][slot])
+            for way in ways[key][1]:
+                if way not in as_other:
+                    as_other[way] = np.asarray(_costs_as(costs, graph, jnp.int32(way)))
+                at = (key, way)
+                other[at] = other.get(at, 0.0) + count * float(as_other[way][slot])
     found = []
-    for key, (node, fit) in forms.items():
+    for key, (node, fit) in ways.items():
         if present[key] < _SHARE * total:
             continue
-        for form in fit:
-            name = LOWERINGS[node.op][form].name
+        for way in fit:
+            name = LOWERINGS[node.op][way].name
             rule = chosen.get((node.op, name))
-            if form == node.lowering or rule is None or other[key, form] > _HOPE * present[key]:
+            if way == node.lowering or rule is None or other[key, way] > _HOPE * present[key]:
                 continue
             text = f"{node.op}[{','.join(map(str, node.shape))}]"
-            gain = present[key] - other[key, form]
-            ratio = other[key, form] / present[key]
-            found.append(Change(tuple(groups[key]), form, rule, text, gain, ratio))
+            gain = present[key] - other[key, way]
+            ratio = other[key, way] / present[key]
+            found.append(Move(tuple(groups[key]), way, rule, text, gain, ratio))
     most: dict[tuple[tuple[int, int], ...], float] = {}
     for c in sorted(found, key=lambda c: -c.gain):
         most.setdefault(c.places, c.gain)
     return sorted(found, key=lambda c: (-most[c.places], c.places, -c.gain))
 
 
-def by_form(found: Iterable[Change], *, least: int, ratio: float) -> list[list[Change]]:
-    """The changes to one form, all together, for each form that `least` groups of operators may
-    take with at most this `ratio` of their time left; the most promising form first.
+def by_lowering(found: Iterable[Move], *, least: int, ratio: float) -> list[list[Move]]:
+    """The moves to one lowering, all together, for each that `least` groups of operators may take
+    with at most this `ratio` of their time left; the most promising lowering first.
 
-    A form is good or bad in the whole program in ways that no region shows (what a library leaves
-    in the caches, how it shares the threads), and alike for all that take it.
+    A lowering is good or bad in the whole program in ways that no region shows (what a library
+    leaves in the caches, how it shares the threads), and alike for all that take it.
     """
-    forms: dict[str, list[Change]] = {}
-    for change in found:
-        if change.ratio <= ratio:
-            forms.setdefault(change.rule, []).append(change)
-    wide = [together for together in forms.values() if len(together) >= least]
+    by_rule: dict[str, list[Move]] = {}
+    for move in found:
+        if move.ratio <= ratio:
+            by_rule.setdefault(move.rule, []).append(move)
+    wide = [together for together in by_rule.values() if len(together) >= least]
     return sorted(wide, key=lambda together: -sum(c.gain for c in together))
 
 
-def changed(program: Program, made: Iterable[Change]) -> Program:
-    """The program with these changes made."""
+def moved(program: Program, made: Iterable[Move]) -> Program:
+    """The program after these moves."""
     graphs = list(program.graphs)
-    for change in made:
-        for g, slot in change.places:
+    for move in made:
+        for g, slot in move.places:
             nodes = graphs[g].nodes
-            lowering = nodes.lowering.at[slot].set(change.lowering)
+            lowering = nodes.lowering.at[slot].set(move.lowering)
             graphs[g] = graphs[g]._replace(nodes=nodes._replace(lowering=lowering))
     return program.with_graphs(graphs)

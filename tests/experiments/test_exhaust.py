@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from experiments.exhaust import exhaust
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import looped, program, rules
 from xrl_jax.search.base import Problem
-from xrl_jax.search.exhaust import exhaust
 
 
 def test_states_optimum_and_what_gains_alone_reach() -> None:

@@ -1,0 +1,126 @@
+"""Stages follow one another with what is known, the time that is left, and Ctrl-C as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+
+from tests.search.fakes import FakeOracle, compiled_rules
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.measure.timing import Timing
+from xrl_jax.program.program import Program
+from xrl_jax.search.backtracking import Taso
+from xrl_jax.search.base import Budget, Found, Problem, SearchResult, Step, StopReason
+from xrl_jax.search.chain import alone, chain, name_of, own_settings, pipeline, settings
+from xrl_jax.search.refine import Refine
+from xrl_jax.search.stages import Recall, Search
+
+KEY = jax.random.key(0)
+
+
+@cache
+def program() -> Program:
+    return from_jax(jnp.tanh, jnp.ones(3))
+
+
+def found(name: str) -> Found:
+    return Found(program(), 1.0, (Step(0, name, "%1", 0.0),))
+
+
+def problem(recalled: Found | None = None) -> Problem:
+    oracle = FakeOracle(lambda region: Timing(1e-3, 1e-3, 1e-3))
+    return Problem(program(), compiled_rules(), oracle, recalled=recalled)
+
+
+def names(result: SearchResult) -> list[str]:
+    """The first rule of each program; "" for the original."""
+    return [f.steps[0].rule if f.steps else "" for f in result.best]
+
+
+@dataclass(frozen=True)
+class Adds:
+    """A stage that puts a program first."""
+
+    name: str
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        so_far = problem.so_far
+        return replace(so_far, best=(found(self.name), *so_far.best))
+
+
+def interrupts(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    raise KeyboardInterrupt
+
+
+def searches(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+    """A search that knows nothing of the stages before it."""
+    assert problem.found is None and problem.recalled is None
+    best = (found("searched"), Found(problem.program, 2.0))
+    return SearchResult(best, 2.0, 1, StopReason.EXHAUSTED)
+
+
+def test_a_stage_begins_with_what_those_before_it_have_found() -> None:
+    result = chain(Adds("a"), Adds("b"))(problem(), Budget(), KEY)
+    assert names(result) == ["b", "a", ""]
+
+
+def test_a_chain_is_a_stage() -> None:
+    result = chain(Adds("a"), chain(Adds("b"), Adds("c")))(problem(), Budget(), KEY)
+    assert names(result) == ["c", "b", "a", ""]
+
+
+def test_a_stage_has_the_time_that_is_left() -> None:
+    given: list[float] = []
+
+    def asks(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        given.append(budget.seconds)
+        return problem.so_far
+
+    chain(asks, asks)(problem(), Budget(seconds=1e-9), KEY)
+    chain(asks, asks)(problem(), Budget(seconds=9.0), KEY)
+    assert given[:2] == [1e-3, 1e-3]  # none is left: they return what is known
+    assert 9.0 >= given[2] > given[3] > 8.0
+
+
+def test_ctrl_c_ends_its_stage_and_the_result_says_so() -> None:
+    result = chain(Adds("a"), interrupts, Adds("b"))(problem(), Budget(), KEY)
+    assert names(result) == ["b", "a", ""]
+    assert result.stop is StopReason.INTERRUPTED and result.interrupted
+
+
+def test_after_ctrl_c_nothing_is_searched_or_refined() -> None:
+    def never(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        raise AssertionError("it was interrupted")
+
+    result = chain(interrupts, Search(never), Refine())(problem(), Budget(), KEY)
+    assert names(result) == [""]
+
+
+def test_what_was_known_comes_before_what_a_search_finds() -> None:
+    stages = chain(Recall(), Search(searches, uses_engine=False))
+    result = stages(problem(found("recalled")), Budget(seconds=600.0), KEY)
+    assert names(result) == ["recalled", "searched", ""]
+
+
+def test_where_something_is_known_and_time_is_short_nothing_is_searched() -> None:
+    stages = chain(Recall(), Search(searches, uses_engine=False))
+    result = stages(problem(found("recalled")), Budget(seconds=19.0), KEY)
+    assert names(result) == ["recalled", ""] and result.stop is StopReason.SECONDS
+    result = stages(problem(), Budget(seconds=19.0), KEY)
+    assert names(result) == ["searched", ""]
+
+
+def test_reports_call_a_chain_what_it_searches_with() -> None:
+    assert name_of(pipeline(Taso())) == name_of(alone(Taso())) == name_of(Taso()) == "taso"
+    assert name_of(pipeline(searches)) == name_of(searches) == "searches"
+
+
+def test_hyperparameters_are_listed_with_those_of_parts() -> None:
+    listed = settings(pipeline(Taso(alpha=1.0)))
+    assert listed["Taso.alpha"] == 1.0 and listed["Walk.behind"] == 1.1
+    assert listed["Search.share"] == 0.5 and listed["Refine.radius"] == 4
+    assert own_settings(pipeline(Taso(alpha=1.0))) == ("Taso.alpha",)
+    assert own_settings(alone(Taso())) == ("Search.share",)

@@ -1,0 +1,132 @@
+"""Searches composed of stages, as optax composes gradient transformations.
+
+A stage is a strategy that begins with what the stages before it have found (`Problem.found`) and
+returns all that is known after it. So `taso`, `xrlflow` and a search of one's own are completed by
+the same stages:
+
+    pipeline(my_search)
+    chain(Recall(), KernelsInLibrary(), WeightsAsConstants(), Search(my_search), TimeWhole(),
+          Refine())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.search.base import Budget, Problem, SearchResult, StopReason, Strategy
+from xrl_jax.search.refine import Refine
+from xrl_jax.search.stages import KernelsInLibrary, Recall, Search, WeightsAsConstants
+from xrl_jax.search.time_whole import TimeWhole
+
+_LEAST_SECONDS = 1e-3  # what a stage is given where no time is left: it returns what is known
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Stages one after the other, each with the time that is left.
+
+    Ctrl-C ends the stage it falls into; the result then says so, and the stages that follow it do
+    only what is needed for a result.
+    """
+
+    stages: tuple[Strategy, ...]
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        clock = Stopwatch(budget.seconds)
+        found = problem.so_far
+        for stage, key_of_stage in zip(
+            self.stages, jax.random.split(key, len(self.stages)), strict=True
+        ):
+            left = dataclasses.replace(budget, seconds=max(clock.left, _LEAST_SECONDS))
+            try:
+                with plain_ctrl_c():
+                    found = stage(dataclasses.replace(problem, found=found), left, key_of_stage)
+            except KeyboardInterrupt:
+                found = dataclasses.replace(found, stop=StopReason.INTERRUPTED)
+        return found
+
+
+def chain(*stages: Strategy) -> Strategy:
+    """A strategy of these stages in this order."""
+    return Chain(stages)
+
+
+def pipeline(search: Strategy, *, uses_engine: bool = True) -> Strategy:
+    """The search with all that makes its result better: what is known without it is timed beside
+    what it finds, and the fastest program is refined.
+
+    Args:
+      uses_engine: see `Search`.
+    """
+    return chain(
+        Recall(),
+        KernelsInLibrary(),
+        WeightsAsConstants(),
+        Search(search, uses_engine=uses_engine),
+        TimeWhole(),
+        Refine(),
+    )
+
+
+def alone(search: Strategy, *, uses_engine: bool = True) -> Strategy:
+    """The search judged by what it finds itself: nothing that is known without it is timed beside
+    that, the fastest is not refined, and most of the time is its own.
+
+    Args:
+      uses_engine: see `Search`.
+    """
+    return chain(
+        WeightsAsConstants(), Search(search, share=0.8, uses_engine=uses_engine), TimeWhole()
+    )
+
+
+def name_of(strategy: Strategy) -> str:
+    """What reports call a strategy: for a chain, what it searches with."""
+    searches = [s.search for s in _stages(strategy) if isinstance(s, Search)]
+    names = [getattr(s, "__name__", None) or type(s).__name__.lower() for s in searches]
+    return "+".join(names) or getattr(strategy, "__name__", None) or type(strategy).__name__.lower()
+
+
+def _stages(strategy: Strategy) -> Iterator[Strategy]:
+    if isinstance(strategy, Chain):
+        for stage in strategy.stages:
+            yield from _stages(stage)
+    else:
+        yield strategy
+
+
+def settings(strategy: Strategy) -> dict[str, Any]:
+    """The hyperparameters of a strategy by name, `Stage.field`; those of a function are not known.
+
+    >>> def mine(problem, budget, key): ...
+    >>> settings(Search(mine, share=0.8))["Search.share"]
+    0.8
+    """
+    return {name: value for name, value, _ in _hyperparameters(strategy)}
+
+
+def own_settings(strategy: Strategy) -> tuple[str, ...]:
+    """Names of the hyperparameters that are not the defaults.
+
+    >>> def mine(problem, budget, key): ...
+    >>> own_settings(Search(mine, share=0.8))
+    ('Search.share',)
+    """
+    return tuple(name for name, value, default in _hyperparameters(strategy) if value != default)
+
+
+def _hyperparameters(strategy: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and default."""
+    for stage in _stages(strategy):
+        for field in dataclasses.fields(stage) if dataclasses.is_dataclass(stage) else ():
+            value = getattr(stage, field.name)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                yield from _hyperparameters(value)
+            elif value is None or isinstance(value, bool | int | float | str):
+                yield f"{type(stage).__name__}.{field.name}", value, field.default

@@ -1,0 +1,202 @@
+"""Timing the best programs of a search whole, in turn with the original: predictions are sums of
+operators, and a program is what a user runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import jax
+
+from xrl_jax.cost.programs import (
+    Options,
+    job_or_failure,
+    learn_from,
+    option_sets,
+    program_job,
+)
+from xrl_jax.measure.base import Job
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.measure.timing import Timing
+from xrl_jax.runtime.ctrl_c import plain_ctrl_c
+from xrl_jax.search.base import Budget, Found, Problem, SearchResult
+
+OPTION_GAIN = 0.15
+
+
+@dataclass(frozen=True)
+class TimeWhole:
+    """Time programs, the most promising first; the result has those that were timed, fastest first.
+
+    All but the last, the original, are timed as they are, then the fastest under every set of
+    compile options; where these win, so is the original, and the fastest in turn with the fastest
+    without options, which decides. The original is the reference of all, and the first of the
+    result where nothing takes less. Programs for which no time or no timing is left are dropped,
+    but for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is
+    dropped as well, since it must not be run here; what cannot be sent to the worker (host
+    callbacks) is kept with a timing that says so. Where nothing is left, the original is the
+    result. The timings correct the cost table. Nothing is done where programs were timed before.
+
+    Attributes:
+      share: of the time left.
+      share_without_search: the same where nothing was searched.
+      least_seconds: with less, and where nothing was searched, the final check alone times what is
+        known; as it does of a recalled result.
+      option_gain: the share that compile options must gain over none: they are lost where the
+        result is called inside another jit, and one more thing that can change under the user's
+        feet.
+      confirm_seconds: for that, timed in turn.
+      least_timeout: seconds a program is given to compile and run, even when the time runs out.
+    """
+
+    share: float = 0.3
+    share_without_search: float = 0.7
+    least_seconds: float = 5.0
+    option_gain: float = OPTION_GAIN
+    confirm_seconds: float = 3.0
+    least_timeout: float = 120.0
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        found, clock = problem.so_far, Stopwatch(budget.seconds)
+        if found.best[0].timing is not None or self._left_to_the_check(problem, budget):
+            return found
+        share = self.share if found.candidates else self.share_without_search
+        timed = self.timed(problem, found.best, clock.part(share), budget.measurements)
+        if not found.interrupted and clock.left > 0:  # not `done`: later stages deal with Ctrl-C
+            plain = [(f.program, f.timing) for f in timed if not f.options]
+            learn_from(problem.oracle, plain, problem.program)
+        return replace(found, best=tuple(timed))
+
+    def _left_to_the_check(self, problem: Problem, budget: Budget) -> bool:
+        found = problem.so_far
+        if found.interrupted or found.candidates or len(found.best) == 1:
+            return False
+        recalled = problem.recalled
+        is_recalled = recalled is not None and found.best[0].program is recalled.program
+        return is_recalled or budget.seconds < self.least_seconds
+
+    def timed(
+        self, problem: Problem, best: Sequence[Found], clock: Stopwatch, most: int | None = None
+    ) -> list[Found]:
+        """The programs with their timings, fastest first.
+
+        Args:
+          best: the original is the last.
+          most: bound for all that the oracle may measure.
+        """
+        timing = _Timing(self, problem, best, clock, most)
+        try:
+            timing.of_all()
+        except KeyboardInterrupt:
+            problem.phase("interrupted")
+        if not timing.found:
+            lost = Timing.without("failed", "no program could be timed")
+            return [replace(best[-1], timing=lost)]
+        return self._led_by_the_original(ranked(timing.found, self.option_gain), best)
+
+    def _led_by_the_original(self, timed: list[Found], best: Sequence[Found]) -> list[Found]:
+        """The same, led by the original where nothing takes less. What a search calls so was made
+        of the user's function, and may be faster: steps unrolled, products of all steps in one.
+        """
+        first = timed[0].timing
+        if len(best) == 1 or first is None or first.relative is None or first.relative < 1.0:
+            return timed
+        seconds = first.seconds / first.relative
+        timing = replace(first, seconds=seconds, low=seconds, high=seconds, relative=1.0)
+        return [replace(best[-1], timing=timing), *timed]
+
+
+def ranked(timed: Sequence[Found], option_gain: float = OPTION_GAIN) -> list[Found]:
+    """Fastest first, except that compile options come behind where they gain too little."""
+    order = sorted(timed, key=lambda f: f.relative)
+    plain = [f for f in order if not f.options]
+    least = 1 + option_gain
+    if plain and order[0].options and plain[0].relative <= order[0].relative * least:
+        return [*plain, *(f for f in order if f.options)]
+    return order
+
+
+@dataclass
+class _Timing:
+    """One timing of programs in its course; `found` has those timed so far."""
+
+    how: TimeWhole
+    problem: Problem
+    best: Sequence[Found]
+    clock: Stopwatch
+    most: int | None
+    found: list[Found] = field(default_factory=list)
+    reference: Job | Timing | None = None
+
+    def of_all(self) -> None:
+        problem, original = self.problem, self.best[-1]
+        self.reference = job_or_failure(original.program, (), constants=problem.oracle.constants)
+        for n, each in enumerate(self.best[:-1] or self.best):
+            if n and self._over():
+                break
+            problem.phase(f"timing program {n + 1}")
+            self._one(each, ())
+        fastest = next((f for f in self._ranked() if f.timing is not None and f.timing.ok), None)
+        for options in option_sets(problem.oracle.target)[1:]:
+            if fastest is None or self._over():
+                break
+            problem.phase("timing the fastest program under compile options")
+            if not self._one(fastest, options):
+                break
+        best_options = self._ranked()[0].options if self.found else ()
+        is_original = fastest is not None and fastest.program is original.program
+        if best_options and not is_original and not self._over():
+            # Options may be all that pays: the original under them is a candidate like any other.
+            problem.phase("timing the original under compile options")
+            self._one(original, best_options)
+        if best_options and not self._over():
+            problem.phase("timing compile options against none")
+            self._confirm_options()
+
+    def _ranked(self) -> list[Found]:
+        return ranked(self.found, self.how.option_gain)
+
+    def _over(self) -> bool:
+        spent = self.problem.oracle.spending.measurements
+        over = self.most is not None and spent >= self.most
+        return self.problem.so_far.interrupted or self.clock.done or over
+
+    @plain_ctrl_c()
+    def _one(self, each: Found, options: Options) -> bool:
+        """Whether it is worth the while to go on with this program."""
+        oracle = self.problem.oracle
+        job = job_or_failure(each.program, options, constants=oracle.constants)
+        if isinstance(job, Timing):
+            self.found.append(replace(each, options=options, timing=job))
+            return False
+        timing = oracle.time_job(
+            job,
+            reference=self.reference if isinstance(self.reference, Job) else None,
+            timeout=max(self.clock.left, self.how.least_timeout),
+        )
+        if timing.ok:
+            self.found.append(replace(each, options=options, timing=timing))
+        return timing.status not in ("timeout", "killed")
+
+    def _confirm_options(self) -> None:
+        """Drop all under compile options where the fastest of these does not gain enough in turn
+        with the fastest without: each was timed against the original, at another time, and the
+        quotient of two such ratios is not a comparison.
+        """
+        first, oracle = self._ranked()[0], self.problem.oracle
+        plain = next(
+            (f for f in self._ranked() if not f.options and f.timing and f.timing.relative), None
+        )
+        if not first.options or plain is None:
+            return
+        jobs = [
+            program_job(f.program, f.options, constants=oracle.constants) for f in (first, plain)
+        ]
+        timing = oracle.time_against(
+            *jobs,
+            seconds_per_job=self.how.confirm_seconds,
+            timeout=max(self.clock.left, self.how.least_timeout),
+        )
+        if timing.relative is None or timing.relative * (1 + self.how.option_gain) >= 1:
+            self.found = [f for f in self.found if not f.options]
