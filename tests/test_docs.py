@@ -124,7 +124,7 @@ def test_the_make_targets_it_names_exist(page: str) -> None:
 def test_the_files_it_names_exist(page: str) -> None:
     """Paths are from the top of the repository or from `xrl_jax`; * may stand for a name."""
     named = re.findall(
-        r"`([\w/*.-]+\.(?:py|rules|toml)|(?:xrl_jax|docs|tests)/[\w/*.-]+)`", text_of(page)
+        r"`([\w/*.-]+\.(?:py|toml)|(?:xrl_jax|docs|rules|tests)/[\w/*.-]+)`", text_of(page)
     )
     missing = [n for n in named if not (list(ROOT.glob(n)) or list(ROOT.glob(f"xrl_jax/{n}")))]
     assert missing == []
