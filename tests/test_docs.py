@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 )
-LONGEST = {"README.md": 200, "BUILD_NOTES.md": 150, "docs/outside.md": 60}  # lines; else a page
+LONGEST = {"README.md": 200, "BUILD_NOTES.md": 160, "docs/outside.md": 60}  # lines; else a page
 PAGE = 150
 
 every_page = pytest.mark.parametrize("page", PAGES)
