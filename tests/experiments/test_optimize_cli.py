@@ -21,6 +21,8 @@ from experiments.optimize import Config
 from experiments.targets import ConfigError
 from tests.report.reports import small_report
 from xrl_jax.report.text import Report
+from xrl_jax.search.chain import alone, pipeline
+from xrl_jax.search.greedy import Greedy
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "tests.experiments.example_targets:with_weights"
@@ -110,7 +112,7 @@ def test_dimensions_and_constants() -> None:
         (["--model=bert", "--onnx=n"], "not --model and --onnx"),
         (["--fn=a:b", "--layers=2"], "--layers is for --model only"),
         (["--model=bert", "--input_shape=x:1"], "--input_shape is for --onnx only"),
-        (["--model=bert", "--alone"], "--alone is for --search=xrlflow only"),
+        (["--model=bert", "--finetune"], "--finetune is for --search=xrlflow only"),
         (["--onnx=n", "--input_shape=x:1,b"], "--input_shape=x:1,b must be a name and its sizes"),
         (["--model=bert", "--dim=batch:1"], "--dim is for --onnx only"),
         (["--fn=a:b", "--constant=sr:1"], "--constant is for --onnx only"),
@@ -151,10 +153,16 @@ def test_optimize_gets_what_the_flags_say(calls: list[Any]) -> None:
     (fn, *args), kwargs = calls[0]
     assert fn.__name__ == "forward"
     assert [a.shape for a in args] == [(4, 3), (2, 4)]
-    assert (kwargs["weights"], kwargs["search"], kwargs["rules"]) == ((0,), "greedy", None)
+    assert (kwargs["weights"], kwargs["rules"]) == ((0,), None)
+    assert kwargs["search"] == pipeline(Greedy())
     assert kwargs["budget"] == xrl_jax.Budget(seconds=3.0, measurements=9)
     assert (jax.random.key_data(kwargs["key"]) == jax.random.key_data(jax.random.key(5))).all()
     assert (kwargs["cache_dir"], kwargs["progress"]) == (None, True)
+
+
+def test_a_search_can_be_judged_alone(calls: list[Any]) -> None:
+    cli.run(Config(fn=EXAMPLE, search="greedy", alone=True))
+    assert calls[0][1]["search"] == alone(Greedy())
 
 
 def test_without_folding_optimize_gets_a_program(calls: list[Any]) -> None:

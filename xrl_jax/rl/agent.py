@@ -21,7 +21,7 @@ class Agent(NamedTuple):
     init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, by a key and what was seen
     say: Callable[[Any, Any, EnvParams], Output]  # by weights and what was seen
     # States that a gradient is computed for at once, for the caches; where steps are wide, that
-    # anything is: the memory holds no more (BUILD_NOTES).
+    # anything is: the memory holds no more (docs/measurements/rl.md).
     at_once: int
     slots: int | None  # how many the environment must have; None where that does not matter
 

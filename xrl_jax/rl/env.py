@@ -20,7 +20,7 @@ asked for; the step after it, whatever the action, begins the next episode and c
 (`Outcome.counts`).
 
 Source: X-RLflow (He, Parker, Yoneki, MLSys 2023): states, actions, No-Op and the reward
-r_t = 100 (RT_{t-1} - RT_t) / RT_0, here of predicted times. What differs is in BUILD_NOTES.
+r_t = 100 (RT_{t-1} - RT_t) / RT_0, here of predicted times. What differs is in docs/policies.md.
 """
 
 from __future__ import annotations

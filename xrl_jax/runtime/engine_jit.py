@@ -25,7 +25,7 @@ R = TypeVar("R")
 # Compile options, by platform.
 _OPTIONS: dict[str, dict[str, bool | str]] = {
     # XLA:CPU's older emitter of fusions and the cheap half of LLVM's passes: half the time to
-    # compile, the same time to run (BUILD_NOTES, "Measured: the engine").
+    # compile, the same time to run (docs/measurements/engine.md).
     "cpu": {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True},
     # Loops that end when they are done are part of a CUDA graph too: the host launches one graph
     # and is not asked whether to go on. And sums are added up in one order, always.
