@@ -33,7 +33,8 @@ from experiments.train_flags import PRESETS
 from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams
-from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.rl.train import training_of
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS
@@ -58,7 +59,7 @@ def ladder() -> list[Rung]:
         "network": {"network": dataclasses.replace(end.network, greed=0.0, sweeps=False)},
         "optimisation": {
             n: getattr(end, n)
-            for n in ("gamma", "learning_rate", "falls", "entropy_weight", "epochs")
+            for n in ("gamma", "learning_rate", "decays", "entropy_weight", "epochs")
         },
         "environments": {n: getattr(end, n) for n in ("steps", "minibatches")},
         "records": {"records": end.records},

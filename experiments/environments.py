@@ -82,8 +82,8 @@ def params_of(
         on this kind of machine.
     """
     if costs is None:
-        usual = calibration.usual_forms(jax.default_backend())
-        rates = calibration.calibrate([], roofline.DEFAULT_RATES, usual)
+        prior = calibration.priors(jax.default_backend())
+        rates = calibration.calibrate([], roofline.DEFAULT_RATES, prior)
         costs = roofline.cost_table({}, rates)
     bucket = max(united_bucket(p) for p in programs)
     starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]

@@ -45,7 +45,8 @@ from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS
 from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
-from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.rl.train import training_of
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS

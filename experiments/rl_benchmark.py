@@ -37,7 +37,8 @@ from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import Choice, by_chance, by_network
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, batch_specs, step
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.train import TrainConfig, spread
+from xrl_jax.rl.train import spread
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS

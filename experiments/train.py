@@ -52,10 +52,12 @@ from xrl_jax.language.rule_files import offered, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
+from xrl_jax.rl.collect import TrainState
 from xrl_jax.rl.env import EnvParams, with_costs
+from xrl_jax.rl.learn import Metrics
 from xrl_jax.rl.measured import measured_update, timed_by
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import Metrics, Training, TrainState, restarted, spread
+from xrl_jax.rl.train import Training, restarted, spread
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
 

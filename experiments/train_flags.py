@@ -14,7 +14,7 @@ from experiments import environments, models
 from experiments.targets import ConfigError
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.env import HORIZON, SLOTS
-from xrl_jax.rl.train import PAPER, TrainConfig
+from xrl_jax.rl.train_config import PAPER, TrainConfig
 
 
 class Preset(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrl_jax.rl.train import Metrics
+from xrl_jax.rl.learn import Metrics
 
 _SCALARS = ("reward", "entropy", "value_loss", "kl", "terminated", "applied")
 Row = Mapping[str, Any]

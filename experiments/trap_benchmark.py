@@ -41,7 +41,8 @@ from xrl_jax.program.program import Program
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy, PolicyError, load_policy
 from xrl_jax.rl.strategy import XRLflow
-from xrl_jax.rl.train import TrainConfig, spread
+from xrl_jax.rl.train import spread
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.runtime.files import replacing

@@ -141,13 +141,10 @@ LONG = {
     "xrl_jax/libraries/onednn/fuse.py",
     "xrl_jax/libraries/onednn/plan.py",
     "xrl_jax/libraries/onednn/spec.py",
-    "xrl_jax/rl/train.py",
     "compile_rules",
     "conv",  # its sampler
     "dot",  # its sampler
     "new_nodes",
-    "optimize",
-    "training_of",
 }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from xrl_jax.accept.accept import accept, last_seconds, unchecked
+from xrl_jax.accept.accept import Acceptance, accept, last_seconds, unchecked
 from xrl_jax.accept.baselines import CLOSED_OVER
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
@@ -21,8 +21,9 @@ from xrl_jax.frontends.callbacks import (
     without_callbacks,
 )
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.language.rule import Rule
 from xrl_jax.language.rule_files import offered, select_rules, standard_rules
-from xrl_jax.language.table import compile_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
@@ -30,6 +31,7 @@ from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program
 from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
+from xrl_jax.report.text import Report
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept
 from xrl_jax.runtime.engine_jit import on_cpu
@@ -48,6 +50,66 @@ _LEAST_LAST, _MOST_LAST = 0.3, 0.6  # of the seconds, for the last check and tim
 _LEAST_TIMING, _MOST_TIMING = 3.0, 30.0  # seconds, for the last timing
 _LEAST_SEARCH = 1e-3  # seconds: with less than a search needs, it returns the original
 _TOO_LONG = 4.0  # times the seconds: such a check is not begun
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be optimised, and how.
+
+    Attributes:
+      given: the user's function as a program.
+      original: the same as it is run while it is optimised: see `_to_judge`.
+      program: where the search begins: the original in its canonical spelling.
+      rules: that may be used; `table` has those that are worth a trial here, compiled.
+      arguments: flat example arguments, or their shapes.
+    """
+
+    name: str
+    given: Program
+    original: Program
+    program: Program
+    strategy: Strategy
+    rules: tuple[Rule, ...]
+    table: CompiledRules
+    arguments: list[Any]
+    assume: tuple[str, ...]
+    tolerance: float | None
+
+
+def _task(
+    fn: Callable[..., Any] | Program,
+    example_args: tuple[Any, ...],
+    weights: int | Sequence[int],
+    search: str | Strategy,
+    rules: Any,
+    assume: tuple[str, ...],
+    tolerance: float | None,
+) -> _Task:
+    strategy = find_strategy(search)
+    library = standard_rules(assume)
+    chosen = select_rules(library, rules)
+    given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
+    original = _to_judge(given, fn, example_args, weights)
+    chosen = tuple(verified(chosen, library))
+    with on_cpu():
+        program = canonical(batched(unrolled(original)))
+        table = compile_rules(offered(chosen))
+    arguments: list[Any] = list(original.in_avals)
+    if example_args:
+        arguments, _ = flatten_as(original.in_tree, example_args, {})
+    name = getattr(fn, "__name__", None) or "program"
+    return _Task(
+        name,
+        given,
+        original,
+        program,
+        strategy,
+        chosen,
+        table,
+        arguments,
+        assume,
+        tolerance,
+    )
 
 
 def optimize(
@@ -106,90 +168,128 @@ def optimize(
     """
     budget = budget or Budget()
     whole = Stopwatch(budget.seconds)
-    strategy = find_strategy(search)
-    library = standard_rules(tuple(assume))
-    chosen = select_rules(library, rules)
-    given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
-    original = _to_judge(given, fn, example_args, weights)
-    chosen = verified(chosen, library)
-    with on_cpu():
-        program = canonical(batched(unrolled(original)))
-        rule_table = compile_rules(offered(chosen))
-    arguments: list[Any] = list(original.in_avals)
-    if example_args:
-        arguments, _ = flatten_as(original.in_tree, example_args, {})
-    name = getattr(fn, "__name__", None) or "program"
+    task = _task(fn, example_args, weights, search, rules, tuple(assume), tolerance)
     folder = default_cache_dir() if cache_dir is None else cache_dir
+    return _optimised(task, budget, whole, folder, key, progress=progress)
+
+
+def _optimised(
+    task: _Task,
+    budget: Budget,
+    whole: Stopwatch,
+    folder: str | os.PathLike[str],
+    key: jax.Array | None,
+    *,
+    progress: bool,
+) -> Fast:
+    """Search, check, time, report.
+
+    Args:
+      whole: the budget's clock; part of it has passed.
+    """
     with (
         own_settings(),
         lost_ctrl_c_kept(),
-        LiveProgress(name, budget.seconds, progress=progress) as live,
+        LiveProgress(task.name, budget.seconds, progress=progress) as live,
         TimingStore(os.path.join(folder, STORE_FILE)) as store,
         Worker() as worker,
     ):
-        compiled = functools.partial(persistent_cache, os.path.join(folder, COMPILED))
-        with compiled(), on_cpu():
+        with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
             oracle = Oracle(store, worker)
-            run = predicted(program, oracle.costs)
-        kept, too_short = _kept_for_the_end(original, run, budget.seconds, live)
+            run = predicted(task.program, oracle.costs)
+        kept, too_short = _kept_for_the_end(task.original, run, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
+        left = replace(budget, seconds=max(clock.left, _LEAST_SEARCH))
         # Where timings cannot be kept, nothing can; the store has said so.
-        keeps = not store.in_memory
-        record = record_path(folder, program, rule_table.rules, store.target)
-        known = recall(record, program) if keeps else None
-        problem = Problem(program, rule_table, oracle, live, live.phase, known)
-        with compiled(), on_cpu():
-            found = chain(strategy, TimeWhole())(
-                problem,
-                replace(budget, seconds=max(clock.left, _LEAST_SEARCH)),
-                jax.random.key(0) if key is None else key,
-            )
+        record = None if store.in_memory else _record(task, folder, store)
+        with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
+            found = _searched(task, oracle, record, live, left, key)
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, weights and all
-        if too_short:
-            accepted = unchecked(found.best, too_short)
-        else:
-            accepted = accept(
-                original,
-                found.best,
-                arguments,
-                tolerance=tolerance,
-                close_over=oracle.constants,
-                guarded="in-domain" not in assume,
-                seconds=lambda: _last_timing_seconds(found, whole),
-                tell=live.phase,
-            )
+        accepted = _judged(task, found, oracle, live, whole, too_short)
     with on_cpu():
         report = make_report(
-            name=name,
-            strategy=strategy,
+            name=task.name,
+            strategy=task.strategy,
             seed=None,
             target=store.target,
-            program=program,
+            program=task.program,
             found=found,
             accepted=accepted,
-            rules=chosen,
+            rules=task.rules,
             costs=oracle.costs,
             spending=oracle.spending,
             search_seconds=search_seconds,
             total_seconds=whole.elapsed,
         )
-    if accepted.used:
-        if keeps:
-            remember(record, accepted.candidate.program, report.steps)
-        return Fast(
-            replace(with_callbacks(accepted.candidate.program), fn=given.fn),
-            given.fn,
-            options=accepted.candidate.options,
-            report=report,
-            close_over=accepted.close_over,
-            traced_program=given if accepted.traced_speedup == 1.0 else None,
-            original=given,
-            domain=accepted.domain,
-        )
-    # The original in its strongest form: nothing that is returned is slower than what was timed.
-    as_constants = accepted.baseline.startswith(CLOSED_OVER)
-    return Fast(given, given.fn, report=report, close_over=as_constants)
+    if accepted.used and record is not None:
+        remember(record, accepted.candidate.program, report.steps)
+    return _fast(task.given, accepted, report)
+
+
+def _record(task: _Task, folder: str | os.PathLike[str], store: TimingStore) -> Path:
+    """Where the result of this task is kept."""
+    return record_path(folder, task.program, task.table.rules, store.target)
+
+
+def _searched(
+    task: _Task,
+    oracle: Oracle,
+    record: Path | None,
+    live: LiveProgress,
+    budget: Budget,
+    key: jax.Array | None,
+) -> SearchResult:
+    """What the strategy finds, its best programs timed whole."""
+    recalled = None if record is None else recall(record, task.program)
+    problem = Problem(task.program, task.table, oracle, live, live.phase, recalled)
+    strategy = chain(task.strategy, TimeWhole())
+    return strategy(problem, budget, jax.random.key(0) if key is None else key)
+
+
+def _judged(
+    task: _Task,
+    found: SearchResult,
+    oracle: Oracle,
+    live: LiveProgress,
+    whole: Stopwatch,
+    too_short: str,
+) -> Acceptance:
+    """The best program that is right, timed in turn with the original.
+
+    Args:
+      too_short: why there is no time for that; "" where there is.
+    """
+    if too_short:
+        return unchecked(found.best, too_short)
+    return accept(
+        task.original,
+        found.best,
+        task.arguments,
+        tolerance=task.tolerance,
+        close_over=oracle.constants,
+        guarded="in-domain" not in task.assume,
+        seconds=lambda: _last_timing_seconds(found, whole),
+        tell=live.phase,
+    )
+
+
+def _fast(given: Program, accepted: Acceptance, report: Report) -> Fast:
+    """What is returned to the user."""
+    if not accepted.used:
+        # The original in its strongest form: nothing returned is slower than what was timed.
+        as_constants = accepted.baseline.startswith(CLOSED_OVER)
+        return Fast(given, given.fn, report=report, close_over=as_constants)
+    return Fast(
+        replace(with_callbacks(accepted.candidate.program), fn=given.fn),
+        given.fn,
+        options=accepted.candidate.options,
+        report=report,
+        close_over=accepted.close_over,
+        traced_program=given if accepted.traced_speedup == 1.0 else None,
+        original=given,
+        domain=accepted.domain,
+    )
 
 
 def _last_timing_seconds(found: SearchResult, whole: Stopwatch) -> float:

@@ -14,7 +14,7 @@ from xrl_jax.cost.calibration import (
     calibrate,
     correct,
     pessimistic_costs,
-    usual_forms,
+    priors,
     varied,
 )
 from xrl_jax.cost.roofline import CORRECTED, DEFAULT_RATES, cost_table
@@ -61,55 +61,55 @@ def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
     """Of which a quarter of the timings are faster: the class's rate is 400 flops a second. Forms
     other than XLA's own get the benefit of the doubt, three quarters of it.
     """
-    mine = [replace(s, form=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, form=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    mine = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
     rates = calibrate(mine + other)
     assert rates.flop_rate["dot"] == pytest.approx(400.0)
-    assert rates.form[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
-    assert rates.form[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
+    assert rates.multiple[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
+    assert rates.multiple[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
 
 
 def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
-    own = [replace(s, form=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
+    own = [replace(s, variant=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
     mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
-    usual = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
-    rates = calibrate([*mine, *(replace(s, form=(0, 0, 0)) for s in own[1:])], usual=usual)
-    assert rates.form[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
+    prior = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
+    rates = calibrate([*mine, *(replace(s, variant=(0, 0, 0)) for s in own[1:])], prior=prior)
+    assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
     # Nothing is known of another kind, in which XLA's own takes what it takes here.
-    assert rates.form[9, 1, 0] == pytest.approx(4.0, rel=1e-3)
-    assert rates.form[9, 1, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
+    assert rates.multiple[9, 1, 0] == pytest.approx(4.0, rel=1e-3)
+    assert rates.multiple[9, 1, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
 
 
 def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_timed():
     """Grouped convolutions (kind 2) usually take a tenth in the library, since XLA's own take ten
     times their roofline; of other kinds the library's took all of it.
     """
-    own = [replace(s, form=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, form=(9, 0, 1)) for s in samples("dot", 4, 4)]
-    rates = calibrate(own + other, usual={(9, 2, 1): 0.1, (9, 2, 5): 0.3})
-    assert rates.form[9, 2, 1] == rates.form[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
-    assert rates.form[9, 2, 5] == pytest.approx(0.75 * 0.3 * 2, rel=1e-3)
+    own = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    rates = calibrate(own + other, prior={(9, 2, 1): 0.1, (9, 2, 5): 0.3})
+    assert rates.multiple[9, 2, 1] == rates.multiple[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
+    assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.3 * 2, rel=1e-3)
 
 
 def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_timed():
     """Kinds 0 and 3 are convolutions with features elsewhere and last. XLA's own form is no
     exception: or turning an image would seem to gain.
     """
-    first = [replace(s, form=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, form=(9, 0, 1)) for s in samples("dot", 4, 4)]
-    last = [replace(s, form=(9, 3, 1)) for s in samples("dot", 8, 8)]
+    first = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    last = [replace(s, variant=(9, 3, 1)) for s in samples("dot", 8, 8)]
     before, after = calibrate(first + other), calibrate(first + other + last)
-    assert before.form[9, 3, 0] == before.form[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
-    assert before.form[9, 3, 1] == before.form[9, 0, 1]
-    assert after.form[9, 3, 1] == pytest.approx(0.5 * after.form[9, 0, 1], rel=1e-3)
+    assert before.multiple[9, 3, 0] == before.multiple[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
+    assert before.multiple[9, 3, 1] == before.multiple[9, 0, 1]
+    assert after.multiple[9, 3, 1] == pytest.approx(0.5 * after.multiple[9, 0, 1], rel=1e-3)
 
 
 @pytest.mark.parametrize(("library", "expected"), [(None, 0.26), ("there", 0.1)])
 def test_every_usual_form_is_one_that_there_is(monkeypatch, library, expected):
     monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: library)
-    usual = usual_forms("cpu")
-    assert usual[ops.OPS["conv"].code, 2, number_of("conv", "onednn")] == expected
-    assert usual_forms("gpu") == {}
+    prior = priors("cpu")
+    assert prior[ops.OPS["conv"].code, 2, number_of("conv", "onednn")] == expected
+    assert priors("gpu") == {}
 
 
 def test_elementwise_loops_have_an_overhead_for_each_pass_of_a_sum():
@@ -157,12 +157,12 @@ def test_corrections_vary_by_log_normal_factors_and_nothing_else_does():
 
 def test_what_was_not_timed_is_doubted_either_way():
     """A form at 0.8 of XLA's: 0.6 with the benefit of the doubt, and as much above it without."""
-    usual = {(1, 0, 1): 0.8}
-    costs = cost_table({(0, 1): 1e-3}, calibrate([], DEFAULT_RATES, usual))
-    doubted = pessimistic_costs(costs)
-    assert costs.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
-    assert doubted.form[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
-    assert doubted.timed.tolist() == costs.timed.tolist()
+    prior = {(1, 0, 1): 0.8}
+    costs = cost_table({(0, 1): 1e-3}, calibrate([], DEFAULT_RATES, prior))
+    pessimistic = pessimistic_costs(costs)
+    assert costs.multiple[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
+    assert pessimistic.multiple[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
+    assert pessimistic.timed.tolist() == costs.timed.tolist()
 
 
 def test_a_second_correction_goes_on_from_the_first():

@@ -20,8 +20,8 @@ from experiments.targets import ConfigError
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.language.table import compile_rules
+from xrl_jax.rl.learn import Metrics
 from xrl_jax.rl.policy import load_policy
-from xrl_jax.rl.train import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Config(

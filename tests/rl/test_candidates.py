@@ -15,7 +15,8 @@ from xrl_jax.rl.candidates import candidate_graphs, moment
 from xrl_jax.rl.features import graph_features
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import PAPER, make_train
+from xrl_jax.rl.train import make_train
+from xrl_jax.rl.train_config import PAPER
 from xrl_jax.runtime.engine_jit import engine_jit
 
 SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=8, n_rules=2)

@@ -18,7 +18,8 @@ from tests.rl.test_env import X, own, params_of, twice
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.rl.env import EnvParams
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.train import TrainConfig, make_train
+from xrl_jax.rl.train import make_train
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,8 @@ from tests.search.test_strategies import program, rules, run
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.train import TrainConfig, make_train
+from xrl_jax.rl.train import make_train
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 SIZES = NetworkConfig(width=16, layers=1, heads=2, n_rules=5)

@@ -1,4 +1,4 @@
-"""The last word on a result: is it right, and faster than the original's strongest form?"""
+"""The last word on a result: is it right, and faster than the strongest baseline?"""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Acceptance:
       used: whether the candidate is returned; else the original is.
       reason: why, in a sentence.
       accuracy: of the candidate.
-      baselines: timings of the original's forms by name; `baseline` names the strongest. `ORIGINAL`
-        alone where the final timing was interrupted.
+      baselines: timings of the original as a user would run it, by name; `baseline` names the
+        strongest. `ORIGINAL` alone where the final timing was interrupted.
       optimised: timing of the candidate.
       speedup: strongest baseline / candidate.
       noise: strongest baseline / itself compiled again.
@@ -108,7 +108,7 @@ def accept(
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> Acceptance:
-    """Check the candidates in order until one is right, time it in turn with the original's forms,
+    """Check the candidates in order until one is right, time it in turn with the baselines,
     and decide.
 
     Ctrl-C while checking accepts the original; while timing, what the candidates' own timings say.

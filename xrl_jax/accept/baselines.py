@@ -1,4 +1,4 @@
-"""The original function in the forms a user would otherwise run, compiled: what a result has to
+"""The original function as a user would otherwise run it, compiled: what a result has to
 beat.
 """
 
@@ -87,13 +87,13 @@ def baselines(
     """The original with weights as arguments and with weights closed over (constants of the
     compiled code).
 
-    Arrays the function closes over are weights too: they become arguments in the first form. Where
-    there are no weights at all, both forms are one.
+    Arrays the function closes over are weights too: they become arguments in the first baseline.
+    Where there are no weights at all, both are one.
 
     Args:
       leaves: flat arguments.
       options: XLA compile options of both.
-      first: the first form, where there is one with these options.
+      first: the first baseline, where there is one with these options.
     """
     original = flat_original(program)
     suffix = " + options" if options else ""

@@ -1,4 +1,4 @@
-"""The last timing of a result, in turn with the forms of the original that a user would run."""
+"""The last timing of a result, in turn with the baselines: the original as a user would run it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LONGER, _LEAST_LONGER = 5.0, 12.0
 
 
 class InTurn(NamedTuple):
-    """Forms of the original and the candidate, timed in turn."""
+    """The baselines and the candidate, timed in turn."""
 
     rivals: dict[str, Timing]
     baseline: str  # the strongest of them
     optimised: Timing
-    speedup: Ratio  # the strongest form / the candidate
+    speedup: Ratio  # the strongest baseline / the candidate
     noise: Ratio
-    gain: Ratio  # the strongest form without our compile options / the candidate
+    gain: Ratio  # the strongest without our compile options / the candidate
     unprepared: Ratio | None = None  # weights as arguments: the original / the candidate
 
     @property
@@ -78,16 +78,16 @@ def time_in_turn(
     seconds: float,
     seed: int,
 ) -> InTurn:
-    """The candidate against the original's forms, under its compile options too, and an A/A
+    """The candidate against the baselines, under its compile options too, and an A/A
     control; until all rounds together say whether it is faster, or the time for that is spent.
     """
-    forms = baselines(program, leaves, first=original)
-    _compile_each(forms)
+    rivals = baselines(program, leaves, first=original)
+    _compile_each(rivals)
     first = compare(
-        forms, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(forms)), seed=seed
+        rivals, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(rivals)), seed=seed
     )
     strongest = min(first.samples, key=lambda n: first.timings[n].seconds)
-    entrants = dict(forms)
+    entrants = dict(rivals)
     if fast.options:
         options = tuple(fast.options.items())
         entrants |= {
@@ -100,18 +100,18 @@ def time_in_turn(
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
     _compile_each({OPTIMISED: entrants[OPTIMISED]})
 
-    def told(comparison: Comparison) -> InTurn:
-        return _told(comparison, strongest, tuple(forms))
+    def outcome(comparison: Comparison) -> InTurn:
+        return _outcome(comparison, strongest, tuple(rivals))
 
     comparison = _in_turn(
         entrants,
         strongest,
         seconds,
         seed,
-        decides=lambda so_far: not told(so_far).is_open,
+        decides=lambda so_far: not outcome(so_far).is_open,
         longest=max(_LONGER * seconds, _LEAST_LONGER),
     )
-    return told(comparison)
+    return outcome(comparison)
 
 
 def time_unprepared(
@@ -119,7 +119,7 @@ def time_unprepared(
 ) -> Ratio | None:
     """The original / the candidate, weights being arguments of both; None where it cannot be timed.
 
-    Alone, because the forms with weights closed over, and prepared ones, take several times the
+    Alone, because baselines with weights closed over, and prepared ones, take several times the
     memory of the weights.
     """
     fast.forget()
@@ -153,18 +153,18 @@ def _in_turn(
     )
 
 
-def _compile_each(forms: Mapping[str, Callable[[], Any]]) -> None:
-    """Run each form once, giving back what compiling it took: with weights closed over, that is
+def _compile_each(fns: Mapping[str, Callable[[], Any]]) -> None:
+    """Run each once, giving back what compiling it took: with weights closed over, that is
     several times what they take. Where one cannot be run, the comparison says so.
     """
-    for form in forms.values():
+    for fn in fns.values():
         with suppress(Exception):
-            jax.block_until_ready(form())
+            jax.block_until_ready(fn())
         give_back()
 
 
-def _told(comparison: Comparison, strongest: str, forms: Sequence[str]) -> InTurn:
-    """What a comparison tells; `strongest` of the original's `forms` is its baseline."""
+def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -> InTurn:
+    """What a comparison tells; `strongest` of the `baselines` is its baseline."""
     ours = (CONTROL, OPTIMISED)
     rivals = {n: t for n, t in comparison.timings.items() if n not in ours}
     baseline = min(rivals, key=lambda n: rivals[n].seconds)
@@ -172,7 +172,7 @@ def _told(comparison: Comparison, strongest: str, forms: Sequence[str]) -> InTur
     optimised = comparison.timings[OPTIMISED]
     none = Ratio(0.0, 0.0, 0.0)
     speedup = comparison.ratio(baseline, OPTIMISED) if optimised.ok else none
-    plain = min(forms, key=lambda n: comparison.timings[n].seconds)
+    plain = min(baselines, key=lambda n: comparison.timings[n].seconds)
     gain = comparison.ratio(plain, OPTIMISED) if optimised.ok else none
     return InTurn(
         rivals,

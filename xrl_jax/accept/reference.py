@@ -2,8 +2,8 @@
 the program from them.
 
 Every float of the program is evaluated in float64: casts, constants and closed-over weights too,
-through the plain form of every operator. With each number goes the variance of its rounding error
-in the program's own precision (`rounding`).
+through the plain lowering of every operator. With each number goes the variance of its rounding
+error in the program's own precision (`rounding`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
     its own precision explains. It holds the weights of its last call in double precision.
 
     Args:
-      program: as it was traced; forms chosen for its nodes are not looked at.
+      program: as it was traced; lowerings chosen for its nodes are ignored.
     """
     narrow: set[str] = set()
     run = _Run(program, narrow.add)

@@ -1,4 +1,4 @@
-"""From timings to the roofline: rates by class, multiples by form, corrections."""
+"""From timings to the roofline: rates by class, multiples by lowering, corrections."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from xrl_jax.cost.roofline import DEFAULT_RATES, CostTable, Rates
-from xrl_jax.cost.view import CLASSES, CORRECTED, KINDS, turned
+from xrl_jax.cost.view import CLASSES, CORRECTED, KINDS, in_other_layout
 from xrl_jax.graph import ops
 from xrl_jax.libraries.registry import libraries
 from xrl_jax.lower.table import number_of
 
-Forms = Mapping[tuple[int, int, int], float]  # multiples by form
+Multiples = Mapping[tuple[int, int, int], float]  # of the roofline, by `variant_of`
 
 
 @dataclass(frozen=True, order=True)
@@ -29,18 +29,18 @@ class Sample:
     flops: float
     bytes: float
     seconds: float
-    form: tuple[int, int, int] = (0, 0, 0)  # see `form_of`
+    variant: tuple[int, int, int] = (0, 0, 0)  # see `variant_of`
 
 
-# A quarter of a form's timings are below this share of their median: so much better may it be here.
-_DOUBT = 0.75
+# A quarter of a lowering's timings are below this share of their median: the optimistic estimate.
+_OPTIMISTIC = 0.75
 _PASSES = 3  # of a sum of two arrays
 _LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
 
-def usual_forms(platform: str) -> Forms:
+def priors(platform: str) -> Multiples:
     """Multiples of the plain lowering's time that others usually take on a platform of JAX, by
-    `form_of`: what the libraries say (`Library.priors`).
+    `variant_of`: what the libraries say (`Library.priors`).
     """
     found: dict[tuple[int, int, int], float] = {}
     for library in libraries():
@@ -48,22 +48,24 @@ def usual_forms(platform: str) -> Forms:
             words = text.split()
             for name, multiple in zip(words[::2], words[1::2], strict=True):
                 found[ops.OPS[op].code, kind, number_of(op, name)] = float(multiple)
-    return {turned(at): m for at, m in found.items() if at[0] == ops.OPS["conv"].code} | found
+    return {
+        in_other_layout(at): m for at, m in found.items() if at[0] == ops.OPS["conv"].code
+    } | found
 
 
 def calibrate(
     samples: Sequence[Sample],
     rates: Rates = DEFAULT_RATES,
-    usual: Forms = MappingProxyType({}),
+    prior: Multiples = MappingProxyType({}),
 ) -> Rates:
     """Rates fitted to timings, class by class; their order does not matter, to the last bit.
 
     A class with fewer than four samples keeps its rates. Where a class computes (conv, dot) flops
     decide: the rate the faster quarter of its samples reaches. Elsewhere an overhead and a
     bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
-    a sum. A form that was timed has the median of its multiples of that; one that was timed in
-    another layout has those; any other the `usual` multiple of what XLA's own form has, as far as
-    other kinds bear that out. All but XLA's have the benefit of the doubt.
+    a sum. A lowering that was timed has the median of its multiples of that; one that was timed
+    in another layout has those; any other the `prior` multiple of what the plain lowering has, as
+    far as other kinds bear that out. The estimates of all but the plain one are optimistic.
     """
     samples = sorted(samples)
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
@@ -84,25 +86,25 @@ def calibrate(
     for s in samples:
         c = s.op_class
         expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + overhead[c]
-        multiples.setdefault(s.form, []).append(s.seconds / expected)
+        multiples.setdefault(s.variant, []).append(s.seconds / expected)
     timed = {at: float(np.median(m)) for at, m in multiples.items()}
-    form = _untimed_forms({turned(at): m for at, m in timed.items()} | timed, usual)
-    form = {at: m * _DOUBT if at[2] else m for at, m in form.items()}
-    return Rates(flop_rate, bandwidth, overhead, rates.scale, form, pass_overhead)
+    found = _with_untimed({in_other_layout(at): m for at, m in timed.items()} | timed, prior)
+    found = {at: m * _OPTIMISTIC if at[2] else m for at, m in found.items()}
+    return Rates(flop_rate, bandwidth, overhead, rates.scale, found, pass_overhead)
 
 
-def _untimed_forms(timed: Forms, usual: Forms) -> dict[tuple[int, int, int], float]:
-    """Multiples of forms that were timed, and what follows from these for others. XLA's own form
+def _with_untimed(timed: Multiples, prior: Multiples) -> dict[tuple[int, int, int], float]:
+    """Multiples of lowerings that were timed, and what follows from these for others. The plain one
     takes what it takes in other kinds of the operator: or a change of kind would seem to gain. And
-    no form is as much faster in another kind as its `usual` multiple alone would have it: where it
+    none is as much faster in another kind as its `prior` multiple alone would have it: where it
     was timed it took more.
     """
-    by_name = defaultdict(list)  # of each form of an operator, in all kinds
+    by_name = defaultdict(list)  # of each lowering of an operator, in all kinds
     for (op, _, i), multiple in timed.items():
         by_name[op, i].append(multiple)
     own = {op: float(np.median(m)) for (op, i), m in by_name.items() if i == 0}
     found = {**{(op, k, 0): m for op, m in own.items() for k in range(KINDS)}, **timed}
-    for (op, kind, i), multiple in usual.items():
+    for (op, kind, i), multiple in prior.items():
         guess = multiple * found.get((op, kind, 0), 1.0)
         found.setdefault((op, kind, i), max(guess, min(by_name.get((op, i), ()), default=0.0)))
     return found
@@ -121,11 +123,11 @@ def _line(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def pessimistic_costs(costs: CostTable) -> CostTable:
-    """The table with the doubt turned round: forms that were not timed are as much dearer than
-    usual as they are cheaper there. What seems to be fast by the one is worth a timing, what does
-    by the other is fast as far as that is known.
+    """The table with pessimistic estimates: untimed lowerings are as much dearer than their priors
+    as they are cheaper by the optimistic ones. What seems to be fast by these is worth a timing,
+    what does by pessimistic ones is fast as far as that is known.
     """
-    return replace(costs, form=costs.form.at[..., 1:].multiply(_DOUBT**-2))
+    return replace(costs, multiple=costs.multiple.at[..., 1:].multiply(_OPTIMISTIC**-2))
 
 
 def varied(costs: CostTable, key: jax.Array, *, spread: float) -> CostTable:

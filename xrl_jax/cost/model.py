@@ -35,7 +35,7 @@ _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTY
 _LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
 _LEAST_ROOM = 64  # for signatures that are computed at once
-_PACE = timing_key([], (), extra=["pace"])  # when the first region was timed
+_LOAD = timing_key([], (), extra=["pace"])  # when the first region was timed
 
 
 @dataclass
@@ -97,8 +97,8 @@ class Oracle:
         known = self._known.values()
         samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
         samples += self._loops
-        usual = calibration.usual_forms(self.target.platform)
-        self.rates = calibration.calibrate(samples, self.rates, usual)
+        prior = calibration.priors(self.target.platform)
+        self.rates = calibration.calibrate(samples, self.rates, prior)
         timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
         self._costs = roofline.cost_table(timings, self.rates, sharing=self._sharing)
 
@@ -205,7 +205,7 @@ class Oracle:
         else:
             timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
-                timing = self._at_one_pace(timing)
+                timing = self._normalised(timing)
                 # Copies for the library that it did not take, XLA has made one of.
                 copies = 1 if region.in_partition and not job.custom_calls else region.copies
                 timing = without_overhead(timing, self.measurer.overhead_seconds, copies)
@@ -218,16 +218,16 @@ class Oracle:
         """Whether the budget did not leave a region the time it may take."""
         return timing.status == "timeout" and timeout < self.timeout
 
-    def _at_one_pace(self, timing: Timing) -> Timing:
+    def _normalised(self, timing: Timing) -> Timing:
         """The timing as it would have been when the first of the store was taken: the machine may
         be busier now, or quieter.
         """
         if timing.pace is None:
             return timing
-        first = self.store.get([_PACE]).get(_PACE)
+        first = self.store.get([_LOAD]).get(_LOAD)
         if first is None:
             first = Timing(timing.pace, timing.pace, timing.pace)
-            self.store.put({_PACE: first})
+            self.store.put({_LOAD: first})
         k = first.seconds / timing.pace
         return replace(
             timing,

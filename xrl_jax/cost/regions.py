@@ -2,10 +2,10 @@
 
 A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an
 elementwise operation before and after it, because what XLA fuses into an anchor decides how fast it
-runs: a sum of shifted slices that is fast alone may recompute its producer for every tap. A form
-that absorbs what follows has it inside. A kernel of a library that runs in one call with its
-neighbours is timed in a call of its own kind.
-Weight-only work is hoisted out, as it will be in the result.
+runs: a sum of shifted slices that is fast alone may recompute its producer for every tap. A
+lowering that absorbs what follows has it inside. A kernel of a library that runs in one call with
+its neighbours is timed in a call of its own kind. Weight-only work is hoisted out, as it will be in
+the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from xrl_jax.backends.hoist import split
 from xrl_jax.cost.calibration import Sample
-from xrl_jax.cost.view import CLASS_OF, CostView, form_of
+from xrl_jax.cost.view import CLASS_OF, CostView, variant_of
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
@@ -49,7 +49,7 @@ class Region:
 
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
-    form: tuple[int, int, int] = (0, 0, 0)  # see `view.form_of`
+    variant: tuple[int, int, int] = (0, 0, 0)  # see `view.variant_of`
 
     @property
     def op_class(self) -> str:
@@ -104,7 +104,7 @@ def region_of(view: CostView, at: tuple[int, ...]) -> Region:
         shape=shape(v.shape, int(v.rank)),
         dtype=ops.DTYPES[int(v.dtype)],
     )
-    op, kind, lowering = np.asarray(form_of(v)).tolist()
+    op, kind, lowering = np.asarray(variant_of(v)).tolist()
     return Region(node, args, (op, kind, lowering))
 
 
@@ -208,7 +208,7 @@ def _is_wrapped(region: Region) -> bool:
 def region_sample(region: Region, seconds: float) -> Sample:
     """What calibration learns from the region's time."""
     flops, n_bytes = work.node_work(region.node, region.args)
-    return Sample(region.op_class, flops, n_bytes, seconds, region.form)
+    return Sample(region.op_class, flops, n_bytes, seconds, region.variant)
 
 
 def wrapping_passes(region: Region) -> tuple[float, ...]:

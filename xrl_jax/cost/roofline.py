@@ -25,8 +25,8 @@ from xrl_jax.cost.view import (
     CORRECTED,
     KINDS,
     CostView,
-    form_of,
     signature,
+    variant_of,
     view_graph,
     view_new,
 )
@@ -59,7 +59,7 @@ class CostTable:
     overhead: jax.Array  # [C] seconds per node
     pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, beside its bytes
     scale: jax.Array  # [len(CORRECTED)] correction by whole-program timings
-    form: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
+    multiple: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
     corrected: jax.Array  # [operators, lowerings] which of CORRECTED they are in a shared call
     added_error: jax.Array  # [operators, lowerings] relative error that float32 lowerings add
     error_weight: jax.Array  # [] seconds that a relative error of 1 is worth
@@ -90,7 +90,7 @@ class CostTable:
         traffic = jnp.where(is_elementwise, self._read_seconds(view), traffic)
         # Elementwise nodes share loops: which of the two decides cannot be told from one node.
         busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
-        seconds = (busy + self.overhead[c]) * self.form[tuple(form_of(view))]
+        seconds = (busy + self.overhead[c]) * self.multiple[tuple(variant_of(view))]
         return jnp.where(c == 0, 0.0, seconds)
 
     def corrected_with(self, view: CostView) -> jax.Array:
@@ -261,7 +261,7 @@ def _arg_bytes(view: CostView) -> jax.Array:
 @dataclass(frozen=True)
 class Rates:
     """Roofline parameters by class: flops per second, bytes per second, seconds per node; the
-    correction of each of `CORRECTED`; by form (see `form_of`), what multiple of it was measured;
+    correction of each of `CORRECTED`; by `variant_of`, what multiple of it was measured;
     and the seconds that an elementwise loop takes for each array it reads or writes, beside its
     bytes.
     """
@@ -270,7 +270,7 @@ class Rates:
     bandwidth: Mapping[str, float]
     overhead: Mapping[str, float]
     scale: Mapping[str, float]
-    form: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    multiple: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
     pass_overhead: float = 0.0
 
     def pass_seconds(self, n_bytes: float) -> float:
@@ -308,9 +308,9 @@ def cost_table(
     for i, (key, value) in enumerate(rows):
         keys[i], values[i] = key, value
 
-    form = np.ones((len(ops.OP_NAMES), KINDS, fusion.MOST_LOWERINGS), np.float32)
-    for at, multiple in rates.form.items():
-        form[at] = multiple
+    multiple = np.ones((len(ops.OP_NAMES), KINDS, fusion.MOST_LOWERINGS), np.float32)
+    for at, value in rates.multiple.items():
+        multiple[at] = value
 
     def vector(by: Mapping[str, float], names: tuple[str, ...] = CLASSES) -> jax.Array:
         return jnp.asarray([by[c] for c in names], jnp.float32)
@@ -323,7 +323,7 @@ def cost_table(
         vector(rates.overhead),
         jnp.float32(rates.pass_overhead),
         vector(rates.scale, CORRECTED),
-        jnp.asarray(form),
+        jnp.asarray(multiple),
         *_by_lowering(),
         jnp.float32(error_weight),
         fusion.sharing() if sharing is None else sharing,

@@ -45,8 +45,8 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
-# Forms are compared among operators of one kind: products with a batch and without; convolutions
-# 1x1, grouped and others, then the same with features last.
+# Lowerings are compared among operators of one kind: products with a batch and without;
+# convolutions 1x1, grouped and others, then the same with features last.
 KINDS, _FEATURES_LAST = 6, 3
 
 
@@ -101,7 +101,7 @@ def _bits(flags: jax.Array) -> jax.Array:
     return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
 
 
-def form_of(view: CostView) -> jax.Array:
+def variant_of(view: CostView) -> jax.Array:
     """Operator, kind and lowering [3] of one node."""
     conv, dot = ops.OPS["conv"], ops.OPS["dot"]
 
@@ -132,7 +132,7 @@ def view_graph(of: fusion.Sharing, graph: TensorGraph) -> CostView:
     )
 
 
-def turned(form: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of a convolution's form, that of one with features elsewhere; of others nothing that is."""
-    op, kind, lowering = form
+def in_other_layout(variant: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of a convolution's variant, that with features elsewhere; of others nothing that is."""
+    op, kind, lowering = variant
     return op, (kind + _FEATURES_LAST) % KINDS, lowering

@@ -13,7 +13,8 @@ from xrl_jax.cost.model import price
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.train import TrainConfig, training_of
+from xrl_jax.rl.train import training_of
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Budget, Problem, Progress

@@ -26,8 +26,11 @@ from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import job_or_failure, program_job, program_key
 from xrl_jax.measure.base import Job
 from xrl_jax.program.program import Program
+from xrl_jax.rl.collect import TrainState, Transition
 from xrl_jax.rl.env import EnvParams, EnvState
-from xrl_jax.rl.train import Metrics, TrainConfig, TrainState, Transition, training_of
+from xrl_jax.rl.learn import Metrics
+from xrl_jax.rl.train import training_of
+from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.transform.union import divided
 

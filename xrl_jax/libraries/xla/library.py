@@ -34,7 +34,7 @@ _FACTS: Mapping[str, type[Facts]] = {
     **dict.fromkeys(_WINDOWS, WindowFacts),
 }
 # What its lowerings took on x86 CPUs in multiples of the plain one: medians over the regions of
-# ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). `python -m experiments.usual_forms` prints them.
+# ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). `python -m experiments.priors` prints them.
 _PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
     "cpu": {
         ("conv", 0): "overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",

@@ -1,4 +1,4 @@
-"""The table of usual multiples: from timings of forms to the lines of calibration.py."""
+"""The table of usual multiples: from timings to the lines of a library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import xrl_jax
-from experiments.usual_forms import Multiple, as_source, forms_of, medians, multiples, regions_of
+from experiments.priors import Multiple, as_source, lowered, medians, multiples, regions_of
 from xrl_jax.lower.table import LOWERINGS
 
 
@@ -24,13 +24,13 @@ def test_equal_operators_are_one_region_and_what_has_one_form_is_none() -> None:
 
 
 def test_forms_begin_with_xlas() -> None:
-    forms = forms_of(regions()[0])
-    assert forms[0].node.lowering == 0 and len(forms) > 1
-    assert len({f.node.lowering for f in forms}) == len(forms)
+    found = lowered(regions()[0])
+    assert found[0].node.lowering == 0 and len(found) > 1
+    assert len({f.node.lowering for f in found}) == len(found)
 
 
 def test_multiples_are_of_xlas_form_and_none_where_that_is_too_short() -> None:
-    plain, first, second, *_ = forms_of(regions()[0])
+    plain, first, second, *_ = lowered(regions()[0])
     timed = {plain: 2e-3, first: 1e-3, second: float("inf")}
     name = LOWERINGS["dot"][first.node.lowering].name
     assert list(multiples(timed, least=1e-3)) == [Multiple("dot", 0, name, 0.5)]

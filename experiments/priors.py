@@ -1,10 +1,10 @@
-"""What each form of an operator usually takes, in multiples of XLA's own form.
+"""What each lowering of an operator usually takes, in multiples of the plain one: the priors.
 
-  python -m experiments.usual_forms --networks=resnext50,bert --out=out/forms.json
+  python -m experiments.priors --networks=resnext50,bert --out=out/priors.json
 
-times every distinct operator of the networks (as they are, and as a search lays them
-out) in each form that fits it, and prints the medians of form / XLA's form by operator and kind, as
-they stand in xrl_jax/cost/calibration.py. A search begins from them where it has timed nothing yet:
+times every distinct operator of the networks (as they are, and as a search lays them out) in each
+lowering that fits it, and prints the medians of lowering / plain by operator and kind, as the
+libraries state them (`Library.priors`). A search begins from them where it has timed nothing yet:
 they decide what is timed first, nothing else. Run it on a quiet machine; timings are kept in
 --cache_dir, so that a second run goes on. Ctrl-C prints what is known.
 """
@@ -45,11 +45,11 @@ FOREVER = Stopwatch(float("inf"))
 
 @dataclass(frozen=True)
 class Multiple:
-    """One form of one region against XLA's form of it."""
+    """One lowering of one region against the plain one."""
 
     op: str
-    kind: int  # see `view.form_of`
-    form: str
+    kind: int  # see `view.variant_of`
+    lowering: str
     multiple: float
 
 
@@ -64,7 +64,7 @@ def programs_of(name: str) -> Iterator[Program]:
 
 
 def regions_of(programs: Iterable[Program]) -> list[Region]:
-    """Each distinct region that has more than one form, in XLA's form."""
+    """Each distinct region that has more than one lowering, in the plain one."""
     found: dict[str, Region] = {}
     for program in programs:
         for graph in program.graphs:
@@ -79,41 +79,41 @@ def regions_of(programs: Iterable[Program]) -> list[Region]:
     return list(found.values())
 
 
-def forms_of(region: Region) -> list[Region]:
-    """The region in every form that fits and is offered here, XLA's first."""
+def lowered(region: Region) -> list[Region]:
+    """The region in every lowering that fits and is offered here, the plain one first."""
     return [
-        Region(replace(region.node, lowering=i), region.args, (*region.form[:2], i))
+        Region(replace(region.node, lowering=i), region.args, (*region.variant[:2], i))
         for i in applicable(region.node, region.args)
         if is_offered(region.node.op, i)
     ]
 
 
-def multiples(forms: Mapping[Region, float], least: float) -> Iterator[Multiple]:
-    """Of one operator's forms in seconds, XLA's first; none where that takes less than `least`."""
-    (_, plain), *others = forms.items()
+def multiples(timed: Mapping[Region, float], least: float) -> Iterator[Multiple]:
+    """Of one operator's lowerings in seconds, the plain one first; none below `least` of that."""
+    (_, plain), *others = timed.items()
     for region, seconds in others if least <= plain < float("inf") else ():
-        _, kind, i = region.form
+        _, kind, i = region.variant
         if np.isfinite(seconds):
             name = LOWERINGS[region.node.op][i].name
             yield Multiple(region.node.op, kind, name, seconds / plain)
 
 
 def medians(found: Iterable[Multiple]) -> dict[tuple[str, int], dict[str, float]]:
-    """Median multiple of each form by operator and kind, the fastest first."""
-    by_form: dict[tuple[str, int], dict[str, list[float]]] = {}
+    """Median multiple of each lowering by operator and kind, the fastest first."""
+    by_kind: dict[tuple[str, int], dict[str, list[float]]] = {}
     for m in found:
-        by_form.setdefault((m.op, m.kind), {}).setdefault(m.form, []).append(m.multiple)
+        by_kind.setdefault((m.op, m.kind), {}).setdefault(m.lowering, []).append(m.multiple)
     return {
-        at: dict(sorted(((f, float(np.median(v))) for f, v in forms.items()), key=lambda x: x[1]))
-        for at, forms in sorted(by_form.items())
+        at: dict(sorted(((f, float(np.median(v))) for f, v in by_name.items()), key=lambda x: x[1]))
+        for at, by_name in sorted(by_kind.items())
     }
 
 
 def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The medians as they stand in calibration.py, one line for each operator and kind."""
+    """The medians as a library states them, one line for each operator and kind."""
     lines = []
-    for at, forms in table.items():
-        words = " ".join(f"{form} {multiple:.2g}" for form, multiple in forms.items())
+    for at, by_name in table.items():
+        words = " ".join(f"{name} {multiple:.2g}" for name, multiple in by_name.items())
         lines.append(f'    {at!r}: "{words}",'.replace("'", '"'))
     return "\n".join(lines)
 
@@ -141,14 +141,14 @@ def main(argv: list[str]) -> None:
         oracle = Oracle(store, worker, constants=jax.default_backend() == "cpu")
         try:
             for n, region in enumerate(track(regions, "timing", disable=not sys.stdout.isatty())):
-                forms = forms_of(region)
-                oracle.measure({(n, i): f for i, f in enumerate(forms)}, clock=FOREVER)
-                keys = [region_key(f, (), constants=oracle.constants) for f in forms]
+                variants = lowered(region)
+                oracle.measure({(n, i): f for i, f in enumerate(variants)}, clock=FOREVER)
+                keys = [region_key(f, (), constants=oracle.constants) for f in variants]
                 stored = store.get(keys)
                 # What lost the worker is not stored.
                 seconds = {
                     f: stored[k].seconds if k in stored else float("inf")
-                    for f, k in zip(forms, keys, strict=True)
+                    for f, k in zip(variants, keys, strict=True)
                 }
                 found += multiples(seconds, FLAGS.least_microseconds * 1e-6)
         except KeyboardInterrupt:
@@ -157,7 +157,9 @@ def main(argv: list[str]) -> None:
     print(f"{len(regions)} operators of {', '.join(FLAGS.networks)}; {store.target}")
     print(as_source(table))
     if FLAGS.out:
-        values = [{"op": op, "kind": kind, "forms": forms} for (op, kind), forms in table.items()]
+        values = [
+            {"op": op, "kind": kind, "lowerings": by_name} for (op, kind), by_name in table.items()
+        ]
         Path(FLAGS.out).parent.mkdir(parents=True, exist_ok=True)
         Path(FLAGS.out).write_text(json.dumps(values, indent=1), encoding="utf-8")
 

@@ -1,0 +1,140 @@
+"""Acting in many environments at once: where training stands, and what a rollout records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xrl_jax.rl import actions, ppo
+from xrl_jax.rl.agent import Agent
+from xrl_jax.rl.env import Action, EnvParams, EnvState, batch_axes, either, offered, reset, step
+from xrl_jax.rl.networks import Output
+from xrl_jax.rl.train_config import TrainConfig
+from xrl_jax.runtime.engine_jit import wide
+
+
+class TrainState(NamedTuple):
+    """Where training stands; all that is needed to go on."""
+
+    weights: Any  # of the network
+    optimiser: Any
+    envs: EnvState  # [B, ...]
+    key: jax.Array
+    best: jax.Array  # [B] least seconds an environment has met, relative to its start
+    timed: jax.Array  # [B] of its episode, last rewarded, relative to its start
+
+
+class Transition(NamedTuple):
+    """One step of one environment."""
+
+    seen: Any  # see `rl.agent`
+    action: Action
+    offered: jax.Array  # [M] bool, whose approvals counted
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    discount: jax.Array
+    end: jax.Array
+    counts: jax.Array
+    asked: jax.Array  # the index counted
+    sweeps: jax.Array  # after the step a sweep is under way: the next index does not count
+    seconds: jax.Array  # after the step
+    terminated: jax.Array
+    applied: jax.Array
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Rollouts of an agent.
+
+    Attributes:
+      axis: of a mesh along which environments are spread; None for one device.
+      waits: where an episode ends, the next begins with the next rollout only.
+    """
+
+    config: TrainConfig
+    agent: Agent
+    optimiser: optax.GradientTransformation
+    axis: str | None = None
+    waits: bool = False
+
+    def own(self, key: jax.Array) -> jax.Array:
+        """A key of this device."""
+        return key if self.axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis))
+
+    def see(self, envs: EnvState, params: EnvParams) -> Any:
+        """What the agent goes by in each environment."""
+        return jax.vmap(self.agent.see, in_axes=(0, batch_axes(params)))(envs, params)
+
+    def evaluate(self, weights: Any, seen: Any, params: EnvParams) -> Output:
+        """Logits and value of each of what is seen."""
+
+        def one(of_one: Any) -> Output:
+            return self.agent.say(weights, of_one, params)
+
+        n = len(jax.tree.leaves(seen)[0])
+        if wide() and n > self.agent.at_once:  # what lies between of more would not fit in memory
+            return jax.lax.map(one, seen, batch_size=self.agent.at_once)
+        return jax.vmap(one)(seen)
+
+    def init(self, key: jax.Array, params: EnvParams) -> TrainState:
+        """Where training begins."""
+        key, of_envs, of_weights = jax.random.split(key, 3)
+        keys = jax.random.split(self.own(of_envs), params.start.counts.shape[0])
+        envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
+        first = jax.tree.map(lambda v: v[0], self.see(envs, params))
+        weights = self.agent.init(of_weights, first, params)
+        best = jnp.ones_like(envs.seconds)
+        return TrainState(weights, self.optimiser.init(weights), envs, key, best, best)
+
+    def collect(self, state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
+        """Act in all environments: transitions [T, B]."""
+        act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
+        offer = jax.vmap(offered, in_axes=(0, 0, batch_axes(params)))
+
+        def one(
+            carry: tuple[EnvState, jax.Array, jax.Array], key: jax.Array
+        ) -> tuple[Any, Transition]:
+            envs, timed, first = carry
+            to_act, to_step = jax.random.split(key)
+            seen = self.see(envs, params)
+            logits, value = self.evaluate(state.weights, seen, params)
+            action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
+            counted = offer(envs, action.index, params)
+            after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
+            log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.asked, counted)
+            if self.waits:
+                after = jax.vmap(either)(envs.done & ~first, envs, after)
+            # The environment rewards each step by time; when it is due here is a setting.
+            relative = after.seconds / params.start.seconds
+            due = after.done | (after.t % self.config.reward_every == 0)
+            sweeps = after.sweep.left > 0
+            reward, timed = ppo.timed_reward(
+                timed, relative, due, outcome.counts, self.config.bonus, records=self.config.records
+            )
+            return (after, timed, jnp.bool_(False)), Transition(
+                seen,
+                action,
+                counted,
+                log_prob,
+                value,
+                self.config.reward_scale * reward,
+                jnp.where(outcome.terminated, 0.0, jnp.where(sweeps, 1.0, self.config.gamma)),
+                after.done | ~outcome.counts,
+                outcome.counts,
+                outcome.asked,
+                sweeps,
+                after.seconds,
+                outcome.terminated,
+                outcome.applied,
+            )
+
+        key, now = jax.random.split(state.key)
+        keys = jax.random.split(self.own(now), self.config.steps)
+        start = state.envs, state.timed, jnp.bool_(True)
+        (envs, timed, _), moves = jax.lax.scan(one, start, keys)
+        return state._replace(envs=envs, timed=timed, key=key), moves

@@ -1,0 +1,141 @@
+"""Learning from a rollout by PPO (Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xrl_jax.rl import actions, ppo
+from xrl_jax.rl.collect import Collector, TrainState, Transition
+from xrl_jax.rl.env import EnvParams
+from xrl_jax.rl.train_config import TrainConfig
+
+
+class Metrics(NamedTuple):
+    """What one update tells; means over the rollout."""
+
+    reward: jax.Array  # of a step, percent
+    best: jax.Array  # [B] least seconds met so far, relative to the start
+    entropy: jax.Array  # nats
+    value_loss: jax.Array
+    kl: jax.Array  # approximate, of the last minibatch
+    terminated: jax.Array  # share of steps
+    applied: jax.Array  # share of steps
+
+
+class Shares(NamedTuple):
+    """What each step of a minibatch counts in its means."""
+
+    of_steps: jax.Array
+    of_actions: jax.Array  # of those in which something was decided
+
+
+@dataclass(frozen=True)
+class Learner:
+    """PPO on what a collector has recorded."""
+
+    collector: Collector
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.collector.config
+
+    def _mean(self, values: Any) -> Any:
+        """Over the devices."""
+        axis = self.collector.axis
+        return values if axis is None else jax.lax.pmean(values, axis)
+
+    def _loss(
+        self,
+        weights: Any,
+        params: EnvParams,
+        batch: Transition,
+        advantage: jax.Array,
+        target: jax.Array,
+        share: Shares,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """What is minimised; and value loss, entropy, divergence: all parts of means."""
+        logits, value = self.collector.evaluate(weights, batch.seen, params)
+        counted = batch.asked, batch.offered
+        # Of a step in which nothing was decided only the value is learned.
+        log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
+        ratio = jnp.exp(log_prob - batch.log_prob)
+        gain = ppo.clipped_surrogate(ratio, advantage, self.config.clip) @ share.of_actions
+        value_loss = 0.5 * (value - target) ** 2 @ share.of_steps
+        entropy = jax.vmap(actions.entropy)(logits, *counted) @ share.of_actions
+        kl = (ratio - 1.0 - jnp.log(ratio)) @ share.of_actions
+        total = self.config.value_weight * value_loss - gain - self.config.entropy_weight * entropy
+        return total, (value_loss, entropy, kl)
+
+    def _of_minibatch(
+        self,
+        weights: Any,
+        params: EnvParams,
+        batch: Transition,
+        advantage: jax.Array,
+        target: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
+        decides = batch.asked | jnp.any(batch.offered, axis=1)
+        advantage = ppo.normalised(advantage, decides)
+        share = Shares(ppo.shares(batch.counts), ppo.shares(decides))
+        n = math.gcd(len(target), self.collector.agent.at_once)
+        parts = jax.tree.map(
+            lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, share)
+        )
+        gradient = jax.value_and_grad(self._loss, has_aux=True)
+        (_, told), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
+        return jax.tree.map(lambda v: jnp.sum(v, axis=0), (told, found))
+
+    def learn(
+        self, state: TrainState, params: EnvParams, moves: Transition
+    ) -> tuple[TrainState, Metrics]:
+        """Update the weights by a rollout."""
+        last = self.collector.evaluate(
+            state.weights, self.collector.see(state.envs, params), params
+        ).value
+        values = jnp.concatenate([moves.value, last[None]])
+        lambdas = jnp.where(moves.sweeps, 1.0, self.config.lambda_)
+        advantage = jax.vmap(ppo.advantages, in_axes=1, out_axes=1)(
+            moves.reward, moves.discount, moves.end, values, lambdas
+        )
+        rows = jax.tree.map(
+            lambda v: v.reshape(-1, *v.shape[2:]), (moves, advantage, advantage + moves.value)
+        )
+        n = moves.reward.size
+
+        def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
+            weights, optimiser_state, goes_on = carry
+            part = jax.tree.map(lambda v: v[at], rows)
+            told, gradient = self._mean(self._of_minibatch(weights, params, *part))
+            goes_on &= told[2] < self.config.target_kl
+            change, new_state = self.collector.optimiser.update(gradient, optimiser_state, weights)
+            new = optax.apply_updates(weights, change), new_state
+            weights, optimiser_state = jax.tree.map(
+                lambda a, b: jnp.where(goes_on, a, b), new, (weights, optimiser_state)
+            )
+            return (weights, optimiser_state, goes_on), told
+
+        key, now = jax.random.split(state.key)
+        keys = jax.random.split(self.collector.own(now), self.config.epochs)
+        order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
+        order = order.reshape(self.config.epochs * self.config.minibatches, -1)
+        carry = state.weights, state.optimiser, jnp.bool_(True)
+        (weights, optimiser_state, _), told = jax.lax.scan(minibatch, carry, order)
+        best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / params.start.seconds)
+        metrics = Metrics(
+            self._mean(ppo.mean_where(moves.reward, moves.counts)) / self.config.reward_scale,
+            best,
+            jnp.mean(told[1]),
+            jnp.mean(told[0]),
+            told[2][-1],
+            self._mean(jnp.mean(moves.terminated)),
+            self._mean(jnp.mean(moves.applied)),
+        )
+        after = state._replace(weights=weights, optimiser=optimiser_state, key=key, best=best)
+        return after, metrics
