@@ -142,10 +142,8 @@ LONG = {
     "xrl_jax/libraries/onednn/plan.py",
     "xrl_jax/libraries/onednn/spec.py",
     "xrl_jax/rl/train.py",
-    "compile_rules",
     "conv",  # its sampler
     "dot",  # its sampler
-    "new_nodes",
     "optimize",
     "refine",
     "search_in_rounds",
