@@ -141,10 +141,8 @@ LONG = {
     "xrl_jax/libraries/onednn/fuse.py",
     "xrl_jax/libraries/onednn/plan.py",
     "xrl_jax/libraries/onednn/spec.py",
-    "compile_rules",
     "conv",  # its sampler
     "dot",  # its sampler
-    "new_nodes",
 }
 
 

@@ -158,6 +158,27 @@ def test_a_candidate_that_does_not_match_changes_nothing() -> None:
         jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
 
 
+def test_a_lowering_that_is_not_right_any_more_is_not_chosen() -> None:
+    """A weight that has been turned since needs no transposition; what is chosen is not chosen
+    again.
+    """
+    rules = harness.table_of(select_rules(standard_rules(), ["dot-as-flat"]))
+    text = """
+      %1: float32[4,8] = input() ref=@0
+      %2: float32[8,8] = weight() ref=@1
+      %3: float32[4,8] = dot(%1, %2) {lhs_contract=[1], rhs_contract=[AXIS]}
+      return %3
+    """
+    before, turned = (graph_of(text.replace("AXIS", axis)) for axis in "10")
+    assert len(harness.find(rules, before)) == 1 and harness.find(rules, turned) == []
+    first = harness.rewrite(rules.table, before, np.int32(0), np.int32(3), np.int32(0))
+    assert [n.lowering for n in nodes_of(first.graph)[0]] == [0, 0, 1]
+    for graph in (turned, first.graph):
+        after = harness.rewrite(rules.table, graph, np.int32(0), np.int32(3), np.int32(0))
+        assert not bool(after.ok) and not bool(after.full) and not after.changed.any()
+        jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
+
+
 def test_work_on_weights_alone_is_not_merged_with_work_on_inputs() -> None:
     rules = harness.table_of(select_rules(standard_rules(), ["merge-dots-by-right"]))
     graph = """

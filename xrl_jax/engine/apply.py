@@ -14,9 +14,11 @@ from xrl_jax.engine.pairs import independent
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.bits import first_set
+from xrl_jax.graph.bits import first_set, sums_to
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import P, Q, RuleTable
+from xrl_jax.lower import table as lower_table
 
 
 class Applied(NamedTuple):
@@ -45,9 +47,20 @@ def apply(
       entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
     """
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    matched &= _may_choose(table, graph, jnp.maximum(entry, 0), root)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
     candidate = Ready(entry, root, partner, new.nodes, new.args)
     return _with_new(table, graph, passes.use_counts(graph), bound, candidate, new.ok)
+
+
+def _may_choose(
+    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array
+) -> jax.Array:
+    """Whether a rule that chooses a lowering may do so at `root`; true for others. Matching has
+    asked this of a candidate in its own graph.
+    """
+    choice = table.entry_choice[entry]
+    return (choice < 0) | lower_table.fits(views_at(graph, root))[choice]
 
 
 class Ready(NamedTuple):
@@ -63,7 +76,7 @@ class Ready(NamedTuple):
 def ready(
     table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
 ) -> Ready:
-    """A candidate with the nodes it makes."""
+    """A candidate of this graph with the nodes it makes."""
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
     return Ready(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
@@ -114,7 +127,7 @@ def _with_new(
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
     free = first_set(is_free, Q)
     # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
-    slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
+    slots = jnp.where(used, free[jnp.maximum(sums_to(used.astype(jnp.int32)) - 1, 0)], 0)
     full = jnp.any(used & (slots == 0))
     fits &= independent(graph, new.root, new.partner)
     ok = fits & ~full

@@ -69,7 +69,7 @@ def deltas(
     price: Price,
     keep: Callable[[NewNodes], Any],
 ) -> Deltas:
-    """Change of cost of every candidate; pure and jittable.
+    """Change of cost of every candidate of this graph; pure and jittable.
 
     Args:
       keep: what is to be kept of new nodes [C, Q, ...]; means nothing where a candidate is not ok.

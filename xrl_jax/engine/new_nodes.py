@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xrl_jax.engine import interpreter
 from xrl_jax.graph import ops, shapes
 from xrl_jax.graph.graph import Nodes
-from xrl_jax.graph.view import view_with
 from xrl_jax.language.table import P, Q, RuleTable
-from xrl_jax.lower.table import fits
 
 _SHAPE_FAMILY = tuple(shapes.SHAPE_FAMILIES.index(s.shape) for s in ops.OPS.values())
 _DTYPE_KIND = tuple(
@@ -23,6 +22,10 @@ _DTYPE_KIND = tuple(
 )
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
+# A type is a vector: shape [R], rank, dtype, and whether it depends on weights alone. XLA compiles
+# one array faster than four.
+_RANK, _DTYPE, _WEIGHT_ONLY = (ops.MAX_RANK + i for i in range(3))
+_BLANK = np.array([1] * ops.MAX_RANK + [0, 0, 0], np.int32)  # of no node
 
 
 class NewNodes(NamedTuple):
@@ -37,39 +40,73 @@ class NewNodes(NamedTuple):
     ok: jax.Array  # bool, the conditions hold and everything types
 
 
-def _shape(
-    code: jax.Array, attrs: jax.Array, arg_shapes: jax.Array, arg_ranks: jax.Array, n: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Shape [C, R], rank [C] and whether the arguments fit, of nodes with operators `code` [C]."""
+def _shapes(code: jax.Array, attrs: jax.Array, args: jax.Array, n: jax.Array) -> jax.Array:
+    """Shapes, ranks and whether the arguments fit, side by side [C, R + 2], of nodes with operators
+    `code` [C] and `n` [C] arguments of types `args` [C, A, T].
+    """
     family = jnp.asarray(_SHAPE_FAMILY, jnp.int32)[code]
-    start = (jnp.ones_like(arg_shapes[:, 0]), jnp.zeros_like(n), jnp.zeros(n.shape, bool))
 
-    def inferred(i: int, rule: shapes.ShapeRule, old: tuple) -> tuple[jax.Array, ...]:
-        new = jax.vmap(functools.partial(rule, jnp))(attrs, arg_shapes, arg_ranks, n)
-        here = family == i
-        return tuple(
-            jnp.where(here.reshape(-1, *[1] * (o.ndim - 1)), v.astype(o.dtype), o)
-            for v, o in zip(new, old, strict=True)
-        )
+    def inferred(i: int, rule: shapes.ShapeRule, old: jax.Array) -> jax.Array:
+        inputs = attrs, args[:, :, :_RANK], args[:, :, _RANK], n
+        shape, rank, fits = jax.vmap(functools.partial(rule, jnp))(*inputs)
+        new = jnp.concatenate([shape, rank[:, None], fits[:, None]], axis=1, dtype=jnp.int32)
+        return jnp.where((family == i)[:, None], new, old)
 
     branches = [
         functools.partial(inferred, i, rule) for i, rule in enumerate(shapes.SHAPE_RULES.values())
     ]
-    return interpreter.at_hand(family, branches, start)
+    return interpreter.at_hand(family, branches, jnp.zeros((len(code), _RANK + 2), jnp.int32))
 
 
-def _may_choose(table: RuleTable, nodes: Nodes, entry: jax.Array, bound: jax.Array) -> jax.Array:
-    """Whether entries [C] that choose a lowering for their root may do so; True for others."""
-    choice = table.entry_choice[entry]
+def _types(
+    table: RuleTable,
+    nodes: Nodes,
+    entry: jax.Array,
+    bound: jax.Array,
+    attrs: jax.Array,
+    holds: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Types [C, 2P + Q + 1, T] by binding code, the last one blank, and where all of them are right
+    [C]; `attrs` [C, Q, K] are those of the new nodes.
+    """
+    each = jnp.arange(len(entry))
+    new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
+    kind, place = (jnp.asarray(v, jnp.int32) for v in (_DTYPE_KIND, _DTYPE_FIELD))
 
-    def asked() -> jax.Array:
-        # The arguments of the root stand behind it: a lowering is chosen for a node as it is.
-        views = view_with(nodes, bound[:, 0], bound[:, 1 : 1 + ops.MAX_ARGS])
-        found = jax.vmap(fits)(views)
-        chosen = jnp.take_along_axis(found, jnp.maximum(choice, 0)[:, None], axis=1)[:, 0]
-        return (choice < 0) | chosen
+    def make(q: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        types, ok = carry
+        op, here, present = new_op[:, q], attrs[:, q], new_args[:, q] >= 0
+        args = types[each[:, None], new_args[:, q]]
+        found = _shapes(op, here, args, jnp.sum(present, axis=1, dtype=jnp.int32))
+        choices = [
+            args[:, 0, _DTYPE],
+            args[:, 1, _DTYPE],
+            jnp.full_like(op, ops.DTYPE_CODE["bool"]),
+            here[each, place[op]],
+            types[each, new_dtype[:, q], _DTYPE],
+        ]
+        dtype = jnp.select([kind[op] == i for i in range(len(choices))], choices)
+        fits = (found[:, _RANK + 1] != 0) & (found[:, _RANK] <= ops.MAX_RANK)
+        known = jnp.all(args[:, :, _DTYPE] < ops.DTYPE_CODE["extended"], axis=1)
+        weights = (op == _CONST) | jnp.all(~present | (args[:, :, _WEIGHT_ONLY] != 0), axis=1)
+        new = jnp.concatenate([found[:, :_DTYPE], dtype[:, None], weights[:, None]], axis=1)
+        none = op == ops.HOLE
+        types = types.at[:, 2 * P + q].set(jnp.where(none[:, None], _BLANK, new))
+        return types, ok & (none | (fits & known))
 
-    return jax.lax.cond(jnp.any(choice >= 0), asked, lambda: jnp.ones(len(entry), bool))
+    columns = [c[:, None] for c in (nodes.rank, nodes.dtype, nodes.weight_only.astype(jnp.int32))]
+    old = jnp.concatenate([nodes.shape, *columns], axis=1)[bound]
+    types = jnp.concatenate(
+        [old, jnp.broadcast_to(_BLANK, (len(entry), Q + 1, len(_BLANK)))], axis=1
+    )
+    n_new = jnp.sum(new_op != ops.HOLE, axis=1)
+    most = jnp.max(jnp.where(holds, n_new, 0))
+    types, ok = jax.lax.fori_loop(0, most, make, (types, holds))
+    # Each root's replacement has the shape and dtype of the root, and depends on inputs only if the
+    # root does: what reads it keeps its flag and its cost.
+    to = table.root_to[entry]
+    same = jnp.all(types[each[:, None], to] == types[:, : 2 * P : P], axis=2)
+    return types, ok & jnp.all((to < 0) | same, axis=1)
 
 
 @jax.jit  # traced once for all that ask
@@ -84,102 +121,35 @@ def new_nodes(
     """`NewNodes` [C, ...] of entries [C] on bindings [C, 2P] with their registers [I, C, K]; ok
     only where `holds` [C]."""
     entry = jnp.maximum(entry, 0)
-    holds &= _may_choose(table, nodes, entry, bound)
-    each = jnp.arange(len(entry))
-    new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
-    attrs = registers[table.new_attrs[entry], each[:, None]]  # [C, Q, K]
-    n_new = jnp.sum(new_op != ops.HOLE, axis=1)
-    kind = jnp.asarray(_DTYPE_KIND, jnp.int32)
-    place = jnp.asarray(_DTYPE_FIELD, jnp.int32)
-
-    def make(q: jax.Array, carry: tuple) -> tuple:
-        shape, rank, dtype, weight_only, ok = carry
-        args, op, here = new_args[:, q], new_op[:, q], attrs[:, q]
-        present = args >= 0
-        at = (each[:, None], jnp.maximum(args, 0))
-        arg_dtypes = dtype[at]
-        out_shape, out_rank, typed = _shape(
-            op,
-            here,
-            jnp.where(present[:, :, None], shape[at], 1),
-            jnp.where(present, rank[at], 0),
-            jnp.sum(present, axis=1, dtype=jnp.int32),
-        )
-        choices = [
-            arg_dtypes[:, 0],
-            arg_dtypes[:, 1],
-            jnp.full_like(op, ops.DTYPE_CODE["bool"]),
-            here[each, place[op]],
-            dtype[each, jnp.maximum(new_dtype[:, q], 0)],
-        ]
-        out_dtype = jnp.select([kind[op] == i for i in range(len(choices))], choices)
-        known = jnp.all(~present | (arg_dtypes < ops.DTYPE_CODE["extended"]), axis=1)
-        weights = (op == _CONST) | jnp.all(~present | weight_only[at], axis=1)
-        return (
-            shape.at[:, 2 * P + q].set(out_shape),
-            rank.at[:, 2 * P + q].set(out_rank),
-            dtype.at[:, 2 * P + q].set(out_dtype),
-            weight_only.at[:, 2 * P + q].set(weights),
-            ok & ((op == ops.HOLE) | (typed & known & (out_rank <= ops.MAX_RANK))),
-        )
-
-    def tail(v: jax.Array, fill: int) -> jax.Array:
-        new = jnp.full((len(entry), Q, *v.shape[1:]), fill, v.dtype)
-        return jnp.concatenate([v[bound], new], axis=1)
-
-    start = (
-        tail(nodes.shape, 1),
-        tail(nodes.rank, 0),
-        tail(nodes.dtype, 0),
-        tail(nodes.weight_only, False),
-        holds,
-    )
-    most = jnp.max(jnp.where(holds, n_new, 0))
-    shape, rank, dtype, weight_only, ok = jax.lax.fori_loop(0, most, make, start)
-    # Each root's replacement has the shape and dtype of the root, and depends on inputs only if the
-    # root does: what reads it keeps its flag and its cost.
-    for role in range(2):
-        to, root = table.root_to[entry, role], role * P
-        same = (
-            jnp.all(shape[each, to] == shape[:, root], axis=1)
-            & (rank[each, to] == rank[:, root])
-            & (dtype[each, to] == dtype[:, root])
-            & (weight_only[each, to] == weight_only[:, root])
-        )
-        ok &= (to < 0) | same
-    present, used = new_args >= 0, new_op != ops.HOLE
-
-    def types(codes: jax.Array) -> tuple[jax.Array, ...]:
-        """Shapes, ranks, dtypes and whether they are weights, of bindings [C, Q, A]."""
-        at = (each[:, None, None], jnp.maximum(codes, 0))
-        return shape[at], rank[at], dtype[at], weight_only[at]
-
-    args = types(new_args)
+    each = jnp.arange(len(entry))[:, None]
+    new_op, new_args = table.new_op[entry], table.new_args[entry]
+    attrs = registers[table.new_attrs[entry], each]  # [C, Q, K]
+    types, ok = _types(table, nodes, entry, bound, attrs, holds)
+    new = types[:, 2 * P : -1]
+    args, like_args = (types[each[:, None], codes] for codes in (new_args, table.like_args[entry]))
     # A lowering is right for an operator with these attributes on operands of these types.
-    like, like_args = table.new_like[entry], table.like_args[entry]
+    like = table.new_like[entry]
     was = jnp.take_along_axis(bound, jnp.maximum(like, 0), axis=1)
-    same_shape, *same = (a == b for a, b in zip(args, types(like_args), strict=True))
-    alike = functools.reduce(jnp.logical_and, same, jnp.all(same_shape, axis=3))
-    alike = jnp.all((present == (like_args >= 0)) & (~present | alike), axis=2)
-    keeps = (like >= 0) & alike & jnp.all(attrs == nodes.attrs[was], axis=2)
+    alike = (like >= 0) & jnp.all(args == like_args, axis=(2, 3))
+    keeps = alike & jnp.all(attrs == nodes.attrs[was], axis=2)
     made = Nodes(
         new_op,
-        jnp.where(used[:, :, None], attrs, 0),
+        jnp.where((new_op != ops.HOLE)[:, :, None], attrs, 0),
         jnp.where(keeps, nodes.lowering[was], table.new_lowering[entry]),
-        jnp.where(used[:, :, None], shape[:, 2 * P :], 1),
-        jnp.where(used, rank[:, 2 * P :], 0),
-        jnp.where(used, dtype[:, 2 * P :], 0),
+        new[:, :, :_RANK],
+        new[:, :, _RANK],
+        new[:, :, _DTYPE],
         table.new_value[entry],
         jnp.full((len(entry), Q), -1, jnp.int32),
-        used & weight_only[:, 2 * P :],
+        new[:, :, _WEIGHT_ONLY] != 0,
         jnp.zeros((len(entry), Q), jnp.float32),
     )
     return NewNodes(
         made,
         new_args,
-        jnp.where(present[..., None], args[0], 1),
-        jnp.where(present, args[1], 0),
-        jnp.where(present, args[2], 0),
-        present & args[3],
+        args[..., :_RANK],
+        args[..., _RANK],
+        args[..., _DTYPE],
+        args[..., _WEIGHT_ONLY] != 0,
         ok,
     )

@@ -25,29 +25,34 @@ def unpack(xp: Any, code: Any) -> Any:
     return ((code >> (3 * xp.arange(R))) & 7) - 1
 
 
-def _count(xp: Any, dims: Any) -> Any:
-    return xp.sum(dims >= 0)
-
-
 def _index(xp: Any) -> Any:
     return xp.arange(R)
 
 
+def _at(xp: Any, values: Any, index: Any) -> Any:
+    """`values` [R] at `index` [I]; 0 where that is out of range. As a sum, for XLA:CPU compiles a
+    gather for longer.
+    """
+    return xp.sum(xp.where(index[:, None] == _index(xp), values, 0), axis=1)
+
+
 def _compress(xp: Any, sizes: Any, valid: Any) -> tuple[Any, Any, Any]:
     """Sizes where valid, in order, padded by ones to R; and their number."""
-    n = xp.sum(valid)
-    place = xp.cumsum(valid) - 1
-    chosen = (place[None, :] == _index(xp)[:, None]) & valid[None, :]
-    return xp.where(_index(xp) < n, xp.sum(chosen * sizes[None, :], axis=1), 1), n, n <= R
+    n, lane = xp.sum(valid), xp.arange(len(valid))
+    place = xp.sum(valid & (lane < lane[:, None]), axis=1)
+    chosen = (place == _index(xp)[:, None]) & valid
+    return xp.where(_index(xp) < n, xp.sum(chosen * sizes, axis=1), 1), n, n <= R
 
 
 def elementwise(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
     """Equal shapes, where any argument may be a scalar (as in jaxprs)."""
     present = xp.arange(ops.MAX_ARGS) < n_args
-    chosen = xp.argmax(present & (ranks > 0))
-    shape, rank = shapes[chosen], ranks[chosen]
-    fits = (ranks == 0) | ((ranks == rank) & xp.all(shapes == shape, axis=1))
-    return shape, rank, xp.all(fits | ~present)
+    ranks = xp.where(present, ranks, 0)
+    scalar = (ranks == 0)[:, None]
+    # Where they are equal, as good as any is the largest.
+    rank, largest = xp.max(ranks), xp.max(xp.where(scalar, 0, shapes), axis=0)
+    fits = scalar | ((ranks == rank)[:, None] & (shapes == largest))
+    return xp.where(rank == 0, 1, largest), rank, xp.all(fits)
 
 
 def like_first(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
@@ -58,9 +63,9 @@ def like_first(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tup
 def transpose(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
     """out[i] = in[perm[i]]; perm is filled up with the identity."""
     perm = attrs[:R]
-    every = xp.all(xp.any(perm[:, None] == _index(xp), axis=0))
-    ok = every & xp.all((_index(xp) < ranks[0]) | (perm == _index(xp)))
-    return shapes[0][xp.clip(perm, 0, R - 1)], ranks[0], ok
+    there = xp.any(perm[:, None] == _index(xp), axis=0)
+    ok = xp.all(there & ((_index(xp) < ranks[0]) | (perm == _index(xp))))
+    return _at(xp, shapes[0], perm), ranks[0], ok
 
 
 def reshape(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
@@ -73,7 +78,7 @@ def broadcast(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tupl
     """Input dimension i becomes output dimension dims[i], of the same size or stretched from 1."""
     shape, rank, dims = attrs[:R], attrs[R], attrs[R + 1 : 2 * R + 1]
     used = _index(xp) < ranks[0]
-    target = shape[xp.clip(dims, 0, R - 1)]
+    target = _at(xp, shape, dims)
     rising = xp.all((dims[1:] > dims[:-1]) | ~used[1:])
     fits = (dims >= 0) & (dims < rank) & ((shapes[0] == target) | (shapes[0] == 1))
     return shape, rank, xp.all(fits | ~used) & rising
@@ -84,12 +89,11 @@ def concat(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[A
     present = (xp.arange(ops.MAX_ARGS) < n_args)[:, None]
     along = _index(xp) == attrs[0]
     total = xp.sum(xp.where(present, shapes, 0), axis=0)
-    same = xp.all((shapes == shapes[0]) | along | ~present)
-    same &= xp.all((ranks == ranks[0]) | ~present[:, 0])
+    same = ((shapes == shapes[0]) | along) & (ranks == ranks[0])[:, None]
     return (
         xp.where(along, total, shapes[0]),
         ranks[0],
-        same & (attrs[0] >= 0) & (attrs[0] < ranks[0]),
+        xp.all(same | ~present) & (attrs[0] >= 0) & (attrs[0] < ranks[0]),
     )
 
 
@@ -105,7 +109,7 @@ def pad(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any,
     low, high, interior = attrs[:R], attrs[R : 2 * R], attrs[2 * R : 3 * R]
     size = shapes[0]
     shape = low + high + size + xp.maximum(size - 1, 0) * interior
-    return shape, ranks[0], xp.all(shape >= 0) & xp.all(interior >= 0) & (ranks[1] == 0)
+    return shape, ranks[0], xp.all((shape >= 0) & (interior >= 0)) & (ranks[1] == 0)
 
 
 def reduce(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
@@ -134,25 +138,24 @@ def dot(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any,
         return ~xp.any(taken, axis=0) & (_index(xp) < rank)
 
     def agree(left: Any, right: Any) -> Any:
-        sizes = lhs[xp.clip(left, 0, R - 1)] == rhs[xp.clip(right, 0, R - 1)]
+        sizes = _at(xp, lhs, left) == _at(xp, rhs, right)
         inside = (left < ranks[0]) & (right < ranks[1])
-        return xp.all((sizes & inside) | (left < 0)) & (_count(xp, left) == _count(xp, right))
+        return ((sizes & inside) | (left < 0)) & ((left < 0) == (right < 0))
 
-    sizes = xp.concatenate([lhs[xp.clip(lb, 0, R - 1)], lhs, rhs])
+    sizes = xp.concatenate([_at(xp, lhs, lb), lhs, rhs])
     valid = xp.concatenate([lb >= 0, free(lc, lb, ranks[0]), free(rc, rb, ranks[1])])
     shape, rank, fits = _compress(xp, sizes, valid)
-    return shape, rank, agree(lc, rc) & agree(lb, rb) & fits
+    return shape, rank, xp.all(agree(lc, rc) & agree(lb, rb)) & fits
 
 
 def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
     """`conv_general_dilated` over one or two spatial dimensions."""
     stride, low, high, lhs_dilation, rhs_dilation = (attrs[2 * i : 2 * i + 2] for i in range(5))
     groups, batch_groups = attrs[10], attrs[11]
-    table = xp.asarray(ops.LAYOUTS)
-    lhs_at, rhs_at, out_at = (
-        table[xp.clip(attrs[i], 0, len(ops.LAYOUTS) - 1)] for i in (12, 13, 14)
-    )
-    lhs, rhs = shapes[0][lhs_at], shapes[1][rhs_at]
+    is_code = attrs[12:15, None] == xp.arange(len(ops.LAYOUTS))
+    positions = xp.sum(xp.where(is_code[..., None], xp.asarray(ops.LAYOUTS), 0), axis=1)
+    lhs_at, rhs_at, out_at = (positions[i] for i in range(3))
+    lhs, rhs = _at(xp, shapes[0], lhs_at), _at(xp, shapes[1], rhs_at)
     two = lhs_at[3] >= 0
     used = xp.stack([two | True, two])
 
@@ -172,11 +175,12 @@ def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any
     same_rank = (rhs_at[3] >= 0) == two
     ok = (ranks[0] == xp.where(two, 4, 3)) & (ranks[1] == ranks[0]) & same_rank
     ok &= ((out_at[3] >= 0) == two) & (lhs[1] == rhs[1] * groups)
-    ok &= (rhs[0] % xp.maximum(groups, 1) == 0) & (lhs[0] % xp.maximum(batch_groups, 1) == 0)
+    parts = xp.maximum(xp.stack([groups, batch_groups, batch_groups]), 1)
+    ok &= xp.all(xp.stack([rhs[0], lhs[0], rhs[0]]) % parts == 0)
     # As lax has it: groups of channels or of images, never both.
-    ok &= (rhs[0] % xp.maximum(batch_groups, 1) == 0) & ((groups == 1) | (batch_groups == 1))
-    ok &= xp.all((attrs[12:15] >= 0) & (attrs[12:15] < len(ops.LAYOUTS)))
-    return shape, ranks[0], ok & xp.all(stride >= 1) & (groups >= 1) & (batch_groups >= 1)
+    ok &= (groups == 1) | (batch_groups == 1)
+    ok &= xp.all(xp.any(is_code, axis=1)) & xp.all(stride >= 1)
+    return shape, ranks[0], ok & (groups >= 1) & (batch_groups >= 1)
 
 
 # "given" nodes carry their shape; a rewrite never makes one except a scalar constant.

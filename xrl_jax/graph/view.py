@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Node, Nodes, TensorGraph, args_of, padded
+from xrl_jax.graph.graph import Node, TensorGraph, args_of, padded
 
 
 class NodeView(NamedTuple):
@@ -47,15 +47,9 @@ def view_of(node: Node, args: Sequence[Node]) -> NodeView:
 
 
 def views_at(graph: TensorGraph, slots: Any) -> NodeView:
-    """Views [D, ...] of the nodes at these slots [D] of a graph (traceable)."""
-    return view_with(graph.nodes, slots, args_of(graph)[slots])
-
-
-def view_with(f: Nodes, slots: Any, args: Any) -> NodeView:
-    """Views [D, ...] of nodes at `slots` [D] with the arguments at the slots `args` [D, A]; a hole
-    is no argument.
-    """
-    there = f.op[args] != ops.HOLE
+    """Views [...] of the nodes at these slots [...] of a graph (traceable)."""
+    f, args = graph.nodes, args_of(graph)[slots]
+    there = args > 0
     return NodeView(
         f.op[slots],
         f.attrs[slots],

@@ -302,8 +302,22 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     t = _bucket(max(n_rows, min_rows, 1), _ROW_BUCKETS, "pattern trees")
     longest = max((len(e.program.code) for _, e in entries), default=1)
     n_code = _bucket(max(longest, min_code), _INSTRUCTION_BUCKETS, "instructions of a rule")
+    a = _blank(t, n_code)
+    rows = itertools.count()
+    for e, (rule_index, entry) in enumerate(entries):
+        a["entry_rule"][e] = rule_index
+        _put_entry(a, e, entry)
+        for role, tree in enumerate(entry.trees):
+            _put_row(a, next(rows), e, role, tree)
+    a["by_length"] = np.argsort(np.argsort(a["length"], kind="stable")).astype(np.int32)
+    arrays = {f.name: jnp.asarray(a[f.name]) for f in fields(RuleTable)}
+    return CompiledRules(tuple(rules), RuleTable(**arrays))
+
+
+def _blank(t: int, n_code: int) -> dict[str, np.ndarray]:
+    """The fields of a table with room for `t` entries of `n_code` instructions, none in it yet."""
     w = t // 32
-    a: dict[str, np.ndarray] = {
+    return {
         "root_bits": np.zeros((ops.N_OPS, w), np.uint32),
         "arg_bits": np.zeros((N_ARG_BITS, ops.N_OPS, w), np.uint32),
         "tall_bits": np.zeros((HEIGHT + 2, w), np.uint32),
@@ -332,39 +346,32 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
         "new_value": np.zeros((t, Q), np.float32),
         "root_to": np.full((t, 2), -1, np.int32),
     }
-    row = 0
-    for e, (rule_index, entry) in enumerate(entries):
-        a["entry_rule"][e] = rule_index
-        if entry.rule.lowering is not None:
-            op, name = entry.rule.lowering
-            a["entry_choice"][e] = CHOICE[op, number_of(op, name)]
-        lhs = entry.rule.lhs
-        a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
-        a["shared"][e] = entry.shared
-        for role, tree in enumerate(entry.trees):
-            _put_row(a, row, e, role, tree)
-            row += 1
-        if len(entry.trees) == 2:
-            for name, at in entry.trees[1].names.items():
-                if name in entry.trees[0].names:
-                    a["cross_same"][e, at] = entry.trees[0].names[name]
-        program = entry.program
-        for i, (c, checked) in enumerate(zip(program.code, program.checked, strict=True)):
-            a["code"][e, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
-        a["length"][e] = len(program.code)
-        a["root_to"][e, : len(entry.root_to)] = entry.root_to
-        for q, (term, args, _, source) in enumerate(entry.new):
-            a["new_op"][e, q] = ops.OPS[term.op].code
-            a["new_attrs"][e, q] = program.results[q]
-            a["new_lowering"][e, q] = number_of(term.op, term.lowering) if term.lowering else 0
-            a["new_like"][e, q], like_args = entry.model(term)
-            a["like_args"][e, q, : len(like_args)] = like_args
-            a["new_args"][e, q, : len(args)] = args
-            a["new_dtype"][e, q] = source
-            a["new_value"][e, q] = term.value
-    a["by_length"] = np.argsort(np.argsort(a["length"], kind="stable")).astype(np.int32)
-    table = RuleTable(**{f.name: jnp.asarray(a[f.name]) for f in fields(RuleTable)})
-    return CompiledRules(tuple(rules), table)
+
+
+def _put_entry(a: Mapping[str, np.ndarray], e: int, entry: _Entry) -> None:
+    if entry.rule.lowering is not None:
+        op, name = entry.rule.lowering
+        a["entry_choice"][e] = CHOICE[op, number_of(op, name)]
+    lhs = entry.rule.lhs
+    a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
+    a["shared"][e] = entry.shared
+    if len(entry.trees) == 2:
+        for name, at in entry.trees[1].names.items():
+            if name in entry.trees[0].names:
+                a["cross_same"][e, at] = entry.trees[0].names[name]
+    for i, (c, checked) in enumerate(zip(entry.program.code, entry.program.checked, strict=True)):
+        a["code"][e, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
+    a["length"][e] = len(entry.program.code)
+    a["root_to"][e, : len(entry.root_to)] = entry.root_to
+    for q, (term, args, _, source) in enumerate(entry.new):
+        a["new_op"][e, q] = ops.OPS[term.op].code
+        a["new_attrs"][e, q] = entry.program.results[q]
+        a["new_lowering"][e, q] = number_of(term.op, term.lowering) if term.lowering else 0
+        a["new_like"][e, q], like_args = entry.model(term)
+        a["like_args"][e, q, : len(like_args)] = like_args
+        a["new_args"][e, q, : len(args)] = args
+        a["new_dtype"][e, q] = source
+        a["new_value"][e, q] = term.value
 
 
 def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tree) -> None:

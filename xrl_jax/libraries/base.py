@@ -8,13 +8,16 @@ or an entry point of the group `xrl_jax.libraries` of another distribution (see 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xrl_jax.graph import ops
@@ -50,9 +53,22 @@ class Epilogue(NamedTuple):
 NOTHING = Epilogue()
 
 
+def every(truths: Iterable[Any]) -> Any:
+    """Whether all of a few hold: XLA:CPU compiles one reduction for as long as a hundred single
+    operations.
+    """
+    return functools.reduce(operator.and_, truths)
+
+
+# A fact by its name, or a function of facts. Lowerings that share one have the same function, so
+# that it is asked once.
+Condition = str | Callable[[Any], Any]
+
+
 class Facts:
-    """What a condition may ask of a node: on the host (`xp` is `numpy`) and inside jit (`xp` is
-    `jax.numpy`; one node, vmap for more) alike.
+    """What conditions may ask of a node: on the host (`xp` is `numpy`) and inside jit (`xp` is
+    `jax.numpy`; one node, vmap for more) alike. A kind of facts may serve several operators whose
+    attributes it asks for are the same.
     """
 
     def __init__(self, xp: Any, view: NodeView, op: str) -> None:
@@ -62,10 +78,10 @@ class Facts:
         """An attribute of width one."""
         return self.view.attrs[self.spec.field(name).offset]
 
-    def numbers(self, name: str) -> Any:
-        """An attribute of any width, as a vector."""
+    def numbers(self, name: str) -> tuple[Any, ...]:
+        """An attribute of any width."""
         at = self.spec.field(name)
-        return self.view.attrs[at.offset : at.offset + at.width]
+        return tuple(self.view.attrs[at.offset + i] for i in range(at.width))
 
     def is_float(self, dtype: Any) -> Any:
         """Whether a dtype code is of one of the floating types."""
@@ -76,6 +92,10 @@ class Facts:
         """Whether a dtype code is that of float32."""
         return dtype == ops.DTYPE_CODE["float32"]
 
+    def holds(self, condition: Condition) -> Any:
+        """Whether a condition holds."""
+        return getattr(self, condition) if isinstance(condition, str) else condition(self)
+
     @property
     def nonempty(self) -> Any:
         """Whether neither the result nor an argument has a size of 0."""
@@ -84,18 +104,7 @@ class Facts:
 
     def product(self, *factors: Any) -> Any:
         """Of counts, in float32: that of a whole network's sizes overflows 32-bit integers."""
-        total = self.xp.float32(1)
-        for f in factors:
-            total = total * self.xp.asarray(f, self.xp.float32)
-        return total
-
-
-Condition = Callable[[Any], Any]  # of facts
-
-
-def always(facts: Facts) -> Any:
-    """The condition of a lowering that is right for every node of its operator."""
-    return facts.xp.asarray(True)
+        return functools.reduce(operator.mul, (f.astype(np.float32) for f in factors))
 
 
 @dataclass(frozen=True)
@@ -105,8 +114,9 @@ class Lowering:
     Attributes:
       name: "plain" for the first; otherwise what it does.
       fn: `fn(node, *arrays) -> array`, traceable, differentiable and vmappable.
-      applies: of `Facts` of the operator's kind (`Library.facts`); where true, `fn` is right.
-      absorbs: where true, `fn` takes an `epilogue`, too; None: never.
+      when: conditions on `Facts` of the operator's kind (`Library.facts`); where all hold, `fn` is
+        right.
+      absorbs: where it holds, `fn` takes an `epilogue`, too; None: never.
       error: relative error that it may add, by dtype, where that is more than another order of the
         same sums; absent for none. Relative to the largest sum of absolute products in a tile.
       bounded: right on finite numbers of ordinary size only (see `backends.domain`).
@@ -119,7 +129,7 @@ class Lowering:
 
     name: str
     fn: Callable[..., Any]
-    applies: Condition = always
+    when: tuple[Condition, ...] = ()
     absorbs: Condition | None = None
     error: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     bounded: bool = False

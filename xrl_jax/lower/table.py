@@ -1,7 +1,7 @@
 """The table of lowerings: for every operator, the ways in which it can become lax code or a kernel.
 
 The rows are those of the libraries (`libraries.registry`), in their order. `Node.lowering` indexes
-the operator's row; entry 0 is the plain lowering. A row's condition is written once and asked on
+the operator's row; entry 0 is the plain lowering. A row's conditions are written once and asked on
 the host (`applicable`) and inside jit (`fits`).
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node
 from xrl_jax.graph.view import NodeView, view_of
-from xrl_jax.libraries.base import NOTHING, Epilogue, Facts, Library, Lowering
+from xrl_jax.libraries.base import NOTHING, Condition, Epilogue, Facts, Library, Lowering, every
 from xrl_jax.libraries.registry import calling, libraries
 
 
@@ -52,6 +52,32 @@ CHOICES: tuple[tuple[str, int], ...] = tuple(
 CHOICE: Mapping[tuple[str, int], int] = MappingProxyType({c: n for n, c in enumerate(CHOICES)})
 
 
+def _kind(op: str) -> type[Facts] | str:
+    """What the facts of an operator are of: operators of one kind share theirs."""
+    return _FACTS.get(op, op)
+
+
+# The conditions of all choices, each once for a kind of facts.
+_CONDITIONS: tuple[tuple[type[Facts] | str, Condition], ...] = tuple(
+    dict.fromkeys((_kind(op), test) for op, i in CHOICES for test in LOWERINGS[op][i].when)
+)
+
+
+def _needed() -> np.ndarray:
+    """Which conditions each choice needs, as bits: [W, C] uint32."""
+    needed = np.zeros((-(-len(_CONDITIONS) // 32), len(CHOICES)), np.uint32)
+    for bit, (kind, test) in enumerate(_CONDITIONS):
+        for c, (op, i) in enumerate(CHOICES):
+            if kind == _kind(op) and test in LOWERINGS[op][i].when:
+                needed[bit // 32, c] |= np.uint32(1 << bit % 32)
+    return needed
+
+
+_NEEDED = _needed()
+_OPERATOR = np.array([ops.OPS[op].code for op, _ in CHOICES], np.int32)
+_NUMBER = np.array([i for _, i in CHOICES], np.int32)
+
+
 def number_of(op: str, name: str) -> int:
     """The index of an operator's lowering by name.
 
@@ -75,30 +101,25 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     if len(rows) == 1:
         return (0,)
     facts = _facts(np, view_of(node, args), node.op)
-    return tuple(i for i, row in enumerate(rows) if i == 0 or bool(row.applies(facts)))
+    return tuple(i for i, row in enumerate(rows) if all(facts.holds(test) for test in row.when))
 
 
 def fits(view: NodeView) -> jax.Array:
     """Which of `CHOICES` may be chosen for one node, [C] bool (traceable; vmap for more): those
     that are right for it and that it does not have yet.
     """
-    found = []
-    right: dict[int, jax.Array] = {}  # by row: some operators share theirs, with their facts
-    for op, rows in LOWERINGS.items():
-        if len(rows) == 1:
-            continue
-        here = view.op == ops.OPS[op].code
-        if any(id(row) not in right for row in rows[1:]):
-            facts = _facts(jnp, view, op)
-            right |= {id(row): row.applies(facts) for row in rows[1:]}
-        found.append(here & (view.lowering != 0))
-        found += [here & (view.lowering != i) & right[id(row)] for i, row in enumerate(rows[1:], 1)]
-    return jnp.stack(found)
+    # Once, not wherever one of them is asked for.
+    view = view._replace(attrs=jnp.unstack(view.attrs), arg_ranks=jnp.unstack(view.arg_ranks))
+    facts = {_kind(op): _facts(jnp, view, op) for op, _ in CHOICES}
+    held = [jnp.uint32(0)] * len(_NEEDED)
+    for bit, (kind, condition) in enumerate(_CONDITIONS):
+        held[bit // 32] |= facts[kind].holds(condition).astype(jnp.uint32) << bit % 32
+    right = every((word & needed) == needed for word, needed in zip(held, _NEEDED, strict=True))
+    return (view.op == _OPERATOR) & (view.lowering != _NUMBER) & right
 
 
 def _facts(xp: Any, view: NodeView, op: str) -> Facts:
-    kind = _FACTS.get(op)
-    return Facts(xp, view, op) if kind is None else kind(xp, view)  # type: ignore[call-arg]
+    return _FACTS.get(op, Facts)(xp, view, op)
 
 
 def is_offered(op: str, lowering: int) -> bool:
@@ -118,7 +139,7 @@ def shares_calls(op: str, lowering: int) -> bool:
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
     """Whether the chosen lowering takes an epilogue; see `chains`."""
     test = _chosen(node).absorbs
-    return test is not None and bool(test(_facts(np, view_of(node, args), node.op)))
+    return test is not None and bool(_facts(np, view_of(node, args), node.op).holds(test))
 
 
 def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.base import NOTHING, Epilogue, Lowering
+from xrl_jax.libraries.base import NOTHING, Epilogue, Lowering, every
 from xrl_jax.libraries.onednn import calls, winograd
 from xrl_jax.libraries.xla.conv import conv_lowering, matmul
 from xrl_jax.libraries.xla.conv_facts import ConvFacts
@@ -90,15 +90,14 @@ def _dot(out_in: bool) -> Callable[..., jax.Array]:
 
 def _tiles(c: ConvFacts) -> Any:
     """A kernel of 3 x 3 on one group of features, nothing strided or dilated but the image."""
-    xp, shapes = c.xp, (c.view.shape, c.view.arg_shapes[0])
-    few = [c.product(*(shape[i] for i in range(4))) <= _MAX_TILED for shape in shapes]
-    three = xp.all(c.window == winograd.KERNEL) & (c.groups == 1)
+    few = [c.product(*(sizes[i] for i in range(4))) <= _MAX_TILED for sizes in (c.image, c.result)]
+    three = every(n == winograd.KERNEL for n in c.window) & (c.groups == 1)
     return c.moves_by_one("stride", "rhs_dilation") & three & few[0] & few[1]
 
 
 def _stays_last(c: ConvFacts) -> Any:
     """Features are last in the image and in the result."""
-    return c.ends_in_features & c.lies(c.image, False)
+    return c.ends_in_features & c.image_lies(False)
 
 
 _ON_CPU = ("cpu",)
@@ -106,7 +105,7 @@ _PRODUCT: dict[str, Any] = dict(
     absorbs=_stays_last, platforms=_ON_CPU, source="measured: 64 features x1.4"
 )
 _DOT: dict[str, Any] = dict(
-    absorbs=lambda d: d.ends_in_columns,
+    absorbs="ends_in_columns",
     platforms=_ON_CPU,
     source="measured: 64 features x1.4",
 )
@@ -118,7 +117,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
             _onednn,
             "is_float32",
             first=False,
-            absorbs=lambda c: c.ends_in_features,
+            absorbs="ends_in_features",
             platforms=_ON_CPU,
             source="measured: grouped x2.5",
         ),

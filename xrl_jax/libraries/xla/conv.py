@@ -21,7 +21,7 @@ from jax import lax
 
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import Condition, Epilogue, Lowering
-from xrl_jax.libraries.xla.conv_facts import all_of, moved, not_in, splits
+from xrl_jax.libraries.xla.conv_facts import moved, not_in, splits
 from xrl_jax.libraries.xla.convolution import (
     Conv,
     accumulator,
@@ -171,14 +171,14 @@ def _expanded(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 def conv_lowering(
     name: str,
     fn: Callable[..., jax.Array],
-    *tests: str | Condition,
+    *when: Condition,
     first: bool | None = None,
     **more: Any,
 ) -> Lowering:
     """A lowering of a function of (convolution, image, kernel as O C spatial).
 
     Args:
-      tests: see `conv_facts.all_of`.
+      when: conditions beside `ConvFacts.suits`.
       first: features first, or last, inside, with transposes around it; None: as the image lies.
       more: further attributes of the row.
     """
@@ -187,7 +187,7 @@ def conv_lowering(
         c, x, w = open_conv(node, x, w, first=first)
         return c.close(fn(c, x, w, **epilogue))
 
-    return Lowering(name, lowered, all_of(*tests), **more)
+    return Lowering(name, lowered, ("suits", *when), **more)
 
 
 def _turned(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -9,10 +10,20 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.view import NodeView
-from xrl_jax.libraries.base import Condition, Facts
+from xrl_jax.libraries.base import Facts, every
 
 _LAYOUTS = np.asarray(ops.LAYOUTS, np.int32)
+
+# The codes of layouts with features first, or last, of arrays and of kernels, with one spatial
+# dimension and with two.
+_ARRAY = {
+    True: (ops.LAYOUT_CODE[0, 1, 2], ops.LAYOUT_CODE[0, 1, 2, 3]),
+    False: (ops.LAYOUT_CODE[0, 2, 1], ops.LAYOUT_CODE[0, 3, 1, 2]),
+}
+_KERNEL = {
+    True: _ARRAY[True],  # O I spatial
+    False: (ops.LAYOUT_CODE[2, 1, 0], ops.LAYOUT_CODE[3, 2, 0, 1]),  # spatial I O
+}
 
 _MAX_TAPS = 25  # kernel positions that are worth an operation each
 _MAX_TERMS = 128  # products of an elementwise form, per element of the result
@@ -24,46 +35,44 @@ _MAX_PATCHES = 1 << 26  # elements of the patches of im2col
 class ConvFacts(Facts):
     """A convolution of an image with a kernel."""
 
-    def __init__(self, xp: Any, view: NodeView) -> None:
-        super().__init__(xp, view, "conv")
-
-    def _layout(self, name: str) -> Any:
-        """Positions [4] of (batch or out feature, feature, spatial...); -1 beyond the rank."""
-        is_code = self.xp.arange(len(_LAYOUTS)) == self.number(name)
-        return self.xp.sum(self.xp.where(is_code[:, None], self.xp.asarray(_LAYOUTS), 0), axis=0)
+    @cached_property
+    def _sizes(self) -> Any:
+        """Of image, kernel and result [3], the sizes [4] of batch (features of the result in a
+        kernel), features, and spatial axes; 1 where there is none.
+        """
+        xp, view = self.xp, self.view
+        codes = xp.stack([self.number(f"{which}_layout") for which in ("lhs", "rhs", "out")])
+        # As sums, for gathers take long to compile.
+        is_code = codes[:, None] == xp.arange(len(_LAYOUTS))
+        at = xp.sum(xp.where(is_code[..., None], xp.asarray(_LAYOUTS), 0), axis=1)
+        shapes = xp.stack([view.arg_shapes[0], view.arg_shapes[1], view.shape])
+        is_axis = at[..., None] == xp.arange(ops.MAX_RANK)
+        return xp.where(at < 0, 1, xp.sum(xp.where(is_axis, shapes[:, None], 0), axis=2))
 
     @cached_property
     def image(self) -> Any:
-        return self._layout("lhs_layout")
-
-    @cached_property
-    def kernel(self) -> Any:
-        return self._layout("rhs_layout")
-
-    @cached_property
-    def result(self) -> Any:
-        return self._layout("out_layout")
-
-    def _size(self, shape: Any, position: Any) -> Any:
-        # As a sum, for gathers take long to compile; where there is no position, the size is 1.
-        sizes = self.xp.where(self.xp.arange(len(shape)) == position, shape, 0)
-        return self.xp.where(position >= 0, self.xp.sum(sizes), 1)
+        """Sizes of batch, features and spatial axes."""
+        return self._sizes[0]
 
     @cached_property
     def outs(self) -> Any:
         """Features of the result."""
-        return self._size(self.view.arg_shapes[1], self.kernel[0])
+        return self._sizes[1, 0]
 
     @cached_property
     def width(self) -> Any:
         """Features of the image in each group."""
-        return self._size(self.view.arg_shapes[1], self.kernel[1])
+        return self._sizes[1, 1]
 
     @cached_property
-    def window(self) -> Any:
-        """Positions [2] of the kernel along each spatial axis; 1 where there is none."""
-        sizes = [self._size(self.view.arg_shapes[1], self.kernel[i]) for i in (2, 3)]
-        return self.xp.stack(sizes)
+    def window(self) -> tuple[Any, Any]:
+        """Positions of the kernel along each spatial axis; 1 where there is none."""
+        return self._sizes[1, 2], self._sizes[1, 3]
+
+    @cached_property
+    def result(self) -> Any:
+        """Sizes of batch, features and spatial axes."""
+        return self._sizes[2]
 
     @cached_property
     def positions(self) -> Any:
@@ -91,14 +100,14 @@ class ConvFacts(Facts):
 
     @cached_property
     def few_patches(self) -> Any:
-        places = [self._size(self.view.shape, self.result[i]) for i in (0, 2, 3)]
+        places = (self.result[i] for i in (0, 2, 3))
         patches = self.product(*places, self.width, self.groups, self.positions)
         return (self.positions > 1) & (patches <= _MAX_PATCHES)
 
     @cached_property
     def halves(self) -> Any:
         """Two spatial dimensions with several positions along each."""
-        return (self.view.rank == 4) & self.xp.all(self.window > 1) & self.few_patches
+        return (self.view.rank == 4) & every(n > 1 for n in self.window) & self.few_patches
 
     @cached_property
     def few_terms(self) -> Any:
@@ -117,14 +126,14 @@ class ConvFacts(Facts):
 
     def moves_by_one(self, *names: str) -> Any:
         """Whether these attributes are 1 along both of two spatial axes."""
-        ones = [self.xp.all(self.numbers(name) == 1) for name in names]
-        return (self.view.rank == 4) & self.xp.all(self.xp.stack(ones))
+        numbers = (n for name in names for n in self.numbers(name))
+        return (self.view.rank == 4) & every(n == 1 for n in numbers)
 
     @cached_property
     def overhangs(self) -> Any:
         """Two spatial dimensions, no stride, no dilated image, at most a quarter too many rows."""
-        rows = self._size(self.view.shape, self.result[2])
-        surplus = self._size(self.view.arg_shapes[0], self.image[2]) + 1 - rows
+        rows = self.result[2]
+        surplus = self.image[2] + 1 - rows
         return self.moves_by_one("stride", "lhs_dilation") & (rows >= 4 * surplus)
 
     @cached_property
@@ -133,53 +142,36 @@ class ConvFacts(Facts):
 
     # --- layouts ---
 
-    def _is(self, layout: Any, wanted: Any) -> Any:
-        lane = self.xp.arange(4)
-        return self.xp.all((lane >= self.view.rank) | (layout == wanted))
+    def _lies(self, layout: str, codes: tuple[int, int]) -> Any:
+        return self.number(layout) == self.xp.where(self.view.rank == 4, codes[1], codes[0])
 
-    @cached_property
-    def _last(self) -> Any:
-        """Features last: 0, n - 1, then the spatial axes."""
-        lane, n = self.xp.arange(4), self.view.rank
-        return self.xp.where(lane == 0, 0, self.xp.where(lane == 1, n - 1, lane - 1))
+    def image_lies(self, first: bool) -> Any:
+        """Whether the image has its features first, or last."""
+        return self._lies("lhs_layout", _ARRAY[first])
 
-    def lies(self, layout: Any, first: bool) -> Any:
-        """Whether an image or a result has its features first, or last."""
-        return self._is(layout, self.xp.arange(4) if first else self._last)
+    def result_lies(self, first: bool) -> Any:
+        """Whether the result has its features first, or last."""
+        return self._lies("out_layout", _ARRAY[first])
 
     def all_lie(self, first: bool) -> Any:
         """Whether all three arrays lie with features first (OIHW), or last (HWIO)."""
-        lane, n = self.xp.arange(4), self.view.rank
-        last = self.xp.where(lane == 0, n - 1, self.xp.where(lane == 1, n - 2, lane - 2))
-        kernel = self._is(self.kernel, lane if first else last)
-        return kernel & self.lies(self.image, first) & self.lies(self.result, first)
+        kernel = self._lies("rhs_layout", _KERNEL[first])
+        return kernel & self.image_lies(first) & self.result_lies(first)
 
     @cached_property
     def one_matrix(self) -> Any:
         """Whether all positions of all images make one matrix: a single image, or features last."""
-        single = self._size(self.view.shape, self.result[0]) == 1
-        return single | ~self.lies(self.image, True)
+        return (self.result[0] == 1) | ~self.image_lies(True)
 
     @cached_property
     def ends_in_features(self) -> Any:
-        return self.lies(self.result, False)
+        return self.result_lies(False)
 
 
 # --- conditions ---
 
 
-def all_of(*tests: str | Condition) -> Condition:
-    """Facts by name, or functions of facts, that must all hold, beside `suits`."""
-
-    def applies(c: ConvFacts) -> Any:
-        ok = c.suits
-        for test in tests:
-            ok = ok & (getattr(c, test) if isinstance(test, str) else test(c))
-        return ok
-
-    return applies
-
-
+@functools.cache
 def splits(merged: int) -> Callable[[ConvFacts], Any]:
     """Groups can be taken `merged` at a time, and are few then."""
 
@@ -190,11 +182,13 @@ def splits(merged: int) -> Callable[[ConvFacts], Any]:
     return applies
 
 
+@functools.cache
 def not_in(first: bool) -> Callable[[ConvFacts], Any]:
     """Some array lies otherwise than with features first, or last."""
     return lambda c: ~c.all_lie(first)
 
 
+@functools.cache
 def moved(first: bool) -> Callable[[ConvFacts], Any]:
     """The image lies otherwise than with features first, or last."""
-    return lambda c: ~c.lies(c.image, first)
+    return lambda c: ~c.image_lies(first)

@@ -8,7 +8,7 @@ each a run of axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -18,11 +18,10 @@ from jax import lax
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
-from xrl_jax.graph.shapes import unpack
-from xrl_jax.graph.view import NodeView
 from xrl_jax.libraries.base import Condition, Facts, Lowering
 from xrl_jax.libraries.xla.plain import accumulator, dot_dims, number
 
+_LISTS = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")  # of axes
 _MAX_LOOP = 64  # products that one batched product may be unrolled into
 
 
@@ -132,40 +131,49 @@ def _loop(out_in: bool) -> Callable[..., jax.Array]:
 class DotFacts(Facts):
     """A contraction of two arrays."""
 
-    def __init__(self, xp: Any, view: NodeView) -> None:
-        super().__init__(xp, view, "dot")
+    def _each(self, is_it: Callable[[Any], Any]) -> Any:
+        """Whether the dtypes of the result and of both arguments are such."""
+        left, right = self.view.arg_dtypes[0], self.view.arg_dtypes[1]
+        return is_it(self.view.dtype) & is_it(left) & is_it(right)
 
     @cached_property
     def suits(self) -> Any:
         """Floating point throughout, and nothing empty."""
-        dtypes = (self.view.dtype, *(self.view.arg_dtypes[i] for i in range(2)))
-        ok = self.nonempty
-        for dtype in dtypes:
-            ok = ok & self.is_float(dtype)
-        return ok
+        return self._each(self.is_float) & self.nonempty
 
     @cached_property
     def all_float32(self) -> Any:
-        both = self.is_single(self.view.arg_dtypes[0]) & self.is_single(self.view.arg_dtypes[1])
-        return both & self.is_single(self.view.dtype)
+        return self._each(self.is_single)
+
+    @cached_property
+    def _counts(self) -> Mapping[str, Any]:
+        """How many axes there are in each list (`ops.pack_dims`)."""
+
+        def count(name: str) -> Any:
+            return sum((self.number(name) >= 8**i) * 1 for i in range(ops.MAX_RANK))
+
+        return {name: count(name) for name in _LISTS}
 
     def _is_run(self, name: str, start: Any) -> Any:
-        """Whether the dimensions are `start` and those that follow it, in order."""
-        dims = unpack(self.xp, self.number(name))
-        lane = self.xp.arange(len(dims))
-        return self.xp.all(dims == self.xp.where(lane < self._count(name), start + lane, -1))
+        """Whether the axes of a list are `start` and those that follow it, in order: an octal digit
+        is an axis and one more, the lowest digit the first axis.
+        """
+        digits = (1 << 3 * self._counts[name]) - 1
+        return self.number(name) == ((0o654321 + start * 0o111111) & digits)
 
-    def _count(self, name: str) -> Any:
-        return self.xp.sum(unpack(self.xp, self.number(name)) >= 0)
+    @cached_property
+    def _lies(self) -> Any:
+        """What [B, M, K] by [B, N, K] and by [B, K, N] have in common."""
+        left, b = self.view.arg_ranks[0], self._counts["lhs_batch"]
+        lists = self._is_run("lhs_batch", 0) & self._is_run("rhs_batch", 0)
+        lists = lists & self._is_run("lhs_contract", left - self._counts["lhs_contract"])
+        return lists & (b <= 1) & (left == b + 2) & (self.view.arg_ranks[1] == b + 2)
 
     def lies_as(self, out_in: bool) -> Any:
         """Whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N] already."""
-        ranks, b = self.view.arg_ranks, self._count("lhs_batch")
-        left = self._is_run("lhs_contract", ranks[0] - self._count("lhs_contract"))
-        start = ranks[1] - self._count("rhs_contract") if out_in else b
-        right = self._is_run("rhs_contract", start)
-        batches = self._is_run("lhs_batch", 0) & self._is_run("rhs_batch", 0) & (b <= 1)
-        return batches & left & right & (ranks[0] == b + 2) & (ranks[1] == b + 2)
+        counts, right = self._counts, self.view.arg_ranks[1]
+        start = right - counts["rhs_contract"] if out_in else counts["lhs_batch"]
+        return self._lies & self._is_run("rhs_contract", start)
 
     @cached_property
     def symmetric(self) -> Any:
@@ -177,31 +185,24 @@ class DotFacts(Facts):
 
     @cached_property
     def is_batched(self) -> Any:
-        """A batch of few products."""
-        xp, dims = self.xp, unpack(self.xp, self.number("lhs_batch"))
-        sizes = xp.where(dims >= 0, self.view.arg_shapes[0][xp.maximum(dims, 0)], 1)
-        n = self.product(*(sizes[i] for i in range(len(dims))))
+        """A batch of few products; its axes are the result's first."""
+        shape, b = self.view.shape, self._counts["lhs_batch"]
+        n = self.product(*(self.xp.where(i < b, shape[i], 1) for i in range(ops.MAX_RANK)))
         return (n > 1) & (n <= _MAX_LOOP)
 
     @cached_property
     def ends_in_columns(self) -> Any:
         """Whether the result is [.., N], N one axis of the right argument, without a batch."""
-        free = self.view.arg_ranks[1] - self._count("rhs_contract") - self._count("rhs_batch")
-        return (free == 1) & (self._count("rhs_batch") == 0)
+        batch = self._counts["rhs_batch"]
+        free = self.view.arg_ranks[1] - self._counts["rhs_contract"] - batch
+        return (free == 1) & (batch == 0)
 
 
 def dot_lowering(
-    name: str, fn: Callable[..., jax.Array], *tests: str | Condition, **more: Any
+    name: str, fn: Callable[..., jax.Array], *when: Condition, **more: Any
 ) -> Lowering:
-    """A lowering that applies where `suits` and these facts hold; `more` attributes of the row."""
-
-    def applies(d: DotFacts) -> Any:
-        ok = d.suits
-        for test in tests:
-            ok = ok & (getattr(d, test) if isinstance(test, str) else test(d))
-        return ok
-
-    return Lowering(name, fn, applies, **more)
+    """A lowering that is right where `suits` and these conditions hold; `more` attributes of it."""
+    return Lowering(name, fn, ("suits", *when), **more)
 
 
 _row = dot_lowering

@@ -5,11 +5,12 @@ Sums of 16-bit floats are accumulated in float32, as XLA does.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from functools import cached_property
 from itertools import product
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -19,8 +20,7 @@ from jax import lax
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
-from xrl_jax.graph.view import NodeView
-from xrl_jax.libraries.base import Condition, Facts, Lowering
+from xrl_jax.libraries.base import Facts, Lowering, every
 from xrl_jax.libraries.xla.plain import axes_of, dims
 
 _MAX_TERMS = 64  # window positions that are worth an operation each
@@ -97,50 +97,46 @@ def _reduced(node: Node, x: jax.Array) -> jax.Array:
 
 
 class WindowFacts(Facts):
-    """Pooling of an array of up to four dimensions; all its operators have the same attributes."""
-
-    def __init__(self, xp: Any, view: NodeView) -> None:
-        super().__init__(xp, view, "window_sum")
+    """Pooling of an array of up to four dimensions."""
 
     @cached_property
     def suits(self) -> Any:
         """Floats and integers of 8 bits or more, nothing empty."""
         dtype = self.view.dtype
-        integers = [ops.DTYPE_CODE[d] for d in _INTEGERS]
-        number = self.xp.any(self.xp.asarray(integers) == dtype) | self.is_float(dtype)
-        return number & self.nonempty
+        integers = (dtype == ops.DTYPE_CODE[d] for d in _INTEGERS)
+        return functools.reduce(operator.or_, integers, self.is_float(dtype)) & self.nonempty
 
     @cached_property
-    def window(self) -> Any:
+    def window(self) -> tuple[Any, ...]:
         return self.numbers("window")
 
     @cached_property
     def few(self) -> Any:
-        n = self.product(*(self.window[i] for i in range(4)))
+        n = self.product(*self.window)
         return (n > 1) & (n <= _MAX_TERMS)
 
     @cached_property
     def several(self) -> Any:
         """More than one dimension has a window."""
-        wide = self.window > 1
-        terms = self.xp.sum(self.xp.where(wide, self.window, 0))
-        return (self.xp.sum(wide) > 1) & (terms <= _MAX_TERMS)
+        wide = sum((n > 1) * 1 for n in self.window)
+        terms = sum((n > 1) * n for n in self.window)
+        return (wide > 1) & (terms <= _MAX_TERMS)
 
     @cached_property
     def whole(self) -> Any:
         """A window is as large as the array, or 1."""
-        xp = self.xp
-        spans = self.window == self.view.arg_shapes[0][:4]
-        spans = spans | ((self.window == 1) & (self.numbers("stride") == 1))
-        return xp.all(spans) & xp.all(self.numbers("low") == 0) & xp.all(self.numbers("high") == 0)
+        sizes = [self.view.arg_shapes[0][i] for i in range(4)]
+        fields = zip(*(self.numbers(n) for n in ("window", "stride", "low", "high")), strict=True)
+        return every(
+            ((window == size) | ((window == 1) & (stride == 1))) & (low == 0) & (high == 0)
+            for (window, stride, low, high), size in zip(fields, sizes, strict=True)
+        )
 
 
 WINDOW: tuple[Lowering, ...] = (
-    Lowering("shifted", _shifted, lambda w: w.suits & w.few, source="XLA gap: shifted maxima x2.4"),
-    Lowering(
-        "separable", _separable, lambda w: w.suits & w.several, source="XLA gap: separable x5.9"
-    ),
-    Lowering("reduced", _reduced, lambda w: w.suits & w.whole, source="XLA gap: global pooling"),
+    Lowering("shifted", _shifted, ("suits", "few"), source="XLA gap: shifted maxima x2.4"),
+    Lowering("separable", _separable, ("suits", "several"), source="XLA gap: separable x5.9"),
+    Lowering("reduced", _reduced, ("suits", "whole"), source="XLA gap: global pooling"),
 )
 
 
@@ -157,19 +153,15 @@ def _ones_product(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 class AxesFacts(Facts):
-    """A reduction, or a softmax, over a mask of axes; both have that attribute first."""
-
-    def __init__(self, xp: Any, view: NodeView) -> None:
-        super().__init__(xp, view, "reduce_sum")
+    """A reduction, or a softmax, over a mask of axes."""
 
     @cached_property
     def is_float_sum(self) -> Any:
         """Of floats, over some axes of an array that is not empty."""
-        there = self.xp.all(self.view.arg_shapes != 0)
-        return self.is_float(self.view.dtype) & (self.number("axes") != 0) & there
+        return self.is_float(self.view.dtype) & (self.number("axes") != 0) & self.nonempty
 
 
-_FLOAT_SUM: Condition = attrgetter("is_float_sum")
+_FLOAT_SUM = ("is_float_sum",)
 _BY_MATMUL = "XLA gap: means by matmul x1.6"
 REDUCE_SUM: tuple[Lowering, ...] = (
     Lowering(
