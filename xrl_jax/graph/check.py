@@ -1,6 +1,6 @@
 """Whether a graph is well formed: on the host, with a message that shows the node.
 
-`check_program` checks whole programs, `valid.is_valid` is the cheap form for the inside of jit.
+`check_program` checks whole programs.
 """
 
 from __future__ import annotations

@@ -471,11 +471,3 @@ def shape_text(patterns: Sequence[Pattern | Var]) -> str:
         return f"({t.op} {' '.join(show(a) for a in t.args)} {t.attrs})"
 
     return " | ".join(show(p) for p in patterns)
-
-
-def walk(p: Pattern | Var) -> Iterator[Pattern | Var]:
-    """A pattern's nodes and variables, root first."""
-    yield p
-    if isinstance(p, Pattern):
-        for a in p.args:
-            yield from walk(a)

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.graph import ops
 from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Binding, Call, Equation, Input, digest
 from xrl_jax.graph.equations import bind
 from xrl_jax.graph.graph import GraphError, Node, TensorGraph, nodes_of
@@ -95,17 +94,8 @@ class Program:
         rows = [digest(b) for b in self.bindings] or [np.zeros(2, np.uint32)]
         return np.stack(rows)
 
-    def opaque_share(self) -> float:
-        """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
-        nodes = [n for g in self.graphs for n in nodes_of(g)[0]]
-        work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
-        return sum(n.op == "opaque" for n in work) / max(len(work), 1)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it stands, node by node through its lowerings (traceable)."""
-        # The way out; imported late, because graphs know no backend.
-        from xrl_jax.program.program import to_jax
-
         return to_jax(self)(*args, **kwargs)
 
     def __str__(self) -> str:

@@ -177,8 +177,3 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < max(rank, 1):
         raise OnnxError(f"axis {axis} is out of range for rank {rank}")
     return axis + rank if axis < 0 else axis
-
-
-def accumulator(dtype: Any) -> np.dtype:
-    """Return the dtype to sum in: float32 for the 16-bit floats."""
-    return np.dtype(np.float32) if jnp.finfo(dtype).bits < 32 else np.dtype(dtype)

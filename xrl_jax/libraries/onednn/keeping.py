@@ -64,9 +64,6 @@ class Largest:
         return [*sizes, self.stride, self.low]
 
 
-Keeping = Bounded | Largest
-
-
 def _bits(x: float) -> int:
     return int.from_bytes(struct.pack("<f", x), "little")
 

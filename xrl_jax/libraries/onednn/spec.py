@@ -14,7 +14,7 @@ import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax import lax
@@ -434,9 +434,6 @@ def _plain(x: Any) -> Any:
     if dataclasses.is_dataclass(x):
         return [_plain(getattr(x, f.name)) for f in dataclasses.fields(x)]
     return [_plain(v) for v in x] if isinstance(x, tuple) else x
-
-
-_T = TypeVar("_T")
 
 
 def _op(fields: list[Any]) -> Any:
