@@ -12,7 +12,8 @@ from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, PostOps, UnimplementedError, row_major
 from xrl_jax.libraries.onednn.keeping import Bounded
-from xrl_jax.libraries.onednn.native import MOST_ARGUMENTS, Place
+from xrl_jax.libraries.onednn.native import Place
+from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
 from xrl_jax.libraries.onednn.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
 
 _BYTES = 4  # of a number
