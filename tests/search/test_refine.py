@@ -14,7 +14,7 @@ from tests.search.fakes import FakeOracle
 from xrl_jax.cost.programs import Timed
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
