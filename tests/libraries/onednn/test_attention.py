@@ -29,8 +29,8 @@ from xrl_jax.libraries.onednn.spec import (
     Reshape,
     Scale,
     Transpose,
-    partition,
 )
+from xrl_jax.libraries.onednn.spec_text import partition, text_of
 
 needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 PLAIN = Dot(False, False)
@@ -98,7 +98,7 @@ def test_two_products_and_what_lies_between_are_one_operator() -> None:
 
 def test_its_text_says_the_same() -> None:
     part = attended(attention())
-    assert partition(part.text) == part
+    assert partition(text_of(part)) == part
 
 
 @pytest.mark.parametrize(
