@@ -19,7 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Binding, Call, Equation, Input, digest
+from xrl_jax.graph.bindings import (
+    CONTROL_FLOW,
+    Array,
+    Binding,
+    Call,
+    Equation,
+    Input,
+    binding_of,
+    digest,
+)
 from xrl_jax.graph.equations import bind
 from xrl_jax.graph.graph import GraphError, Node, TensorGraph, nodes_of
 from xrl_jax.graph.operands import flat_operands
@@ -168,7 +177,7 @@ def _value(
     program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
 ) -> Any:
     """One node's value; a tuple for `pack` and where an equation has other than one result."""
-    match program.bindings[node.ref] if node.ref >= 0 else None:
+    match binding_of(node, program.bindings):
         case Input(position):
             return args[position]
         case Array(value):

@@ -79,7 +79,7 @@ def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
     plain = m.chance(0.5)
     inner = [n for n in m.nodes if n.op == "dot" and n.attr("lhs_batch")]
     if inner and not lists and m.chance(0.6):  # a dot of a dot, over the same batch
-        n_batch, n_contract, plain = len(ops.unpack_dims(int(inner[-1].attr("lhs_batch")))), 1, True  # type: ignore[arg-type]
+        n_batch, n_contract, plain = len(ops.unpack_dims(inner[-1].number("lhs_batch"))), 1, True
     if rank is not None and rank < n_batch + n_contract:
         raise Rejected
     return _Numbers(lists, n_batch, n_contract, plain)
