@@ -30,7 +30,7 @@ from xrl_jax.accept import accept, last_timing
 from xrl_jax.accept.last_timing import OPTIMISED
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.model import Oracle
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.lower import table as lowerings

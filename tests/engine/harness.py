@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from tests.engine import oracle
+from tests.graph.parsed import parse_graph
 from xrl_jax.engine import match as match_lib
 from xrl_jax.engine.apply import Applied, apply
 from xrl_jax.engine.match import Candidates
 from xrl_jax.graph.graph import TensorGraph, build
-from xrl_jax.graph.text import parse_graph
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.rule_files import load_rules
 from xrl_jax.language.table import CompiledRules, RuleTable, compile_rules

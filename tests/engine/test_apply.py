@@ -11,10 +11,11 @@ from tests.engine import harness, oracle
 from tests.engine.harness import graph_of, rewritten, rules_of
 from tests.engine.test_match import SIBLINGS
 from tests.graph.generators import random_graph
+from tests.graph.valid import is_acyclic
 from xrl_jax.engine.apply import apply_ready, look, ready
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, n_live, nodes_of
-from xrl_jax.graph.passes import is_acyclic, use_counts
+from xrl_jax.graph.passes import use_counts
 from xrl_jax.graph.text import format_graph
 from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.runtime.engine_jit import engine_jit

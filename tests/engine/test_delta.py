@@ -14,8 +14,8 @@ from tests.graph.generators import random_graph
 from xrl_jax.cost.roofline import CostTable, cost_table
 from xrl_jax.engine.bind import bind
 from xrl_jax.graph.graph import Node, build, pack_attrs
-from xrl_jax.language.rule import parse_rules
 from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.states import Moves, Space, State

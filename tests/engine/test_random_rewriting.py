@@ -22,6 +22,7 @@ import pytest
 from experiments import models
 from tests.engine import harness
 from tests.graph.generators import random_graph
+from tests.graph.valid import is_valid
 from tests.quick import QUICK
 from xrl_jax.accept.accuracy import Accuracy, assess, references
 from xrl_jax.accept.samples import samples
@@ -33,7 +34,6 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.bindings import Equation, Input
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
-from xrl_jax.graph.valid import is_valid
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import CompiledRules, RuleTable
 from xrl_jax.lower.table import applicable

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from tests.graph.generators import graphs
+from tests.graph.parsed import parse_graph
+from tests.graph.valid import is_valid
 from xrl_jax.graph import ops
 from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.check import check
@@ -23,8 +25,6 @@ from xrl_jax.graph.graph import (
     with_args,
 )
 from xrl_jax.graph.passes import remove_dead
-from xrl_jax.graph.text import parse_graph
-from xrl_jax.graph.valid import is_valid
 from xrl_jax.program.check import check_program
 from xrl_jax.program.program import Body, Program
 from xrl_jax.runtime.engine_jit import engine_jit

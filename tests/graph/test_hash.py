@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from tests.graph.generators import graphs, shuffled
+from tests.graph.parsed import parse_graph
 from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs
 from xrl_jax.graph.hash import identity, node_hashes, timing_key
 from xrl_jax.graph.passes import raise_depths
-from xrl_jax.graph.text import parse_graph
 from xrl_jax.program.program import Program
 
 _DIGESTS = np.random.default_rng(0).integers(0, 2**32, (64, 2), np.uint32)

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from jax.extend.core import Primitive
 
+from tests.graph.parsed import parse_graph
+from tests.graph.valid import is_valid
 from tests.quick import QUICK
 from xrl_jax.frontends import jaxpr
-from xrl_jax.graph import attributes, kinds, ops, valid, work
+from xrl_jax.graph import attributes, kinds, ops, work
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import GraphError, Node, build, infer, pack_attrs
-from xrl_jax.graph.text import GraphTextError, format_graph, parse_graph
+from xrl_jax.graph.text import GraphTextError, format_graph
 from xrl_jax.language.rule_files import load_rules
 from xrl_jax.libraries.base import Lowering
 from xrl_jax.lower import table
@@ -94,7 +96,7 @@ def test_it_is_written_and_read_back():
 
 def test_it_is_checked():
     check(parse_graph(TEXT))
-    fresh = jax.jit(lambda graph: valid.is_valid(graph), compiler_options=QUICK)
+    fresh = jax.jit(lambda graph: is_valid(graph), compiler_options=QUICK)
     assert fresh(parse_graph(TEXT))
     for attrs, message in (
         (dict(axis=2), r"roll.*attribute axis=2 is outside 0\.\.1"),

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.graph.test_graph import NODES, PINNED
+from tests.graph.valid import is_acyclic
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, args_of, build, n_live, pack_attrs, with_args
-from xrl_jax.graph.passes import is_acyclic, raise_depths, remove_dead, use_counts
+from xrl_jax.graph.passes import raise_depths, remove_dead, use_counts
 from xrl_jax.runtime.engine_jit import engine_jit
 
 

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from tests.graph.generators import graphs
+from tests.graph.parsed import parse_graph
 from xrl_jax.graph import attributes, ops
 from xrl_jax.graph.bindings import Array, Call, Equation, Input
 from xrl_jax.graph.graph import Node, build, nodes_of, pack_attrs
 from xrl_jax.graph.hash import identity
 from xrl_jax.graph.ops import LAYOUT_CODE, mask_of, pack_dims
 from xrl_jax.graph.passes import raise_depths
-from xrl_jax.graph.text import GraphTextError, format_graph, parse_graph
+from xrl_jax.graph.text import GraphTextError, format_graph
 from xrl_jax.program.program import Body, Program
 from xrl_jax.program.text import parse_program
 
@@ -284,8 +285,6 @@ def test_an_error_shows_the_line_with_a_caret():
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("", 1, "expected one graph, found 0"),
-        (_EXAMPLE + "\n" + _EXAMPLE, 8, "expected one graph, found 2"),
         ("graph {\n  %1: float32[2] = input()", 2, "the graph is not closed"),
         ("node {\n}", 1, "expected 'graph', found 'node'"),
     ],

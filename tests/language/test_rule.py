@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from xrl_jax.graph import ops
-from xrl_jax.language.rule import Pattern, Term, Var, parse_rules
+from xrl_jax.language.rule import Pattern, Term, Var
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.sexpr import Atom, RuleError, SExpr
 
 

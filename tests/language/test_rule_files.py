@@ -19,8 +19,9 @@ from xrl_jax.engine.apply import apply
 from xrl_jax.engine.match import candidates, match
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.language.rule import ROLES, parse_rules
+from xrl_jax.language.rule import ROLES
 from xrl_jax.language.rule_files import all_rules, load_rules, select_rules, standard_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.sexpr import RuleError
 from xrl_jax.language.table import compile_rules
 from xrl_jax.runtime.engine_jit import engine_jit

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.graph.valid import is_acyclic
 from xrl_jax.cost.model import price
-from xrl_jax.graph.passes import is_acyclic
 from xrl_jax.program.program import Program
 from xrl_jax.rl.env import Action, EnvParams, EnvState, Outcome, allowed, reset, step
 from xrl_jax.runtime.engine_jit import engine_jit

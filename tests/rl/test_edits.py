@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.rl.test_env import OWN, RESET, chain, params_of
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail, begin, by_chance, follow

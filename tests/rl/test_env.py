@@ -15,8 +15,8 @@ from experiments import models
 from tests.rl.conformance import ALLOWED, RESET, STEP, batch_is_each_by_itself, conforms
 from xrl_jax.cost.roofline import CORRECTED, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.language.rule import parse_rules
 from xrl_jax.language.rule_files import standard_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.program.program import Program
 from xrl_jax.rl.env import (

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rl.test_env import RESET, chain, negated, own, params_of, slots_of, taken
 from xrl_jax.cost.roofline import CORRECTED
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.decode import begin, by_gain, by_network, follow
 from xrl_jax.rl.features import Observation, observe

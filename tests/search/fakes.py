@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.regions import Region
-from xrl_jax.language.rule import parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.target import Target

@@ -13,7 +13,8 @@ import pytest
 from tests.search.fakes import FakeOracle
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
-from xrl_jax.language.rule import Rule, parse_rules
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import experiments.models as models
+from tests.program.opaque import opaque_share
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.bindings import Call
@@ -279,6 +280,6 @@ def test_networks(name: str, record_property: Callable[[str, Any], None]) -> Non
     folded = fold(flat)
     assert counts(folded) == expected
     assert digest(unfold(folded)) == digest(flat)
-    share = flat.opaque_share()
+    share = opaque_share(flat)
     record_property("figure", f"{name}: {share:.1%} of the nodes are opaque")
-    assert share < 0.05 and folded.opaque_share() < 0.05
+    assert share < 0.05 and opaque_share(folded) < 0.05

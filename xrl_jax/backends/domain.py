@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph.bindings import Call, Equation
+from xrl_jax.graph.bindings import Call, Equation, binding_of
 from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.lower.table import LOWERINGS, applicable, number_of
@@ -137,18 +137,18 @@ def _reading_finite(program: Program) -> list[set[int]]:
         fixed = np.asarray(program.graphs[g].nodes.weight_only)[slots]
         finite: list[bool] = []
         for i, node in enumerate(nodes):
-            bound = program.bindings[node.ref] if node.ref >= 0 else None
-            is_bound = isinstance(bound, Equation | Call)
+            binding = binding_of(node, program.bindings)
+            is_bound = isinstance(binding, Equation | Call)
             args = flat_operands(nodes, node) if is_bound else node.args
             reads = all(finite[a] for a in args)
             if reads:
                 found[g].add(i)
-            if isinstance(bound, Call):
-                for body in bound.bodies:
-                    entering[body + 1] &= reads and bound.equation is None
-                finite.append(reads and all(_makes_finite(program, b + 1) for b in bound.bodies))
-            elif isinstance(bound, Equation):
-                finite.append(reads and bound.name in _MOVING)
+            if isinstance(binding, Call):
+                for body in binding.bodies:
+                    entering[body + 1] &= reads and binding.equation is None
+                finite.append(reads and all(_makes_finite(program, b + 1) for b in binding.bodies))
+            elif isinstance(binding, Equation):
+                finite.append(reads and binding.name in _MOVING)
             elif node.op == "input":
                 finite.append(entering[g])
             else:
@@ -161,9 +161,7 @@ def _is_finite(node: Node, nodes: Sequence[Node], fixed: np.ndarray) -> bool:
     if node.op == "div":
         return bool(fixed[node.args[1]])
     if node.op == "integer_pow":
-        exponent = node.attr("exponent")
-        assert isinstance(exponent, int)
-        return exponent >= 0
+        return node.number("exponent") >= 0
     return node.op in _FINITE
 
 

@@ -14,7 +14,6 @@ import math
 import operator
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +24,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import take_current_trace
 
-from xrl_jax.backends.arguments import Arguments, fits, of_leaves, text
+from xrl_jax.backends.arguments import Arguments, fits, text
 from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
+from xrl_jax.backends.original import Original
 from xrl_jax.backends.plain_data import pack_signature
 from xrl_jax.backends.runnable import Flat, ProgramRunnable, Runnable
 from xrl_jax.backends.saving import save
-from xrl_jax.program.arguments import flatten_args, flatten_as, static_numbers, unflatten_args
+from xrl_jax.program.arguments import flatten_as, unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.compile_options import keeping_nan
-from xrl_jax.runtime.settings import debugging, meaning, own_settings
+from xrl_jax.runtime.settings import debugging, own_settings
 
 
 @jax.tree_util.register_dataclass
@@ -105,11 +105,9 @@ class Fast:
         self.runnable = runnable or ProgramRunnable(program, fn, **more)
         self._converted, self._program_text = converted, program_text
         self._arguments = Arguments(program)
-        self._meaning = None if fn is None else meaning()
+        self._original = Original(fn, program.in_tree)
         self._lock = threading.RLock()
         self._kept: _Kept | None = None
-        self._said: set[str] = set()  # what was warned about
-        self._originals: dict[Any, Callable[..., Any]] = {}
         if fn is not None:
             functools.update_wrapper(self, fn, updated=())
 
@@ -126,9 +124,9 @@ class Fast:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.program.in_tree:  # static leaves, or passed otherwise than in the example
             leaves, tree = self._arguments.flattened(args, kwargs, self)
-        difference = self._arguments.difference(leaves, tree) or self._other_meaning()
+        difference = self._arguments.difference(leaves, tree) or self._original.other_meaning()
         if difference is not None:
-            return self._original(difference, args, kwargs)
+            return self._original.call(difference, args, kwargs)
         weights, inputs = self._arguments.divided(leaves)
         if not any(isinstance(x, Tracer) for x in leaves):
             with take_current_trace():  # arrays only: nothing to stage, even inside a trace
@@ -196,7 +194,7 @@ class Fast:
         if debugging() and self.baseline is not None:
             return self._debugged(args, kwargs)
         leaves, tree = flatten_as(self.program.in_tree, args, kwargs)
-        difference = ours.difference(leaves, tree) or self._other_meaning()
+        difference = ours.difference(leaves, tree) or self._original.other_meaning()
         if difference is not None:
             raise TypeError(f"fast.call runs the optimised program only: {difference}")
         _, inputs = ours.divided(leaves)
@@ -214,8 +212,8 @@ class Fast:
 
     def __copy__(self) -> Fast:
         copied = object.__new__(type(self))
-        own = {"_lock": threading.RLock(), "_originals": dict(self._originals)}
-        vars(copied).update(vars(self), **own, _said=set(self._said))
+        own = {"_lock": threading.RLock(), "_original": self._original.copy()}
+        vars(copied).update(vars(self), **own)
         return copied
 
     def __deepcopy__(self, memo: Any) -> Fast:
@@ -297,7 +295,7 @@ class Fast:
             if stable:
                 self._kept = kept
         if any(isinstance(w, np.ndarray) for w in weights):
-            self._say_once(
+            self._original.say_once(
                 "NumPy",
                 "weights that are NumPy arrays, which may change in place, are prepared in every "
                 "call: give them as JAX arrays (jax.device_put) to have that done once",
@@ -314,7 +312,7 @@ class Fast:
         go the long way. Networks of few milliseconds feel every microsecond here.
         """
         kept = self._kept
-        if kept is None or debugging() or self._other_meaning():
+        if kept is None or debugging() or self._original.other_meaning():
             return None
         try:
             leaves = self.program.in_tree.flatten_up_to((args, kwargs))
@@ -355,7 +353,7 @@ class Fast:
 
     def _outside(self, beyond: str, leaves: Sequence[Any]) -> list[Any]:
         """The original on arguments outside of the domain."""
-        self._warn(beyond)
+        self._original.warn(beyond)
         return self._compiled_outside(*leaves)
 
     @functools.cached_property
@@ -370,43 +368,6 @@ class Fast:
         if domain is None or other is None:
             return flat
         return lambda *leaves: jax.lax.cond(inside(domain, leaves), flat, other, *leaves)
-
-    def _other_meaning(self) -> str | None:
-        """What JAX's settings would now make of the original that they did not when it was traced;
-        None if nothing. Without an original there is but the program.
-        """
-        if self._meaning is None or (now := meaning()) == self._meaning:
-            return None
-        return "it was made under jax_enable_x64={}, jax_default_matmul_precision={}, ".format(
-            *self._meaning
-        ) + "now they are {} and {}".format(*now)
-
-    def _original(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The original function on other arguments than the example's."""
-        fn = self.baseline
-        if fn is None:
-            raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
-        self._warn(difference)
-        if static_numbers(self.program.in_tree):  # it cannot be compiled for any number
-            return fn(*args, **kwargs)
-        leaves, tree = flatten_args(args, kwargs)
-        with self._lock:
-            if tree not in self._originals:
-                self._originals[tree] = jax.jit(of_leaves(fn, tree))
-        return self._originals[tree](*leaves)
-
-    def _warn(self, difference: str) -> None:
-        """Say once that the original runs, and why."""
-        text = f"the optimised function runs the original here: {difference}"
-        self._say_once("original", text, 6)
-
-    def _say_once(self, about: str, text: str, stacklevel: int) -> None:
-        """Warn, if it is the first time about this."""
-        with self._lock:
-            first = about not in self._said
-            self._said.add(about)
-        if first:
-            warnings.warn(text, stacklevel=stacklevel)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original as it is, in which the user looks for a fault; where there is none, the

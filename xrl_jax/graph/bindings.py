@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from xrl_jax.graph.graph import Node
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,23 @@ class Call:
 
 
 Binding = Input | Array | Equation | Call
+
+
+def binding_of(node: Node, bindings: Sequence[Binding]) -> Binding | None:
+    """What a node refers to; None where that is nothing."""
+    return bindings[node.ref] if node.ref >= 0 else None
+
+
+def position_of(node: Node, bindings: Sequence[Binding]) -> int | None:
+    """Which flat argument of its graph a node is; None where it is none."""
+    binding = binding_of(node, bindings)
+    return binding.position if isinstance(binding, Input) else None
+
+
+def call_of(node: Node, bindings: Sequence[Binding], kind: str = "") -> Call | None:
+    """The call that a node is, of this kind if it is given; None where it is none."""
+    call = binding_of(node, bindings)
+    return call if isinstance(call, Call) and kind in ("", call.kind) else None
 
 
 def digest(binding: Binding) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Whether a graph is well formed: on the host, with a message that shows the node.
 
-`check_program` checks whole programs, `valid.is_valid` is the cheap form for the inside of jit.
+`check_program` checks whole programs.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
         if node.op == "proj" and view.op(node.args[0]) not in ("opaque", "call"):
             view.fail(slot, "takes the result of an opaque node or a call only")
         if node.op in ("opaque", "call"):
-            wanted, got = node.attr("n_args"), len(flat_operands(view.nodes, node))
+            wanted, got = node.number("n_args"), len(flat_operands(view.nodes, node))
             if got != wanted:
                 view.fail(slot, f"n_args is {wanted}, but it has {got} operands")
         if bindings is None or kind is None or node.ref < 0:
@@ -256,8 +256,7 @@ def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
         equation = _equation(bindings[view.nodes[node.args[0]].ref])
         if equation is None:
             continue  # an inlined body: `check_program` knows its results
-        index = node.attr("index")
-        assert isinstance(index, int)
+        index = node.number("index")
         if index >= equation.n_outputs:
             view.fail(slot, f"index {index}, but {equation.name} has {equation.n_outputs} results")
         if not matches(node, equation.avals[index]):

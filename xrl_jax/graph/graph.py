@@ -101,6 +101,23 @@ class Node:
         values = self.attrs[field.place]
         return values[0] if field.width == 1 else values
 
+    def number(self, name: str) -> int:
+        """An attribute of width one."""
+        value = self.attr(name)
+        assert isinstance(value, int)
+        return value
+
+    def dims(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """The first `rank` entries of a wide attribute; all of them by default."""
+        value = self.attr(name)
+        assert isinstance(value, tuple)
+        return value[:rank]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of an attribute `axes`, which is a mask."""
+        return ops.axes_of(self.number("axes"))
+
 
 def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
     """The attribute vector [K] of an op from named values; narrow sequences are filled up as the
@@ -213,7 +230,7 @@ def build_on_host(
         value[slot] = node.value
         ref[slot] = node.ref
         table[slot, : len(args)] = args
-        pinned = node.op in ("opaque", "call") and node.attr("pinned")
+        pinned = node.op in ("opaque", "call") and node.number("pinned")
         if node.op in ("weight", "array", "const", "iota"):
             weight_only[slot] = True
         elif node.op != "input" and not pinned:

@@ -44,12 +44,12 @@ def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
     Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a
     pinned node holds beyond its `n_args` operands (`link_of`) is left out.
     """
-    return _held(nodes, node)[: _n_args(node)]
+    return _held(nodes, node)[: node.number("n_args")]
 
 
 def link_of(nodes: Sequence[Node], node: Node) -> int | None:
     """The pinned node that must run before this one; None where that does not matter."""
-    held, n = _held(nodes, node), _n_args(node)
+    held, n = _held(nodes, node), node.number("n_args")
     return held[n] if len(held) > n else None
 
 
@@ -58,9 +58,3 @@ def _held(nodes: Sequence[Node], node: Node) -> list[int]:
     while held and nodes[held[0]].op == "pack":
         held[:1] = nodes[held[0]].args
     return held
-
-
-def _n_args(node: Node) -> int:
-    n_args = node.attr("n_args")
-    assert isinstance(n_args, int)
-    return n_args

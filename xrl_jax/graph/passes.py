@@ -75,8 +75,8 @@ def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> Tens
     """Lift `depth` where an argument is not below its consumer: a topological order again, after a
     rewrite.
 
-    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, and
-    `is_acyclic` is then false.
+    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, where
+    some depth is not above those of the node's arguments.
 
     Args:
       needed: false where it is known that all depths are in order; then nothing is looked at.
@@ -101,11 +101,3 @@ def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> Tens
     # A loop without a turn would work out where to gather for all that.
     depth = jax.lax.cond(largest_of_batch(needed), raised, lambda _, depth: depth, needed, depth)
     return graph._replace(globals=graph.globals._replace(depth=depth))
-
-
-def is_acyclic(graph: TensorGraph) -> jax.Array:
-    """Whether `depth` is above the depth of every argument, which no cyclic graph admits."""
-    table = args_of(graph)
-    depth = graph.globals.depth
-    live = graph.nodes.op != ops.HOLE
-    return jnp.all((depth[:, None] > depth[table]) | (table == 0) | ~live[:, None])

@@ -292,7 +292,12 @@ def _parse_node(line: _Line, nodes: list[Node], numbers: dict[str, int]) -> None
 
 
 def parse_blocks(text: str) -> list[tuple[str, TensorGraph, int]]:
-    """Name, graph and first line of every `graph ... { ... }` in the text."""
+    """Name, graph and first line of every `graph ... { ... }` in the text; node %i of a text in
+    order gets slot i.
+
+    Raises:
+      GraphTextError: with the line and column of what is not syntax, not known or does not fit.
+    """
     lines = [_Line(n, t) for n, t in enumerate(text.splitlines() or [""], 1)]
     code = iter([line for line in lines if line.code.strip()])
     blocks = []
@@ -335,16 +340,3 @@ def _parse_outputs(line: _Line, numbers: dict[str, int]) -> list[int]:
             line.fail(f"{found} is not defined above", at)
         outputs.append(numbers[found])
     return outputs
-
-
-def parse_graph(text: str) -> TensorGraph:
-    """The graph that `format_graph` wrote; node %i of a text in order gets slot i.
-
-    Raises:
-      GraphTextError: with the line and column of what is not syntax, not known or does not fit.
-    """
-    blocks = parse_blocks(text)
-    if len(blocks) != 1:
-        line = blocks[1][2] if blocks else 1
-        raise GraphTextError(line, 1, f"expected one graph, found {len(blocks)}")
-    return blocks[0][1]

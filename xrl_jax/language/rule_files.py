@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from xrl_jax.language.lowering_rules import lowering_rules
-from xrl_jax.language.rule import ASSUMPTIONS, Macros, Rule, parse_rules
+from xrl_jax.language.rule import ASSUMPTIONS, Rule
+from xrl_jax.language.rule_parser import Macros, parse_rules
 from xrl_jax.language.sexpr import RuleError
 from xrl_jax.lower.table import is_offered, number_of
 

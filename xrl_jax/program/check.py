@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xrl_jax.graph.bindings import Call, Input
+from xrl_jax.graph.bindings import Call, call_of, position_of
 from xrl_jax.graph.check import View, aval_type, check, matches
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.graph.operands import flat_operands
@@ -38,8 +38,8 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
     """Calls of a graph that may run bodies 0 to `callable_bodies - 1`."""
     for slot in view.live:
         node = view.nodes[slot]
-        binding = program.bindings[node.ref] if node.ref >= 0 else None
-        if not isinstance(binding, Call):
+        binding = call_of(node, program.bindings)
+        if binding is None:
             continue
         if binding.kind not in _N_BODIES:
             view.fail(slot, f"call of kind {binding.kind!r} (known: {', '.join(_N_BODIES)})")
@@ -51,7 +51,7 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
                 view.fail(
                     slot, f"runs body{b}, but only those before it are: 0 to {callable_bodies - 1}"
                 )
-        n_args, n_in = node.attr("n_args"), _n_inputs(program, binding)
+        n_args, n_in = node.number("n_args"), _n_inputs(program, binding)
         if n_in is None:
             view.fail(slot, f"the bodies of this {binding.kind} differ in their inputs")
         if n_args != n_in:
@@ -68,8 +68,7 @@ def _check_inline(view: View, slot: int, body: Body) -> None:
     inside = View(body.graph, body.name)
     results = [inside.nodes[o] for o in inside.graph.globals.outputs.tolist() if o > 0]
     users = [u for u in view.live if slot in view.nodes[u].args and view.nodes[u].op == "proj"]
-    for user, index in [(u, view.nodes[u].attr("index")) for u in users] or [(slot, 0)]:
-        assert isinstance(index, int)
+    for user, index in [(u, view.nodes[u].number("index")) for u in users] or [(slot, 0)]:
         if index >= len(results):
             view.fail(user, f"index {index}, but its body has {len(results)} results")
         if not matches(view.nodes[user], results[index]):
@@ -82,10 +81,9 @@ def _check_inputs(
 ) -> None:
     for slot in view.live:
         node = view.nodes[slot]
-        binding = program.bindings[node.ref] if node.ref >= 0 else None
-        if not isinstance(binding, Input):
+        at = position_of(node, program.bindings)
+        if at is None:
             continue
-        at = binding.position
         if not 0 <= at < len(in_avals):
             view.fail(slot, f"argument {at}, but there are {len(in_avals)}")
         if not matches(node, in_avals[at]):

@@ -16,7 +16,16 @@ import numpy as np
 
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Binding, Call, Input, scan_sizes
+from xrl_jax.graph.bindings import (
+    CONTROL_FLOW,
+    Array,
+    Binding,
+    Call,
+    Input,
+    call_of,
+    position_of,
+    scan_sizes,
+)
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands, is_pinned
 from xrl_jax.program.program import Body, Program
@@ -167,8 +176,9 @@ def weight_only(
     """For every node, whether it depends on nothing but constants and inputs that are weights."""
     known: list[bool] = []
     for node in graph.nodes:
-        if node.op in ("input", "weight"):
-            known.append(inputs[_position(node, bindings)])
+        position = position_of(node, bindings)
+        if position is not None:
+            known.append(inputs[position])
         else:
             known.append(not is_pinned(node) and all(known[a] for a in node.args))
     return known
@@ -201,12 +211,6 @@ def call_sites(call: Call, flags: Sequence[bool]) -> list[tuple[int, float, list
     return [(b, share, list(flags[1:])) for b in call.bodies]
 
 
-def _position(node: Node, bindings: Sequence[Binding]) -> int:
-    binding = bindings[node.ref]
-    assert isinstance(binding, Input)
-    return binding.position
-
-
 def _argument(node: Node, *, is_weight: bool) -> Node:
     if is_weight:
         return replace(node, op="weight", attrs=Node("weight").attrs)
@@ -223,23 +227,20 @@ def _mark_weights(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgr
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         known = weight_only(graphs[g], inputs[g], host.bindings)
         for node in graphs[g].nodes:
-            if node.op != "call":
+            call = call_of(node, host.bindings)
+            if call is None:
                 continue
-            call = host.bindings[node.ref]
-            assert isinstance(call, Call)
             flags = [known[a] for a in flat_operands(graphs[g].nodes, node)]
             for body, runs, are_weights in call_sites(call, flags):
                 counts[body + 1] += counts[g] * runs
                 inputs[body + 1] = [
                     a and b for a, b in zip(inputs[body + 1], are_weights, strict=True)
                 ]
-        nodes = tuple(
-            _argument(n, is_weight=inputs[g][_position(n, host.bindings)])
-            if n.op in ("input", "weight")
-            else n
-            for n in graphs[g].nodes
-        )
-        graphs[g] = replace(graphs[g], nodes=nodes)
+        nodes = list(graphs[g].nodes)
+        for i, node in enumerate(nodes):
+            if (position := position_of(node, host.bindings)) is not None:
+                nodes[i] = _argument(node, is_weight=inputs[g][position])
+        graphs[g] = replace(graphs[g], nodes=tuple(nodes))
     return replace(host, main=graphs[0], bodies=tuple(graphs[1:])), counts[1:]
 
 
@@ -250,8 +251,8 @@ def _prune(host: HostProgram) -> HostProgram:
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         if g == 0 or g - 1 in called:
             for node in graphs[g].nodes:
-                if node.op == "call":
-                    called.update(host.bindings[node.ref].bodies)  # type: ignore[union-attr]
+                if (call := call_of(node, host.bindings)) is not None:
+                    called.update(call.bodies)
     kept = sorted(called)
     new_body = {old: new for new, old in enumerate(kept)}
     graphs = [graphs[0], *(graphs[b + 1] for b in kept)]

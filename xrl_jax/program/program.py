@@ -19,8 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Binding, Call, Equation, Input, digest
+from xrl_jax.graph.bindings import (
+    CONTROL_FLOW,
+    Array,
+    Binding,
+    Call,
+    Equation,
+    Input,
+    binding_of,
+    digest,
+)
 from xrl_jax.graph.equations import bind
 from xrl_jax.graph.graph import GraphError, Node, TensorGraph, nodes_of
 from xrl_jax.graph.operands import flat_operands
@@ -95,17 +103,8 @@ class Program:
         rows = [digest(b) for b in self.bindings] or [np.zeros(2, np.uint32)]
         return np.stack(rows)
 
-    def opaque_share(self) -> float:
-        """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
-        nodes = [n for g in self.graphs for n in nodes_of(g)[0]]
-        work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
-        return sum(n.op == "opaque" for n in work) / max(len(work), 1)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it stands, node by node through its lowerings (traceable)."""
-        # The way out; imported late, because graphs know no backend.
-        from xrl_jax.program.program import to_jax
-
         return to_jax(self)(*args, **kwargs)
 
     def __str__(self) -> str:
@@ -178,7 +177,7 @@ def _value(
     program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
 ) -> Any:
     """One node's value; a tuple for `pack` and where an equation has other than one result."""
-    match program.bindings[node.ref] if node.ref >= 0 else None:
+    match binding_of(node, program.bindings):
         case Input(position):
             return args[position]
         case Array(value):

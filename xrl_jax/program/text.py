@@ -10,7 +10,7 @@ def parse_program(text: str, *, like: Program) -> Program:
     """`like` with the graphs that `str(program)` wrote; bindings, types and tree structures stay.
 
     Raises:
-      GraphTextError: as `parse_graph`; or the graphs are not main, body0, ... as `like` has them.
+      GraphTextError: as `parse_blocks`; or the graphs are not main, body0, ... as `like` has them.
     """
     blocks = parse_blocks(text)
     wanted = ["main", *(f"body{i}" for i in range(len(like.bodies)))]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import jax
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, Call, Input
+from xrl_jax.graph.bindings import Binding, Call, Input, call_of, position_of
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands
 from xrl_jax.program.host import (
@@ -90,18 +90,14 @@ def _calls(host: HostProgram, body: int) -> list[int]:
     effects.
     """
 
-    def call_of(node: Node) -> Call | None:
-        row = host.bindings[node.ref] if node.op == "call" else None
-        return row if isinstance(row, Call) and body in row.bodies else None
+    def calls(graph: HostGraph) -> list[tuple[int, Call]]:
+        each = ((i, call_of(n, host.bindings)) for i, n in enumerate(graph.nodes))
+        return [(i, call) for i, call in each if call is not None and body in call.bodies]
 
-    elsewhere = any(call_of(n) for b in host.bodies for n in b.nodes)
-    here = [i for i, n in enumerate(host.main.nodes) if call_of(n)]
-    plain = all(
-        call.kind == "inline" and host.main.nodes[i].attr("pinned") == 0
-        for i in here
-        if (call := call_of(host.main.nodes[i]))
-    )
-    return here if plain and not elsewhere else []
+    here = calls(host.main)
+    nodes = host.main.nodes
+    plain = all(c.kind == "inline" and not nodes[i].number("pinned") for i, c in here)
+    return [i for i, _ in here] if plain and not any(map(calls, host.bodies)) else []
 
 
 def _later(main: HostGraph, calls: set[int]) -> list[bool]:
@@ -119,17 +115,17 @@ def _products(
     by_shared = weight_only(body, shared, bindings)
     from_early: list[bool] = []
     for node in body.nodes:
-        place = _position(node, bindings)
+        place = position_of(node, bindings)
         is_view = node.op in _VIEWS and all(from_early[a] for a in node.args)
         from_early.append(is_view if place is None else early[place])
     found = []
     for i, node in enumerate(body.nodes):
-        if node.op != "dot" or {node.attr("lhs_batch"), node.attr("rhs_batch")} != {0}:
+        if node.op != "dot" or node.number("lhs_batch") or node.number("rhs_batch"):
             continue
         left, right = (body.nodes[a] for a in node.args)
         rows, columns = left.shape[:-1], right.shape[-1:]
         is_matrix = len(left.shape) in (1, 2) and len(right.shape) == 2
-        contracts = (node.attr("lhs_contract"), node.attr("rhs_contract"))
+        contracts = (node.number("lhs_contract"), node.number("rhs_contract"))
         plain = (ops.pack_dims((len(left.shape) - 1,)), ops.pack_dims((0,)))
         at, by = node.args
         fits = from_early[at] and not by_shared[at] and by_shared[by]
@@ -138,11 +134,6 @@ def _products(
         if node.shape == (*rows, *columns) and (rows or (1,))[0] <= MOST_ROWS:
             found.append(i)
     return found
-
-
-def _position(node: Node, bindings: Sequence[Binding]) -> int | None:
-    row = bindings[node.ref] if node.op in ("input", "weight") else None
-    return row.position if isinstance(row, Input) else None
 
 
 def _without(products: Sequence[int], body: HostGraph, bindings: Bindings) -> HostGraph:
@@ -175,7 +166,7 @@ def _made(
     def copied(i: int, call: int) -> int:
         """Where the value of a node of the body is for a call."""
         node = body.nodes[i]
-        place = _position(node, bindings)
+        place = position_of(node, bindings)
         if place is not None:
             return operands[call][place]
         if i not in there[call]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, Call, Equation, Input
+from xrl_jax.graph.bindings import Binding, Equation, call_of, position_of
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.graph.operands import flat_operands, is_pinned
 from xrl_jax.program.host import HostGraph, disassemble, exact_float32, live, reassemble, source_key
@@ -77,16 +77,16 @@ def _canonical(
     made = Canonical(bindings)
     new: list[int] = []
     for node in graph.nodes:
-        source = bindings[node.ref] if node.ref >= 0 else None
-        number = given[source.position] if given and isinstance(source, Input) else None
+        position = position_of(node, bindings)
+        number = given[position] if given and position is not None else None
         full = None if number is None else made.full(number, node.shape, node.dtype)
         renamed = replace(node, args=tuple(new[a] for a in node.args))
         new.append(made.add(renamed) if full is None else full)
     outputs = tuple(new[o] for o in graph.outputs)
     calls = []
     for node in made.nodes:
-        call = bindings[node.ref] if node.op == "call" else None
-        if isinstance(call, Call):
+        call = call_of(node, bindings)
+        if call is not None:
             numbers = [made.number(o) for o in flat_operands(made.nodes, node)]
             if call.kind == "inline":
                 calls.append((call.bodies[0], numbers))
@@ -248,7 +248,7 @@ def _cast(g: Canonical, node: Node) -> int | None:
 
 
 def _integer_pow(g: Canonical, node: Node) -> int | None:
-    exponent = node.attr("exponent")
+    exponent = node.number("exponent")
     if exponent == 1:
         return node.args[0]
     return g.made("square", node.args) if exponent == 2 else None
@@ -281,13 +281,13 @@ def _reshape(g: Canonical, node: Node) -> int | None:
 
 def _transpose(g: Canonical, node: Node) -> int | None:
     """One transpose for two, a reshape where only sizes of one move, a product turned round."""
-    perm = node.attr("perm")[: len(node.shape)]  # type: ignore[index]
+    perm = node.dims("perm", len(node.shape))
     x = g.nodes[node.args[0]]
     if perm == tuple(range(len(perm))):
         return node.args[0]
     if x.op == "transpose":
-        inner = x.attr("perm")
-        return g.transpose(x.args[0], [inner[p] for p in perm])  # type: ignore[index]
+        inner = x.dims("perm")
+        return g.transpose(x.args[0], [inner[p] for p in perm])
     moved = [p for p in perm if x.shape[p] != 1]
     if moved == sorted(moved):
         return g.reshape(node.args[0], node.shape)
@@ -297,11 +297,11 @@ def _transpose(g: Canonical, node: Node) -> int | None:
 def _broadcast(g: Canonical, node: Node) -> int | None:
     """One broadcast for two, and of what has fewer axes of size one."""
     x = g.nodes[node.args[0]]
-    dims = node.attr("dims")[: len(x.shape)]  # type: ignore[index]
+    dims = node.dims("dims", len(x.shape))
     if x.shape == node.shape and dims == tuple(range(len(dims))):
         return node.args[0]
     if x.op == "broadcast":
-        inner = x.attr("dims")[: len(g.nodes[x.args[0]].shape)]  # type: ignore[index]
+        inner = x.dims("dims", len(g.nodes[x.args[0]].shape))
         return g.broadcast(x.args[0], node.shape, [dims[d] for d in inner])
     if x.op == "reshape":
         source = g.nodes[x.args[0]].shape
@@ -319,7 +319,7 @@ def _slice(g: Canonical, node: Node) -> int | None:
 def _pad(g: Canonical, node: Node) -> int | None:
     """By nothing."""
     rank = len(node.shape)
-    widths = [w for name in ("low", "high", "interior") for w in node.attr(name)[:rank]]  # type: ignore[index]
+    widths = [w for name in ("low", "high", "interior") for w in node.dims(name, rank)]
     return node.args[0] if not any(widths) else None
 
 
@@ -330,8 +330,7 @@ def _concat(g: Canonical, node: Node) -> int | None:
 def _reduce(g: Canonical, node: Node) -> int | None:
     """Over axes of size one."""
     shape = g.nodes[node.args[0]].shape
-    axes = ops.axes_of(node.attr("axes"))  # type: ignore[arg-type]
-    return g.reshape(node.args[0], node.shape) if all(shape[a] == 1 for a in axes) else None
+    return g.reshape(node.args[0], node.shape) if all(shape[a] == 1 for a in node.axes) else None
 
 
 _BY_OP: dict[str, Callable[[Canonical, Node], int | None]] = {

@@ -47,7 +47,7 @@ def sides(g: Builder, node: Node) -> tuple[Side, Side]:
     """The operands of a product."""
 
     def dims(name: str) -> Dims:
-        return ops.unpack_dims(node.attr(name))  # type: ignore[arg-type]
+        return ops.unpack_dims(node.number(name))
 
     left, right = (
         Side(arg, g.nodes[arg].shape, dims(f"{side}_contract"), dims(f"{side}_batch"))
@@ -86,7 +86,7 @@ def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = F
     """A product of these operands, with the dtype of another and the precision that either operand
     has there.
     """
-    precision = int(like.attr("precision"))  # type: ignore[arg-type]
+    precision = like.number("precision")
     named = ops.decode_precision(precision)
     if is_turned and isinstance(named, tuple):
         precision = ops.encode_precision(named[::-1]) or 0
@@ -98,7 +98,7 @@ def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = F
         lhs_batch=ops.pack_dims(left.batch),
         rhs_batch=ops.pack_dims(right.batch),
         precision=precision,
-        dtype=like.attr("dtype"),
+        dtype=like.number("dtype"),
     )
 
 
@@ -107,16 +107,16 @@ def _without_transpose(g: Builder, side: Side) -> Side | None:
     x = g.nodes[side.index]
     if x.op != "transpose":
         return None
-    perm = x.attr("perm")
-    free = [perm[d] for d in side.free]  # type: ignore[index]
+    perm = x.dims("perm")
+    free = [perm[d] for d in side.free]
     if free != sorted(free):
         return None
     (source,) = x.args
     return Side(
         source,
         g.nodes[source].shape,
-        tuple(perm[d] for d in side.contract),  # type: ignore[index]
-        tuple(perm[d] for d in side.batch),  # type: ignore[index]
+        tuple(perm[d] for d in side.contract),
+        tuple(perm[d] for d in side.batch),
     )
 
 
@@ -178,7 +178,7 @@ def _multiplied(g: Builder, node: Node, left: Side, right: Side) -> int | None:
         if order != list(range(len(order))):
             x = g.made("transpose", [side.index], perm=order)
         if x is not None and g.nodes[x].dtype != node.dtype:
-            x = g.made("cast", [x], dtype=node.attr("dtype"))
+            x = g.made("cast", [x], dtype=node.number("dtype"))
         if x is not None:
             x = g.broadcast(x, node.shape, [place[d] for d in order])
         if x is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from xrl_jax.graph.bindings import Binding, Call, Input
+from xrl_jax.graph.bindings import Binding, call_of, position_of
 from xrl_jax.graph.graph import pack_attrs
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.program.host import HostGraph, HostProgram
@@ -27,9 +27,9 @@ def chained(host: HostProgram) -> HostProgram:
                 shared.add(body)
             again[body] = found
         for node in graph.nodes:
-            row = host.bindings[node.ref] if node.op == "call" else None
-            if isinstance(row, Call) and row.kind != "inline":
-                shared.update(row.bodies)
+            call = call_of(node, host.bindings)
+            if call is not None and call.kind != "inline":
+                shared.update(call.bodies)
     bodies = tuple(
         body if b in shared else _marked(body, again.get(b, {}), host.bindings)
         for b, body in enumerate(host.bodies)
@@ -42,10 +42,10 @@ def _links(graph: HostGraph, bindings: Sequence[Binding]) -> dict[int, dict[int,
     last: dict[int, int] = {}  # the latest call of each body
     links: dict[int, dict[int, int]] = {}
     for i, node in enumerate(graph.nodes):
-        row = bindings[node.ref] if node.op == "call" else None
-        if not isinstance(row, Call) or row.kind != "inline":
+        inlined = call_of(node, bindings, "inline")
+        if inlined is None:
             continue
-        body, here = row.bodies[0], {}
+        body, here = inlined.bodies[0], {}
         for position, o in enumerate(flat_operands(graph.nodes, node)):
             made = graph.nodes[o]
             call, result = (made.args[0], made.attrs[0]) if made.op == "proj" else (o, 0)
@@ -61,8 +61,8 @@ def _links(graph: HostGraph, bindings: Sequence[Binding]) -> dict[int, dict[int,
 def _marked(body: HostGraph, again: dict[int, int], bindings: Sequence[Binding]) -> HostGraph:
     nodes = list(body.nodes)
     for i, node in enumerate(nodes):
-        row = bindings[node.ref] if node.op == "input" else None
-        if isinstance(row, Input) and row.position in again:
-            attrs = pack_attrs("input", {"again": again[row.position] + 1})
+        position = position_of(node, bindings)
+        if node.op == "input" and position in again:
+            attrs = pack_attrs("input", {"again": again[position] + 1})
             nodes[i] = replace(node, attrs=attrs)
     return replace(body, nodes=tuple(nodes))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Array, Call, Input
+from xrl_jax.graph.bindings import Array, Call, Input, call_of, position_of
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.program.host import (
@@ -138,7 +138,7 @@ def _aval(host: HostProgram, graph: HostGraph, index: int) -> jax.ShapeDtypeStru
         return jax.ShapeDtypeStruct(node.shape, node.dtype)
     result = 0
     if node.op == "proj":
-        result, node = int(node.attr("index")), graph.nodes[node.args[0]]  # type: ignore[arg-type]
+        result, node = node.number("index"), graph.nodes[node.args[0]]
     binding = host.bindings[node.ref]
     if isinstance(binding, Input):
         return graph.in_avals[binding.position]
@@ -171,9 +171,9 @@ def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) ->
     def inlined(body: HostGraph, operands: Sequence[int]) -> list[int]:
         new: list[int] = []
         for node in body.nodes:
-            binding = host.bindings[node.ref] if node.ref >= 0 else None
-            if isinstance(binding, Input):
-                new.append(operands[binding.position])
+            position = position_of(node, host.bindings)
+            if position is not None:
+                new.append(operands[position])
             else:
                 new.append(append(node, [new[a] for a in node.args]))
         return [new[o] for o in body.outputs]
@@ -181,14 +181,14 @@ def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) ->
     new: list[int] = []
     results: dict[int, list[int]] = {}  # of inlined calls with several results
     for i, node in enumerate(graph.nodes):
-        binding = host.bindings[node.ref] if node.ref >= 0 else None
-        if isinstance(binding, Call) and binding.kind == "inline":
+        call = call_of(node, host.bindings, "inline")
+        if call is not None:
             operands = [new[a] for a in flat_operands(graph.nodes, node)]
-            results[i] = inlined(bodies[binding.bodies[0]], operands)
+            results[i] = inlined(bodies[call.bodies[0]], operands)
             # A tuple has no node of its own any more: only its projections refer to it.
             new.append(results[i][0] if results[i] else -1)
         elif node.op == "proj" and node.args[0] in results:
-            new.append(results[node.args[0]][node.attr("index")])  # type: ignore[index]
+            new.append(results[node.args[0]][node.number("index")])
         else:
             new.append(append(node, [new[a] for a in node.args]))
     outputs = tuple(new[o] for o in graph.outputs)

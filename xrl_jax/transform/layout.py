@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, Call, Input
+from xrl_jax.graph.bindings import Binding, Call, call_of, position_of
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands
 from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
@@ -112,8 +112,9 @@ def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Pla
     """Which inputs and outputs of a body are turned."""
     ins = [False] * len(body.in_avals)
     for node in body.nodes:
-        if node.op == "input" and which(node):
-            ins[_position(node, bindings)] = True
+        position = position_of(node, bindings)
+        if node.op == "input" and position is not None and which(node):
+            ins[position] = True
     return tuple(ins), tuple(which(body.nodes[o]) for o in body.outputs)
 
 
@@ -121,12 +122,6 @@ def _inline_only(bindings: Sequence[Binding], body: int) -> bool:
     """Whether the body belongs to no control flow, which fixes what crosses its border."""
     calls = [c for c in bindings if isinstance(c, Call) and body in c.bodies]
     return all(c.kind == "inline" for c in calls)
-
-
-def _position(node: Node, bindings: Sequence[Binding]) -> int:
-    binding = bindings[node.ref]
-    assert isinstance(binding, Input)
-    return binding.position
 
 
 def _permuted(shape: Sequence[int], perm: Sequence[int]) -> tuple[int, ...]:
@@ -177,11 +172,12 @@ class _Turn(NamedTuple):
                 ]
                 attach(nodes, node, operands)
             new.append(len(nodes) - 1)
-            if node.op == "input":
-                turn = ins[_position(node, self.bindings)]
+            position = position_of(node, self.bindings)
+            if node.op == "input" and position is not None:
+                turn = ins[position]
             elif node.op == "proj":
                 places = self._places_of(graph.nodes[node.args[0]])
-                turn = places is not None and places[1][int(node.attr("index"))]  # type: ignore[arg-type]
+                turn = places is not None and places[1][node.number("index")]
             else:
                 turn = places is not None and node.dtype != "tuple" and places[1][0]
             if turn:
@@ -199,10 +195,8 @@ class _Turn(NamedTuple):
         return replace(graph, nodes=tuple(nodes), outputs=outputs, in_avals=avals)
 
     def _places_of(self, node: Node) -> Places | None:
-        call = self.bindings[node.ref] if node.op == "call" else None
-        if isinstance(call, Call) and call.kind == "inline":
-            return self.turned.get(call.bodies[0])
-        return None
+        call = call_of(node, self.bindings, "inline")
+        return None if call is None else self.turned.get(call.bodies[0])
 
 
 _SOURCES = ("input", "opaque", "call", "proj")  # no rule moves a transpose past these

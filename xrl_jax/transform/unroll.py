@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Call, scan_sizes
+from xrl_jax.graph.bindings import Call, call_of, scan_sizes
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.operands import flat_operands, is_pinned
 from xrl_jax.program.host import (
@@ -60,9 +60,9 @@ class _Unrolling:
         new: list[int] = []
         results: dict[int, list[int]] = {}  # of scans
         for i, node in enumerate(graph.nodes):
-            call = self.bindings.rows[node.ref] if node.op == "call" else None
-            operands = flat_operands(graph.nodes, node) if isinstance(call, Call) else []
-            if isinstance(call, Call) and self.takes(graph, node, call, operands):
+            call = call_of(node, self.bindings.rows, "scan")
+            operands = flat_operands(graph.nodes, node) if call is not None else []
+            if call is not None and self.takes(graph, node, call, operands):
                 body = self.bodies[call.bodies[0]]
                 results[i] = _steps(nodes, call, [new[o] for o in operands], body, self.bindings)
                 # A tuple has no node of its own any more: only its projections refer to it.
@@ -77,7 +77,7 @@ class _Unrolling:
 
     def takes(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
         """Whether the scan is to be unrolled; takes the nodes that it needs then."""
-        if call.kind != "scan" or call.equation is None or is_pinned(node):
+        if call.equation is None or is_pinned(node):
             return False
         body, steps = self.bodies[call.bodies[0]], call.equation.params["length"]
         crossing = [*(graph.nodes[o] for o in operands), *(body.nodes[o] for o in body.outputs)]

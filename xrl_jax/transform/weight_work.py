@@ -128,14 +128,14 @@ class _Seen:
 
     def _repetition(self, node: Node, of: int) -> int:
         """A broadcast of a node that is shown; of another broadcast, as one."""
-        inner, dims = self.out[of], _dims(node)
+        inner, dims = self.out[of], node.dims("dims")
         if inner.op != "broadcast":
             return self._put(replace(node, args=(of,)))
         rank = len(self.out[inner.args[0]].shape)
         attrs = {
             "shape": node.shape,
             "rank": len(node.shape),
-            "dims": [dims[d] for d in _dims(inner)[:rank]],
+            "dims": [dims[d] for d in inner.dims("dims", rank)],
         }
         return self._put(replace(node, args=inner.args, attrs=pack_attrs("broadcast", attrs)))
 
@@ -220,12 +220,6 @@ class _Back:
             return found
         attrs = pack_attrs("reshape", {"shape": stub.shape, "rank": len(stub.shape)})
         return self.put(replace(stub, op="reshape", args=(found,), attrs=attrs, ref=-1))
-
-
-def _dims(node: Node) -> tuple[int, ...]:
-    dims = node.attr("dims")
-    assert isinstance(dims, tuple)
-    return dims
 
 
 def _needed(nodes: Sequence[Node], ends: Sequence[int]) -> list[int]:

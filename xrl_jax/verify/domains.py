@@ -67,8 +67,41 @@ def power(base: np.ndarray, exponent: np.ndarray | int, prime: int) -> np.ndarra
     return result
 
 
+class _Derived:
+    """What follows from a domain's other operations, where it does not say otherwise."""
+
+    add: Any
+    mul: Any
+    sum: Any
+    unknown: Any
+
+    def neg(self, a: Value) -> Value:
+        return -a
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self.add(a, self.neg(b))
+
+    def contract(self, a: Value, b: Value) -> Value:
+        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
+        return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
+
+    def monotone(self, name: str, a: Value) -> Value:
+        """An increasing function."""
+        return self.unknown(name, (a,))
+
+    def rank(self, a: Value) -> np.ndarray:
+        """What the order of this domain compares."""
+        return np.asarray(a)
+
+    def truth(self, a: np.ndarray) -> Value:
+        return np.asarray(a).astype(np.int64)
+
+    def is_true(self, a: Value) -> np.ndarray:
+        return np.asarray(a) != 0
+
+
 @dataclass(frozen=True)
-class Field:
+class Field(_Derived):
     """Pairs of residues modulo P and Q; `exponential` gives exp its law, else it is a hash like any
     other function.
     """
@@ -101,9 +134,6 @@ class Field:
     def add(self, a: Value, b: Value) -> Value:
         return self._pair(a["p"] + b["p"], a["q"] + b["q"])
 
-    def sub(self, a: Value, b: Value) -> Value:
-        return self._pair(a["p"] - b["p"], a["q"] - b["q"])
-
     def mul(self, a: Value, b: Value) -> Value:
         return self._pair(a["p"] * b["p"], a["q"] * b["q"])
 
@@ -115,10 +145,6 @@ class Field:
 
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return self._pair(a["p"].sum(axis=axes), a["q"].sum(axis=axes))
-
-    def contract(self, a: Value, b: Value) -> Value:
-        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
-        return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
 
     def exp(self, a: Value) -> Value:
         other = self.unknown("exp", (a,))
@@ -134,9 +160,6 @@ class Field:
         p = (h % np.uint64(P)).astype(np.int64)
         q = (_mix(h) % np.uint64(Q)).astype(np.int64)
         return self._pair(p, q)
-
-    def monotone(self, name: str, a: Value) -> Value:
-        return self.unknown(name, (a,))
 
     def rank(self, a: Value) -> np.ndarray:
         """What the order of this domain compares; -inf and inf are its ends."""
@@ -161,7 +184,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Integers:
+class Integers(_Derived):
     """Exact integers with their order; a number of 2^60 or more is infinite."""
 
     seed: int = 0
@@ -188,26 +211,16 @@ class Integers:
         either = (np.abs(a) >= _INFINITE) | (np.abs(b) >= _INFINITE)
         return self._cut(np.where(either, endless, a + b))
 
-    def sub(self, a: Value, b: Value) -> Value:
-        return self.add(a, -b)
-
     def mul(self, a: Value, b: Value) -> Value:
         small = np.abs(np.multiply(a, b, dtype=np.float64)) < _INFINITE / 2
         sign = np.sign(a) * np.sign(b) * _INFINITE
         return np.where(small, np.where(small, a, 0) * np.where(small, b, 0), sign)
-
-    def neg(self, a: Value) -> Value:
-        return -a
 
     def div(self, a: Value, b: Value) -> Value:
         return self.unknown("div", (a, b))
 
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return self._cut(a.sum(axis=axes))
-
-    def contract(self, a: Value, b: Value) -> Value:
-        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
-        return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
 
     def exp(self, a: Value) -> Value:
         return self.monotone("exp", a)
@@ -220,15 +233,6 @@ class Integers:
         slope, step, offset = 2 + key % 3, 2 + (key >> 4) % 3, (key >> 8) % 7 - 3
         return self._cut(slope * a + a // step + offset)
 
-    def rank(self, a: Value) -> np.ndarray:
-        return np.asarray(a)
-
-    def truth(self, a: np.ndarray) -> Value:
-        return np.asarray(a).astype(np.int64)
-
-    def is_true(self, a: Value) -> np.ndarray:
-        return np.asarray(a) != 0
-
     def agree(self, a: Value, b: Value) -> float:
         """Zero where all elements are equal, else one."""
         return 0.0 if np.array_equal(a, b) else 1.0
@@ -238,7 +242,7 @@ _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 1e-3, -20.0, 30.0])
 
 
 @dataclass(frozen=True)
-class Floats:
+class Floats(_Derived):
     """Double precision, or single; a cast to a narrower dtype rounds as that dtype does."""
 
     seed: int = 0
@@ -264,14 +268,8 @@ class Floats:
     def add(self, a: Value, b: Value) -> Value:
         return a + b
 
-    def sub(self, a: Value, b: Value) -> Value:
-        return a - b
-
     def mul(self, a: Value, b: Value) -> Value:
         return a * b
-
-    def neg(self, a: Value) -> Value:
-        return -a
 
     def div(self, a: Value, b: Value) -> Value:
         return a / b
@@ -298,17 +296,8 @@ class Floats:
             bits = [np.asarray(np.round(a * 2**20), np.int64) for a in args]
         return (_hashed(name, self.seed, *bits) % np.uint64(1 << 20)) / float(1 << 18) - 2.0
 
-    def monotone(self, name: str, a: Value) -> Value:
-        return self.unknown(name, (a,))
-
-    def rank(self, a: Value) -> np.ndarray:
-        return np.asarray(a)
-
     def truth(self, a: np.ndarray) -> Value:
         return np.asarray(a).astype(np.float64)
-
-    def is_true(self, a: Value) -> np.ndarray:
-        return np.asarray(a) != 0
 
     def agree(self, a: Value, b: Value) -> float:
         """Largest error relative to the scale of `a`, over elements where `a` is defined."""

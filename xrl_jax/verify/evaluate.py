@@ -57,18 +57,6 @@ def evaluate(
     return [values[o] for o in outputs]
 
 
-def _dims(node: Node, name: str, rank: int) -> tuple[int, ...]:
-    value = node.attr(name)
-    assert isinstance(value, tuple)
-    return value[:rank]
-
-
-def _number(node: Node, name: str) -> int:
-    value = node.attr(name)
-    assert isinstance(value, int)
-    return value
-
-
 def _apply(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     op = node.op
     if op in _ARITHMETIC:
@@ -205,7 +193,7 @@ def _abs(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Va
 
 
 def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
-    axes = ops.axes_of(_number(node, "axes"))
+    axes = node.axes
     kept = tuple(1 if d in axes else n for d, n in enumerate(node.shape))
     x = args[0]
     if isinstance(domain, Floats):
@@ -218,7 +206,7 @@ def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -
 
 
 def _transpose(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.transpose(args[0], _dims(node, "perm", args[0].ndim))
+    return np.transpose(args[0], node.dims("perm", args[0].ndim))
 
 
 def _reshape(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -226,7 +214,7 @@ def _reshape(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 def _broadcast(node: Node, args: list[Value], domain: Domain) -> Value:
-    dims = _dims(node, "dims", args[0].ndim)
+    dims = node.dims("dims", args[0].ndim)
     wide = [1] * len(node.shape)
     for i, d in enumerate(dims):
         wide[d] = args[0].shape[i]
@@ -234,12 +222,12 @@ def _broadcast(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 def _concat(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.concatenate(args, axis=_number(node, "axis"))
+    return np.concatenate(args, axis=node.number("axis"))
 
 
 def _slice(node: Node, args: list[Value], domain: Domain) -> Value:
     rank = args[0].ndim
-    start, limit, stride = (_dims(node, f, rank) for f in ("start", "limit", "stride"))
+    start, limit, stride = (node.dims(f, rank) for f in ("start", "limit", "stride"))
     return args[0][tuple(slice(*s) for s in zip(start, limit, stride, strict=True))]
 
 
@@ -260,16 +248,16 @@ def padded(
 
 def _pad(node: Node, args: list[Value], domain: Domain) -> Value:
     rank = args[0].ndim
-    low, high, interior = (_dims(node, f, rank) for f in ("low", "high", "interior"))
+    low, high, interior = (node.dims(f, rank) for f in ("low", "high", "interior"))
     return padded(args[0], low, high, interior, args[1])
 
 
 def _rev(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.flip(args[0], ops.axes_of(_number(node, "axes")))
+    return np.flip(args[0], node.axes)
 
 
 def _reduce(node: Node, args: list[Value], domain: Domain) -> Value:
-    axes = ops.axes_of(_number(node, "axes"))
+    axes = node.axes
     if node.op == "reduce_sum":
         return domain.sum(args[0], axes)
     return _reduce_extreme(domain, args[0], axes, 1 if node.op == "reduce_max" else -1)
@@ -277,9 +265,7 @@ def _reduce(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _window(node: Node, args: list[Value], domain: Domain) -> Value:
     x = args[0]
-    window, stride, low, high = (
-        _dims(node, f, x.ndim) for f in ("window", "stride", "low", "high")
-    )
+    window, stride, low, high = (node.dims(f, x.ndim) for f in ("window", "stride", "low", "high"))
     fill = {"window_sum": 0.0, "window_max": -math.inf, "window_min": math.inf}[node.op]
     x = padded(x, low, high, (0,) * x.ndim, domain.const(fill))
     parts = []
@@ -294,7 +280,7 @@ def _window(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
     lc, rc, lb, rb = (
-        ops.unpack_dims(_number(node, f))
+        ops.unpack_dims(node.number(f))
         for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     )
     x, y = args
@@ -309,14 +295,14 @@ def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
     left, right, out = (
-        tuple(d for d in ops.LAYOUTS[_number(node, f)] if d >= 0)
+        tuple(d for d in ops.LAYOUTS[node.number(f)] if d >= 0)
         for f in ("lhs_layout", "rhs_layout", "out_layout")
     )
     n = len(left) - 2
     stride, low, high, spread, dilation = (
-        _dims(node, f, n) for f in ("stride", "low", "high", "lhs_dilation", "rhs_dilation")
+        node.dims(f, n) for f in ("stride", "low", "high", "lhs_dilation", "rhs_dilation")
     )
-    groups, batches = _number(node, "groups"), _number(node, "batch_groups")
+    groups, batches = node.number("groups"), node.number("batch_groups")
     x, w = np.transpose(args[0], left), np.transpose(args[1], right)
     if batches > 1:  # each part of the batch meets its own share of the kernels
         xs, ws = np.split(x, batches), np.split(w, batches)
@@ -353,14 +339,14 @@ def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 def _cumulative(node: Node, args: list[Value], domain: Domain) -> Value:
-    axis = _number(node, "axis")
+    axis = node.number("axis")
     x = np.moveaxis(args[0], axis, 0)
-    x = x[::-1] if _number(node, "reverse") else x
+    x = x[::-1] if node.number("reverse") else x
     rows = [x[0]] if len(x) else []
     for row in x[1:]:
         rows.append(_fold(domain, node.op, [rows[-1], row]))
     y = np.stack(rows) if rows else x
-    return np.moveaxis(y[::-1] if _number(node, "reverse") else y, 0, axis)
+    return np.moveaxis(y[::-1] if node.number("reverse") else y, 0, axis)
 
 
 _MOVEMENT: Mapping[str, Callable[..., Any]] = {
@@ -377,7 +363,7 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),
     "select": _select,
     "square": lambda n, a, t, d: d.mul(a[0], a[0]),
-    "integer_pow": lambda n, a, t, d: _integer_pow(d, a[0], _number(n, "exponent")),
+    "integer_pow": lambda n, a, t, d: _integer_pow(d, a[0], n.number("exponent")),
     "pow": _pow,
     "rsqrt": _rsqrt,
     "sqrt": lambda n, a, t, d: d.monotone("sqrt", a[0]),

@@ -11,10 +11,10 @@ import pytest
 
 from tests.libraries.onednn.partitions import called
 from xrl_jax.libraries.onednn.attend import attended
-from xrl_jax.libraries.onednn.attention import Attended, code_of
+from xrl_jax.libraries.onednn.attention import Attended, kernel_of
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.loops import looped
-from xrl_jax.libraries.onednn.machine_code import addresses
+from xrl_jax.libraries.onednn.machine_code import addresses, module
 from xrl_jax.libraries.onednn.plan import plan
 from xrl_jax.libraries.onednn.spec import (
     RELU,
@@ -29,8 +29,8 @@ from xrl_jax.libraries.onednn.spec import (
     Reshape,
     Scale,
     Transpose,
-    partition,
 )
+from xrl_jax.libraries.onednn.spec_text import partition, text_of
 
 needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 PLAIN = Dot(False, False)
@@ -98,7 +98,7 @@ def test_two_products_and_what_lies_between_are_one_operator() -> None:
 
 def test_its_text_says_the_same() -> None:
     part = attended(attention())
-    assert partition(part.text) == part
+    assert partition(text_of(part)) == part
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_tiles_of_wide_registers_compute_the_same() -> None:
     y = np.full((2, 31, 20), np.nan, np.float32)
     strides = (31 * 12, 12, 1), (12 * 40, 40, 1), (40 * 20, 20, 1), (31 * 20, 20, 1)
     what = Attended(2, 31, 12, 40, 20, strides, made.op.loop, made.op.at, lanes=16)
-    (address,) = addresses(code_of(what, "wide_attention", None), "wide_attention")
+    (address,) = addresses(module(kernel_of, what, "wide_attention", None), "wide_attention")
     table = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, b, v, y)))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(table)
     np.testing.assert_allclose(y, part(*map(jnp.asarray, (a, b, v)))[0], rtol=1e-5, atol=1e-5)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.libraries.onednn.blocked import Blocked, code_of
+from xrl_jax.libraries.onednn.blocked import Blocked, kernel_of
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.flow import STRIP
 from xrl_jax.libraries.onednn.kernels import kernel
-from xrl_jax.libraries.onednn.machine_code import addresses
+from xrl_jax.libraries.onednn.machine_code import addresses, module
 from xrl_jax.libraries.onednn.spec import RELU, Dot, Epilogue
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -68,7 +68,7 @@ def test_tiles_of_wide_registers_compute_the_same() -> None:
     y = np.full((31, 48), np.nan, np.float32)
     strips = np.ascontiguousarray(w.reshape(300, 3, STRIP).transpose(1, 0, 2))
     what = Blocked(31, 300, 48, False, Epilogue(), lanes=16)
-    (address,) = addresses(code_of(what, "wide", None), "wide")
+    (address,) = addresses(module(kernel_of, what, "wide", None), "wide")
     table = (ctypes.c_void_p * 3)(x.ctypes.data, strips.ctypes.data, y.ctypes.data)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(table)
     np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)

@@ -27,8 +27,8 @@ from xrl_jax.libraries.onednn.spec import (
     Reduce,
     Reshape,
     Scale,
-    partition,
 )
+from xrl_jax.libraries.onednn.spec_text import partition, text_of
 
 needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 RNG = np.random.default_rng(0)
@@ -138,7 +138,7 @@ def test_a_concatenation_is_outside() -> None:
 
 def test_a_partition_with_loops_is_read_back_from_its_text() -> None:
     part = looped(SOFTMAX)
-    assert partition(part.text) == part
+    assert partition(text_of(part)) == part
 
 
 # --- what is computed ---

@@ -15,7 +15,8 @@ from tests.libraries.onednn.calls import equations, hoisted
 from xrl_jax.libraries.onednn.c_api import DST, SRC, library
 from xrl_jax.libraries.onednn.kernels import kernel_p, pack, run
 from xrl_jax.libraries.onednn.native import Place, Step, register
-from xrl_jax.libraries.onednn.plan import kernel_layout, plan
+from xrl_jax.libraries.onednn.plan import plan
+from xrl_jax.libraries.onednn.products import kernel_layout
 from xrl_jax.libraries.onednn.spec import (
     RELU,
     Binary,
@@ -30,8 +31,8 @@ from xrl_jax.libraries.onednn.spec import (
     Pool,
     Slice,
     Transpose,
-    partition,
 )
+from xrl_jax.libraries.onednn.spec_text import name_of, partition, text_of
 
 needs_library = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 PART = Partition(
@@ -51,7 +52,7 @@ PART = Partition(
 
 
 def test_a_partition_is_read_back_from_its_text() -> None:
-    read = partition(PART.text)
+    read = partition(text_of(PART))
     assert (read, hash(read)) == (PART, hash(PART))
 
 
@@ -77,7 +78,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 def test_the_name_says_what_is_computed_and_where() -> None:
     other = Partition(PART.inputs, PART.packed, PART.code, (7,))
-    assert len({PART.name("here"), PART.name("there"), other.name("here")}) == 3
+    assert len({name_of(PART, "here"), name_of(PART, "there"), name_of(other, "here")}) == 3
 
 
 def test_a_kernel_in_the_librarys_order() -> None:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xrl_jax.backends.onnx.flat import Op
 from xrl_jax.backends.onnx.values import Value, unsayable
 from xrl_jax.backends.onnx.writer import Writer
 from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
 
 
-def pool(w: Writer, i: int, op_type: str, **attrs: int) -> Value:
+def pool(w: Writer, op: Op, op_type: str, **attrs: int) -> Value:
     """Pooling over at most all axes but two; those become the batch and the channels."""
-    op = w.flat.ops[i]
     rank = len(op.shape)
-    fields = [op.dims(f, rank) for f in ("window", "stride", "low", "high")]
+    fields = [op.node.dims(f, rank) for f in ("window", "stride", "low", "high")]
     window, stride, low, high = fields
     idle = [
         d for d in range(rank) if all(f[d] == n for f, n in zip(fields, (1, 1, 0, 0), strict=True))
@@ -42,16 +42,15 @@ def pool(w: Writer, i: int, op_type: str, **attrs: int) -> Value:
     return w.transpose(y, np.argsort((*idle[:2], *spatial)).tolist())
 
 
-def conv(w: Writer, i: int, bias: Value | None = None) -> Value:
+def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
     """A convolution, features first; transposes where it has another layout."""
-    op = w.flat.ops[i]
     left, right, out = conv_layouts(op.node)
     n = len(left) - 2
-    if op.number("batch_groups") != 1:
+    if op.node.number("batch_groups") != 1:
         raise unsayable(op, "with groups of the batch")
-    if any(d != 1 for d in op.dims("lhs_dilation", n)):
+    if any(d != 1 for d in op.node.dims("lhs_dilation", n)):
         raise unsayable(op, "of a dilated input")
-    low, high = op.dims("low", n), op.dims("high", n)
+    low, high = op.node.dims("low", n), op.node.dims("high", n)
     x = w.transpose(w.exact(op.args[0]), left)
     if min(*low, *high) < 0:
         x = padded(w, x, (0, 0, *low), (0, 0, *high), w.constant(0, op.dtype))
@@ -64,17 +63,16 @@ def conv(w: Writer, i: int, bias: Value | None = None) -> Value:
         *(() if bias is None else (bias,)),
         shape=[op.shape[d] for d in out],
         kernel_shape=kernel.shape[2:],
-        strides=op.dims("stride", n),
+        strides=op.node.dims("stride", n),
         pads=(*low, *high),
-        dilations=op.dims("rhs_dilation", n),
-        group=op.number("groups"),
+        dilations=op.node.dims("rhs_dilation", n),
+        group=op.node.number("groups"),
     )
     return w.transpose(y, np.argsort(out).tolist())
 
 
-def dot(w: Writer, i: int) -> Value:
+def dot(w: Writer, op: Op) -> Value:
     """MatMul, with the operands in the order that moves fewer elements about."""
-    op = w.flat.ops[i]
     (lc, rc), (lb, rb) = dot_dims(op.node)
     sides = []
     for a, contracted, batch in zip(op.args, (lc, rc), (lb, rb), strict=True):
@@ -87,7 +85,7 @@ def dot(w: Writer, i: int) -> Value:
     n, a, b = len(lb), len(left.free), len(right.free)
     batch = tuple(range(n))
     swapped = (*batch, *range(n + b, n + b + a), *range(n, n + b))
-    if _moved(w, i, right, left, swapped) < _moved(w, i, left, right, tuple(range(n + a + b))):
+    if _moved(w, op, right, left, swapped) < _moved(w, op, left, right, tuple(range(n + a + b))):
         return w.transpose(_product(w, right, left), swapped)
     return _product(w, left, right)
 
@@ -105,7 +103,7 @@ class _Side:
         return tuple(self.value.shape[d] for d in axes)
 
 
-def _moved(w: Writer, i: int, first: _Side, second: _Side, perm: tuple[int, ...]) -> float:
+def _moved(w: Writer, op: Op, first: _Side, second: _Side, perm: tuple[int, ...]) -> float:
     """Elements that transposes would move, for the product of `first` and `second`, transposed by
     `perm`.
     """
@@ -117,11 +115,11 @@ def _moved(w: Writer, i: int, first: _Side, second: _Side, perm: tuple[int, ...]
     for value, order in orders:
         if value.array is None and order != tuple(range(len(order))):
             total += math.prod(value.shape)
-    readers = w.consumers[i]
+    readers = w.consumers[op.index]
     if len(readers) == 1 and readers[0] >= 0 and w.flat.ops[readers[0]].name == "transpose":
-        perm = tuple(perm[p] for p in w.flat.ops[readers[0]].dims("perm", len(perm)))
+        perm = tuple(perm[p] for p in w.flat.ops[readers[0]].node.dims("perm", len(perm)))
     if perm != tuple(range(len(perm))):
-        total += math.prod(w.flat.ops[i].shape)
+        total += math.prod(op.shape)
     return total
 
 

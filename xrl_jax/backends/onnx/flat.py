@@ -14,8 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Array, Call, Equation, Input, scan_sizes
+from xrl_jax.graph.bindings import Array, Call, Equation, Input, binding_of, scan_sizes
 from xrl_jax.graph.graph import Node, nodes_of, pack_attrs
 from xrl_jax.graph.operands import flat_operands
 from xrl_jax.lower.table import lower
@@ -31,36 +30,28 @@ class Op:
 
     Attributes:
       name: an operator of the op table, or the primitive of an equation the table cannot say.
-      node: has the operator's attributes.
+      node: has the operator's attributes, and the type of the result.
       equation: has the primitive's parameters; None for operators of the table.
       result: which of the equation's results this is.
       value: of a constant.
+      index: the operation's own, in the list.
     """
 
     name: str
     args: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: str
     node: Node
     equation: Equation | None = None
     result: int = 0
     value: np.ndarray | None = None
-
-    def number(self, attribute: str) -> int:
-        """An attribute of width one."""
-        value = self.node.attr(attribute)
-        assert isinstance(value, int)
-        return value
-
-    def dims(self, attribute: str, rank: int) -> tuple[int, ...]:
-        """The first `rank` entries of a wide attribute."""
-        value = self.node.attr(attribute)
-        assert isinstance(value, tuple)
-        return value[:rank]
+    index: int = -1
 
     @property
-    def axes(self) -> tuple[int, ...]:
-        return ops.axes_of(self.number("axes"))
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.node.dtype
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ def flatten(program: Program, weights: Sequence[Any] | None) -> Flat:
             args.append(flat.constant(next(given)))
         else:
             node = Node("input", shape=tuple(aval.shape), dtype=aval.dtype.name)
-            args.append(flat.append(Op("input", (), node.shape, node.dtype, node)))
+            args.append(flat.append(Op("input", (), node)))
             inputs.append(args[-1])
     outputs = flat.run(0, args)
     return Flat(tuple(flat.ops), tuple(inputs), tuple(outputs))
@@ -140,8 +131,7 @@ class _Flattening:
         nodes, outputs = self.nodes[index]
         env: list[Any] = []
         for node in nodes:
-            binding = self.program.bindings[node.ref] if node.ref >= 0 else None
-            match binding:
+            match binding_of(node, self.program.bindings):
                 case Input(position):
                     env.append(args[position])
                 case Array(value):
@@ -161,12 +151,11 @@ class _Flattening:
         if node.op == "pack":
             return None  # `flat_operands` looks through it
         if node.op == "proj":
-            return env[node.args[0]][node.attr("index")]
+            return env[node.args[0]][node.number("index")]
         if node.op == "const":
             return self.constant(np.broadcast_to(np.asarray(node.value, node.dtype), node.shape))
         if node.op == "iota":
-            shape, axis = node.shape, node.attr("axis")
-            assert isinstance(axis, int)
+            shape, axis = node.shape, node.number("axis")
             line = np.arange(shape[axis], dtype=node.dtype)
             along = [-1 if d == axis else 1 for d in range(len(shape))]
             return self.constant(np.broadcast_to(line.reshape(along), shape))
@@ -181,17 +170,17 @@ class _Flattening:
             self.kept.append(value)
         if key not in self.known:
             node = Node("array", shape=value.shape, dtype=value.dtype.name)
-            op = Op("const", (), node.shape, node.dtype, node, value=value)
+            op = Op("const", (), node, value=value)
             self.known[key] = self.append(op)
         return self.known[key]
 
     def append(self, op: Op) -> int:
-        self.ops.append(op)
+        self.ops.append(replace(op, index=len(self.ops)))
         return len(self.ops) - 1
 
     def add(self, node: Node, args: Sequence[int]) -> int:
         """Append an operator of the table: folded, simplified, or an equal one that is there."""
-        op = Op(node.op, tuple(args), node.shape, node.dtype, node)
+        op = Op(node.op, tuple(args), node)
         same = self.simplified(op)
         if same is not None:
             return same
@@ -209,10 +198,11 @@ class _Flattening:
         same_type = (first.shape, first.dtype) == (op.shape, op.dtype)
         if op.name in ("copy", "broadcast", "reshape", "cast", "slice") and same_type:
             rank = len(op.shape)
-            if op.name != "slice" or set(op.dims("stride", rank)) <= {1}:
+            if op.name != "slice" or set(op.node.dims("stride", rank)) <= {1}:
                 return op.args[0]
-        if op.name == "transpose" and op.dims("perm", len(op.shape)) == tuple(range(len(op.shape))):
-            return op.args[0]
+        if op.name == "transpose":
+            perm = op.node.dims("perm", len(op.shape))
+            return op.args[0] if perm == tuple(range(len(perm))) else None
         if op.name == "max":  # softmax starts its maximum there
             for a, other in (op.args, op.args[::-1]):
                 if self.everywhere(a) == -np.inf and self.ops[other].shape == op.shape:
@@ -237,7 +227,7 @@ class _Flattening:
             found = []
             for i, aval in enumerate(equation.avals):
                 node = Node("opaque", shape=tuple(aval.shape), dtype=str(aval.dtype))
-                op = Op(equation.name, tuple(operands), node.shape, node.dtype, node, equation, i)
+                op = Op(equation.name, tuple(operands), node, equation, i)
                 found.append(self.append(op))
         return found[0] if equation.n_outputs == 1 else found
 
@@ -299,13 +289,13 @@ def folded(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
     """The value of an operation on constants; repeated axes stay repeated."""
     first, rank = values[0], values[0].ndim
     if op.name == "broadcast":
-        dims = op.dims("dims", rank)
+        dims = op.node.dims("dims", rank)
         shape = [first.shape[dims.index(d)] if d in dims else 1 for d in range(len(op.shape))]
         return np.broadcast_to(_reshaped(first, shape), op.shape)
     if op.name == "reshape":
         return _reshaped(first, op.shape)
     if op.name == "transpose":
-        return np.transpose(first, op.dims("perm", rank))
+        return np.transpose(first, op.node.dims("perm", rank))
     if op.node.spec.shape == "elementwise":
         small = np.broadcast_arrays(*(core(v) for v in values))
         value = np.asarray(lower(op.node, *map(jnp.asarray, small)))

@@ -6,14 +6,13 @@ import math
 
 from jax import lax
 
-from xrl_jax.backends.onnx.flat import everywhere
+from xrl_jax.backends.onnx.flat import Op, everywhere
 from xrl_jax.backends.onnx.values import Value, unsayable
 from xrl_jax.backends.onnx.writer import Writer
 
 
-def gather(w: Writer, i: int) -> Value:
+def gather(w: Writer, op: Op) -> Value:
     """Rows of an array along one axis, as `x[indices]` and `jnp.take` make it."""
-    op = w.flat.ops[i]
     assert op.equation is not None
     params, (source, indices) = op.equation.params, op.args
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -75,8 +74,7 @@ def _starts(w: Writer, i: int, size: int) -> Value:
     return w.node("Clip", start, low, high, shape=(1,))
 
 
-def dynamic_slice(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def dynamic_slice(w: Writer, op: Op) -> Value:
     x, starts = w.exact(op.args[0]), op.args[1:]
     axes = [d for d, n in enumerate(op.shape) if n != x.shape[d]]
     if not axes:
@@ -87,8 +85,7 @@ def dynamic_slice(w: Writer, i: int) -> Value:
     return w.node("Slice", x, start, end, w.ints(axes), shape=op.shape)
 
 
-def dynamic_update_slice(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def dynamic_update_slice(w: Writer, op: Op) -> Value:
     x, update, starts = w.exact(op.args[0]), w.exact(op.args[1]), op.args[2:]
     axes = [d for d, n in enumerate(update.shape) if n != x.shape[d]]
     if not axes:

@@ -58,7 +58,7 @@ class Matcher:
                 return view
             inner = self.ops[op.args[0]].shape
             if op.name == "broadcast":
-                dims = op.dims("dims", len(inner))
+                dims = op.node.dims("dims", len(inner))
                 axes = [view.axes[d] if n != 1 else None for d, n in zip(dims, inner, strict=True)]
             else:
                 if [n for n in op.shape if n != 1] != [n for n in inner if n != 1]:
@@ -95,9 +95,9 @@ class Matcher:
         op = self.ops[view.op]
         if op.name != name:
             return None
-        kept = [d for d in range(len(self.ops[op.args[0]].shape)) if d not in op.axes]
+        kept = [d for d in range(len(self.ops[op.args[0]].shape)) if d not in op.node.axes]
         if all(place in (None, d) for place, d in zip(view.axes, kept, strict=True)):
-            return op.args[0], op.axes
+            return op.args[0], op.node.axes
         return None
 
     def mean(self, view: View) -> tuple[int, tuple[int, ...]] | None:
@@ -113,7 +113,7 @@ class Matcher:
 
     def squared(self, index: int) -> int | None:
         op = self.ops[index]
-        if op.name == "square" or (op.name == "integer_pow" and op.number("exponent") == 2):
+        if op.name == "square" or (op.name == "integer_pow" and op.node.number("exponent") == 2):
             return op.args[0]
         return op.args[0] if op.name == "mul" and op.args[0] == op.args[1] else None
 

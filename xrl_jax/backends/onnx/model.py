@@ -87,7 +87,7 @@ def _model(w: Writer, name: str) -> onnx.ModelProto:
         w.values[index] = Value(label, flat.ops[index].shape)
     for index in _needed(w):
         write = write_operation if w.patterns.get(index) is None else write_pattern
-        w.values[index] = write(w, index)
+        w.values[index] = write(w, flat.ops[index])
     outputs = _named_outputs(w, inputs)
     _drop_dead(w, outputs)
     graph = helper.make_graph(

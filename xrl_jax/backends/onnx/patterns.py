@@ -202,7 +202,7 @@ def _gates(match: Matcher, i: int) -> list[tuple[int, str]]:
 def _is_cube(match: Matcher, i: int, x: int) -> bool:
     op = match.ops[i]
     if op.name == "integer_pow":
-        return op.number("exponent") == 3 and op.args[0] == x
+        return op.node.number("exponent") == 3 and op.args[0] == x
     return op.name == "mul" and any(
         a == x and match.squared(b) == x for a, b in (op.args, op.args[::-1])
     )
@@ -233,7 +233,7 @@ def average_pool(match: Matcher, i: int) -> Whole | None:
         window = match.ops[pool]
         if window.name != "window_sum" or value is None or window.dtype != "float32":
             continue
-        size = math.prod(window.dims("window", len(op.shape)))
+        size = math.prod(window.node.dims("window", len(op.shape)))
         counts = 1 / core(value) if op.name == "mul" else core(value)
         if np.allclose(counts, size, rtol=CLOSE):
             return Whole("AveragePool", window.args, {"count_include_pad": 1}, of=pool)
@@ -246,7 +246,7 @@ def _counts(match: Matcher, window: Op) -> np.ndarray:
     """How many values that are no padding each window has, with size 1 where windows are alike."""
     counts = np.ones((1,) * len(window.shape))
     shape = match.ops[window.args[0]].shape
-    fields = [window.dims(f, len(shape)) for f in ("window", "stride", "low")]
+    fields = [window.node.dims(f, len(shape)) for f in ("window", "stride", "low")]
     for d, (n, out, size, stride, low) in enumerate(zip(shape, window.shape, *fields, strict=True)):
         first = np.arange(out) * stride - low
         inside = np.minimum(first + size, n) - np.maximum(first, 0)

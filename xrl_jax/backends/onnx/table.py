@@ -11,34 +11,34 @@ import numpy as np
 from jax import lax
 
 from xrl_jax.backends.onnx.contractions import conv, dot, padded, pool
+from xrl_jax.backends.onnx.flat import Op
 from xrl_jax.backends.onnx.indices import dynamic_slice, dynamic_update_slice, gather
 from xrl_jax.backends.onnx.values import Value, unsayable, without_leading_ones
 from xrl_jax.backends.onnx.writer import Writer
 
-Writing = Callable[[Writer, int], Value]
+Writing = Callable[[Writer, Op], Value]
 
 
-def write_operation(w: Writer, i: int) -> Value:
+def write_operation(w: Writer, op: Op) -> Value:
     """Append the nodes of an operation.
 
     Raises:
       ExportError: ONNX cannot say it.
     """
-    op = w.flat.ops[i]
     if op.name not in TABLE:
         raise unsayable(op)
-    return TABLE[op.name](w, i)
+    return TABLE[op.name](w, op)
 
 
-def write_pattern(w: Writer, i: int) -> Value:
+def write_pattern(w: Writer, op: Op) -> Value:
     """Append the operator that stands for a pattern."""
-    op, whole = w.flat.ops[i], w.patterns[i]
+    whole = w.patterns[op.index]
     inputs = [w.constant(a) if isinstance(a, np.ndarray) else w.exact(a) for a in whole.inputs]
     match whole.op_type:
         case "Conv":
-            return conv(w, whole.of, bias=inputs[2])
+            return conv(w, w.flat.ops[whole.of], bias=inputs[2])
         case "AveragePool":
-            return pool(w, whole.of, "AveragePool", **whole.attributes)
+            return pool(w, w.flat.ops[whole.of], "AveragePool", **whole.attributes)
         case "BatchNormalization":
             rank, axis = len(op.shape), whole.axis
             perm = [0, axis, *(d for d in range(1, rank) if d != axis)]
@@ -60,15 +60,14 @@ def write_pattern(w: Writer, i: int) -> Value:
 
 
 def _elementwise(op_type: str, **attrs: Any) -> Writing:
-    def write(w: Writer, i: int) -> Value:
-        return w.apply(op_type, *(w.loose(a) for a in w.flat.ops[i].args), **attrs)
+    def write(w: Writer, op: Op) -> Value:
+        return w.apply(op_type, *(w.loose(a) for a in op.args), **attrs)
 
     return write
 
 
 def _logical(boolean: str, integer: str) -> Writing:
-    def write(w: Writer, i: int) -> Value:
-        op = w.flat.ops[i]
+    def write(w: Writer, op: Op) -> Value:
         is_bool = w.flat.ops[op.args[0]].dtype == "bool"
         return w.apply(boolean if is_bool else integer, *(w.loose(a) for a in op.args))
 
@@ -78,40 +77,36 @@ def _logical(boolean: str, integer: str) -> Writing:
 def _composed(write: Callable[..., Value]) -> Writing:
     """From a function of the writer, its dtype's numbers and the arguments."""
 
-    def composed(w: Writer, i: int) -> Value:
-        op = w.flat.ops[i]
+    def composed(w: Writer, op: Op) -> Value:
         dtype = w.flat.ops[op.args[0]].dtype
         return write(w, lambda n: w.constant(n, dtype), *(w.loose(a) for a in op.args))
 
     return composed
 
 
-def _integer_pow(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    x, exponent = w.loose(op.args[0]), op.number("exponent")
+def _integer_pow(w: Writer, op: Op) -> Value:
+    x, exponent = w.loose(op.args[0]), op.node.number("exponent")
     if exponent == 2:
         return w.apply("Mul", x, x)
     return w.apply("Pow", x, w.constant(exponent, op.dtype))
 
 
-def _select(w: Writer, i: int) -> Value:
-    which, if_false, if_true = (w.loose(a) for a in w.flat.ops[i].args)
+def _select(w: Writer, op: Op) -> Value:
+    which, if_false, if_true = (w.loose(a) for a in op.args)
     return w.apply("Where", which, if_true, if_false)
 
 
-def _clamp(w: Writer, i: int) -> Value:
-    low, x, high = (w.loose(a) for a in w.flat.ops[i].args)
+def _clamp(w: Writer, op: Op) -> Value:
+    low, x, high = (w.loose(a) for a in op.args)
     return w.apply("Min", w.apply("Max", x, low), high)
 
 
-def _cast(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def _cast(w: Writer, op: Op) -> Value:
     return w.cast(w.loose(op.args[0]), op.dtype)
 
 
-def _round(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    if op.number("method") != int(lax.RoundingMethod.TO_NEAREST_EVEN):
+def _round(w: Writer, op: Op) -> Value:
+    if op.node.number("method") != int(lax.RoundingMethod.TO_NEAREST_EVEN):
         raise unsayable(op, "away from zero")
     return w.apply("Round", w.loose(op.args[0]))
 
@@ -119,71 +114,64 @@ def _round(w: Writer, i: int) -> Value:
 # --- movement ---
 
 
-def _broadcast(w: Writer, i: int) -> Value:
+def _broadcast(w: Writer, op: Op) -> Value:
     """At most a reshape: ONNX repeats by itself where it is read."""
-    op = w.flat.ops[i]
     rank = len(w.flat.ops[op.args[0]].shape)
     value = w.loose(op.args[0])
     sizes = [1] * (rank - len(value.shape)) + list(value.shape)
     shape = [1] * len(op.shape)
-    for d, n in zip(op.dims("dims", rank), sizes, strict=True):
+    for d, n in zip(op.node.dims("dims", rank), sizes, strict=True):
         shape[d] = n
     if without_leading_ones(shape) == without_leading_ones(value.shape):
         return value if len(value.shape) <= len(op.shape) else w.reshape(value, shape)
     return w.reshape(value, shape)
 
 
-def _reshape(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def _reshape(w: Writer, op: Op) -> Value:
     return w.reshape(w.exact(op.args[0]), op.shape)
 
 
-def _transpose(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    return w.transpose(w.exact(op.args[0]), op.dims("perm", len(op.shape)))
+def _transpose(w: Writer, op: Op) -> Value:
+    return w.transpose(w.exact(op.args[0]), op.node.dims("perm", len(op.shape)))
 
 
-def _concat(w: Writer, i: int) -> Value:
+def _concat(w: Writer, op: Op) -> Value:
     """One node for a chain: the table's operators hold few arguments."""
-    op = w.flat.ops[i]
     parts: list[int] = []
 
     def collect(index: int) -> None:
         part = w.flat.ops[index]
-        inner = part.name == "concat" and part.number("axis") == op.number("axis")
-        if index == i or (inner and len(w.consumers[index]) == 1):
+        inner = part.name == "concat" and part.node.number("axis") == op.node.number("axis")
+        if index == op.index or (inner and len(w.consumers[index]) == 1):
             for a in part.args:
                 collect(a)
         else:
             parts.append(index)
 
-    collect(i)
+    collect(op.index)
     values = [w.exact(p) for p in parts]
-    return w.node("Concat", *values, shape=op.shape, axis=op.number("axis"))
+    return w.node("Concat", *values, shape=op.shape, axis=op.node.number("axis"))
 
 
-def _slice(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def _slice(w: Writer, op: Op) -> Value:
     x, rank = w.exact(op.args[0]), len(op.shape)
-    start, limit, stride = (op.dims(f, rank) for f in ("start", "limit", "stride"))
+    start, limit, stride = (op.node.dims(f, rank) for f in ("start", "limit", "stride"))
     axes = [d for d in range(rank) if (start[d], limit[d], stride[d]) != (0, x.shape[d], 1)]
     picked = [w.ints([field[d] for d in axes]) for field in (start, limit)]
     steps = [w.ints([stride[d] for d in axes])] if any(stride[d] != 1 for d in axes) else []
     return w.node("Slice", x, *picked, w.ints(axes), *steps, shape=op.shape)
 
 
-def _rev(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    starts = [op.shape[d] - 1 for d in op.axes]
-    ends = [-op.shape[d] - 1 for d in op.axes]
-    fields = (starts, ends, op.axes, [-1] * len(starts))
+def _rev(w: Writer, op: Op) -> Value:
+    starts = [op.shape[d] - 1 for d in op.node.axes]
+    ends = [-op.shape[d] - 1 for d in op.node.axes]
+    fields = (starts, ends, op.node.axes, [-1] * len(starts))
     return w.node("Slice", w.exact(op.args[0]), *map(w.ints, fields), shape=op.shape)
 
 
-def _pad(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
+def _pad(w: Writer, op: Op) -> Value:
     rank = len(op.shape)
-    low, high, interior = (op.dims(f, rank) for f in ("low", "high", "interior"))
+    low, high, interior = (op.node.dims(f, rank) for f in ("low", "high", "interior"))
     if any(interior):
         raise unsayable(op, "between elements")
     return padded(w, w.exact(op.args[0]), low, high, w.exact(op.args[1]))
@@ -193,57 +181,53 @@ def _pad(w: Writer, i: int) -> Value:
 
 
 def _reduce(op_type: str) -> Writing:
-    def write(w: Writer, i: int) -> Value:
-        op = w.flat.ops[i]
-        return w.node(op_type, w.exact(op.args[0]), w.ints(op.axes), shape=op.shape, keepdims=0)
+    def write(w: Writer, op: Op) -> Value:
+        return w.node(
+            op_type, w.exact(op.args[0]), w.ints(op.node.axes), shape=op.shape, keepdims=0
+        )
 
     return write
 
 
 def _reduce_bool(op_type: str) -> Writing:
-    def write(w: Writer, i: int) -> Value:
-        op = w.flat.ops[i]
+    def write(w: Writer, op: Op) -> Value:
         if op.dtype != "bool":
             raise unsayable(op)
         x = w.cast(w.exact(op.args[0]), "int32")
-        found = w.node(op_type, x, w.ints(op.axes), shape=op.shape, keepdims=0)
+        found = w.node(op_type, x, w.ints(op.node.axes), shape=op.shape, keepdims=0)
         return w.cast(found, "bool")
 
     return write
 
 
 def _arg_reduce(op_type: str) -> Writing:
-    def write(w: Writer, i: int) -> Value:
-        op = w.flat.ops[i]
-        (axis,) = op.axes
+    def write(w: Writer, op: Op) -> Value:
+        (axis,) = op.node.axes
         found = w.node(op_type, w.exact(op.args[0]), shape=op.shape, axis=axis, keepdims=0)
         return found if op.dtype == "int64" else w.cast(found, op.dtype)
 
     return write
 
 
-def _cumsum(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    axis = w.constant(op.number("axis"), "int64")
+def _cumsum(w: Writer, op: Op) -> Value:
+    axis = w.constant(op.node.number("axis"), "int64")
     x = w.exact(op.args[0])
-    return w.node("CumSum", x, axis, shape=op.shape, reverse=op.number("reverse"))
+    return w.node("CumSum", x, axis, shape=op.shape, reverse=op.node.number("reverse"))
 
 
-def _softmax(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    if len(op.axes) != 1:
+def _softmax(w: Writer, op: Op) -> Value:
+    if len(op.node.axes) != 1:
         raise unsayable(op, "over several axes")
-    return w.node("Softmax", w.exact(op.args[0]), shape=op.shape, axis=op.axes[0])
+    return w.node("Softmax", w.exact(op.args[0]), shape=op.shape, axis=op.node.axes[0])
 
 
-def _window_sum(w: Writer, i: int) -> Value:
-    op = w.flat.ops[i]
-    size = w.constant(math.prod(op.dims("window", len(op.shape))), op.dtype)
-    return w.apply("Mul", pool(w, i, "AveragePool", count_include_pad=1), size)
+def _window_sum(w: Writer, op: Op) -> Value:
+    size = w.constant(math.prod(op.node.dims("window", len(op.shape))), op.dtype)
+    return w.apply("Mul", pool(w, op, "AveragePool", count_include_pad=1), size)
 
 
-def _window_max(w: Writer, i: int) -> Value:
-    return pool(w, i, "MaxPool")
+def _window_max(w: Writer, op: Op) -> Value:
+    return pool(w, op, "MaxPool")
 
 
 _DIRECT = (

@@ -1,6 +1,7 @@
 """The ONNX operators as JAX translations, one dict entry per operator, split by family.
 
-Standard operators go by their name, others by domain and name (see `Node.key`).
+Standard operators go by their name, others by domain and name (see `Node.key`). Those that are
+missing here and have a function body in ONNX become what the body says (`onnx.expand_functions`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from xrl_jax.frontends.onnx_ops import (
     elementwise,
     indexing,
     linalg,
-    loss,
     normalisation,
     pooling,
     quantise,
@@ -36,7 +36,6 @@ TRANSLATIONS: dict[str, Translation] = {
     **elementwise.TRANSLATIONS,
     **indexing.TRANSLATIONS,
     **linalg.TRANSLATIONS,
-    **loss.TRANSLATIONS,
     **normalisation.TRANSLATIONS,
     **pooling.TRANSLATIONS,
     **quantise.TRANSLATIONS,

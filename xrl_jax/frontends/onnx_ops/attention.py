@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.activation import softmax_along
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     OnnxError,
     Translation,
     Value,
     device,
     like,
+    on_device,
     select,
 )
 
 
-def split_heads(x: jax.Array, heads: int) -> jax.Array:
+def split_heads(x: Array, heads: int) -> Array:
     """[B, S, H * D] to [B, H, S, D]."""
     batch, length, width = x.shape
     return lax.transpose(jnp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
-def merge_heads(x: jax.Array) -> jax.Array:
+def merge_heads(x: Array) -> Array:
     """[B, H, S, D] to [B, S, H * D]."""
     batch, heads, length, width = x.shape
     return jnp.reshape(lax.transpose(x, (0, 2, 1, 3)), (batch, length, heads * width))
 
 
-def repeat_heads(x: jax.Array, times: int) -> jax.Array:
+def repeat_heads(x: Array, times: int) -> Array:
     """Give each key or value head to `times` query heads in a row."""
     if times == 1:
         return x
@@ -43,8 +44,8 @@ def repeat_heads(x: jax.Array, times: int) -> jax.Array:
 
 
 def allowed_keys(
-    node: Node, queries: int, keys: int, offset: np.ndarray | jax.Array
-) -> np.ndarray | jax.Array | None:
+    node: Node, queries: int, keys: int, offset: np.ndarray | Array
+) -> np.ndarray | Array | None:
     """Which keys each query may see by position: [Q, K], or [B, 1, Q, K]; None where all.
 
     `offset`, a number or [B, 1, 1, 1], counts the keys before the first query.
@@ -55,7 +56,7 @@ def allowed_keys(
         return None
     query = np.arange(queries, dtype=np.int32)[:, None] + offset
     distance = query - np.arange(keys, dtype=np.int32)
-    allowed: np.ndarray | jax.Array = np.ones(distance.shape, np.bool_)
+    allowed: np.ndarray | Array = np.ones(distance.shape, np.bool_)
     if causal:
         allowed = distance >= 0
     if left >= 0:
@@ -66,19 +67,14 @@ def allowed_keys(
 
 
 def attention_bias(
-    node: Node,
-    q: jax.Array,
-    keys: int,
-    mask: Value | None,
-    past: int,
-    lengths: Value | None,
-) -> jax.Array | None:
+    node: Node, q: Array, keys: int, mask: Array | None, past: int, lengths: Array | None
+) -> Array | None:
     """What is added to the scores: the mask, and -inf for keys not allowed; None for nothing."""
     queries, dtype = q.shape[2], q.dtype
-    offset: np.ndarray | jax.Array = np.asarray(past, np.int32)
-    allowed: list[np.ndarray | jax.Array] = []
+    offset: np.ndarray | Array = np.asarray(past, np.int32)
+    allowed: list[np.ndarray | Array] = []
     if lengths is not None:
-        count = jnp.reshape(lax.convert_element_type(device(lengths), np.int32), (-1, 1, 1, 1))
+        count = jnp.reshape(lax.convert_element_type(lengths, np.int32), (-1, 1, 1, 1))
         offset = count - np.int32(queries)
         allowed.append(np.arange(keys, dtype=np.int32) < count)
     visible = allowed_keys(node, queries, keys, offset)
@@ -86,7 +82,6 @@ def attention_bias(
         allowed.append(visible)
     bias = None
     if mask is not None:
-        mask = device(mask)
         short = keys - mask.shape[-1]
         if short > 0:
             fill = np.False_ if mask.dtype == np.bool_ else like(mask, -np.inf)
@@ -106,16 +101,15 @@ def attention_bias(
 
 def attention(
     node: Node,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None = None,
-    past_key: Value | None = None,
-    past_value: Value | None = None,
-    lengths: Value | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    lengths: Array | None = None,
+) -> tuple[Array, Array, Array, Array]:
     """softmax(scale * Q K' + bias) V; returns also the keys, the values and the scores."""
-    q, k, v = device(q), device(k), device(v)
     flat = q.ndim == 3
     if flat:
         heads, kv_heads = node.get("q_num_heads", None), node.get("kv_num_heads", None)
@@ -125,8 +119,8 @@ def attention(
     past = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
-        k = lax.concatenate([device(past_key), k], 2)
-        v = lax.concatenate([device(past_value), v], 2)
+        k = lax.concatenate([past_key, k], 2)
+        v = lax.concatenate([past_value, v], 2)
     present = (k, v)
     times = q.shape[1] // k.shape[1]
     k, v = repeat_heads(k, times), repeat_heads(v, times)
@@ -151,7 +145,7 @@ def attention(
     return (merge_heads(result) if flat else result, *present, seen)
 
 
-def probabilities(node: Node, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+def probabilities(node: Node, scores: Array, bias: Array | None) -> Array:
     """Softmax over keys; queries that may see none get zeros."""
     from onnx import helper
 
@@ -169,7 +163,7 @@ def probabilities(node: Node, scores: jax.Array, bias: jax.Array | None) -> jax.
 
 def rotary_embedding(
     node: Node, x: Value, cosine: Value, sine: Value, positions: Value | None = None
-) -> jax.Array:
+) -> Array:
     """Rotate pairs of features by angles that grow with the position."""
     from xrl_jax.frontends.onnx_ops.indexing import wrap
     from xrl_jax.frontends.onnx_ops.shape import gather_axis
@@ -207,6 +201,6 @@ def rotary_embedding(
 
 
 TRANSLATIONS: dict[str, Translation] = {
-    "Attention": attention,
+    **on_device({"Attention": attention}),
     "RotaryEmbedding": rotary_embedding,
 }

@@ -17,7 +17,8 @@ from jax import lax
 if TYPE_CHECKING:
     import onnx
 
-Value = np.ndarray | jax.Array
+Array = jax.Array
+Value = np.ndarray | Array
 Result = Value | tuple[Value | None, ...] | list[Value]
 Translation = Callable[..., Result]
 
@@ -128,9 +129,9 @@ def canonical(dtype: Any) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def device(value: Value) -> jax.Array:
+def device(value: Value) -> Array:
     """Turn a host value into a JAX constant."""
-    if isinstance(value, jax.Array):
+    if isinstance(value, Array):
         return value
     return jnp.asarray(np.asarray(value).astype(canonical(value.dtype)))
 
@@ -160,13 +161,13 @@ def align(*values: Value) -> list[Value]:
     return [literal(value, min(rank, traced_rank)) for value in values]
 
 
-def broadcast(*values: Value) -> list[jax.Array]:
+def broadcast(*values: Value) -> list[Array]:
     """Broadcast values to their common shape."""
     shape = np.broadcast_shapes(*(value.shape for value in values))
     return [jnp.broadcast_to(device(value), shape) for value in values]
 
 
-def select(condition: Value, chosen: Value, other: Value) -> jax.Array:
+def select(condition: Value, chosen: Value, other: Value) -> Array:
     """Return chosen where condition holds, else other, broadcast (jnp.where nests a jit)."""
     condition, chosen, other = broadcast(condition, chosen, other)
     return lax.select(condition, chosen, other)
@@ -179,6 +180,13 @@ def axis_of(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def accumulator(dtype: Any) -> np.dtype:
-    """Return the dtype to sum in: float32 for the 16-bit floats."""
-    return np.dtype(np.float32) if jnp.finfo(dtype).bits < 32 else np.dtype(dtype)
+def on_device(translations: Mapping[str, Translation]) -> dict[str, Translation]:
+    """The translations, given all inputs as JAX arrays."""
+
+    def taking_arrays(translate: Translation) -> Translation:
+        def call(node: Node, *inputs: Value | None) -> Result:
+            return translate(node, *(None if x is None else device(x) for x in inputs))
+
+        return call
+
+    return {name: taking_arrays(translate) for name, translate in translations.items()}

@@ -9,12 +9,11 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.activation import gelu
-from xrl_jax.frontends.onnx_ops.base import Node, Translation, Value, align, device, like
+from xrl_jax.frontends.onnx_ops.base import Array, Node, Translation, like, on_device
 from xrl_jax.frontends.onnx_ops.convolution import conv
 from xrl_jax.frontends.onnx_ops.linalg import gemm, matmul_arrays
 from xrl_jax.frontends.onnx_ops.normalisation import layer_normalization, rms_normalization
@@ -26,28 +25,27 @@ def having(node: Node, **attributes: Any) -> Node:
     return dataclasses.replace(node, attributes={**node.attributes, **attributes})
 
 
-def plus(x: jax.Array, *others: Value | None) -> jax.Array:
+def plus(x: Array, *others: Array | None) -> Array:
     """Add what is there."""
     for other in others:
         if other is not None:
-            x = jnp.add(*align(x, other))
+            x = jnp.add(x, other)
     return x
 
 
-def fast_gelu(node: Node, x: Value, bias: Value | None = None) -> jax.Array:
-    return gelu(having(node, approximate="tanh"), plus(device(x), bias))
+def fast_gelu(node: Node, x: Array, bias: Array | None = None) -> Array:
+    return gelu(having(node, approximate="tanh"), plus(x, bias))
 
 
-def bias_gelu(node: Node, x: Value, bias: Value) -> jax.Array:
-    return gelu(node, plus(device(x), bias))
+def bias_gelu(node: Node, x: Array, bias: Array) -> Array:
+    return gelu(node, plus(x, bias))
 
 
-def quick_gelu(node: Node, x: Value) -> jax.Array:
-    x = device(x)
+def quick_gelu(node: Node, x: Array) -> Array:
     return x * lax.logistic(x * like(x, node.get("alpha", 1.702)))
 
 
-def activated(node: Node, x: jax.Array) -> jax.Array:
+def activated(node: Node, x: Array) -> Array:
     """The activation that is fused into a convolution or product."""
     name = node.get("activation", "")
     parameters = list(node.get("activation_params", ()))
@@ -63,20 +61,19 @@ def activated(node: Node, x: jax.Array) -> jax.Array:
 
 
 def fused_conv(
-    node: Node, x: Value, kernel: Value, bias: Value | None = None, added: Value | None = None
-) -> jax.Array:
+    node: Node, x: Array, kernel: Array, bias: Array | None = None, added: Array | None = None
+) -> Array:
     return activated(node, plus(conv(node, x, kernel, bias), added))
 
 
-def fused_gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> jax.Array:
+def fused_gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
     return activated(node, gemm(node, a, b, c))
 
 
-def fused_matmul(node: Node, a: Value, b: Value) -> jax.Array:
+def fused_matmul(node: Node, a: Array, b: Array) -> Array:
     """alpha * A' B' over the last two axes, where ' may be a transposition."""
     if node.get("transBatchA", 0) or node.get("transBatchB", 0):
         raise node.unsupported("transBatchA or transBatchB")
-    a, b = device(a), device(b)
     if node.get("transA", 0) and a.ndim > 1:
         a = jnp.swapaxes(a, -1, -2)
     if node.get("transB", 0) and b.ndim > 1:
@@ -87,22 +84,22 @@ def fused_matmul(node: Node, a: Value, b: Value) -> jax.Array:
 
 def skip_layer_normalization(
     node: Node,
-    x: Value,
-    skip: Value,
-    scale: Value,
-    shift: Value | None = None,
-    bias: Value | None = None,
-) -> tuple[jax.Array, ...]:
-    total = plus(device(x), skip, bias)
+    x: Array,
+    skip: Array,
+    scale: Array,
+    shift: Array | None = None,
+    bias: Array | None = None,
+) -> tuple[Array, ...]:
+    total = plus(x, skip, bias)
     node = having(node, axis=-1, epsilon=node.get("epsilon", 1e-12))
     return (*layer_normalization(node, total, scale, shift), total)
 
 
 def skip_rms_normalization(
-    node: Node, x: Value, skip: Value, scale: Value, bias: Value | None = None
-) -> tuple[jax.Array | None, ...]:
+    node: Node, x: Array, skip: Array, scale: Array, bias: Array | None = None
+) -> tuple[Array | None, ...]:
     """The second and third result, which only training reads, are left out."""
-    total = plus(device(x), skip, bias)
+    total = plus(x, skip, bias)
     result = rms_normalization(having(node, axis=-1), total, scale)
     return result, None, None, total
 
@@ -119,7 +116,9 @@ MICROSOFT: dict[str, Translation] = {
     "SkipSimplifiedLayerNormalization": skip_rms_normalization,
 }
 
-TRANSLATIONS: dict[str, Translation] = {
-    "SimplifiedLayerNormalization": rms_normalization,  # stands in the standard domain
-    **{f"com.microsoft.{name}": translation for name, translation in MICROSOFT.items()},
-}
+TRANSLATIONS = on_device(
+    {
+        "SimplifiedLayerNormalization": rms_normalization,  # stands in the standard domain
+        **{f"com.microsoft.{name}": translation for name, translation in MICROSOFT.items()},
+    }
+)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     OnnxError,
     Translation,
@@ -30,7 +31,7 @@ def truth(value: Value) -> Value:
     return value.reshape(())
 
 
-def if_(node: Node, condition: Value) -> list[Value] | tuple[jax.Array, ...]:
+def if_(node: Node, condition: Value) -> list[Value] | tuple[Array, ...]:
     then, other = node.attributes["then_branch"], node.attributes["else_branch"]
     if is_host(condition):
         return then() if bool(truth(condition)) else other()
@@ -61,7 +62,7 @@ def branch_kinds(node: Node, name: str, condition: Value) -> list[tuple[Any, Any
 
 def loop(
     node: Node, trips: Value | None, condition: Value | None, *carried: Value
-) -> list[Value] | tuple[jax.Array, ...]:
+) -> list[Value] | tuple[Array, ...]:
     body = node.attributes["body"]
     go_on: Value = np.asarray(True) if condition is None else truth(condition)
     limit = None if trips is None else truth(trips)
@@ -104,7 +105,7 @@ def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
     ]
 
 
-def counted_loop(node: Node, limit: int, carried: tuple[Value, ...]) -> tuple[jax.Array, ...]:
+def counted_loop(node: Node, limit: int, carried: tuple[Value, ...]) -> tuple[Array, ...]:
     """A known number of rounds whose condition stays true: lax.scan."""
     body, count = node.attributes["body"], len(carried)
 
@@ -125,7 +126,7 @@ def while_loop(
     go_on: Value,
     carried: tuple[Value, ...],
     unknown: Value | None = None,
-) -> tuple[jax.Array, ...]:
+) -> tuple[Array, ...]:
     """Rounds that depend on data: lax.while_loop, which cannot collect outputs."""
     body, count = node.attributes["body"], len(carried)
     if len(node.outputs) > count and unknown is not None:
@@ -153,7 +154,7 @@ def while_loop(
     return lax.while_loop(proceed, step, first)[2]
 
 
-def scan(node: Node, *values: Value) -> tuple[jax.Array, ...]:
+def scan(node: Node, *values: Value) -> tuple[Array, ...]:
     """Scan of opset 9 on: states first, then the inputs to scan over."""
     if node.opset < 9:
         raise node.unsupported("the batched form before opset 9")

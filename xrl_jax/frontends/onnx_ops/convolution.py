@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.base import Node, OnnxError, Translation, Value, device
+from xrl_jax.frontends.onnx_ops.base import (
+    Array,
+    Node,
+    OnnxError,
+    Translation,
+    Value,
+    device,
+    on_device,
+)
 
 Pads = list[tuple[int, int]]
 
@@ -47,19 +54,27 @@ def layout(rank: int) -> lax.ConvDimensionNumbers:
     return lax.ConvDimensionNumbers(plain, plain, plain)
 
 
-def add_bias(x: jax.Array, bias: Value | None) -> jax.Array:
+def per_channel(x: Array, value: Array) -> Array:
+    """Shape [C] so that it meets x along axis 1."""
+    return jnp.reshape(value, (1, -1) + (1,) * (x.ndim - 2))
+
+
+def add_bias(x: Array, bias: Array | None) -> Array:
     """Add one value per channel (axis 1)."""
-    if bias is None:
-        return x
-    return x + jnp.reshape(device(bias), (1, -1) + (1,) * (x.ndim - 2))
+    return x if bias is None else x + per_channel(x, bias)
 
 
-def convolve(node: Node, x: jax.Array, kernel: jax.Array, out: np.dtype | None = None) -> jax.Array:
+def steps(node: Node, spatial: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Strides and dilations, 1 where they are not given."""
+    ones = (1,) * spatial
+    return node.get("strides", ones), node.get("dilations", ones)
+
+
+def convolve(node: Node, x: Array, kernel: Array, out: np.dtype | None = None) -> Array:
     spatial = x.ndim - 2
     if kernel.ndim != x.ndim:
         raise OnnxError(f"kernel of rank {kernel.ndim} for an input of rank {x.ndim}")
-    strides = node.get("strides", (1,) * spatial)
-    dilations = node.get("dilations", (1,) * spatial)
+    strides, dilations = steps(node, spatial)
     window = dilated(kernel.shape[2:], dilations)
     return lax.conv_general_dilated(
         x,
@@ -73,17 +88,16 @@ def convolve(node: Node, x: jax.Array, kernel: jax.Array, out: np.dtype | None =
     )
 
 
-def conv(node: Node, x: Value, kernel: Value, bias: Value | None = None) -> jax.Array:
-    return add_bias(convolve(node, device(x), device(kernel)), bias)
+def conv(node: Node, x: Array, kernel: Array, bias: Array | None = None) -> Array:
+    return add_bias(convolve(node, x, kernel), bias)
 
 
 def causal_conv(
-    node: Node, x: Value, kernel: Value, bias: Value | None = None, past: Value | None = None
-) -> tuple[jax.Array, jax.Array]:
+    node: Node, x: Array, kernel: Array, bias: Array | None = None, past: Array | None = None
+) -> tuple[Array, Array]:
     """Depthwise convolution over time of x [B, C, L] behind the k - 1 steps before it."""
-    x, kernel = device(x), device(kernel)
-    steps = kernel.shape[2] - 1
-    before = jnp.zeros((*x.shape[:2], steps), x.dtype) if past is None else device(past)
+    steps_before = kernel.shape[2] - 1
+    before = jnp.zeros((*x.shape[:2], steps_before), x.dtype) if past is None else past
     whole = lax.concatenate([before, x], 2)
     result = lax.conv_general_dilated(
         whole,
@@ -99,7 +113,7 @@ def causal_conv(
         result = result * lax.logistic(result)
     elif activation != "none":
         raise node.unsupported(f"activation={activation!r}")
-    return result, lax.slice_in_dim(whole, whole.shape[2] - steps, whole.shape[2], axis=2)
+    return result, lax.slice_in_dim(whole, whole.shape[2] - steps_before, whole.shape[2], axis=2)
 
 
 def transposed_pads(
@@ -123,13 +137,10 @@ def transposed_pads(
     return pads, extra
 
 
-def conv_transpose(node: Node, x: Value, kernel: Value, bias: Value | None = None) -> jax.Array:
+def conv_transpose(node: Node, x: Array, kernel: Array, bias: Array | None = None) -> Array:
     """Transposed convolution; kernel [C, M/group, ...]."""
-    x, kernel = device(x), device(kernel)
-    spatial = x.ndim - 2
-    groups = node.get("group", 1)
-    strides = node.get("strides", (1,) * spatial)
-    dilations = node.get("dilations", (1,) * spatial)
+    spatial, groups = x.ndim - 2, node.get("group", 1)
+    strides, dilations = steps(node, spatial)
     window = dilated(kernel.shape[2:], dilations)
     pads, extra = transposed_pads(node, x.shape[2:], window, strides)
     channels, per_group = kernel.shape[:2]
@@ -158,13 +169,12 @@ def conv_transpose(node: Node, x: Value, kernel: Value, bias: Value | None = Non
     return add_bias(result, bias)
 
 
-def col2im(node: Node, x: Value, image: Value, block: Value) -> jax.Array:
+def col2im(node: Node, x: Value, image: Value, block: Value) -> Array:
     """Sum columns [N, C * block, L] back into images [N, C, ...]."""
     x = device(x)
     size, kernel = node.ints(image, "image_shape"), node.ints(block, "block_shape")
     spatial = len(size)
-    strides = node.get("strides", (1,) * spatial)
-    dilations = node.get("dilations", (1,) * spatial)
+    strides, dilations = steps(node, spatial)
     pads = window_pads(node, size, dilated(kernel, dilations), strides)
     counts = [
         (n + sum(p) - (k - 1) * d - 1) // s + 1
@@ -186,8 +196,12 @@ def col2im(node: Node, x: Value, image: Value, block: Value) -> jax.Array:
 
 
 TRANSLATIONS: dict[str, Translation] = {
-    "CausalConvWithState": causal_conv,
+    **on_device(
+        {
+            "CausalConvWithState": causal_conv,
+            "Conv": conv,
+            "ConvTranspose": conv_transpose,
+        }
+    ),
     "Col2Im": col2im,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
 }

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     Translation,
     Value,
@@ -26,32 +26,32 @@ from xrl_jax.frontends.onnx_ops.base import (
 )
 
 
-def unary(function: Callable[[Any], jax.Array]) -> Translation:
+def unary(function: Callable[[Any], Array]) -> Translation:
     return lambda node, x: function(device(x))
 
 
-def binary(function: Callable[[Any, Any], jax.Array]) -> Translation:
+def binary(function: Callable[[Any, Any], Array]) -> Translation:
     return lambda node, x, y: function(*align(x, y))
 
 
-def variadic(function: Callable[[Any, Any], jax.Array]) -> Callable[..., jax.Array]:
-    def translate(node: Node, *values: Value) -> jax.Array:
+def variadic(function: Callable[[Any, Any], Array]) -> Callable[..., Array]:
+    def translate(node: Node, *values: Value) -> Array:
         return functools.reduce(lambda x, y: function(*align(x, y)), values[1:], device(values[0]))
 
     return translate
 
 
-def mean(node: Node, *values: Value) -> jax.Array:
+def mean(node: Node, *values: Value) -> Array:
     total = variadic(jnp.add)(node, *values)
     return lax.div(total, like(total, len(values)))
 
 
-def divide(x: Value, y: Value) -> jax.Array:
+def divide(x: Value, y: Value) -> Array:
     """Divide; integers round towards zero, as in C."""
     return jnp.divide(x, y) if is_float(x) else lax.div(*broadcast(x, y))
 
 
-def modulo(node: Node, x: Value, y: Value) -> jax.Array:
+def modulo(node: Node, x: Value, y: Value) -> Array:
     """Remainder with the divisor's sign (fmod=0) or the dividend's (fmod=1)."""
     x, y = broadcast(x, y)
     remainder = lax.rem(x, y)
@@ -63,7 +63,7 @@ def modulo(node: Node, x: Value, y: Value) -> jax.Array:
     return lax.select(wrong, lax.add(remainder, y), remainder)
 
 
-def power(node: Node, x: Value, y: Value) -> jax.Array:
+def power(node: Node, x: Value, y: Value) -> Array:
     """x ** y in the dtype of x."""
     dtype = canonical(x.dtype)
     if is_host(y) and y.size == 1 and y.ndim <= x.ndim and is_float(x):
@@ -80,15 +80,15 @@ def power(node: Node, x: Value, y: Value) -> jax.Array:
     return lax.convert_element_type(jnp.power(x, lax.convert_element_type(y, dtype)), dtype)
 
 
-def absolute(x: jax.Array) -> jax.Array:
+def absolute(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
 
-def reciprocal(x: jax.Array) -> jax.Array:
+def reciprocal(x: Array) -> Array:
     return lax.div(like(x, 1), x)
 
 
-def is_infinite(node: Node, x: Value) -> jax.Array:
+def is_infinite(node: Node, x: Value) -> Array:
     x = device(x)
     negative = lax.eq(x, like(x, -np.inf))
     positive = lax.eq(x, like(x, np.inf))
@@ -97,7 +97,7 @@ def is_infinite(node: Node, x: Value) -> jax.Array:
     return lax.bitwise_or(negative, positive) if node.get("detect_positive", 1) else negative
 
 
-def bit_shift(node: Node, x: Value, y: Value) -> jax.Array:
+def bit_shift(node: Node, x: Value, y: Value) -> Array:
     x, y = broadcast(x, y)
     if node.get("direction", "") == "LEFT":
         return lax.shift_left(x, y)
@@ -106,7 +106,7 @@ def bit_shift(node: Node, x: Value, y: Value) -> jax.Array:
     return lax.shift_right_logical(x, y)
 
 
-def where(node: Node, condition: Value, x: Value, y: Value) -> jax.Array:
+def where(node: Node, condition: Value, x: Value, y: Value) -> Array:
     return select(condition, x, y)
 
 
@@ -139,7 +139,7 @@ def bit_cast(node: Node, x: Value) -> Value:
     return lax.bitcast_convert_type(x, canonical(dtype))
 
 
-def clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> jax.Array:
+def clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Array:
     """Limit to [min, max]: attributes before opset 11, inputs since."""
     x = device(x)
     if node.opset < 11:

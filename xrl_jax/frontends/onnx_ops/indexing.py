@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     Translation,
     UnsupportedOnnxError,
@@ -23,7 +23,7 @@ from xrl_jax.frontends.onnx_ops.base import (
 from xrl_jax.frontends.onnx_ops.shape import gather_axis
 
 
-def wrap(index: Value, length: int) -> jax.Array:
+def wrap(index: Value, length: int) -> Array:
     """Return indices as int32 or int64 with negative ones counted from the end."""
     if is_host(index):
         host = np.asarray(index).astype(np.int64)
@@ -35,7 +35,7 @@ def wrap(index: Value, length: int) -> jax.Array:
     return lax.select(lax.lt(index, zero), lax.add(index, end), index)
 
 
-def gather(node: Node, x: Value, index: Value) -> jax.Array:
+def gather(node: Node, x: Value, index: Value) -> Array:
     x = device(x)
     axis = axis_of(node.get("axis", 0), x.ndim)
     if is_host(index) and index.size == 1:
@@ -47,14 +47,14 @@ def gather(node: Node, x: Value, index: Value) -> jax.Array:
     return gather_axis(x, wrap(index, x.shape[axis]), axis)
 
 
-def grid(shape: tuple[int, ...], axis: int, index: jax.Array) -> list[jax.Array]:
+def grid(shape: tuple[int, ...], axis: int, index: Array) -> list[Array]:
     """Return one index array per axis: the position itself, but `index` along `axis`."""
     own = [lax.broadcasted_iota(index.dtype, shape, i) for i in range(len(shape))]
     own[axis] = index
     return own
 
 
-def gather_elements(node: Node, x: Value, index: Value) -> jax.Array:
+def gather_elements(node: Node, x: Value, index: Value) -> Array:
     x = device(x)
     axis = axis_of(node.get("axis", 0), x.ndim)
     index = wrap(index, x.shape[axis])
@@ -62,7 +62,7 @@ def gather_elements(node: Node, x: Value, index: Value) -> jax.Array:
     return gather_points(x, places)
 
 
-def gather_points(x: jax.Array, places: jax.Array, batch: int = 0) -> jax.Array:
+def gather_points(x: Array, places: Array, batch: int = 0) -> Array:
     """x at points: the last axis of `places` indexes the first axes of x after the batch axes."""
     depth = places.shape[-1]
     lead = places.ndim - 1
@@ -78,19 +78,19 @@ def gather_points(x: jax.Array, places: jax.Array, batch: int = 0) -> jax.Array:
     return lax.gather(x, places, numbers, sizes, mode=mode)
 
 
-def wrap_points(places: Value, lengths: tuple[int, ...]) -> jax.Array:
+def wrap_points(places: Value, lengths: tuple[int, ...]) -> Array:
     parts = [wrap(places[..., i], length) for i, length in enumerate(lengths)]
     return jnp.stack(parts, axis=-1)
 
 
-def gather_nd(node: Node, x: Value, places: Value) -> jax.Array:
+def gather_nd(node: Node, x: Value, places: Value) -> Array:
     x = device(x)
     batch = node.get("batch_dims", 0)
     lengths = x.shape[batch : batch + places.shape[-1]]
     return gather_points(x, wrap_points(places, lengths), batch)
 
 
-SCATTERS: dict[str, Callable[..., jax.Array]] = {
+SCATTERS: dict[str, Callable[..., Array]] = {
     "none": lax.scatter,
     "add": lax.scatter_add,
     "mul": lax.scatter_mul,
@@ -99,9 +99,7 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-def scatter_points(
-    x: jax.Array, places: jax.Array, updates: jax.Array, reduction: str
-) -> jax.Array:
+def scatter_points(x: Array, places: Array, updates: Array, reduction: str) -> Array:
     """Write updates into x at points (as in `gather_points`), combining by `reduction`."""
     depth, lead = places.shape[-1], places.ndim - 1
     numbers = lax.ScatterDimensionNumbers(
@@ -113,7 +111,7 @@ def scatter_points(
     return SCATTERS[reduction](x, places, updates, numbers, mode=mode)
 
 
-def scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> jax.Array:
+def scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Array:
     x, updates = device(x), device(updates)
     axis = axis_of(node.get("axis", 0), x.ndim)
     index = wrap(index, x.shape[axis])
@@ -121,15 +119,13 @@ def scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> jax.
     return scatter_points(x, places, updates, node.get("reduction", "none"))
 
 
-def scatter_nd(node: Node, x: Value, places: Value, updates: Value) -> jax.Array:
+def scatter_nd(node: Node, x: Value, places: Value, updates: Value) -> Array:
     x, updates = device(x), device(updates)
     places = wrap_points(places, x.shape[: places.shape[-1]])
     return scatter_points(x, places, updates, node.get("reduction", "none"))
 
 
-def tensor_scatter(
-    node: Node, cache: Value, update: Value, starts: Value | None = None
-) -> jax.Array:
+def tensor_scatter(node: Node, cache: Value, update: Value, starts: Value | None = None) -> Array:
     """Write `update` [B, ..., S, ...] into a cache along `axis`, from each batch entry's start."""
     cache, update = device(cache), device(update)
     axis = axis_of(node.get("axis", -2), cache.ndim)
@@ -143,7 +139,7 @@ def tensor_scatter(
     return scatter_points(cache, jnp.stack(grid(update.shape, axis, index), -1), update, "none")
 
 
-def one_hot(node: Node, index: Value, depth: Value, values: Value) -> jax.Array:
+def one_hot(node: Node, index: Value, depth: Value, values: Value) -> Array:
     count = int(node.host(depth, "depth").reshape(()))
     axis = axis_of(node.get("axis", -1), index.ndim + 1)
     index, values = device(index), device(values)
@@ -153,8 +149,8 @@ def one_hot(node: Node, index: Value, depth: Value, values: Value) -> jax.Array:
     return select(jnp.equal(lax.expand_dims(index, (axis,)), places), values[1], values[0])
 
 
-def arg_best(find: Callable[..., jax.Array]) -> Translation:
-    def translate(node: Node, x: Value) -> jax.Array:
+def arg_best(find: Callable[..., Array]) -> Translation:
+    def translate(node: Node, x: Value) -> Array:
         x = device(x)
         axis = axis_of(node.get("axis", 0), x.ndim)
         dtype = canonical(np.int64)
@@ -168,7 +164,7 @@ def arg_best(find: Callable[..., jax.Array]) -> Translation:
     return translate
 
 
-def top_k(node: Node, x: Value, k: Value | None = None) -> tuple[jax.Array, jax.Array]:
+def top_k(node: Node, x: Value, k: Value | None = None) -> tuple[Array, Array]:
     """Largest or smallest k along an axis with their positions; the first of equals wins."""
     count = node.attributes["k"] if k is None else int(node.host(k, "k").reshape(()))
     x = device(x)
@@ -184,7 +180,7 @@ def top_k(node: Node, x: Value, k: Value | None = None) -> tuple[jax.Array, jax.
     return jnp.swapaxes(values, axis, -1), jnp.swapaxes(index, axis, -1)
 
 
-def compress(node: Node, x: Value, condition: Value) -> jax.Array:
+def compress(node: Node, x: Value, condition: Value) -> Array:
     kept = np.flatnonzero(node.host(condition, "condition")).astype(np.int32)
     x = device(x)
     axis = node.get("axis", None)
@@ -193,7 +189,7 @@ def compress(node: Node, x: Value, condition: Value) -> jax.Array:
     return gather_axis(x, device(kept), axis_of(axis, x.ndim))
 
 
-def reverse_sequence(node: Node, x: Value, lengths: Value) -> jax.Array:
+def reverse_sequence(node: Node, x: Value, lengths: Value) -> Array:
     """Reverse the first lengths[b] steps of each batch entry."""
     x = device(x)
     time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
@@ -204,7 +200,7 @@ def reverse_sequence(node: Node, x: Value, lengths: Value) -> jax.Array:
     return gather_points(x, jnp.stack(grid(x.shape, time, index), axis=-1))
 
 
-def known_only(node: Node, *values: Value | None) -> jax.Array:
+def known_only(node: Node, *values: Value | None) -> Array:
     """The size of the result depends on values: only what is known while tracing folds."""
     raise UnsupportedOnnxError(
         f"{node}: its result has a size that depends on data, which is not supported", (node.op,)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.base import (
-    Node,
-    Translation,
-    Value,
-    align,
-    device,
-    like,
-)
+from xrl_jax.frontends.onnx_ops.base import Array, Node, Translation, Value, align, device, like
 
 
-def matmul_arrays(a: jax.Array, b: jax.Array, out: np.dtype | None = None) -> jax.Array:
+def matmul_arrays(a: Array, b: Array, out: np.dtype | None = None) -> Array:
     """Multiply as numpy.matmul does: one plain dot_general unless b has batches."""
     if b.ndim <= 2:
         numbers = (((a.ndim - 1,), (max(b.ndim - 2, 0),)), ((), ()))
@@ -25,11 +17,11 @@ def matmul_arrays(a: jax.Array, b: jax.Array, out: np.dtype | None = None) -> ja
     return jnp.matmul(a, b, preferred_element_type=out)
 
 
-def matmul(node: Node, a: Value, b: Value) -> jax.Array:
+def matmul(node: Node, a: Value, b: Value) -> Array:
     return matmul_arrays(device(a), device(b))
 
 
-def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> jax.Array:
+def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Array:
     """alpha * A' B' + beta * C, where ' may be a transposition."""
     a, b = device(a), device(b)
     left = 0 if node.get("transA", 0) else 1
@@ -44,12 +36,12 @@ def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> jax.Array:
     return jnp.add(result, c if beta == 1 else c * like(c, beta))
 
 
-def einsum(node: Node, *operands: Value) -> jax.Array:
+def einsum(node: Node, *operands: Value) -> Array:
     equation = node.attributes["equation"].replace(" ", "")
     return jnp.einsum(equation, *(device(x) for x in operands))
 
 
-def determinant(node: Node, x: Value) -> jax.Array:
+def determinant(node: Node, x: Value) -> Array:
     return jnp.linalg.det(device(x))
 
 

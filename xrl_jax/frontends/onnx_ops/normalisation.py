@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.base import Node, Translation, Value, axis_of, device, like
-
-
-def per_channel(x: jax.Array, value: Value) -> jax.Array:
-    """Shape [C] so that it meets x along axis 1."""
-    return jnp.reshape(device(value), (1, -1) + (1,) * (x.ndim - 2))
+from xrl_jax.frontends.onnx_ops.base import Array, Node, axis_of, like, on_device
+from xrl_jax.frontends.onnx_ops.convolution import per_channel
 
 
 def batch_normalization(
-    node: Node, x: Value, scale: Value, bias: Value, mean: Value, variance: Value
-) -> jax.Array | tuple[jax.Array, ...]:
+    node: Node, x: Array, scale: Array, bias: Array, mean: Array, variance: Array
+) -> Array | tuple[Array, ...]:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, per channel."""
-    x = device(x)
     if node.opset < 9 and not node.get("spatial", 1):
         raise node.unsupported("spatial=0")
     epsilon = node.get("epsilon", 1e-5)
@@ -35,21 +29,19 @@ def batch_normalization(
         own_variance = jnp.mean(lax.square(x - per_channel(x, own_mean)), axis=axes)
         keep, add = like(own_mean, momentum), like(own_mean, 1 - momentum)
         trained = (
-            device(mean) * keep + own_mean * add,
-            device(variance) * keep + own_variance * add,
+            mean * keep + own_mean * add,
+            variance * keep + own_variance * add,
         )
         if node.opset < 14:
             trained += (own_mean, own_variance)
         mean, variance = own_mean, own_variance
-    spread = lax.rsqrt(device(variance) + like(variance, epsilon))
-    result = (x - per_channel(x, mean)) * per_channel(x, spread * device(scale))
+    spread = lax.rsqrt(variance + like(variance, epsilon))
+    result = (x - per_channel(x, mean)) * per_channel(x, spread * scale)
     result = lax.convert_element_type(result + per_channel(x, bias), x.dtype)
     return result if trained is None else (result, *trained)
 
 
-def standardise(
-    x: jax.Array, axes: tuple[int, ...], epsilon: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def standardise(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """Return (x - mean) / sqrt(variance + epsilon), the mean, and the inverse deviation."""
     mean = jnp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
@@ -58,52 +50,49 @@ def standardise(
     return centred * inverse, mean, inverse
 
 
-def instance_normalization(node: Node, x: Value, scale: Value, bias: Value) -> jax.Array:
-    x = device(x)
+def instance_normalization(node: Node, x: Array, scale: Array, bias: Array) -> Array:
     result, _, _ = standardise(x, tuple(range(2, x.ndim)), node.get("epsilon", 1e-5))
     return result * per_channel(x, scale) + per_channel(x, bias)
 
 
-def stash(node: Node, x: Value) -> jax.Array:
+def stash(node: Node, x: Array) -> Array:
     """Return x in the precision that statistics are computed in (stash_type, default float32)."""
     kind = node.get("stash_type", 1)
-    x = device(x)
     if kind == 1 and x.dtype.itemsize < 4:
         return lax.convert_element_type(x, np.float32)
     return x
 
 
 def layer_normalization(
-    node: Node, x: Value, scale: Value, bias: Value | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    node: Node, x: Array, scale: Array, bias: Array | None = None
+) -> tuple[Array, Array, Array]:
     dtype = x.dtype
     wide = stash(node, x)
     axis = axis_of(node.get("axis", -1), wide.ndim)
     axes = tuple(range(axis, wide.ndim))
     result, mean, inverse = standardise(wide, axes, node.get("epsilon", 1e-5))
-    result = lax.convert_element_type(result, dtype) * device(scale)
+    result = lax.convert_element_type(result, dtype) * scale
     if bias is not None:
-        result = result + device(bias)
+        result = result + bias
     return result, mean, inverse
 
 
-def rms_normalization(node: Node, x: Value, scale: Value) -> jax.Array:
+def rms_normalization(node: Node, x: Array, scale: Array) -> Array:
     dtype = x.dtype
     wide = stash(node, x)
     axis = axis_of(node.get("axis", -1), wide.ndim)
     mean = jnp.mean(lax.square(wide), axis=tuple(range(axis, wide.ndim)), keepdims=True)
     result = wide * lax.rsqrt(mean + like(wide, node.get("epsilon", 1e-5)))
-    return lax.convert_element_type(result, dtype) * device(scale)
+    return lax.convert_element_type(result, dtype) * scale
 
 
-def group_normalization(node: Node, x: Value, scale: Value, bias: Value) -> jax.Array:
+def group_normalization(node: Node, x: Array, scale: Array, bias: Array) -> Array:
     """Statistics per group of channels; scale and bias per group before opset 21."""
     groups = node.attributes["num_groups"]
     wide = stash(node, x)
     grouped = jnp.reshape(wide, (x.shape[0], groups, -1))
     result, _, _ = standardise(grouped, (2,), node.get("epsilon", 1e-5))
     result = lax.convert_element_type(jnp.reshape(result, x.shape), x.dtype)
-    scale, bias = device(scale), device(bias)
     if node.opset < 21:
         each = x.shape[1] // groups
         scale, bias = (
@@ -113,9 +102,8 @@ def group_normalization(node: Node, x: Value, scale: Value, bias: Value) -> jax.
     return result * per_channel(result, scale) + per_channel(result, bias)
 
 
-def local_response(node: Node, x: Value) -> jax.Array:
+def local_response(node: Node, x: Array) -> Array:
     """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta."""
-    x = device(x)
     size = node.attributes["size"]
     low = (size - 1) // 2
     squares = lax.reduce_window(
@@ -130,9 +118,8 @@ def local_response(node: Node, x: Value) -> jax.Array:
     return x / lax.pow(base, like(x, node.get("beta", 0.75)))
 
 
-def lp_normalization(node: Node, x: Value) -> jax.Array:
+def lp_normalization(node: Node, x: Array) -> Array:
     """x / norm along an axis; 0 where the norm is 0."""
-    x = device(x)
     axis = axis_of(node.get("axis", -1), x.ndim)
     if node.get("p", 2) == 1:
         norm = jnp.sum(lax.abs(x), axis=axis, keepdims=True)
@@ -143,21 +130,14 @@ def lp_normalization(node: Node, x: Value) -> jax.Array:
     return x / safe
 
 
-def mean_variance(node: Node, x: Value) -> jax.Array:
-    x = device(x)
-    axes = tuple(axis_of(axis, x.ndim) for axis in node.get("axes", (0, 2, 3)))
-    mean = jnp.mean(x, axis=axes, keepdims=True)
-    deviation = lax.sqrt(jnp.mean(lax.square(x), axis=axes, keepdims=True) - lax.square(mean))
-    return (x - mean) / (deviation + like(x, 1e-9))
-
-
-TRANSLATIONS: dict[str, Translation] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": local_response,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "MeanVarianceNormalization": mean_variance,
-    "RMSNormalization": rms_normalization,
-}
+TRANSLATIONS = on_device(
+    {
+        "BatchNormalization": batch_normalization,
+        "GroupNormalization": group_normalization,
+        "InstanceNormalization": instance_normalization,
+        "LRN": local_response,
+        "LayerNormalization": layer_normalization,
+        "LpNormalization": lp_normalization,
+        "RMSNormalization": rms_normalization,
+    }
+)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     Translation,
     Value,
@@ -18,8 +18,9 @@ from xrl_jax.frontends.onnx_ops.base import (
     device,
     is_float,
     like,
+    on_device,
 )
-from xrl_jax.frontends.onnx_ops.convolution import Pads, dilated, window_pads
+from xrl_jax.frontends.onnx_ops.convolution import Pads, dilated, steps, window_pads
 
 
 class Window:
@@ -32,8 +33,7 @@ class Window:
     def __init__(self, node: Node, size: Sequence[int]) -> None:
         spatial = len(size)
         self.kernel = tuple(node.attributes["kernel_shape"])
-        self.strides = tuple(node.get("strides", (1,) * spatial))
-        self.dilations = tuple(node.get("dilations", (1,) * spatial))
+        self.strides, self.dilations = map(tuple, steps(node, spatial))
         reach = dilated(self.kernel, self.dilations)
         self.pads: Pads = window_pads(node, size, reach, self.strides)
         self.room = [0] * spatial
@@ -45,10 +45,9 @@ class Window:
                 last -= s if last >= n + low else 0
                 self.room[i] = max(last + k - (n + low + high), 0)
 
-    def reduce(self, x: jax.Array, start: Any, combine, pads: Pads | None = None):
-        """reduce_window over the spatial axes with the stated pads and room, or the given pads."""
-        if pads is None:
-            pads = [(a, b + r) for (a, b), r in zip(self.pads, self.room, strict=True)]
+    def reduce(self, x: Any, start: Any, combine: Callable[..., Any]) -> Any:
+        """reduce_window over the spatial axes, with pads and room; of one array or several."""
+        pads = [(a, b + r) for (a, b), r in zip(self.pads, self.room, strict=True)]
         return lax.reduce_window(
             x,
             start,
@@ -60,12 +59,11 @@ class Window:
         )
 
 
-def lowest(x: jax.Array) -> Any:
+def lowest(x: Array) -> Any:
     return like(x, -np.inf if is_float(x) else np.iinfo(x.dtype).min)
 
 
-def max_pool(node: Node, x: Value) -> jax.Array | tuple[jax.Array, jax.Array]:
-    x = device(x)
+def max_pool(node: Node, x: Array) -> Array | tuple[Array, Array]:
     window = Window(node, x.shape[2:])
     result = window.reduce(x, lowest(x), lax.max)
     if len(node.outputs) < 2 or not node.outputs[1]:
@@ -73,7 +71,7 @@ def max_pool(node: Node, x: Value) -> jax.Array | tuple[jax.Array, jax.Array]:
     return result, max_positions(node, x, window)
 
 
-def max_positions(node: Node, x: jax.Array, window: Window) -> jax.Array:
+def max_positions(node: Node, x: Array, window: Window) -> Array:
     """Flat index over the whole tensor of each window's first maximum."""
     dtype = canonical(np.int64)
     spatial = x.shape[2:]
@@ -91,20 +89,10 @@ def max_positions(node: Node, x: jax.Array, window: Window) -> jax.Array:
         return lax.select(larger, one[0], two[0]), lax.select(larger, one[1], two[1])
 
     end = dtype.type(np.iinfo(dtype).max)
-    pads = [(a, b + r) for (a, b), r in zip(window.pads, window.room, strict=True)]
-    return lax.reduce_window(
-        (x, index),
-        (lowest(x), end),
-        better,
-        (1, 1, *window.kernel),
-        (1, 1, *window.strides),
-        [(0, 0), (0, 0), *pads],
-        window_dilation=(1, 1, *window.dilations),
-    )[1]
+    return window.reduce((x, index), (lowest(x), end), better)[1]
 
 
-def average_pool(node: Node, x: Value) -> jax.Array:
-    x = device(x)
+def average_pool(node: Node, x: Array) -> Array:
     window = Window(node, x.shape[2:])
     total = window.reduce(x, like(x, 0), lax.add)
     counts = window_counts(node, window, x.shape[2:])
@@ -129,36 +117,25 @@ def window_counts(node: Node, window: Window, size: Sequence[int]) -> np.ndarray
     return result
 
 
-def lp_pool(node: Node, x: Value) -> jax.Array:
-    x = device(x)
+def lp_pool(node: Node, x: Array) -> Array:
     p = node.get("p", 2)
     window = Window(node, x.shape[2:])
     powers = lax.integer_pow(lax.abs(x), int(p))
     return lax.pow(window.reduce(powers, like(x, 0), lax.add), like(x, 1 / p))
 
 
-def spatial_axes(x: jax.Array) -> tuple[int, ...]:
-    return tuple(range(2, x.ndim))
+def over_image(reduce: Callable[..., Array]) -> Callable[[Node, Array], Array]:
+    """A reduction of all spatial axes, which stay with size 1."""
+    return lambda node, x: reduce(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
-def global_average_pool(node: Node, x: Value) -> jax.Array:
-    x = device(x)
-    return jnp.mean(x, axis=spatial_axes(x), keepdims=True)
-
-
-def global_max_pool(node: Node, x: Value) -> jax.Array:
-    x = device(x)
-    return jnp.max(x, axis=spatial_axes(x), keepdims=True)
-
-
-def global_lp_pool(node: Node, x: Value) -> jax.Array:
-    x = device(x)
+def global_lp_pool(node: Node, x: Array) -> Array:
     p = node.get("p", 2)
-    total = jnp.sum(lax.integer_pow(lax.abs(x), int(p)), axis=spatial_axes(x), keepdims=True)
+    total = over_image(jnp.sum)(node, lax.integer_pow(lax.abs(x), int(p)))
     return lax.pow(total, like(x, 1 / p))
 
 
-def max_unpool(node: Node, x: Value, index: Value, shape: Value | None = None) -> jax.Array:
+def max_unpool(node: Node, x: Value, index: Value, shape: Value | None = None) -> Array:
     """Put values back where MaxPool found them (flat indices over the whole tensor)."""
     x, index = device(x), device(index)
     kernel = node.attributes["kernel_shape"]
@@ -181,11 +158,15 @@ def max_unpool(node: Node, x: Value, index: Value, shape: Value | None = None) -
 
 
 TRANSLATIONS: dict[str, Translation] = {
-    "AveragePool": average_pool,
-    "GlobalAveragePool": global_average_pool,
-    "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_max_pool,
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
+    **on_device(
+        {
+            "AveragePool": average_pool,
+            "GlobalAveragePool": over_image(jnp.mean),
+            "GlobalLpPool": global_lp_pool,
+            "GlobalMaxPool": over_image(jnp.max),
+            "LpPool": lp_pool,
+            "MaxPool": max_pool,
+        }
+    ),
     "MaxUnpool": max_unpool,
 }

@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.activation import relu, softplus, softsign
-from xrl_jax.frontends.onnx_ops.base import Node, Translation, Value, device, like
+from xrl_jax.frontends.onnx_ops.activation import TRANSLATIONS as OPERATORS
+from xrl_jax.frontends.onnx_ops.base import Array, Node, Translation, like, on_device
 
-Gate = Callable[[jax.Array], jax.Array]
-State = tuple[jax.Array, ...]
+Gate = Callable[[Array], Array]
+State = tuple[Array, ...]
+
+
+# Activations by their names, which are not case-sensitive; others are operators.
+PARAMETRIC: dict[str, Callable[[Node, Array], Any]] = {
+    "affine": lambda node, x: x * like(x, node.get("alpha", 1.0)) + like(x, node.get("beta", 0.0)),
+    "scaledtanh": lambda node, x: (
+        lax.tanh(x * like(x, node.get("beta", 1.0))) * like(x, node.get("alpha", 1.0))
+    ),
+    **{
+        name.lower(): OPERATORS[name]
+        for name in ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign")
+    },
+    **{name.lower(): OPERATORS[name] for name in ("Tanh", "ThresholdedRelu")},
+}
 
 
 def activation(node: Node, name: str, alpha: float | None, beta: float | None) -> Gate:
-    """Return an activation by its ONNX name, which is not case-sensitive."""
-    plain: dict[str, Gate] = {
-        "sigmoid": lax.logistic,
-        "tanh": lax.tanh,
-        "relu": relu,
-        "softplus": softplus,
-        "softsign": softsign,
-    }
-    key = name.lower()
-    if key in plain:
-        return plain[key]
+    """Return an activation by its ONNX name; a parameter that is None has the operator's default.
 
-    def value(given: float | None, default: float) -> float:
-        return default if given is None else given
-
-    if key == "affine":
-        return lambda x: x * like(x, value(alpha, 1.0)) + like(x, value(beta, 0.0))
-    if key == "leakyrelu":
-        slope = value(alpha, 0.01)
-        return lambda x: lax.select(x >= like(x, 0), x, x * like(x, slope))
-    if key == "thresholdedrelu":
-        limit = value(alpha, 1.0)
-        return lambda x: lax.select(x > like(x, limit), x, lax.full_like(x, 0))
-    if key == "scaledtanh":
-        return lambda x: lax.tanh(x * like(x, value(beta, 1.0))) * like(x, value(alpha, 1.0))
-    if key == "hardsigmoid":
-        return lambda x: lax.clamp(
-            like(x, 0), x * like(x, value(alpha, 0.2)) + like(x, value(beta, 0.5)), like(x, 1)
-        )
-    if key == "elu":
-        scale = value(alpha, 1.0)
-        return lambda x: lax.select(
-            x >= like(x, 0), x, lax.expm1(lax.min(x, like(x, 0))) * like(x, scale)
-        )
-    raise node.unsupported(f"activation {name}")
+    Raises UnsupportedOnnxError where there is none of this name.
+    """
+    translate = PARAMETRIC.get(name.lower())
+    if translate is None:
+        raise node.unsupported(f"activation {name}")
+    given = {k: v for k, v in (("alpha", alpha), ("beta", beta)) if v is not None}
+    return functools.partial(translate, dataclasses.replace(node, attributes=given))
 
 
 def activations(node: Node, defaults: Sequence[str], directions: int) -> list[list[Gate]]:
@@ -69,12 +59,12 @@ def activations(node: Node, defaults: Sequence[str], directions: int) -> list[li
     return [gates[i * each : (i + 1) * each] for i in range(directions)]
 
 
-def clipped(node: Node, x: jax.Array) -> jax.Array:
+def clipped(node: Node, x: Array) -> Array:
     limit = node.get("clip", None)
     return x if limit is None else lax.clamp(like(x, -limit), x, like(x, limit))
 
 
-def times(x: jax.Array, weight: jax.Array) -> jax.Array:
+def times(x: Array, weight: Array) -> Array:
     """x [..., I] times the transpose of weight [O, I]."""
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
@@ -90,14 +80,13 @@ def recurrent(
 
     def translate(
         node: Node,
-        x: Value,
-        w: Value,
-        r: Value,
-        b: Value | None = None,
-        lengths: Value | None = None,
-        *initial: Value | None,
-    ) -> tuple[jax.Array, ...]:
-        x, w, r = device(x), device(w), device(r)
+        x: Array,
+        w: Array,
+        r: Array,
+        b: Array | None = None,
+        lengths: Array | None = None,
+        *initial: Array | None,
+    ) -> tuple[Array, ...]:
         batch_first = bool(node.get("layout", 0))
         if batch_first:
             x = jnp.swapaxes(x, 0, 1)
@@ -107,14 +96,14 @@ def recurrent(
         peepholes = initial[states] if len(initial) > states else None
         results = []
         for d in range(directions):
-            bias = None if b is None else device(b)[d]
+            bias = None if b is None else b[d]
             first = []
             for i in range(states):
                 given = initial[i] if i < len(initial) else None
                 if given is None:
                     first.append(jnp.zeros((batch, hidden), x.dtype))
                 else:
-                    first.append(device(given)[:, d] if batch_first else device(given)[d])
+                    first.append(given[:, d] if batch_first else given[d])
             projected = times(x, w[d])
             if bias is not None:
                 projected = projected + bias[: gates * hidden]
@@ -123,7 +112,7 @@ def recurrent(
                 functions[d],
                 r[d],
                 jnp.zeros(gates * hidden, x.dtype) if bias is None else bias[gates * hidden :],
-                None if peepholes is None else device(peepholes)[d],
+                None if peepholes is None else peepholes[d],
             )
             backwards = d == 1 or node.get("direction", "forward") == "reverse"
             results.append(run(cell, projected, tuple(first), lengths, backwards))
@@ -138,20 +127,20 @@ def recurrent(
 
 
 def run(
-    cell: Callable[[jax.Array, State], State],
-    projected: jax.Array,
+    cell: Callable[[Array, State], State],
+    projected: Array,
     first: State,
-    lengths: Value | None,
+    lengths: Array | None,
     backwards: bool,
-) -> tuple[jax.Array, State]:
+) -> tuple[Array, State]:
     """Scan a cell over time; returns the outputs [T, B, H] and the last state.
 
     Past the length of a sequence the state stays and the output is zero.
     """
     steps = projected.shape[0]
-    limit = None if lengths is None else lax.convert_element_type(device(lengths), np.int32)
+    limit = None if lengths is None else lax.convert_element_type(lengths, np.int32)
 
-    def step(state: State, inputs: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:
+    def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, Array]:
         values, time = inputs
         new = cell(values, state)
         if limit is None:
@@ -165,16 +154,14 @@ def run(
     return outputs, last
 
 
-def rnn_cell(node: Node, functions: list[Gate], r: jax.Array, bias: jax.Array, _: object):
-    def cell(projected: jax.Array, state: State) -> State:
+def rnn_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object):
+    def cell(projected: Array, state: State) -> State:
         return (functions[0](clipped(node, projected + times(state[0], r) + bias)),)
 
     return cell
 
 
-def lstm_cell(
-    node: Node, functions: list[Gate], r: jax.Array, bias: jax.Array, peepholes: jax.Array | None
-):
+def lstm_cell(node: Node, functions: list[Gate], r: Array, bias: Array, peepholes: Array | None):
     """Gates in the order input, output, forget, cell."""
     gate, squash, emit = functions
     hidden = r.shape[1]
@@ -183,7 +170,7 @@ def lstm_cell(
     else:
         peep = [peepholes[i * hidden : (i + 1) * hidden] for i in range(3)]
 
-    def cell(projected: jax.Array, state: State) -> State:
+    def cell(projected: Array, state: State) -> State:
         h, c = state
         i, o, f, g = jnp.split(projected + times(h, r) + bias, 4, axis=1)
         if peep is not None:
@@ -197,13 +184,13 @@ def lstm_cell(
     return cell
 
 
-def gru_cell(node: Node, functions: list[Gate], r: jax.Array, bias: jax.Array, _: object):
+def gru_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object):
     """Gates in the order update, reset, hidden."""
     gate, squash = functions
     hidden = r.shape[1]
     after = node.get("linear_before_reset", 0)
 
-    def cell(projected: jax.Array, state: State) -> State:
+    def cell(projected: Array, state: State) -> State:
         h = state[0]
         own = times(h, r[: 2 * hidden]) + bias[: 2 * hidden]
         z, reset = jnp.split(gate(clipped(node, projected[:, : 2 * hidden] + own)), 2, axis=1)
@@ -218,8 +205,10 @@ def gru_cell(node: Node, functions: list[Gate], r: jax.Array, bias: jax.Array, _
     return cell
 
 
-TRANSLATIONS: dict[str, Translation] = {
-    "GRU": recurrent(3, 1, ("Sigmoid", "Tanh"), gru_cell),
-    "LSTM": recurrent(4, 2, ("Sigmoid", "Tanh", "Tanh"), lstm_cell),
-    "RNN": recurrent(1, 1, ("Tanh",), rnn_cell),
-}
+TRANSLATIONS = on_device(
+    {
+        "GRU": recurrent(3, 1, ("Sigmoid", "Tanh"), gru_cell),
+        "LSTM": recurrent(4, 2, ("Sigmoid", "Tanh", "Tanh"), lstm_cell),
+        "RNN": recurrent(1, 1, ("Tanh",), rnn_cell),
+    }
+)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     Translation,
     Value,
@@ -30,11 +30,11 @@ def reduced_axes(node: Node, x: Value, axes: Value | None) -> tuple[int, ...] | 
 
 
 def reduction(
-    reduce: Callable[..., jax.Array],
-    before: Callable[[jax.Array], jax.Array] | None = None,
-    after: Callable[[jax.Array], jax.Array] | None = None,
+    reduce: Callable[..., Array],
+    before: Callable[[Array], Array] | None = None,
+    after: Callable[[Array], Array] | None = None,
 ) -> Translation:
-    def translate(node: Node, x: Value, axes: Value | None = None) -> jax.Array:
+    def translate(node: Node, x: Value, axes: Value | None = None) -> Array:
         x = device(x)
         x = before(x) if before else x
         chosen = reduced_axes(node, x, axes)
@@ -47,7 +47,7 @@ def reduction(
     return translate
 
 
-def mean(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
+def mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     if is_float(x):
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     count = math.prod(x.shape[i] for i in axis)
@@ -55,23 +55,28 @@ def mean(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
     return lax.div(total, like(total, count))
 
 
-def largest(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
-    if x.dtype == np.bool_:
-        return jnp.any(x, axis=axis, keepdims=keepdims)
-    initial = -np.inf if is_float(x) else np.iinfo(x.dtype).min
-    empty = any(x.shape[i] == 0 for i in axis)
-    return jnp.max(x, axis=axis, keepdims=keepdims, initial=like(x, initial) if empty else None)
+def extreme(
+    reduce: Callable[..., Array], of_bools: Callable[..., Array], sign: int
+) -> Callable[..., Array]:
+    """The largest (sign 1) or smallest (-1); of nothing the end of the dtype's range."""
+
+    def find(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+        if x.dtype == np.bool_:
+            return of_bools(x, axis=axis, keepdims=keepdims)
+        if all(x.shape[i] for i in axis):
+            return reduce(x, axis=axis, keepdims=keepdims)
+        limits = np.iinfo(x.dtype) if not is_float(x) else None
+        ends = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
+        return reduce(x, axis=axis, keepdims=keepdims, initial=like(x, ends[sign < 0]))
+
+    return find
 
 
-def smallest(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
-    if x.dtype == np.bool_:
-        return jnp.all(x, axis=axis, keepdims=keepdims)
-    initial = np.inf if is_float(x) else np.iinfo(x.dtype).max
-    empty = any(x.shape[i] == 0 for i in axis)
-    return jnp.min(x, axis=axis, keepdims=keepdims, initial=like(x, initial) if empty else None)
+largest = extreme(jnp.max, jnp.any, 1)
+smallest = extreme(jnp.min, jnp.all, -1)
 
 
-def log_sum_exp(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
+def log_sum_exp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     top = lax.stop_gradient(largest(x, axis, True))
     zero = lax.full_like(top, 0)
     top = lax.select(lax.is_finite(top), top, zero)
@@ -79,8 +84,8 @@ def log_sum_exp(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Arra
     return total if keepdims else lax.squeeze(total, axis)
 
 
-def cumulative(run: Callable[..., jax.Array], start: float) -> Translation:
-    def translate(node: Node, x: Value, axis_input: Value) -> jax.Array:
+def cumulative(run: Callable[..., Array], start: float) -> Translation:
+    def translate(node: Node, x: Value, axis_input: Value) -> Array:
         x = device(x)
         axis = axis_of(int(node.host(axis_input, "axis").reshape(())), x.ndim)
         backwards = bool(node.get("reverse", 0))
@@ -95,25 +100,17 @@ def cumulative(run: Callable[..., jax.Array], start: float) -> Translation:
     return translate
 
 
-def total(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
-    return jnp.sum(x, axis=axis, keepdims=keepdims)
-
-
-def product(x: jax.Array, axis: tuple[int, ...], keepdims: bool) -> jax.Array:
-    return jnp.prod(x, axis=axis, keepdims=keepdims)
-
-
 TRANSLATIONS: dict[str, Translation] = {
     "CumProd": cumulative(lax.cumprod, 1),
     "CumSum": cumulative(lax.cumsum, 0),
-    "ReduceL1": reduction(total, before=jnp.abs),
-    "ReduceL2": reduction(total, before=lax.square, after=lax.sqrt),
-    "ReduceLogSum": reduction(total, after=lax.log),
+    "ReduceL1": reduction(jnp.sum, before=jnp.abs),
+    "ReduceL2": reduction(jnp.sum, before=lax.square, after=lax.sqrt),
+    "ReduceLogSum": reduction(jnp.sum, after=lax.log),
     "ReduceLogSumExp": reduction(log_sum_exp),
     "ReduceMax": reduction(largest),
     "ReduceMean": reduction(mean),
     "ReduceMin": reduction(smallest),
-    "ReduceProd": reduction(product),
-    "ReduceSum": reduction(total),
-    "ReduceSumSquare": reduction(total, before=lax.square),
+    "ReduceProd": reduction(jnp.prod),
+    "ReduceSum": reduction(jnp.sum),
+    "ReduceSumSquare": reduction(jnp.sum, before=lax.square),
 }

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     OnnxError,
     Translation,
@@ -102,7 +102,7 @@ def interpolation_matrix(
     return matrix
 
 
-def apply_matrix(x: jax.Array, matrix: np.ndarray, axis: int) -> jax.Array:
+def apply_matrix(x: Array, matrix: np.ndarray, axis: int) -> Array:
     """Multiply by a matrix [new, old] along an axis."""
     weights = device(matrix.astype(x.dtype if is_float(x) else np.float32))
     numbers = (((axis,), (1,)), ((), ()))
@@ -112,7 +112,7 @@ def apply_matrix(x: jax.Array, matrix: np.ndarray, axis: int) -> jax.Array:
     return jnp.moveaxis(result, -1, axis)
 
 
-def repeat(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
+def repeat(x: Array, index: np.ndarray, axis: int) -> Array:
     """Select by known positions; a whole-number enlargement is a broadcast."""
     size = x.shape[axis]
     times = len(index) // size if size else 0
@@ -125,11 +125,7 @@ def repeat(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
 
 
 def new_sizes(
-    node: Node,
-    x: jax.Array,
-    axes: list[int],
-    scales: Value | None,
-    sizes: Value | None,
+    node: Node, x: Array, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> tuple[list[int], list[float]]:
     """Return the size and the scale of each resized axis."""
     old = [x.shape[axis] for axis in axes]
@@ -150,14 +146,14 @@ def new_sizes(
 
 def resize_axes(
     node: Node,
-    x: jax.Array,
+    x: Array,
     axes: list[int],
     sizes: list[int],
     scales: list[float],
     roi: np.ndarray,
     coordinates: str,
     rounding: str,
-) -> jax.Array:
+) -> Array:
     mode = node.get("mode", "nearest")
     dtype = x.dtype
     for i, axis in enumerate(axes):
@@ -202,7 +198,7 @@ def resize(
     roi: Value | None = None,
     scales: Value | None = None,
     sizes: Value | None = None,
-) -> jax.Array:
+) -> Array:
     x = device(x)
     if node.opset < 11:
         return upsample(node, x, roi)
@@ -218,7 +214,7 @@ def resize(
     return resize_axes(node, x, axes, new, factors, bounds, coordinates, rounding)
 
 
-def upsample(node: Node, x: Value, scales: Value | None = None) -> jax.Array:
+def upsample(node: Node, x: Value, scales: Value | None = None) -> Array:
     """Resize with coordinates y / scale, rounded down (also Resize of opset 10)."""
     x = device(x)
     if scales is None:

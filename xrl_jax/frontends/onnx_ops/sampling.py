@@ -6,24 +6,24 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.base import Node, Translation, Value, device, like, select
-from xrl_jax.frontends.onnx_ops.convolution import add_bias
-from xrl_jax.frontends.onnx_ops.indexing import gather_points
+from xrl_jax.frontends.onnx_ops.base import Array, Node, like, on_device, select
+from xrl_jax.frontends.onnx_ops.convolution import add_bias, steps
+from xrl_jax.frontends.onnx_ops.indexing import gather_points, wrap
+from xrl_jax.frontends.onnx_ops.shape import gather_axis
 
 
-def pixels(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+def pixels(x: Array, places: Sequence[Array]) -> Array:
     """x [N, C, ...] at whole positions, one array [N, *P] per axis: [N, C, *P]."""
     last = jnp.moveaxis(x, 1, -1)
     found = gather_points(last, jnp.stack(places, axis=-1), batch=1)
     return jnp.moveaxis(found, -1, 1)
 
 
-def reflect(x: jax.Array, low: float, high: float) -> jax.Array:
+def reflect(x: Array, low: float, high: float) -> Array:
     """Fold positions into [low, high] as between two mirrors."""
     if high <= low:
         return lax.full_like(x, low)
@@ -35,26 +35,26 @@ def reflect(x: jax.Array, low: float, high: float) -> jax.Array:
     return select(odd, like(x, high) - rest, like(x, low) + rest)
 
 
-def cubic_weights(t: jax.Array) -> list[jax.Array]:
+def cubic_weights(t: Array) -> list[Array]:
     """Keys' kernel (a = -0.75) at the taps -1, 0, 1, 2 around a fraction t."""
     a = -0.75
 
-    def near(d: jax.Array) -> jax.Array:
+    def near(d: Array) -> Array:
         return ((a + 2) * d - (a + 3)) * d * d + 1
 
-    def far(d: jax.Array) -> jax.Array:
+    def far(d: Array) -> Array:
         return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
 def interpolate(
-    x: jax.Array,
-    where: Sequence[jax.Array],
+    x: Array,
+    where: Sequence[Array],
     mode: str = "linear",
     padding: str = "zeros",
     borders: Sequence[tuple[float, float]] = (),
-) -> jax.Array:
+) -> Array:
     """x [N, C, ...] at positions [N, *P] per axis; padding as GridSample defines it."""
     sizes = x.shape[2:]
     if mode == "nearest":
@@ -95,9 +95,8 @@ def interpolate(
     return total
 
 
-def grid_sample(node: Node, x: Value, grid: Value) -> jax.Array:
+def grid_sample(node: Node, x: Array, grid: Array) -> Array:
     """Sample x [N, C, ...] at a grid [N, *P, D] of positions in [-1, 1], last axis first."""
-    x, grid = device(x), device(grid)
     corners = bool(node.get("align_corners", 0))
     where, borders = [], []
     for axis, size in enumerate(x.shape[2:]):
@@ -112,9 +111,8 @@ def grid_sample(node: Node, x: Value, grid: Value) -> jax.Array:
     return interpolate(x, where, mode, node.get("padding_mode", "zeros"), borders)
 
 
-def roi_align(node: Node, x: Value, rois: Value, batch: Value) -> jax.Array:
+def roi_align(node: Node, x: Array, rois: Array, batch: Array) -> Array:
     """Average (or maximum) of bilinear samples in each bin of each region [x1, y1, x2, y2]."""
-    x, rois = device(x), device(rois)
     ratio = node.get("sampling_ratio", 0)
     if ratio <= 0:
         raise node.unsupported("sampling_ratio=0 (a number of samples that depends on data)")
@@ -131,7 +129,7 @@ def roi_align(node: Node, x: Value, rois: Value, batch: Value) -> jax.Array:
         axes.append(lax.expand_dims(low, (1,)) + step * steps.astype(x.dtype))
     count = rois.shape[0]
     shape = (count, rows * ratio, columns * ratio)
-    images = pixels_of(x, batch)
+    images = gather_axis(x, wrap(batch, x.shape[0]), 0)  # of each region
     weights, places = [], []
     for i, position in enumerate(axes):
         size = x.shape[i + 2]
@@ -157,28 +155,18 @@ def roi_align(node: Node, x: Value, rois: Value, batch: Value) -> jax.Array:
     return jnp.mean(jnp.reshape(terms[0] + terms[1] + terms[2] + terms[3], binned), axis=(3, 5))
 
 
-def pixels_of(x: jax.Array, batch: Value) -> jax.Array:
-    """The image of each region."""
-    from xrl_jax.frontends.onnx_ops.indexing import wrap
-    from xrl_jax.frontends.onnx_ops.shape import gather_axis
-
-    return gather_axis(x, wrap(batch, x.shape[0]), 0)
-
-
 def deform_conv(
     node: Node,
-    x: Value,
-    kernel: Value,
-    offset: Value,
-    bias: Value | None = None,
-    mask: Value | None = None,
-) -> jax.Array:
+    x: Array,
+    kernel: Array,
+    offset: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+) -> Array:
     """Convolution whose taps are moved by `offset` and weighted by `mask`, both from data."""
-    x, kernel, offset = device(x), device(kernel), device(offset)
     size = kernel.shape[2:]
     spatial, taps = len(size), math.prod(size)
-    strides = node.get("strides", (1,) * spatial)
-    dilations = node.get("dilations", (1,) * spatial)
+    strides, dilations = steps(node, spatial)
     pads = node.get("pads", (0,) * (2 * spatial))
     sets, groups = node.get("offset_group", 1), node.get("group", 1)
     batch, channels = x.shape[:2]
@@ -196,7 +184,7 @@ def deform_conv(
     split = jnp.reshape(x, (batch * sets, channels // sets, *x.shape[2:]))
     found = interpolate(split, where)
     if mask is not None:
-        found = found * jnp.reshape(device(mask), (batch * sets, 1, taps, *out))
+        found = found * jnp.reshape(mask, (batch * sets, 1, taps, *out))
     found = jnp.reshape(found, (batch, groups, channels // groups * taps, -1))
     weights = jnp.reshape(kernel, (groups, kernel.shape[0] // groups, -1))
     result = lax.dot_general(found, weights, (((2,), (2,)), ((1,), (0,))))
@@ -204,8 +192,10 @@ def deform_conv(
     return add_bias(jnp.reshape(result, (batch, kernel.shape[0], *out)), bias)
 
 
-TRANSLATIONS: dict[str, Translation] = {
-    "DeformConv": deform_conv,
-    "GridSample": grid_sample,
-    "RoiAlign": roi_align,
-}
+TRANSLATIONS = on_device(
+    {
+        "DeformConv": deform_conv,
+        "GridSample": grid_sample,
+        "RoiAlign": roi_align,
+    }
+)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import (
+    Array,
     Node,
     OnnxError,
     Translation,
@@ -45,27 +45,27 @@ def dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | 
     return x, np.ones(x.shape, mask_type)
 
 
-def reshape(node: Node, x: Value, target: Value) -> jax.Array:
+def reshape(node: Node, x: Value, target: Value) -> Array:
     wanted = list(node.ints(target, "the shape"))
     if not node.get("allowzero", 0):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return jnp.reshape(device(x), wanted)
 
 
-def flatten(node: Node, x: Value) -> jax.Array:
+def flatten(node: Node, x: Value) -> Array:
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return jnp.reshape(device(x), (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-def squeeze(node: Node, x: Value, axes: Value | None = None) -> jax.Array:
+def squeeze(node: Node, x: Value, axes: Value | None = None) -> Array:
     chosen = node.get("axes", None) if axes is None else node.ints(axes, "axes")
     if chosen is None:
         chosen = [i for i, n in enumerate(x.shape) if n == 1]
     return lax.squeeze(device(x), tuple(axis_of(axis, x.ndim) for axis in chosen))
 
 
-def unsqueeze(node: Node, x: Value, axes: Value | None = None) -> jax.Array:
+def unsqueeze(node: Node, x: Value, axes: Value | None = None) -> Array:
     chosen = node.attributes["axes"] if axes is None else node.ints(axes, "axes")
     rank = x.ndim + len(chosen)
     places = {axis_of(axis, rank) for axis in chosen}
@@ -73,7 +73,7 @@ def unsqueeze(node: Node, x: Value, axes: Value | None = None) -> jax.Array:
     return jnp.reshape(device(x), [1 if i in places else next(old) for i in range(rank)])
 
 
-def transpose(node: Node, x: Value) -> jax.Array:
+def transpose(node: Node, x: Value) -> Array:
     return lax.transpose(device(x), node.get("perm", tuple(reversed(range(x.ndim)))))
 
 
@@ -100,12 +100,12 @@ def tile(node: Node, x: Value, repeats: Value) -> Value:
     return x
 
 
-def concat(node: Node, *values: Value) -> jax.Array:
+def concat(node: Node, *values: Value) -> Array:
     axis = axis_of(node.attributes["axis"], values[0].ndim)
     return lax.concatenate([device(value) for value in values], axis)
 
 
-def split(node: Node, x: Value, sizes: Value | None = None) -> tuple[jax.Array, ...]:
+def split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Array, ...]:
     """Cut along an axis into given sizes, or into equal parts of which the last may be smaller."""
     axis = axis_of(node.get("axis", 0), x.ndim)
     if sizes is not None:
@@ -137,7 +137,7 @@ def slice_bounds(node: Node, rank: int, inputs: tuple[Value | None, ...]):
     return starts, ends, axes, (1,) * len(starts) if steps is None else steps
 
 
-def slice_(node: Node, x: Value, *inputs: Value | None) -> jax.Array:
+def slice_(node: Node, x: Value, *inputs: Value | None) -> Array:
     x = device(x)
     cuts = [slice(None)] * x.ndim
     reverse = []
@@ -162,7 +162,7 @@ def slice_(node: Node, x: Value, *inputs: Value | None) -> jax.Array:
     return lax.rev(x, reverse) if reverse else x
 
 
-def pad_constant(x: jax.Array, amounts: list[tuple[int, int]], fill: Value) -> jax.Array:
+def pad_constant(x: Array, amounts: list[tuple[int, int]], fill: Value) -> Array:
     value = jnp.reshape(device(np.asarray(fill) if np.isscalar(fill) else fill), ())
     return lax.pad(x, value.astype(x.dtype), [(low, high, 0) for low, high in amounts])
 
@@ -185,7 +185,7 @@ def pad(
     amounts: Value | None = None,
     fill: Value | None = None,
     axes: Value | None = None,
-) -> jax.Array:
+) -> Array:
     """Pad (a negative amount cuts): attributes before opset 11, inputs since."""
     x = device(x)
     flat = node.attributes["pads"] if amounts is None else node.ints(amounts, "pads")
@@ -203,7 +203,7 @@ def pad(
     return x
 
 
-def take(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
+def take(x: Array, index: np.ndarray, axis: int) -> Array:
     """Select along an axis by known, valid indices, as slices joined where they run in order."""
     breaks = np.flatnonzero(np.diff(index) != 1) + 1
     runs = np.split(index, breaks)
@@ -213,7 +213,7 @@ def take(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
     return lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
 
-def gather_axis(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+def gather_axis(x: Array, index: Array, axis: int) -> Array:
     """x indexed along an axis by an array of any rank; indices must be within bounds."""
     kept = tuple(range(axis)) + tuple(range(axis + index.ndim, x.ndim + index.ndim - 1))
     numbers = lax.GatherDimensionNumbers(
@@ -225,7 +225,7 @@ def gather_axis(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return lax.gather(x, starts, numbers, sizes, mode=mode)
 
 
-def depth_to_space(node: Node, x: Value) -> jax.Array:
+def depth_to_space(node: Node, x: Value) -> Array:
     x = device(x)
     n, c, h, w = x.shape
     b = node.attributes["blocksize"]
@@ -236,7 +236,7 @@ def depth_to_space(node: Node, x: Value) -> jax.Array:
     return jnp.reshape(x, (n, c // b**2, h * b, w * b))
 
 
-def space_to_depth(node: Node, x: Value) -> jax.Array:
+def space_to_depth(node: Node, x: Value) -> Array:
     x = device(x)
     n, c, h, w = x.shape
     b = node.attributes["blocksize"]
@@ -275,7 +275,7 @@ def eye_like(node: Node, x: Value) -> np.ndarray:
     return np.eye(*x.shape, k=node.get("k", 0), dtype=made)
 
 
-def triangle(node: Node, x: Value, offset: Value | None = None) -> jax.Array:
+def triangle(node: Node, x: Value, offset: Value | None = None) -> Array:
     """Keep the upper (default) or lower triangle of the last two axes; zero the rest."""
     k = 0 if offset is None else int(node.host(offset, "k").reshape(()))
     x = device(x)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops.base import Node, OnnxError, Translation, Value, axis_of, device
+from xrl_jax.frontends.onnx_ops.base import (
+    Array,
+    Node,
+    OnnxError,
+    Translation,
+    Value,
+    axis_of,
+    device,
+)
 
 
-def to_complex(x: jax.Array) -> jax.Array:
+def to_complex(x: Array) -> Array:
     """[..., 1 or 2] to complex [...]."""
     if x.shape[-1] == 1:
         return lax.complex(x[..., 0], lax.full_like(x[..., 0], 0))
     return lax.complex(x[..., 0], x[..., 1])
 
 
-def from_complex(x: jax.Array) -> jax.Array:
+def from_complex(x: Array) -> Array:
     return jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
 
 
 def dft(
     node: Node, x: Value, length: Value | None = None, axis_input: Value | None = None
-) -> jax.Array:
+) -> Array:
     x = device(x)
     axis = node.get("axis", 1) if node.opset < 20 else -2
     if axis_input is not None:
@@ -38,7 +45,7 @@ def dft(
     return from_complex(forward(x, count, axis, onesided))
 
 
-def forward(x: jax.Array, count: int | None, axis: int, onesided: bool) -> jax.Array:
+def forward(x: Array, count: int | None, axis: int, onesided: bool) -> Array:
     """Transform along an axis; onesided keeps the first half, which is all for real input."""
     size = x.shape[axis] if count is None else count
     half = size // 2 + 1
@@ -54,12 +61,8 @@ def forward(x: jax.Array, count: int | None, axis: int, onesided: bool) -> jax.A
 
 
 def stft(
-    node: Node,
-    signal: Value,
-    step: Value,
-    window: Value | None = None,
-    length: Value | None = None,
-) -> jax.Array:
+    node: Node, signal: Value, step: Value, window: Value | None = None, length: Value | None = None
+) -> Array:
     """Transform of windows [B, frames, bins, 2] of a signal [B, L, 1 or 2]."""
     signal = device(signal)
     hop = int(node.host(step, "frame_step").reshape(()))

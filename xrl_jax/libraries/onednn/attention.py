@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import rows
-from xrl_jax.libraries.onednn.curves import INTRINSICS
-from xrl_jax.libraries.onednn.flow import PREFETCH, STRIP, TILE, Flow, Left
-from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.code import WIDE, ZEROS
+from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
+from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Loop
 
 MOST_ROOM = 1 << 18  # numbers that a thread may keep of right operands: it does so on its stack
@@ -73,15 +73,12 @@ def room(k: int, n: int, d: int) -> int:
     return (-(-n // STRIP) * k + -(-d // STRIP) * n) * STRIP
 
 
-def code_of(what: Attended, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table): all of it, with the addresses of the arguments and
-    of the result in the table.
-    """
+def kernel_of(what: Attended, name: str) -> Kernel:
+    """All groups of tiles, shared out."""
     few = what.batch * what.m * what.n * (what.k + what.d) < SMALL * _SMALL_SUM
     loop = rows.function(what.loop, f"{name}_loop")
-    body = _Function(what, f"{name}_loop").text(f"{name}_rows")
-    shared = shared_out(name, what.batch * what.groups, None if few else parallel)
-    return INTRINSICS + PREFETCH + loop + body + shared
+    body = _Function(what, f"{name}_loop").text(name)
+    return Kernel(loop + body, what.batch * what.groups, few)
 
 
 class _Function:
@@ -97,33 +94,35 @@ class _Function:
         """The definition of `name`(table, first, after the last)."""
         what, out = self.what, self.out
         n_strips, d_strips = (-(-size // STRIP) for size in (what.n, what.d))
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
-        for i in range(self.others + 4):
-            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
-            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
-        for place, size in (
-            ("first", n_strips * what.k * STRIP),
-            ("second", d_strips * what.n * STRIP),
-            ("left", what.together * what.tile * what.k),
-            ("scores", what.together * what.tile * what.n),
-        ):
-            out.raw(f"  %{place} = alloca [{size} x float], align 64")
-        out.raw(f"  %inner = alloca [{self.others + 2} x ptr]")
-        with out.loop("group", "%from", "%to", "1") as group:
-            batch = out.add(f"sdiv i64 {group}, {what.groups}")
-            own = out.add(f"sub i64 {group}, {out.add(f'mul i64 {batch}, {what.groups}')}")
-            starts = out.add(f"icmp eq i64 {group}, %from")
-            is_new = out.add(f"or i1 {starts}, {out.add(f'icmp eq i64 {own}, 0')}")
-            with out.only_if("new", is_new):
-                self._into_strips("first", "%p1", 1, batch, what.n, what.k)
-                self._into_strips("second", f"%p{self.others + 2}", 2, batch, what.d, what.n)
-            first = out.add(f"mul i64 {own}, {what.together}")
-            end = out.least(out.add(f"add i64 {first}, {what.together}"), str(what.tiles))
-            self._scores(batch, first, end)
-            self._through_loop(batch, first, end)
-            self._results(batch, first, end)
-        out.raw("  ret void\n}")
+        head = f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}"
+        with out.function(head, self.others + 4):
+            for place, size in (
+                ("first", n_strips * what.k * STRIP),
+                ("second", d_strips * what.n * STRIP),
+                ("left", what.together * what.tile * what.k),
+                ("scores", what.together * what.tile * what.n),
+            ):
+                out.raw(f"  %{place} = alloca [{size} x float], align 64")
+            out.raw(f"  %inner = alloca [{self.others + 2} x ptr]")
+            with out.loop("group", "%from", "%to") as group:
+                self._group(group)
         return out.text
+
+    def _group(self, group: str) -> None:
+        """A group of tiles; those of a batch that come first bring its right operands."""
+        what, out = self.what, self.out
+        batch = out.add(f"sdiv i64 {group}, {what.groups}")
+        own = out.add(f"sub i64 {group}, {out.add(f'mul i64 {batch}, {what.groups}')}")
+        starts = out.add(f"icmp eq i64 {group}, %from")
+        is_new = out.add(f"or i1 {starts}, {out.add(f'icmp eq i64 {own}, 0')}")
+        with out.only_if("new", is_new):
+            self._into_strips("first", "%p1", 1, batch, what.n, what.k)
+            self._into_strips("second", f"%p{self.others + 2}", 2, batch, what.d, what.n)
+        first = out.add(f"mul i64 {own}, {what.together}")
+        end = out.least(out.add(f"add i64 {first}, {what.together}"), str(what.tiles))
+        self._scores(batch, first, end)
+        self._through_loop(batch, first, end)
+        self._results(batch, first, end)
 
     def _start(self, base: str, which: int, batch: str, row: str) -> str:
         """Where a row of an operand begins."""
@@ -145,13 +144,13 @@ class _Function:
             source = out.at(start, out.add(f"mul i64 {number}, {STRIP * across}"))
             to = out.at(f"%{name}", out.add(f"mul i64 {number}, {STRIP * terms}"))
             if there < STRIP:
-                with out.loop(f"{label}_zero", "0", str(terms), "1") as k:
+                with out.loop(f"{label}_zero", "0", str(terms)) as k:
                     at = out.at(to, out.add(f"mul i64 {k}, {STRIP}"))
-                    out.store("zeroinitializer", at, None)
+                    out.store(ZEROS, at)
             columns = Left(source, across, along)
             out.copy_turned(f"{label}_copy", columns, there, str(terms), to, STRIP)
 
-        with out.loop(f"{name}_strip", "0", str(whole), "1") as number:
+        with out.loop(f"{name}_strip", "0", str(whole)) as number:
             strip(f"{name}_whole", number, STRIP)
         if rest:
             strip(f"{name}_rest", str(whole), rest)
@@ -160,7 +159,7 @@ class _Function:
         """For each tile from `first` to `end`: its label, its number and its rows."""
         out = self.out
         full_end = out.least(end, str(self.full))
-        with out.loop(f"{name}_full", first, full_end, "1") as tile:
+        with out.loop(f"{name}_full", first, full_end) as tile:
             yield f"{name}_some", tile, self.what.tile
         if self.left:
             with out.only_if(f"{name}_last", out.add(f"icmp sgt i64 {end}, {self.full}")):
@@ -179,7 +178,7 @@ class _Function:
             source = Left(self._start("%p0", 0, batch, row), across, along)
             to = self._kept("%left", tile, first, what.k)
             out.copy_turned(label, source, n_rows, str(what.k), to, what.tile)
-        with out.loop("scored", "0", str(-(-what.n // STRIP)), "1") as strip:
+        with out.loop("scored", "0", str(-(-what.n // STRIP))) as strip:
             weight = out.at("%first", out.add(f"mul i64 {strip}, {STRIP * what.k}"))
             column = out.add(f"mul i64 {strip}, {STRIP}")
             cut = out.cut(what.n, column)
@@ -209,7 +208,7 @@ class _Function:
     def _results(self, batch: str, first: str, end: str) -> None:
         out, what = self.out, self.what
         _, down, over = what.strides[3]
-        with out.loop("made", "0", str(-(-what.d // STRIP)), "1") as strip:
+        with out.loop("made", "0", str(-(-what.d // STRIP))) as strip:
             weight = out.at("%second", out.add(f"mul i64 {strip}, {STRIP * what.n}"))
             column = out.add(f"mul i64 {strip}, {STRIP}")
             cut = out.cut(what.d, column)
@@ -223,5 +222,4 @@ class _Function:
                 out.store_cut(label, each, cut)
 
     def _summed(self, label: str, n_rows: int, left: Left, weight: str, terms: int) -> list[str]:
-        zeros = ["zeroinitializer"] * n_rows
-        return self.out.summed(label, zeros, left, weight, (str(terms), terms))
+        return self.out.summed(label, [ZEROS] * n_rows, left, weight, (str(terms), terms))

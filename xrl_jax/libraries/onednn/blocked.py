@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.curves import INTRINSICS, VECTOR
-from xrl_jax.libraries.onednn.flow import PREFETCH, STRIP, TILE, Cut, Flow, Left
-from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.code import VECTOR, WIDE, ZEROS
+from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
+from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue
 
 _DEPTH = 256  # rows of a strip: 16 KiB
@@ -69,14 +69,11 @@ class Blocked:
         return 2 + self.after.bias + self.after.addend
 
 
-def code_of(what: Blocked, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table): all of it, with the addresses of the arguments and
-    of the result in the table.
-    """
+def kernel_of(what: Blocked, name: str) -> Kernel:
+    """All tiles or strips, shared out."""
     few = what.rows * what.k * what.n < SMALL * _SMALL_DEPTH
     shared = what.tiles if what.shares_rows else what.strips
-    body = _Function(what).text(f"{name}_rows")
-    return INTRINSICS + PREFETCH + body + shared_out(name, shared, None if few else parallel)
+    return Kernel(_Function(what).text(name), shared, few)
 
 
 class _Function:
@@ -90,27 +87,23 @@ class _Function:
     def text(self, name: str) -> str:
         """The definition of `name`(table, first, after the last)."""
         what, out = self.what, self.out
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
-        for i in range(what.last + 1):
-            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
-            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
-        size = min(_MOST_TILES, what.tiles) * what.depth * what.tile
-        out.raw(f"  %copies = alloca [{size} x float], align 64")
-        out.raw(f"  %nothing = alloca {VECTOR}, align 64")
-        out.raw(f"  store {VECTOR} zeroinitializer, ptr %nothing")
         shared = ("%from", "%to")
         tiles = shared if what.shares_rows else ("0", str(what.tiles))
         strips = ("0", str(what.strips)) if what.shares_rows else shared
-        # As many tiles together as fit, the same number each time.
-        span = out.add(f"sub i64 {tiles[1]}, {tiles[0]}")
-        groups = out.ceiling(span, str(_MOST_TILES))
-        step = out.ceiling(span, out.largest(groups, "1"))
-        with out.loop("group", tiles[0], tiles[1], out.largest(step, "1")) as first:
-            end = out.least(out.add(f"add i64 {first}, {step}"), tiles[1])
-            with out.loop("deep", "0", str(what.k), str(what.depth)) as start:
-                rest = out.add(f"sub i64 {what.k}, {start}")
-                self._of_depth(first, end, strips, start, out.least(rest, str(what.depth)))
-        out.raw("  ret void\n}")
+        size = min(_MOST_TILES, what.tiles) * what.depth * what.tile
+        with out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", what.last + 1):
+            out.raw(f"  %copies = alloca [{size} x float], align 64")
+            out.raw(f"  %nothing = alloca {VECTOR}, align 64")
+            out.raw(f"  store {VECTOR} {ZEROS}, ptr %nothing")
+            # As many tiles together as fit, the same number each time.
+            span = out.add(f"sub i64 {tiles[1]}, {tiles[0]}")
+            groups = out.ceiling(span, str(_MOST_TILES))
+            step = out.ceiling(span, out.largest(groups, "1"))
+            with out.loop("group", tiles[0], tiles[1], out.largest(step, "1")) as first:
+                end = out.least(out.add(f"add i64 {first}, {step}"), tiles[1])
+                with out.loop("deep", "0", str(what.k), str(what.depth)) as start:
+                    rest = out.add(f"sub i64 {what.k}, {start}")
+                    self._of_depth(first, end, strips, start, out.least(rest, str(what.depth)))
         return out.text
 
     def _of_depth(
@@ -127,17 +120,17 @@ class _Function:
             at = out.add(f"mul i64 {out.add(f'sub i64 {tile}, {first}')}, {what.depth * what.tile}")
             return out.at("%copies", at)
 
-        with out.loop("copied", first, full_end, "1") as tile:
+        with out.loop("copied", first, full_end) as tile:
             self._copy("full", what.tile, tile, copies_of(tile), start, depth)
         if self.left:
             with out.only_if("copied_left", has_left):
                 last = str(self.full)
                 self._copy("left", self.left, last, copies_of(last), start, depth)
-        with out.loop("strip", *strips, "1") as strip:
+        with out.loop("strip", *strips) as strip:
             row = out.add(f"add i64 {out.add(f'mul i64 {strip}, {what.k}')}, {start}")
             weight = out.at("%p1", out.add(f"mul i64 {row}, {STRIP}"))
             at = (strip, weight, depth, is_first, is_last)
-            with out.loop("tile", first, full_end, "1") as tile:
+            with out.loop("tile", first, full_end) as tile:
                 self._results("some", what.tile, tile, copies_of(tile), *at)
             if self.left:
                 with out.only_if("tile_left", has_left):
@@ -176,9 +169,9 @@ class _Function:
         before = out.add(f"select i1 {is_first}, ptr {bias}, ptr {y}")
         stride = out.add(f"select i1 {is_first}, i64 0, i64 {what.n}")
         cut = out.cut(what.n, column)
+        mask = cut and cut.mask
         sums = [
-            out.load_cut(out.at(before, out.add(f"mul i64 {stride}, {r}")), cut)
-            for r in range(rows)
+            out.load(out.at(before, out.add(f"mul i64 {stride}, {r}")), mask) for r in range(rows)
         ]
         ahead = what.k * STRIP if what.rows <= _FEW_ROWS else 0
         left = Left(copies, 1, what.tile)
@@ -187,16 +180,16 @@ class _Function:
         if not (what.after.addend or what.after.clip):
             out.store_cut(name, list(zip(sums, places, strict=True)), cut)
             return
-        with out.only_if(f"{name}_on", out.add(f"xor i1 {is_last}, true")):
+        with out.only_if(f"{name}_on", out.opposite(is_last)):
             out.store_cut(f"{name}_part", list(zip(sums, places, strict=True)), cut)
         with out.only_if(f"{name}_last", is_last):
-            values = [self._finished(x, at, r, cut) for r, x in enumerate(sums)]
+            values = [self._finished(x, at, r, mask) for r, x in enumerate(sums)]
             out.store_cut(f"{name}_all", list(zip(values, places, strict=True)), cut)
 
-    def _finished(self, total: str, at: str, row: int, cut: Cut | None) -> str:
+    def _finished(self, total: str, at: str, row: int, mask: str | None) -> str:
         """A vector of sums with what follows."""
         out, what, value = self.out, self.what, total
         if what.after.addend:
             place = out.at(f"%p{what.last - 1}", out.add(f"add i64 {at}, {row * what.n}"))
-            value = out.add(f"fadd {VECTOR} {value}, {out.load_cut(place, cut)}")
+            value = out.add(f"fadd {VECTOR} {value}, {out.load(place, mask)}")
         return value if what.after.clip is None else curves.clipped(out, what.after.clip, value)

@@ -101,6 +101,11 @@ class Builder:
         self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
         return moved
 
+    def row_major(self, values: Sequence[Value], shapes: Sequence[Shape]) -> list[Value]:
+        """The same arrays, row-major."""
+        pairs = zip(values, shapes, strict=True)
+        return [self.as_laid_out(v, self.lib.desc(s)) for v, s in pairs]
+
     def wanted(self, shape: Sequence[int], order: Sequence[int], output: Place | None) -> Desc:
         """The layout of a result with axes in this order: what the library likes, or the one that
         is row-major in the order of `shape` where it is returned.

@@ -15,17 +15,16 @@ import ctypes.util
 import functools
 import importlib.metadata
 import importlib.util
-import math
 import os
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from xrl_jax.libraries.onednn.spec import RELU, Clip
+from xrl_jax.libraries.onednn.post_ops import NO_POST_OPS, PostOps
 
 _PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
@@ -41,7 +40,6 @@ _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
 _STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
 _N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # how many axes are in blocks; of what sizes; which
-_RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F
 _BINARY = {
     "add": 0x1FFF0,
     "mul": 0x1FFF1,
@@ -70,40 +68,6 @@ class _Version(ctypes.Structure):
         ("cpu_runtime", ctypes.c_uint),
         ("gpu_runtime", ctypes.c_uint),
     ]
-
-
-class PostOps(NamedTuple):
-    """What is computed with a result before it is written: an array of this layout is added, all is
-    multiplied by a number, and clipped.
-
-    Attributes:
-      overflow: whether numbers of more than half the largest one become infinite first, with the
-        processor's flag for that.
-    """
-
-    addend: Desc | None = None
-    scale: float = 1.0
-    clip: Clip | None = None
-    overflow: bool = False
-
-    @property
-    def elementwise(self) -> list[tuple[int, float, float]]:
-        """The library's name and two numbers of each elementwise operation."""
-        found: list[tuple[int, float, float]] = []
-        if self.overflow:
-            found += [(_LINEAR, 2.0, 0.0), (_LINEAR, 0.5, 0.0)]
-        if self.scale != 1:
-            found.append((_LINEAR, self.scale, 0.0))
-        if self.clip == RELU:
-            found.append((_RELU, 0.0, 0.0))
-        elif self.clip is not None:
-            low = -math.inf if self.clip.low is None else self.clip.low
-            high = math.inf if self.clip.high is None else self.clip.high
-            found.append((_CLIP, low, high))
-        return found
-
-
-NO_POST_OPS = PostOps()
 
 
 class Library:

@@ -15,7 +15,8 @@ from xrl_jax.libraries.onednn.builder import Value, What
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
 from xrl_jax.libraries.onednn.keeping import Largest
 from xrl_jax.libraries.onednn.native import Later, Place, Step
-from xrl_jax.libraries.onednn.plan import Packing, Planner, plan, planned
+from xrl_jax.libraries.onednn.plan import Planner, plan, planned
+from xrl_jax.libraries.onednn.products import Packing
 from xrl_jax.libraries.onednn.spec import (
     Binary,
     Clip,

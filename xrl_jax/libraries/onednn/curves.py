@@ -7,10 +7,9 @@ precision: expf, logf, tanhf, erff, erfcf), from which the coefficients are.
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from xrl_jax.libraries.onednn.code import BOOLS, INTEGERS, SUFFIX, VECTOR, WIDTH, Code, constant
 from xrl_jax.libraries.onednn.spec import (
     COMPARISONS,
     Binary,
@@ -22,90 +21,10 @@ from xrl_jax.libraries.onednn.spec import (
     Scale,
 )
 
-WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
-VECTOR = f"<{WIDTH} x float>"
-_INTEGERS, _BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
-_UNARY = ("sqrt", "fabs", "floor", "ceil")
-_V = f"v{WIDTH}f32"
-FMA = f"call {VECTOR} @llvm.fmuladd.{_V}"
 
-INTRINSICS = "\n".join(
-    [
-        *(f"declare {VECTOR} @llvm.{n}.{_V}({VECTOR})" for n in _UNARY),
-        *(f"declare {VECTOR} @llvm.{n}.{_V}({VECTOR}, {VECTOR})" for n in ("maximum", "minimum")),
-        f"declare {VECTOR} @llvm.fmuladd.{_V}({VECTOR}, {VECTOR}, {VECTOR})",
-        f"declare float @llvm.vector.reduce.fadd.{_V}(float, {VECTOR})",
-        *(
-            f"declare float @llvm.vector.reduce.{n}.{_V}({VECTOR})"
-            for n in ("fmaximum", "fminimum")
-        ),
-        f"declare {VECTOR} @llvm.masked.load.{_V}.p0(ptr, i32, {_BOOLS}, {VECTOR})",
-        f"declare void @llvm.masked.store.{_V}.p0({VECTOR}, ptr, i32, {_BOOLS})",
-        "",
-    ]
-)
-
-
-@dataclass
-class Code:
-    """Lines of a function, as they are written."""
-
-    lines: list[str] = field(default_factory=list)
-    block: str = "entry"  # the one that is being written
-    count: int = 0
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def raw(self, line: str) -> None:
-        self.lines.append(line)
-
-    def add(self, right: str) -> str:
-        """The name of a new value."""
-        self.count += 1
-        self.lines.append(f"  %v{self.count} = {right}")
-        return f"%v{self.count}"
-
-    def load(self, at: str, some: int | None) -> str:
-        """A vector; where only some numbers are there, the rest is 0."""
-        if some is None:
-            return self.add(f"load {VECTOR}, ptr {at}, align 4")
-        return self.add(
-            f"call {VECTOR} @llvm.masked.load.{_V}.p0(ptr {at}, i32 4, {_BOOLS} {_first(some)}, "
-            f"{VECTOR} zeroinitializer)"
-        )
-
-    def load_one(self, at: str) -> str:
-        """A vector of one number."""
-        return self.spread(self.add(f"load float, ptr {at}, align 4"))
-
-    def spread(self, x: str) -> str:
-        one = self.add(f"insertelement {VECTOR} poison, float {x}, i64 0")
-        return self.add(
-            f"shufflevector {VECTOR} {one}, {VECTOR} poison, {_INTEGERS} zeroinitializer"
-        )
-
-    def store(self, x: str, at: str, some: int | None) -> None:
-        if some is None:
-            self.raw(f"  store {VECTOR} {x}, ptr {at}, align 4")
-        else:
-            self.raw(
-                f"  call void @llvm.masked.store.{_V}.p0({VECTOR} {x}, ptr {at}, i32 4, "
-                f"{_BOOLS} {_first(some)})"
-            )
-
-
-def constant(x: float) -> str:
-    """A vector of this number, rounded to float32."""
-    single = struct.unpack("f", struct.pack("f", x))[0]
-    digits = struct.pack(">d", single).hex().upper()
-    return "<" + ", ".join([f"float 0x{digits}"] * WIDTH) + ">"
-
-
-def only(out: Code, x: str, some: int, other: float) -> str:
-    """The first numbers; `other` for the rest."""
-    return out.add(f"select {_BOOLS} {_first(some)}, {VECTOR} {x}, {VECTOR} {constant(other)}")
+def only(out: Code, x: str, mask: str, other: float) -> str:
+    """The numbers that are there; `other` for the rest."""
+    return out.add(f"select {BOOLS} {mask}, {VECTOR} {x}, {VECTOR} {constant(other)}")
 
 
 def combined(out: Code, kind: str, a: str, b: str) -> str:
@@ -113,7 +32,7 @@ def combined(out: Code, kind: str, a: str, b: str) -> str:
     if kind == "sum":
         return out.add(f"fadd contract {VECTOR} {a}, {b}")
     name = {"max": "maximum", "min": "minimum"}[kind]
-    return out.add(f"call nsz {VECTOR} @llvm.{name}.{_V}({VECTOR} {a}, {VECTOR} {b})")
+    return out.add(f"call nsz {VECTOR} @llvm.{name}.{SUFFIX}({VECTOR} {a}, {VECTOR} {b})")
 
 
 def clipped(out: Code, bounds: Clip, x: str) -> str:
@@ -131,10 +50,10 @@ def clipped(out: Code, bounds: Clip, x: str) -> str:
 def folded(out: Code, kind: str, x: str) -> str:
     """All numbers of a vector combined, in each place."""
     if kind == "sum":
-        call = f"call reassoc float @llvm.vector.reduce.fadd.{_V}(float -0.0, {VECTOR} {x})"
+        call = f"call reassoc float @llvm.vector.reduce.fadd.{SUFFIX}(float -0.0, {VECTOR} {x})"
     else:
         name = {"max": "fmaximum", "min": "fminimum"}[kind]
-        call = f"call nsz float @llvm.vector.reduce.{name}.{_V}({VECTOR} {x})"
+        call = f"call nsz float @llvm.vector.reduce.{name}.{SUFFIX}({VECTOR} {x})"
     return out.spread(out.add(call))
 
 
@@ -167,7 +86,7 @@ def curve(out: Code, kind: str, xs: Sequence[str]) -> str:
         return out.add(f"{_ARITHMETIC[kind]} contract {VECTOR} {xs[0]}, {xs[1]}")
     if kind in COMPARISONS:
         test = out.add(f"fcmp {_PREDICATES[kind]} {VECTOR} {xs[0]}, {xs[1]}")
-        return out.add(f"uitofp {_BOOLS} {test} to {VECTOR}")
+        return out.add(f"uitofp {BOOLS} {test} to {VECTOR}")
     if kind in _CALLS:
         return _call(out, _CALLS[kind], xs[0])
     return _CURVES[kind](out, *xs)
@@ -189,12 +108,8 @@ _PREDICATES = {k: "une" if k == "ne" else f"o{k}" for k in COMPARISONS}
 _CALLS = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil"}
 
 
-def _first(some: int) -> str:
-    return "<" + ", ".join(f"i1 {'true' if i < some else 'false'}" for i in range(WIDTH)) + ">"
-
-
 def _call(out: Code, name: str, *xs: str) -> str:
-    return out.add(f"call {VECTOR} @llvm.{name}.{_V}({', '.join(f'{VECTOR} {x}' for x in xs)})")
+    return out.add(f"call {VECTOR} @llvm.{name}.{SUFFIX}({', '.join(f'{VECTOR} {x}' for x in xs)})")
 
 
 def _mul(out: Code, a: str, b: str) -> str:
@@ -220,7 +135,7 @@ def _neg(out: Code, x: str) -> str:
 def _less(out: Code, a: str, b: str, yes: str, no: str) -> str:
     """`yes` where a < b."""
     test = out.add(f"fcmp olt {VECTOR} {a}, {b}")
-    return out.add(f"select {_BOOLS} {test}, {VECTOR} {yes}, {VECTOR} {no}")
+    return out.add(f"select {BOOLS} {test}, {VECTOR} {yes}, {VECTOR} {no}")
 
 
 def _polynomial(out: Code, x: str, coefficients: Sequence[float]) -> str:
@@ -232,9 +147,9 @@ def _polynomial(out: Code, x: str, coefficients: Sequence[float]) -> str:
 
 def _two_to(out: Code, n: str) -> str:
     """2 to the power of integers, which float32 has."""
-    biased = out.add(f"add {_INTEGERS} {n}, {_integers(127)}")
-    bits = out.add(f"shl {_INTEGERS} {biased}, {_integers(23)}")
-    return out.add(f"bitcast {_INTEGERS} {bits} to {VECTOR}")
+    biased = out.add(f"add {INTEGERS} {n}, {_integers(127)}")
+    bits = out.add(f"shl {INTEGERS} {biased}, {_integers(23)}")
+    return out.add(f"bitcast {INTEGERS} {bits} to {VECTOR}")
 
 
 def _integers(x: int) -> str:
@@ -247,15 +162,15 @@ def _exp(out: Code, x: str) -> str:
     # Added to this number, another is rounded: the last bits are the whole number.
     shifted = _fma(out, x, constant(1.44269504088896341), constant(_SHIFT))
     n = out.add(f"fsub {VECTOR} {shifted}, {constant(_SHIFT)}")
-    bits = out.add(f"bitcast {VECTOR} {shifted} to {_INTEGERS}")
-    whole = out.add(f"sub {_INTEGERS} {bits}, {_integers(_SHIFT_BITS)}")
+    bits = out.add(f"bitcast {VECTOR} {shifted} to {INTEGERS}")
+    whole = out.add(f"sub {INTEGERS} {bits}, {_integers(_SHIFT_BITS)}")
     r = _fma(out, n, constant(-0.693359375), x)
     r = _fma(out, n, constant(2.12194440e-4), r)
     p = _polynomial(out, r, _EXP)
     y = out.add(f"fadd {VECTOR} {_fma(out, _mul(out, r, r), p, r)}, {constant(1.0)}")
     # Half of the power at a time: the whole may be beyond the largest or below the smallest number.
-    half = out.add(f"ashr {_INTEGERS} {whole}, {_integers(1)}")
-    rest = out.add(f"sub {_INTEGERS} {whole}, {half}")
+    half = out.add(f"ashr {INTEGERS} {whole}, {_integers(1)}")
+    rest = out.add(f"sub {INTEGERS} {whole}, {half}")
     return _mul(out, _mul(out, y, _two_to(out, half)), _two_to(out, rest))
 
 
@@ -359,7 +274,7 @@ _ERFC_FAR = (
 
 def _select(out: Code, test: str, no: str, yes: str) -> str:
     is_true = out.add(f"fcmp une {VECTOR} {test}, {constant(0.0)}")
-    return out.add(f"select {_BOOLS} {is_true}, {VECTOR} {yes}, {VECTOR} {no}")
+    return out.add(f"select {BOOLS} {is_true}, {VECTOR} {yes}, {VECTOR} {no}")
 
 
 _CURVES: dict[str, Callable[..., str]] = {

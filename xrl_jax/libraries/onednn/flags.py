@@ -17,120 +17,90 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 
 11.5.2.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xrl_jax.libraries.onednn.code import Code
+
 _INVALID, _SUBNORMAL, _OVERFLOW, _ALL = 1, 2, 8, 63
-
-# A plan is an array of i64: the list that is fast and the one that keeps NaN (0 where the first one
-# does), and whether to look after each step.
-RUN_SAFELY = """
-define ptr @run(ptr %frame, ptr %plan) {{
-entry:
-  %fast = load ptr, ptr %plan
-  %careful_at = getelementptr i64, ptr %plan, i64 1
-  %careful = load ptr, ptr %careful_at
-  %unclear_at = getelementptr i8, ptr {desk}, i64 {unclear}
-  %unclear = load i64, ptr %unclear_at
-  store i64 1, ptr %unclear_at
-  %is_safe = icmp eq ptr %careful, null
-  br i1 %is_safe, label %plain, label %guarded
-
-plain:
-  %only = call ptr @steps(ptr %frame, ptr %fast, i1 false)
-  ret ptr %only
-
-guarded:
-  %is_clear = icmp eq i64 %unclear, 0
-  br i1 %is_clear, label %begin, label %clear
-
-clear:
-  call void @look()
-  br label %begin
-
-begin:
-  %seen_at = getelementptr i8, ptr {desk}, i64 {seen}
-  store i32 0, ptr %seen_at
-  %watched_at = getelementptr i64, ptr %plan, i64 2
-  %watched_number = load i64, ptr %watched_at
-  %watched = icmp ne i64 %watched_number, 0
-  %first = call ptr @steps(ptr %frame, ptr %fast, i1 %watched)
-  call void @look()
-  store i64 0, ptr %unclear_at
-  %seen = load i32, ptr %seen_at
-  %of_interest = select i1 %watched, i32 {bad}, i32 {any}
-  %found = and i32 %seen, %of_interest
-  %is_fine = icmp eq i32 %found, 0
-  %has_failed = icmp ne ptr %first, null
-  %is_done = or i1 %is_fine, %has_failed
-  br i1 %is_done, label %done, label %again
-
-done:
-  ret ptr %first
-
-again:
-  %new = and i32 %found, {subnormal}
-  %are_new = icmp ne i32 %new, 0
-  %watch = or i1 %watched, %are_new
-  %watch_number = zext i1 %watch to i64
-  store i64 %watch_number, ptr %watched_at
-  store i64 1, ptr %unclear_at
-  %count_at = getelementptr i8, ptr {desk}, i64 {careful_runs}
-  %count = load i64, ptr %count_at
-  %count_next = add i64 %count, 1
-  store i64 %count_next, ptr %count_at
-  %second = call ptr @steps(ptr %frame, ptr %careful, i1 false)
-  ret ptr %second
-}}
-"""
-NUMBERS = {
-    "subnormal": _SUBNORMAL,
-    "bad": _INVALID | _OVERFLOW,
-    "any": _INVALID | _OVERFLOW | _SUBNORMAL,
-    "not_flags": ~_ALL,
-}
+_BAD = _INVALID | _OVERFLOW
+# What is in the queue for this, in bytes: whether flags may be set that are none of the next
+# call's, those that were seen, how many calls were made again for them, and of how many threads
+# they are.
+QUEUE = {"unclear": 224, "seen": 232, "careful_runs": 240, "threads": 248}
 
 
-def look(start: str, number: str) -> str:
-    """The function `look`(), given `GOMP_parallel` and `omp_get_thread_num`: it tells the desk what
-    the threads' flags are, and clears them.
+def write_run(out: Code, at: Mapping[str, str]) -> None:
+    """`run`(frame, plan): the plan's steps, again and with care where a flag says that they met
+    NaN.
+
+    A plan is an array of i64: the list that is fast and the one that keeps NaN (0 where the first
+    one does), and whether to look after each step.
+
+    Args:
+      at: addresses in the queue, as constants.
     """
-    return _LOOK.replace("{start}", start).replace("{number}", number)
+    with out.function("ptr @run(ptr %frame, ptr %plan)", returns=True):
+        out.raw("  %result = alloca ptr")
+        fast, careful = (out.item("%plan", i, "ptr") for i in (0, 1))
+        unclear = out.add(f"load i64, ptr {at['unclear']}")
+        out.raw(f"  store i64 1, ptr {at['unclear']}")
+        is_safe = out.add(f"icmp eq ptr {careful}, null")
+        with out.only_if("plain", is_safe):
+            _steps(out, fast, "false")
+        with out.only_if("guarded", out.opposite(is_safe)):
+            with out.only_if("clear", out.add(f"icmp ne i64 {unclear}, 0")):
+                out.raw("  call void @probe()")
+            out.raw(f"  store i32 0, ptr {at['seen']}")
+            watched = out.add(f"icmp ne i64 {out.item('%plan', 2)}, 0")
+            first = _steps(out, fast, watched)
+            out.raw(f"  call void @probe()\n  store i64 0, ptr {at['unclear']}")
+            of_interest = out.add(f"select i1 {watched}, i32 {_BAD}, i32 {_BAD | _SUBNORMAL}")
+            seen = out.add(f"load i32, ptr {at['seen']}")
+            found = out.add(f"and i32 {seen}, {of_interest}")
+            is_found = out.add(f"icmp ne i32 {found}, 0")
+            has_run = out.add(f"icmp eq ptr {first}, null")
+            with out.only_if("again", out.add(f"and i1 {is_found}, {has_run}")):
+                new = out.add(f"icmp ne i32 {out.add(f'and i32 {found}, {_SUBNORMAL}')}, 0")
+                watch = out.add(f"zext i1 {out.add(f'or i1 {watched}, {new}')} to i64")
+                out.raw(f"  store i64 {watch}, ptr {out.at('%plan', '2', 'i64')}")
+                out.raw(f"  store i64 1, ptr {at['unclear']}")
+                count = out.add(f"load i64, ptr {at['careful_runs']}")
+                more = out.add(f"add i64 {count}, 1")
+                out.raw(f"  store i64 {more}, ptr {at['careful_runs']}")
+                _steps(out, careful, "false")
+        out.raw(f"  ret ptr {out.add('load ptr, ptr %result')}")
 
 
-LOOK_AT_NOTHING = """
-define void @look() {{
-  ret void
-}}
-"""
-_LOOK = """
-define void @look_at_one(ptr %nothing) {{
-entry:
-  %slot = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %slot)
-  %flags = load i32, ptr %slot
-  %number = call i32 {number}()
-  %is_first = icmp eq i32 %number, 0
-  %mark = select i1 %is_first, i32 0, i32 {subnormal}
-  %changed = xor i32 %flags, %mark
-  %found = and i32 %changed, {any}
-  %mode = and i32 %flags, {not_flags}
-  %marked = or i32 %mode, %mark
-  store i32 %marked, ptr %slot
-  call void @llvm.x86.sse.ldmxcsr(ptr %slot)
-  %nothing_found = icmp eq i32 %found, 0
-  br i1 %nothing_found, label %end, label %tell
+def _steps(out: Code, steps: str, watched: str) -> str:
+    made = out.add(f"call ptr @steps(ptr %frame, ptr {steps}, i1 {watched})")
+    out.raw(f"  store ptr {made}, ptr %result")
+    return made
 
-tell:
-  %seen = getelementptr i8, ptr {desk}, i64 {seen}
-  %before = atomicrmw or ptr %seen, i32 %found seq_cst
-  br label %end
 
-end:
-  ret void
-}}
+def write_probe(out: Code, at: Mapping[str, str], threads: tuple[str, str] | None) -> None:
+    """`probe`(), which tells the queue what the threads' flags are, and clears them.
 
-define void @look() {{
-  %threads_at = getelementptr i8, ptr {desk}, i64 {threads}
-  %threads = load i32, ptr %threads_at
-  call void {start}(ptr @look_at_one, ptr null, i32 %threads, i32 0)
-  ret void
-}}
-"""
+    Args:
+      threads: `GOMP_parallel` and `omp_get_thread_num`; None where flags cannot be read.
+    """
+    if threads is None:
+        with out.function("void @probe()"):
+            return
+    start, number = threads
+    with out.function("void @probe_thread(ptr %nothing)"):
+        out.raw("  %slot = alloca i32\n  call void @llvm.x86.sse.stmxcsr(ptr %slot)")
+        flags = out.add("load i32, ptr %slot")
+        is_first = out.add(f"icmp eq i32 {out.add(f'call i32 {number}()')}, 0")
+        mark = out.add(f"select i1 {is_first}, i32 0, i32 {_SUBNORMAL}")
+        changed = out.add(f"xor i32 {flags}, {mark}")
+        found = out.add(f"and i32 {changed}, {_BAD | _SUBNORMAL}")
+        mode = out.add(f"and i32 {flags}, {~_ALL}")
+        out.raw(f"  store i32 {out.add(f'or i32 {mode}, {mark}')}, ptr %slot")
+        out.raw("  call void @llvm.x86.sse.ldmxcsr(ptr %slot)")
+        with out.only_if("found", out.add(f"icmp ne i32 {found}, 0")):
+            out.add(f"atomicrmw or ptr {at['seen']}, i32 {found} seq_cst")
+    with out.function("void @probe()"):
+        n = out.add(f"load i32, ptr {at['threads']}")
+        out.raw(f"  call void {start}(ptr @probe_thread, ptr null, i32 {n}, i32 0)")

@@ -34,8 +34,8 @@ from xrl_jax.libraries.onednn.spec import (
     Op,
     Partition,
     Winograd,
-    partition,
 )
+from xrl_jax.libraries.onednn.spec_text import name_of, partition, text_of
 
 _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
@@ -136,7 +136,7 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
     made = plan(lib, part)
     moves = {i: w.moves for i, w in made.weights.items()}
     packed = {i: [lib.layout(d) for move in m for d in move] for i, m in moves.items()}
-    name = part.name(f"{lib.name}, {packed}")
+    name = name_of(part, f"{lib.name}, {packed}")
     steps: Sequence[Step]
     careful: Sequence[Step] = ()
     if what == _RUN:
@@ -150,7 +150,7 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
         arena = 0
     register(lib, name, steps, arena, careful)
     with _LOCK:
-        _TARGETS[name] = Target(name, what, part.text, index)
+        _TARGETS[name] = Target(name, what, text_of(part), index)
     return name
 
 

@@ -1,13 +1,14 @@
 """Machine code that XLA can call, for a list of the library's primitives run one after the other.
 
 XLA's interface for such calls wants one function without further data. So each list has a function
-of a few instructions that passes the list's address to `call`, which is written once, as LLVM's
-intermediate language: no compiler is needed, and no Python runs in the call.
+of a few instructions that passes the list's address to `call`, which is written once (`server`):
+no compiler is needed, and no Python runs in the call.
 
 XLA calls from whichever of its threads comes by. OpenMP gives each such thread a team of its own,
 and the system often puts two of a team on one processor, where they stay for the time of a call:
-networks of few milliseconds then take twice as long. So one thread of ours, `serve`, makes all
-calls, one after the other; it and its team are each bound to a processor, XLA's threads are not.
+networks of few milliseconds then take twice as long. So one thread of ours, the server
+thread, makes all calls, one after the other; it and its team are each bound to a processor, XLA's
+threads are not.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.libraries.onednn import attention, blocked, flags, keeping, rows, stream, tiles
+from xrl_jax.libraries.onednn import attention, blocked, keeping, rows, server, stream, tiles
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
 from xrl_jax.libraries.onednn.keeping import Bounded, Largest
-from xrl_jax.libraries.onednn.machine_code import MXCSR, PASS_ON, RUN, addresses, pointer
+from xrl_jax.libraries.onednn.machine_code import MakeKernel, addresses, module, pointer
+from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS, QUEUE, QUEUE_BYTES
 from xrl_jax.libraries.onednn.spec import Loop
 from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
 _Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code for these sizes
 Own = _Made | Bounded | Largest  # what code of ours computes
-MOST_ARGUMENTS = 64  # of one primitive
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
 _PRIMITIVE, _OWN, _LATER = 0, 1, 2
@@ -76,28 +77,6 @@ class Step(NamedTuple):
     args: tuple[tuple[int, Desc, Place], ...]
 
 
-# What the thread and those who ask share: three semaphores, what is asked and answered, where the
-# arena is; whether flags may be set that are none of the next call's, those that were seen, how
-# many calls were made again for them, and of how many threads they are.
-_DESK = {
-    "free": 0,
-    "asked": 64,
-    "answered": 128,
-    "frame": 192,
-    "plan": 200,
-    "result": 208,
-    "arena": 216,
-    "unclear": 224,
-    "seen": 232,
-    "careful_runs": 240,
-    "threads": 248,
-}
-_DESK_BYTES = 256
-# What the processor does with subnormal numbers is of a thread, and new threads have it from those
-# that start them: zeros, as XLA's threads take and make them. Otherwise each costs many
-# times as long, and a softmax is full of them.
-_FLUSH = 0x1F80 | 0x8040
-
 _LOCK = threading.Lock()
 _timed_only = False
 _NUMBERS = itertools.count()  # of loops
@@ -124,10 +103,10 @@ def register(
         plan = np.asarray([*starts, 0, 0][:3], np.int64)
         _KEPT[name] = plan, lists
         function = name.replace(".", "_")
-        call, at = pointer(_served(lib)), pointer(plan.ctypes.data)
+        call, at = pointer(_server(lib)), pointer(plan.ctypes.data)
         _make_room(arena)
         _watch(lib.n_threads())
-        (address,) = addresses(PASS_ON.format(name=function, call=call, plan=at), function)
+        (address,) = addresses(server.passes_on(function, call, at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
 
@@ -142,10 +121,11 @@ def only_time() -> None:
 
 def careful_runs() -> int:
     """How many calls so far were made again, since they met NaN, or numbers that overflow."""
-    desk = _KEPT.get("the desk")
-    if desk is None:
-        return 0
-    return ctypes.c_int64.from_address(ctypes.addressof(desk) + _DESK["careful_runs"]).value
+    return _in_queue("careful_runs", ctypes.c_int64).value if "the queue" in _KEPT else 0
+
+
+def _in_queue(name: str, kind: Any) -> Any:
+    return kind.from_address(ctypes.addressof(_KEPT["the queue"]) + QUEUE[name])
 
 
 def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
@@ -185,6 +165,16 @@ def _keeping() -> dict[str, int]:
     return dict(zip(names, addresses(keeping.code(), *names), strict=True))
 
 
+_KERNELS: dict[type, MakeKernel] = {
+    Loop: rows.kernel_of,
+    Tiles: tiles.kernel_of,
+    Results: tiles.kernel_of,
+    Streamed: stream.kernel_of,
+    Blocked: blocked.kernel_of,
+    Attended: attention.kernel_of,
+}
+
+
 @functools.cache
 def _own(lib: Library, what: _Made) -> int:
     """The address of code of ours."""
@@ -194,18 +184,7 @@ def _own(lib: Library, what: _Made) -> int:
         start, n_threads, number = map(pointer, threads)
         parallel = start, n_threads, number
     name = f"own{next(_NUMBERS)}"
-    match what:
-        case Loop():
-            code = rows.code_of(what, name, parallel)
-        case Tiles() | Results():
-            code = tiles.code_of(what, name, parallel)
-        case Streamed():
-            code = stream.code_of(what, name, parallel)
-        case Blocked():
-            code = blocked.code_of(what, name, parallel)
-        case Attended():
-            code = attention.code_of(what, name, parallel)
-    (address,) = addresses(code, name)
+    (address,) = addresses(module(_KERNELS[type(what)], what, name, parallel), name)
     return address
 
 
@@ -224,43 +203,39 @@ def _make_room(n_bytes: int) -> None:
         arenas.append(memory)
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         start += -start % _PAGE
-        desk = _KEPT["the desk"]
-        ctypes.c_void_p.from_address(ctypes.addressof(desk) + _DESK["arena"]).value = start
+        _in_queue("arena", ctypes.c_void_p).value = start
 
 
 def _watch(n: int) -> None:
     """Let the flags of at least so many threads be looked at: a primitive is made for the number
     that the thread which makes it is allowed.
     """
-    threads = ctypes.c_int32.from_address(ctypes.addressof(_KEPT["the desk"]) + _DESK["threads"])
+    threads = _in_queue("threads", ctypes.c_int32)
     threads.value = max(threads.value, n)
 
 
 @functools.cache
-def _served(lib: Library) -> int:
-    """The address of `call`, with the thread that serves it running."""
+def _server(lib: Library) -> int:
+    """The address of `call`, with the server thread running."""
     libc = ctypes.CDLL(None)
-    desk = ctypes.create_string_buffer(_DESK_BYTES)
-    start = ctypes.addressof(desk)
-    _KEPT["the desk"] = desk
-    ctypes.c_int64.from_address(start + _DESK["unclear"]).value = 1
+    queue = ctypes.create_string_buffer(QUEUE_BYTES)
+    start = ctypes.addressof(queue)
+    _KEPT["the queue"] = queue
+    _in_queue("unclear", ctypes.c_int64).value = 1
     for name, number in (("free", 1), ("asked", 0), ("answered", 0)):
-        libc.sem_init(ctypes.c_void_p(start + _DESK[name]), 0, number)
+        libc.sem_init(ctypes.c_void_p(start + QUEUE[name]), 0, number)
     functions = [
         *("stream_create", "stream_destroy", "memory_create", "memory_destroy"),
         *("primitive_create", "primitive_execute"),
     ]
-    names: dict[str, Any] = {f: pointer(lib.address(f"dnnl_{f}")) for f in functions}
+    at = {name: start + offset for name, offset in QUEUE.items()}
+    at |= {f: lib.address(f"dnnl_{f}") for f in functions} | {"engine": lib.engine}
     for name in ("sem_wait", "sem_post"):
-        names[name] = pointer(int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0))
-    names |= {"engine": pointer(lib.engine), "desk": pointer(start), "most": MOST_ARGUMENTS}
-    names["flush"] = _FLUSH
-    look = flags.LOOK_AT_NOTHING
-    if (threads := lib.threads()) is not None:
-        start_all, _, number_of_one = map(pointer, threads)
-        look = flags.look(start_all, number_of_one)
-    code = MXCSR + look + flags.RUN_SAFELY + RUN
-    serve, call = addresses(code.format(**names, **_DESK, **flags.NUMBERS), "serve", "call")
+        at[name] = int(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0)
+    constants = {name: pointer(address) for name, address in at.items()}
+    threads = lib.threads()
+    read_by = None if threads is None else (pointer(threads[0]), pointer(threads[2]))
+    serve, call = addresses(server.code(constants, read_by), "serve", "call")
     thread = ctypes.c_ulong()
     status = libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(serve), None)
     if status:

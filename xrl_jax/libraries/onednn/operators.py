@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from xrl_jax.libraries.onednn import rows
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
-from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, PostOps, UnimplementedError, row_major
+from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
 from xrl_jax.libraries.onednn.keeping import Bounded
-from xrl_jax.libraries.onednn.native import MOST_ARGUMENTS, Place
+from xrl_jax.libraries.onednn.native import Place
+from xrl_jax.libraries.onednn.post_ops import PostOps
+from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
 from xrl_jax.libraries.onednn.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
 
 _BYTES = 4  # of a number
@@ -83,9 +85,7 @@ class Operators(Builder):
             desc = self.lib.permuted(self.lib.desc(op.code[-1].shape), back)
         else:
             desc = plain
-            laid_out = [
-                self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(args, op.inputs, strict=True)
-            ]
+            laid_out = self.row_major(args, op.inputs)
         y = self.result(desc, output)
         self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
         return y
@@ -142,9 +142,7 @@ class Operators(Builder):
         (batch, m, k), (_, _, n), (_, _, d) = sizes
         shape = (*shapes[0][:-2], m, d)
         strides = strides or row_major(shape)
-        laid_out = [
-            self.as_laid_out(x, self.lib.desc(s)) for x, s in zip(others, shapes[2:-1], strict=True)
-        ]
+        laid_out = self.row_major(others, shapes[2:-1])
         y = self.result(self.lib.desc(shape, strides), output)
         layouts = (*steps, _as_matrices(strides, False, 0))
         what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)

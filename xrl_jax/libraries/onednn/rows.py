@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.curves import INTRINSICS, VECTOR, WIDTH, Code, constant
-from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.code import VECTOR, WIDE, WIDTH, Code, constant, first
+from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import (
     REDUCTIONS,
     Instruction,
@@ -31,13 +31,10 @@ _FLAT = 2048  # columns of a loop that may have any
 _DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
 
 
-def code_of(loop: Loop, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table): for all rows, with the addresses of the arguments
-    and of the result in the table.
-    """
+def kernel_of(loop: Loop, name: str) -> Kernel:
+    """`function`, for threads to share its rows."""
     few = loop.rows * loop.columns < SMALL
-    shared = shared_out(name, loop.rows, None if few else parallel)
-    return INTRINSICS + function(loop, f"{name}_rows") + shared
+    return Kernel(function(loop, name), loop.rows, few)
 
 
 def function(loop: Loop, name: str) -> str:
@@ -105,6 +102,7 @@ class _Rows:
     row_values: dict[int, str] = field(default_factory=dict)  # vectors, in this row
     offsets: dict[tuple, str] = field(default_factory=dict)
     kept: dict[int, str] = field(default_factory=dict)  # memory for a row
+    row: str = ""  # its number
 
     @property
     def columns(self) -> int:
@@ -116,26 +114,18 @@ class _Rows:
 
     def text(self, name: str) -> str:
         """The definition of `name`(table, first row, row after the last)."""
-        self._look()
-        n_inputs, last = len(self.loop.inputs), self.last
-        out = self.out
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
-        for i in range(n_inputs + 1):
-            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
-            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
-        for number in self.kept:
-            size = -(-self.columns // WIDTH) * WIDTH
-            out.raw(f"  %kept{number} = alloca [{size} x float], align 64")
-        out.raw("  br label %row\nrow:\n  %r = phi i64 [%from, %entry], [%r_next, %row_done]")
-        out.raw("  %more = icmp slt i64 %r, %to\n  br i1 %more, label %work, label %end\nwork:")
-        out.block = "work"
-        self.row_values, self.offsets = {}, {}
-        for phase in range(self.values[last].phase + 1):
-            self._pass(phase)
-        if self.values[last].is_row:
-            self._store_row(last)
-        out.raw("  br label %row_done\nrow_done:\n  %r_next = add i64 %r, 1\n  br label %row")
-        out.raw("end:\n  ret void\n}")
+        self._find_phases()
+        n_inputs, last, out = len(self.loop.inputs), self.last, self.out
+        head = f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}"
+        with out.function(head, n_inputs + 1):
+            for number in self.kept:
+                size = -(-self.columns // WIDTH) * WIDTH
+                out.raw(f"  %kept{number} = alloca [{size} x float], align 64")
+            with out.loop("row", "%from", "%to") as self.row:
+                for phase in range(self.values[last].phase + 1):
+                    self._pass(phase)
+                if self.values[last].is_row:
+                    self._store_row(last)
         return out.text
 
     # --- what there is ---
@@ -144,7 +134,8 @@ class _Rows:
     def last(self) -> int:
         return len(self.loop.inputs) + len(self.loop.code) - 1
 
-    def _look(self) -> None:
+    def _find_phases(self) -> None:
+        """After which pass each value is known, and which are kept for later ones."""
         n = len(self.loop.inputs)
         for at, i in enumerate(self.loop.code):
             own = [self.values[a] for a in i.args if a >= n]
@@ -207,34 +198,17 @@ class _Rows:
         if not roots:
             return
         out, reductions = self.out, self._reductions(phase)
-        starts = [REDUCTIONS[self._kind(r)][0] for r in reductions]
         self._offsets_before(phase)
         whole = self.columns // WIDTH * WIDTH
-        totals = [constant(s) for s in starts]
+        totals = [constant(REDUCTIONS[self._kind(r)][0]) for r in reductions]
         if whole:
-            before, head = out.block, f"head{phase}"
-            out.raw(f"  br label %{head}\n{head}:")
-            out.raw(f"  %j{phase} = phi i64 [0, %{before}], [%j{phase}_next, %body{phase}_end]")
-            names = [f"%acc{phase}_{k}" for k in range(len(reductions))]
-            for name, start in zip(names, totals, strict=True):
-                out.raw(
-                    f"  {name} = phi {VECTOR} [{start}, %{before}], [{name}_next, %body{phase}_end]"
-                )
-            out.raw(f"  %going{phase} = icmp slt i64 %j{phase}, {whole}")
-            out.raw(f"  br i1 %going{phase}, label %body{phase}, label %after{phase}")
-            out.raw(f"body{phase}:")
-            out.block = f"body{phase}"
-            for name, made in zip(
-                names, self._columns(phase, f"%j{phase}", names, None), strict=True
-            ):
-                out.raw(f"  {name}_next = bitcast {VECTOR} {made} to {VECTOR}")
-            out.raw(f"  br label %body{phase}_end\nbody{phase}_end:")
-            out.raw(f"  %j{phase}_next = add i64 %j{phase}, {WIDTH}\n  br label %{head}")
-            out.raw(f"after{phase}:")
-            out.block = f"after{phase}"
-            totals = names
+
+            def columns(j: str, totals: Sequence[str]) -> list[str]:
+                return self._columns(phase, j, totals, None)
+
+            totals = out.carried(f"pass{phase}", "0", str(whole), str(WIDTH), totals, columns)
         if self.columns > whole:
-            totals = self._columns(phase, str(whole), totals, self.columns - whole)
+            totals = self._columns(phase, str(whole), totals, first(self.columns - whole))
         for r, total in zip(reductions, totals, strict=True):
             self.row_values[r] = curves.folded(out, self._kind(r), total)
 
@@ -243,43 +217,41 @@ class _Rows:
         assert isinstance(op, Reduce)
         return op.kind
 
-    def _columns(self, phase: int, j: str, totals: Sequence[str], some: int | None) -> list[str]:
-        """The totals with the columns from `j` on, of which there may be fewer than `WIDTH`; the
-        result is stored.
-        """
+    def _columns(self, phase: int, j: str, totals: Sequence[str], mask: str | None) -> list[str]:
+        """The totals with the columns from `j` on, as far as there; the result is stored."""
         memo: dict[int, str] = {}
         found = []
         for r, total in zip(self._reductions(phase), totals, strict=True):
             i = self.values[r].instruction
-            x = self._operand(i.args[0], self._read_as(i, i.args[0]), phase, j, some, memo)
+            x = self._operand(i.args[0], self._read_as(i, i.args[0]), phase, j, mask, memo)
             kind = self._kind(r)
-            if some is not None:
-                x = curves.only(self.out, x, some, REDUCTIONS[kind][0])
+            if mask is not None:
+                x = curves.only(self.out, x, mask, REDUCTIONS[kind][0])
             found.append(curves.combined(self.out, kind, total, x))
         if self.last in self._roots(phase):
-            x = self._operand(self.last, (), phase, j, some, memo)
+            x = self._operand(self.last, (), phase, j, mask, memo)
             n = self._start(self.values[self.last].instruction.shape, None)
-            self.out.store(x, self._address(f"%p{len(self.loop.inputs)}", n, j), some)
+            self.out.store(x, self._address(f"%p{len(self.loop.inputs)}", n, j), mask)
         return found
 
     def _operand(
-        self, number: int, shape: Shape, phase: int, j: str, some: int | None, memo: dict[int, str]
+        self, number: int, shape: Shape, phase: int, j: str, mask: str | None, memo: dict[int, str]
     ) -> str:
         """The vector of a value from column `j` on; an argument is read as an array of `shape`."""
         if number not in self.values:
-            return self._outer(number, shape, j, some)
+            return self._outer(number, shape, j, mask)
         v = self.values[number]
         if v.is_row:
             return self.row_values[number]
         if number not in memo:
             if number in self.kept and v.first != phase:
-                memo[number] = self.out.load(self._address(self.kept[number], "0", j), some)
+                memo[number] = self.out.load(self._address(self.kept[number], "0", j), mask)
             else:
                 i = v.instruction
-                xs = [self._operand(a, self._read_as(i, a), phase, j, some, memo) for a in i.args]
+                xs = [self._operand(a, self._read_as(i, a), phase, j, mask, memo) for a in i.args]
                 memo[number] = curves.computed(self.out, i, xs)
                 if number in self.kept:
-                    self.out.store(memo[number], self._address(self.kept[number], "0", j), some)
+                    self.out.store(memo[number], self._address(self.kept[number], "0", j), mask)
         return memo[number]
 
     def _row(self, number: int) -> None:
@@ -299,17 +271,17 @@ class _Rows:
 
     def _store_row(self, number: int) -> None:
         x = self.out.add(f"extractelement {VECTOR} {self.row_values[number]}, i64 0")
-        at = self._address(f"%p{len(self.loop.inputs)}", "%r", "0")
+        at = self._address(f"%p{len(self.loop.inputs)}", self.row, "0")
         self.out.raw(f"  store float {x}, ptr {at}, align 4")
 
     # --- memory ---
 
-    def _outer(self, number: int, shape: Shape, j: str, some: int | None) -> str:
+    def _outer(self, number: int, shape: Shape, j: str, mask: str | None) -> str:
         """The vector of an argument that is read as an array of this shape."""
         start = self._start(shape, number)
         if self.loop.inputs[number][-1] == 1 and shape[-1] != 1:
             return self.out.load_one(self._address(f"%p{number}", start, "0"))
-        return self.out.load(self._address(f"%p{number}", start, j), some)
+        return self.out.load(self._address(f"%p{number}", start, j), mask)
 
     def _read_as(self, i: Instruction, number: int) -> Shape:
         """The shape whose axes say which elements of an argument an operator takes."""
@@ -336,13 +308,13 @@ class _Rows:
         this shape: the number of an element.
         """
         if number is None:
-            return self._computed_once(("result",), lambda: self._times("%r", self.columns))
+            return self._computed_once(("result",), lambda: self._times(self.row, self.columns))
         own = self.loop.inputs[number]
         is_rows = math.prod(shape) == self.loop.rows
         last = len(shape) if is_rows else len(shape) - 1  # axes that make the rows
         inner = 1 if is_rows else own[-1]
         if own[:last] == shape[:last]:
-            return self._computed_once(("rows", inner), lambda: self._times("%r", inner))
+            return self._computed_once(("rows", inner), lambda: self._times(self.row, inner))
         return self._computed_once(
             ("broadcast", own[:last], shape[:last], inner),
             lambda: self._of_axes(own[:last], shape[:last], inner),
@@ -350,7 +322,7 @@ class _Rows:
 
     def _of_axes(self, own: Shape, shape: Shape, stride: int) -> str:
         """The same where some axes of `shape` are 1 in the argument's `own`."""
-        total, left = "0", "%r"
+        total, left = "0", self.row
         for n, size in zip(reversed(own), reversed(shape), strict=True):
             if n != 1:
                 index = self.out.add(f"urem i64 {left}, {size}")

@@ -6,15 +6,10 @@ values numbered from the inputs on. All values are float32.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import json
 import math
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import jax
 from jax import lax
@@ -349,11 +344,6 @@ class Instruction:
     shape: Shape
 
 
-_OPS: dict[str, Callable[..., Any]] = {
-    c.__name__: c for c in (*typing.get_args(Op), Epilogue, Instruction)
-}
-
-
 def _as_lax(code: Sequence[Instruction], inputs: Sequence[jax.Array]) -> list[jax.Array]:
     """All values."""
     values = list(inputs)
@@ -395,60 +385,3 @@ class Partition:
 
     def __hash__(self) -> int:
         return self._hash  # asked of a whole network for each of its weights
-
-    @functools.cached_property
-    def text(self) -> str:
-        """Plain text, read by `partition`."""
-        return json.dumps(_plain(self))
-
-    def name(self, surroundings: str) -> str:
-        """Under which XLA knows it; the same where the surroundings are: the library, the
-        processor, how weights are packed.
-        """
-        digest = hashlib.sha256(f"{surroundings}\n{self.text}".encode())
-        return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
-
-
-@functools.lru_cache(maxsize=16)  # each weight that is packed for a partition comes with its text
-def partition(text: str) -> Partition:
-    """What `Partition.text` wrote.
-
-    Raises:
-      ValueError: it is something else.
-    """
-    try:
-        inputs, packed, code, outputs = json.loads(text)
-        return Partition(
-            _tuples(inputs),
-            tuple(bool(p) for p in packed),
-            _tuples(code),
-            _tuples(outputs),
-        )
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"no partition: {error}") from error
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, Op | Epilogue | Instruction):
-        return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
-    if dataclasses.is_dataclass(x):
-        return [_plain(getattr(x, f.name)) for f in dataclasses.fields(x)]
-    return [_plain(v) for v in x] if isinstance(x, tuple) else x
-
-
-_T = TypeVar("_T")
-
-
-def _op(fields: list[Any]) -> Any:
-    name, *values = fields
-    return _OPS[name](*map(_tuples, values))
-
-
-def _is_op(x: Any) -> bool:
-    return isinstance(x, list) and bool(x) and isinstance(x[0], str)
-
-
-def _tuples(x: Any) -> Any:
-    if _is_op(x):
-        return _op(x)
-    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x

@@ -8,13 +8,13 @@ reads several strips side by side: the processor fetches ahead in each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.curves import FMA, INTRINSICS, VECTOR, Code
+from xrl_jax.libraries.onednn.code import FMA, VECTOR, WIDE, ZEROS, Code, first
 from xrl_jax.libraries.onednn.flow import STRIP
-from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Dot, Epilogue, Instruction, Partition
 
 MOST_ROWS = 8
@@ -67,96 +67,79 @@ class Streamed:
     def text(self, name: str) -> str:
         """The definition of `name`(table, first group, group after the last)."""
         out = Code()
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
-        for i in range(self.last + 1):
-            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
-            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
-        out.raw("  br label %group\ngroup:\n  %g = phi i64 [%from, %entry], [%g_next, %done]")
-        out.raw("  %more = icmp slt i64 %g, %to\n  br i1 %more, label %work, label %end\nwork:")
-        out.raw(f"  %strip = mul i64 %g, {self.streams}\n  %column = mul i64 %strip, {STRIP}")
-        start = out.add(f"mul i64 %strip, {self.k * STRIP}")
-        out.raw(f"  %own = getelementptr float, ptr %p1, i64 {start}")
-        out.raw(f"  %is_last = icmp eq i64 %g, {self.groups - 1}")
-        out.raw("  br i1 %is_last, label %few, label %all")
-        left = self.strips - (self.groups - 1) * self.streams
-        self._group(out, "all", self.streams, None)
-        self._group(out, "few", left, self.n % STRIP or None)
-        out.raw("done:\n  %g_next = add i64 %g, 1\n  br label %group\nend:\n  ret void\n}")
+        with (
+            out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", self.last + 1),
+            out.loop("group", "%from", "%to") as group,
+        ):
+            strip = out.add(f"mul i64 {group}, {self.streams}")
+            column = out.add(f"mul i64 {strip}, {STRIP}")
+            weights = out.at("%p1", out.add(f"mul i64 {strip}, {self.k * STRIP}"))
+            is_last = out.add(f"icmp eq i64 {group}, {self.groups - 1}")
+            with out.only_if("all", out.opposite(is_last)):
+                self._group(out, "all", column, weights, self.streams, None)
+            with out.only_if("few", is_last):
+                left = self.strips - (self.groups - 1) * self.streams
+                mask = first(self.n % STRIP) if self.n % STRIP else None
+                self._group(out, "few", column, weights, left, mask)
         return out.text
 
-    def _group(self, out: Code, label: str, streams: int, some: int | None) -> None:
-        """The results of so many strips; the last of them has `some` columns.
+    def _group(
+        self, out: Code, label: str, column: str, weights: str, streams: int, mask: str | None
+    ) -> None:
+        """The results of so many strips from a column on; the last of them may be cut.
 
         `_RUN` rows of the weight are summed up at a time: with thousands of terms, a single sum
         loses digits.
         """
         keys = [(row, s) for row in range(self.rows) for s in range(streams)]
-        totals = {key: f"%{label}_total{key[0]}_{key[1]}" for key in keys}
-        sums = {key: f"%{label}_sum{key[0]}_{key[1]}" for key in keys}
-        start, k, end = f"%{label}_start", f"%{label}_k", f"%{label}_end"
-        out.raw(f"{label}:\n  br label %{label}_run\n{label}_run:")
-        out.raw(f"  {start} = phi i64 [0, %{label}], [{end}, %{label}_ran]")
-        for x in totals.values():
-            out.raw(f"  {x} = phi {VECTOR} [zeroinitializer, %{label}], [{x}_next, %{label}_ran]")
-        out.raw(f"  %{label}_more = icmp slt i64 {start}, {self.k}")
-        out.raw(f"  br i1 %{label}_more, label %{label}_begin, label %{label}_after")
-        out.raw(f"{label}_begin:\n  %{label}_far = add i64 {start}, {_RUN}")
-        out.raw(f"  %{label}_is_far = icmp sgt i64 %{label}_far, {self.k}")
-        out.raw(f"  {end} = select i1 %{label}_is_far, i64 {self.k}, i64 %{label}_far")
-        out.raw(f"  br label %{label}_head\n{label}_head:")
-        out.raw(f"  {k} = phi i64 [{start}, %{label}_begin], [{k}_next, %{label}_body]")
-        for x in sums.values():
-            first = f"[zeroinitializer, %{label}_begin]"
-            out.raw(f"  {x} = phi {VECTOR} {first}, [{x}_next, %{label}_body]")
-        out.raw(f"  %{label}_going = icmp slt i64 {k}, {end}")
-        out.raw(f"  br i1 %{label}_going, label %{label}_body, label %{label}_ran")
-        out.raw(f"{label}_body:")
-        self._add(out, k, sums)
-        out.raw(f"  {k}_next = add i64 {k}, 1\n  br label %{label}_head\n{label}_ran:")
-        for key in keys:
-            out.raw(f"  {totals[key]}_next = fadd {VECTOR} {totals[key]}, {sums[key]}")
-        out.raw(f"  br label %{label}_run\n{label}_after:")
-        for row, s in keys:
-            self._store(out, totals[row, s], row, s, some if s == streams - 1 else None)
-        out.raw("  br label %done")
+        zeros = [ZEROS] * len(keys)
 
-    def _add(self, out: Code, k: str, sums: Mapping[tuple[int, int], str]) -> None:
-        """Row `k` of the weight to the sums, by row of the result and strip."""
+        def add_row(k: str, sums: Sequence[str]) -> list[str]:
+            return self._with_row(out, k, weights, dict(zip(keys, sums, strict=True)))
+
+        def add_run(start: str, totals: Sequence[str]) -> list[str]:
+            end = out.least(out.add(f"add i64 {start}, {_RUN}"), str(self.k))
+            sums = out.carried(f"{label}_row", start, end, "1", zeros, add_row)
+            pairs = zip(totals, sums, strict=True)
+            return [out.add(f"fadd {VECTOR} {total}, {x}") for total, x in pairs]
+
+        totals = out.carried(f"{label}_run", "0", str(self.k), str(_RUN), zeros, add_run)
+        for (row, s), total in zip(keys, totals, strict=True):
+            start = out.add(f"add i64 {column}, {s * STRIP}")
+            self._store(out, total, row, start, mask if s == streams - 1 else None)
+
+    def _with_row(
+        self, out: Code, k: str, weights: str, sums: Mapping[tuple[int, int], str]
+    ) -> list[str]:
+        """The sums, by row of the result and strip, with row `k` of the weight added."""
         line = out.add(f"mul i64 {k}, {STRIP}")
-        first = out.add(f"mul i64 {k}, {self.rows}")
-        factors: dict[int, str] = {}
-        weights: dict[int, str] = {}
-        for (row, s), x in sums.items():
-            if row not in factors:
-                at = out.add(f"add i64 {first}, {row}")
-                factors[row] = out.load_one(out.add(f"getelementptr float, ptr %p0, i64 {at}"))
-            if s not in weights:
-                at = out.add(f"add i64 {line}, {s * self.k * STRIP}")
-                place = out.add(f"getelementptr float, ptr %own, i64 {at}")
-                weights[s] = out.load(place, None)
-            operands = f"{VECTOR} {weights[s]}, {VECTOR} {factors[row]}, {VECTOR} {x}"
-            out.raw(f"  {x}_next = {FMA}({operands})")
+        start = out.add(f"mul i64 {k}, {self.rows}")
+        rows, strips = (dict.fromkeys(key[i] for key in sums) for i in (0, 1))
+        factors = {
+            row: out.load_one(out.at("%p0", out.add(f"add i64 {start}, {row}"))) for row in rows
+        }
+        each = {
+            s: out.load(out.at(weights, out.add(f"add i64 {line}, {s * self.k * STRIP}")))
+            for s in strips
+        }
+        return [
+            out.add(f"{FMA}({VECTOR} {each[s]}, {VECTOR} {factors[row]}, {VECTOR} {x})")
+            for (row, s), x in sums.items()
+        ]
 
-    def _store(self, out: Code, value: str, row: int, strip: int, some: int | None) -> None:
-        """A row's sums of a strip of the group, with what follows."""
-
-        def place(argument: int, start: int) -> str:
-            at = out.add(f"add i64 %column, {start + strip * STRIP}")
-            return out.add(f"getelementptr float, ptr %p{argument}, i64 {at}")
-
+    def _store(self, out: Code, value: str, row: int, start: str, mask: str | None) -> None:
+        """A row's sums of a strip from a column on, with what follows."""
+        at = out.add(f"add i64 {start}, {row * self.n}")
         if self.after.bias:
-            value = out.add(f"fadd {VECTOR} {value}, {out.load(place(2, 0), some)}")
+            value = out.add(f"fadd {VECTOR} {value}, {out.load(out.at('%p2', start), mask)}")
         if self.after.addend:
-            addend = out.load(place(self.last - 1, row * self.n), some)
+            addend = out.load(out.at(f"%p{self.last - 1}", at), mask)
             value = out.add(f"fadd {VECTOR} {value}, {addend}")
         if self.after.clip is not None:
             value = curves.clipped(out, self.after.clip, value)
-        out.store(value, place(self.last, row * self.n), some)
+        out.store(value, out.at(f"%p{self.last}", at), mask)
 
 
-def code_of(what: Streamed, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table): all of it, with the addresses of the arguments and
-    of the result in the table.
-    """
-    shared = shared_out(name, what.groups, None if what.k * what.n < SMALL else parallel)
-    return INTRINSICS + what.text(f"{name}_rows") + shared
+def kernel_of(what: Streamed, name: str) -> Kernel:
+    """All groups of strips, shared out."""
+    return Kernel(what.text(name), what.groups, what.k * what.n < SMALL)

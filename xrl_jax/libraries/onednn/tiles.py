@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.curves import FMA, INTRINSICS, VECTOR, WIDTH, Code, constant
-from xrl_jax.libraries.onednn.machine_code import SMALL, WIDE, Parallel, shared_out
+from xrl_jax.libraries.onednn.code import FMA, VECTOR, WIDE, WIDTH, Code, constant, first
+from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue, Shape
 from xrl_jax.libraries.onednn.winograd import KERNEL, matrices
 
@@ -48,40 +48,32 @@ class Tiled:
 
     # --- parts of the machine code ---
 
-    def _function(self, out: Code, name: str, n_arrays: int, work: Callable[[], None]) -> str:
-        """`name`(table, first tile, tile after the last), which does `work` for each tile; it may
-        read zeros from `%nothing`, or write there what is not wanted.
+    def _function(self, out: Code, name: str, n_arrays: int, work: Callable[[str], None]) -> str:
+        """`name`(table, first tile, tile after the last), which does `work` for each tile, by its
+        number; it may read zeros from `%nothing`, or write there what is not wanted.
         """
         padded = -(-self.image[3] // WIDTH) * WIDTH
-        out.raw(f"define void @{name}(ptr %table, i64 %from, i64 %to) {WIDE} {{\nentry:")
-        out.raw(f"  %nothing = alloca [{padded} x float], align 64")
-        out.raw(f"  call void @llvm.memset.p0.i64(ptr %nothing, i8 0, i64 {4 * padded}, i1 0)")
-        for i in range(n_arrays):
-            out.raw(f"  %p{i}_at = getelementptr ptr, ptr %table, i64 {i}")
-            out.raw(f"  %p{i} = load ptr, ptr %p{i}_at")
-        out.raw("  br label %tile\ntile:\n  %r = phi i64 [%from, %entry], [%r_next, %done]")
-        out.raw("  %more = icmp slt i64 %r, %to\n  br i1 %more, label %work, label %end\nwork:")
-        out.block = "work"
-        out.raw(f"  %x = urem i64 %r, {self.tiles[1]}\n  %xs = udiv i64 %r, {self.tiles[1]}")
-        out.raw(f"  %y = urem i64 %xs, {self.tiles[0]}\n  %i = udiv i64 %xs, {self.tiles[0]}")
-        out.raw(f"  %own = mul i64 %r, {self.image[3]}")
-        work()
-        out.raw("  br label %done\ndone:\n  %r_next = add i64 %r, 1\n  br label %tile")
-        out.raw("end:\n  ret void\n}")
+        with out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", n_arrays):
+            out.raw(f"  %nothing = alloca [{padded} x float], align 64")
+            out.raw(f"  call void @llvm.memset.p0.i64(ptr %nothing, i8 0, i64 {4 * padded}, i1 0)")
+            with out.loop("tile", "%from", "%to") as tile:
+                work(tile)
         return out.text
 
     def _pixels(
-        self, out: Code, base: str, size: int, low: tuple[int, int] = (0, 0)
+        self, out: Code, tile: str, base: str, size: int, low: tuple[int, int] = (0, 0)
     ) -> list[list[str]]:
         """Where the features of size x size pixels of the tile begin; `%nothing` for those that are
         not in the image.
         """
         _, height, width, features = self.image
-        first = out.add(f"mul i64 %i, {height * width * features}")
+        x, row_of_tiles = (out.add(f"{op} i64 {tile}, {self.tiles[1]}") for op in ("urem", "udiv"))
+        y, image = (out.add(f"{op} i64 {row_of_tiles}, {self.tiles[0]}") for op in ("urem", "udiv"))
+        start_of_image = out.add(f"mul i64 {image}, {height * width * features}")
         axes = []
         for at, limit, step, before in (
-            ("%y", height, width * features, low[0]),
-            ("%x", width, features, low[1]),
+            (y, height, width * features, low[0]),
+            (x, width, features, low[1]),
         ):
             start = out.add(f"mul i64 {at}, {self.m}")
             each = []
@@ -92,39 +84,35 @@ class Tiled:
             axes.append(each)
         found = []
         for row_in, row in axes[0]:
-            line = out.add(f"add i64 {first}, {row}")
+            line = out.add(f"add i64 {start_of_image}, {row}")
             places = []
             for column_in, column in axes[1]:
                 number = out.add(f"add i64 {line}, {column}")
-                place = out.add(f"getelementptr float, ptr {base}, i64 {number}")
+                place = out.at(base, number)
                 is_in = out.add(f"and i1 {row_in}, {column_in}")
                 places.append(out.add(f"select i1 {is_in}, ptr {place}, ptr %nothing"))
             found.append(places)
         return found
 
-    def _elements(self, out: Code, base: str) -> list[list[str]]:
+    def _elements(self, out: Code, tile: str, base: str) -> list[list[str]]:
         """Where the features of the tile's elements begin in the array of `shape`."""
+        own = out.add(f"mul i64 {tile}, {self.image[3]}")
         found = []
         for k in range(self.a**2):
-            number = out.add(f"add i64 %own, {k * self.n * self.image[3]}")
-            found.append(out.add(f"getelementptr float, ptr {base}, i64 {number}"))
+            found.append(out.at(base, out.add(f"add i64 {own}, {k * self.n * self.image[3]}")))
         return [found[i : i + self.a] for i in range(0, len(found), self.a)]
 
-    def _features(self, out: Code, work: Callable[[str, int | None], None]) -> None:
-        """`work` from each feature on that is a multiple of `WIDTH`; the last may be fewer."""
+    def _features(self, out: Code, work: Callable[[str, str | None], None]) -> None:
+        """`work` from each feature on that is a multiple of `WIDTH`; of the last vector, a mask
+        says which are there.
+        """
         features = self.image[3]
         whole = features // WIDTH * WIDTH
         if whole:
-            before = out.block
-            out.raw(f"  br label %head\nhead:\n  %c = phi i64 [0, %{before}], [%c_next, %body]")
-            out.raw(f"  %going = icmp slt i64 %c, {whole}")
-            out.raw("  br i1 %going, label %body, label %after\nbody:")
-            out.block = "body"
-            work("%c", None)
-            out.raw(f"  %c_next = add i64 %c, {WIDTH}\n  br label %head\nafter:")
-            out.block = "after"
+            with out.loop("features", "0", str(whole), str(WIDTH)) as c:
+                work(c, None)
         if features > whole:
-            work(str(whole), features - whole)
+            work(str(whole), first(features - whole))
 
 
 @dataclass(frozen=True)
@@ -141,16 +129,16 @@ class Tiles(Tiled):
         """The definition of `name`(table, first tile, tile after the last)."""
         out, matrix = Code(), matrices(self.m).image
 
-        def work() -> None:
-            pixels = self._pixels(out, "%p0", self.a, self.low)
-            elements = self._elements(out, "%p1")
+        def work(tile: str) -> None:
+            pixels = self._pixels(out, tile, "%p0", self.a, self.low)
+            elements = self._elements(out, tile, "%p1")
 
-            def some_features(c: str, some: int | None) -> None:
-                d = [[_load(out, place, c, some) for place in row] for row in pixels]
+            def some_features(c: str, mask: str | None) -> None:
+                d = [[_load(out, place, c, mask) for place in row] for row in pixels]
                 made = _turned(_sums(out, matrix, _turned(_sums(out, matrix, d))))
                 for places, values in zip(elements, made, strict=True):
                     for place, value in zip(places, values, strict=True):
-                        out.store(value, _moved(out, place, c), some)
+                        out.store(value, out.at(place, c), mask)
 
             self._features(out, some_features)
 
@@ -170,46 +158,38 @@ class Results(Tiled):
         out, matrix, after = Code(), matrices(self.m).result, self.after
         last = 1 + after.bias + after.addend
 
-        def work() -> None:
-            elements = self._elements(out, "%p0")
-            pixels = self._pixels(out, f"%p{last}", self.m)
-            addends = self._pixels(out, f"%p{last - 1}", self.m) if after.addend else pixels
+        def work(tile: str) -> None:
+            elements = self._elements(out, tile, "%p0")
+            pixels = self._pixels(out, tile, f"%p{last}", self.m)
+            addends = self._pixels(out, tile, f"%p{last - 1}", self.m) if after.addend else pixels
 
-            def some_features(c: str, some: int | None) -> None:
-                y = [[_load(out, place, c, some) for place in row] for row in elements]
+            def some_features(c: str, mask: str | None) -> None:
+                y = [[_load(out, place, c, mask) for place in row] for row in elements]
                 y = _turned(_sums(out, matrix, _turned(_sums(out, matrix, y))))
-                bias = _load(out, "%p1", c, some) if after.bias else None
+                bias = _load(out, "%p1", c, mask) if after.bias else None
                 for values, places, more in zip(y, pixels, addends, strict=True):
                     for value, place, addend in zip(values, places, more, strict=True):
                         if bias is not None:
                             value = out.add(f"fadd {VECTOR} {value}, {bias}")
                         if after.addend:
-                            other = _load(out, addend, c, some)
+                            other = _load(out, addend, c, mask)
                             value = out.add(f"fadd {VECTOR} {value}, {other}")
                         if after.clip is not None:
                             value = curves.clipped(out, after.clip, value)
-                        out.store(value, _moved(out, place, c), some)
+                        out.store(value, out.at(place, c), mask)
 
             self._features(out, some_features)
 
         return self._function(out, name, last + 1, work)
 
 
-def code_of(what: Tiles | Results, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table): for all tiles, with the addresses of the arguments
-    and of the result in the table.
-    """
-    head = f"{INTRINSICS}declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-    few = math.prod(what.shape) < SMALL
-    return head + what.text(f"{name}_rows") + shared_out(name, what.n, None if few else parallel)
+def kernel_of(what: Tiles | Results, name: str) -> Kernel:
+    """All tiles, shared out."""
+    return Kernel(what.text(name), what.n, math.prod(what.shape) < SMALL)
 
 
-def _moved(out: Code, place: str, c: str) -> str:
-    return out.add(f"getelementptr float, ptr {place}, i64 {c}")
-
-
-def _load(out: Code, place: str, c: str, some: int | None) -> str:
-    return out.load(_moved(out, place, c), some)
+def _load(out: Code, place: str, c: str, mask: str | None) -> str:
+    return out.load(out.at(place, c), mask)
 
 
 def _turned(rows: Sequence[Sequence[str]]) -> list[list[str]]:

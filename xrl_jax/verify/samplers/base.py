@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,27 +20,85 @@ class Rejected(Exception):  # noqa: N818 - not an error: this proposal does not 
     """A draw that leads nowhere."""
 
 
-class Drawing(Protocol):
-    """A graph that is being drawn: the source of random numbers, and of arguments."""
+class Drawing(abc.ABC):
+    """A graph that is being drawn: random numbers, and arguments of its nodes.
 
-    rng: np.random.Generator
-    nodes: list[Node]
-    bound: dict[str, int]  # by variable
-    zero: bool
-    most: int  # dimensions
-    features: tuple[int, ...]  # of convolutions, to choose from
+    Attributes:
+      dtypes: to choose from; one that is listed twice is chosen twice as often.
+      sizes: of dimensions, to choose from.
+      zero: whether there are dimensions of no element.
+      most: dimensions that fresh shapes have, at most.
+      features: of convolutions, to choose from.
+      bound: nodes by the variables that stand for them.
+    """
 
-    def chance(self, p: float) -> bool: ...
-    def number(self, low: int, high: int) -> int: ...
-    def size(self) -> int: ...
-    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]: ...
-    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]: ...
-    def dtype_among(self, dtypes: Collection[str]) -> str: ...
-    def make(self, p: Pattern | Var, want: Want, dtype: str) -> int: ...
-    def known(self, p: Pattern | Var) -> bool: ...
-    def rank_of(self, p: Pattern | Var) -> int | None: ...
-    def is_value(self, p: Pattern | Var) -> bool: ...
-    def shape_of(self, index: int) -> tuple[int, ...]: ...
+    dtypes: tuple[str, ...] = ("float32",)
+    sizes: tuple[int, ...] = (1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5)
+    most = 4
+    features: tuple[int, ...] = (1, 2)
+
+    def __init__(self, rng: np.random.Generator, *, zero: bool = False) -> None:
+        self.rng = rng
+        self.zero = zero
+        self.nodes: list[Node] = []
+        self.bound: dict[str, int] = {}
+
+    @abc.abstractmethod
+    def make(self, p: Pattern | Var, want: Want, dtype: str) -> int:
+        """The index of a node of a pattern, or of the one that a variable stands for.
+
+        Raises:
+          Rejected: this draw does not fit.
+        """
+
+    # --- small draws ---
+
+    def chance(self, p: float) -> bool:
+        return bool(self.rng.random() < p)
+
+    def number(self, low: int, high: int) -> int:
+        """An integer, both ends included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def size(self) -> int:
+        if self.zero and self.chance(0.2):
+            return 0
+        return int(self.rng.choice(self.sizes))
+
+    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
+        most = self.most if high is None else high
+        rank = self.number(low, most)
+        if rank == 0 and self.chance(0.7):
+            rank = min(2, most)
+        return tuple(self.size() for _ in range(rank))
+
+    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]:
+        return tuple(self.size() if d is None else d for d in want)
+
+    def dtype_among(self, dtypes: Collection[str]) -> str:
+        choices = [d for d in self.dtypes if d in dtypes] or sorted({"bool"}.intersection(dtypes))
+        if not choices:
+            raise Rejected
+        return str(self.rng.choice(choices))
+
+    # --- what there is ---
+
+    def known(self, p: Pattern | Var) -> bool:
+        """Whether the argument brings a shape of its own."""
+        return isinstance(p, Pattern) or p.name in self.bound
+
+    def shape_of(self, index: int) -> tuple[int, ...]:
+        return self.nodes[index].shape
+
+    # --- what may be otherwise ---
+
+    def rank_of(self, p: Pattern | Var) -> int | None:
+        """The rank that an argument must have, if it is known."""
+        return None
+
+    def is_value(self, p: Pattern | Var) -> bool:
+        """Whether an argument is a scalar constant."""
+        return False
 
 
 def permutation(m: Drawing, rank: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xrl_jax.graph import ops
@@ -21,12 +22,91 @@ def _place(
     return tuple(parts[d] if d in parts else next(free) for d in range(rank))
 
 
+@dataclass(frozen=True)
+class _Numbers:
+    """What is known of a product's dimension numbers.
+
+    Attributes:
+      lists: those that are fixed.
+      plain: whether the others are in the usual order.
+    """
+
+    lists: dict[str, tuple[int, ...]]
+    n_batch: int
+    n_contract: int
+    plain: bool
+
+    @property
+    def n_used(self) -> int:
+        """Dimensions of an operand that are not free."""
+        return self.n_batch + self.n_contract
+
+    def of_side(self, m: Drawing, rank: int, side: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(contract, batch) of one operand."""
+        batch, contract = (self.lists.get(f"{side}_{what}") for what in ("batch", "contract"))
+        order = list(range(rank))
+        if not self.plain:
+            order = list(permutation(m, rank))
+        elif side == "lhs":
+            order.reverse()
+        if batch is None:
+            left = [d for d in order if d not in (contract or ())]
+            batch = tuple((sorted(left) if self.plain else left)[: self.n_batch])
+        if contract is None:
+            contract = tuple([d for d in order if d not in batch][: self.n_contract])
+        if (len(batch), len(contract)) != (self.n_batch, self.n_contract):
+            raise Rejected
+        if any(d >= rank for d in batch + contract):
+            raise Rejected
+        return contract, batch
+
+
+def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
+    """Of a product whose first operand has this rank, if it is there."""
+    names = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
+    lists = {f: ops.unpack_dims(int(known[f])) for f in names if f in known}
+
+    def length(what: str, drawn: int) -> int:
+        given = lists.get(f"lhs_{what}", lists.get(f"rhs_{what}"))
+        return drawn if given is None else len(given)
+
+    n_batch = length("batch", int(m.rng.choice((0, 0, 1, 2))))
+    n_contract = length("contract", int(m.rng.choice((1, 1, 1, 1, 2, 0))))
+    if rank is not None and rank < n_batch + n_contract and "lhs_batch" not in lists:
+        n_batch = 0
+    if rank is not None and rank < n_batch + n_contract:
+        raise Rejected
+    plain = m.chance(0.5)
+    inner = [n for n in m.nodes if n.op == "dot" and n.attr("lhs_batch")]
+    if inner and not lists and m.chance(0.6):  # a dot of a dot, over the same batch
+        n_batch, n_contract, plain = len(ops.unpack_dims(inner[-1].number("lhs_batch"))), 1, True
+    if rank is not None and rank < n_batch + n_contract:
+        raise Rejected
+    return _Numbers(lists, n_batch, n_contract, plain)
+
+
+def _free(
+    m: Drawing, numbers: _Numbers, want: Want, rank: int | None, args: Sequence[Pattern | Var]
+) -> tuple[int, int]:
+    """Free dimensions of either operand; the first has this rank, if it is there."""
+    one, two = (m.rank_of(a) for a in args)
+    n_two = 1 if numbers.plain else m.number(0, 2)
+    if want is None:
+        n_one = m.number(0, 2)
+        n_one = n_one if one is None else max(one - numbers.n_used, 0)
+        n_two = n_two if two is None else max(two - numbers.n_used, 0)
+        return n_one if rank is None else rank - numbers.n_used, n_two
+    total = len(want) - numbers.n_batch
+    if rank is not None:
+        n_two = total - (rank - numbers.n_used)
+    else:
+        n_two = min(1, max(total, 0)) if numbers.plain else m.number(0, max(total, 0))
+    if n_two < 0 or total - n_two < 0:
+        raise Rejected
+    return total - n_two, n_two
+
+
 def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
-    lists = {
-        f: ops.unpack_dims(int(known[f]))
-        for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
-        if f in known
-    }
     left, right = p.args
     turned = isinstance(left, Var) and left.name not in m.bound and m.known(right)
     one, two = (right, left) if turned else (left, right)
@@ -36,81 +116,23 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
     if m.known(one) and (want is None or isinstance(one, Var) or m.chance(0.5)):
         index = m.make(one, None, dtype)
         own = m.shape_of(index)
-    n_batch = len(
-        lists.get("lhs_batch", lists.get("rhs_batch", (0,) * int(m.rng.choice((0, 0, 1, 2)))))
-    )
-    n_contract = len(
-        lists.get(
-            "lhs_contract", lists.get("rhs_contract", (0,) * int(m.rng.choice((1, 1, 1, 1, 2, 0))))
-        )
-    )
-    if own is not None and len(own) < n_batch + n_contract:
-        n_batch = n_batch if "lhs_batch" in lists else 0
-        if len(own) < n_batch + n_contract:
-            raise Rejected
-    plain = m.chance(0.5)
-    inner = [n for n in m.nodes if n.op == "dot" and n.attr("lhs_batch")]
-    if inner and not lists and m.chance(0.6):  # a dot of a dot, over the same batch
-        n_batch, n_contract, plain = len(ops.unpack_dims(int(inner[-1].attr("lhs_batch")))), 1, True  # type: ignore[arg-type]
-        if own is not None and len(own) < n_batch + n_contract:
-            raise Rejected
-
-    def dims(rank: int, side: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(contract, batch) of one side."""
-        batch = lists.get(f"{side}_batch")
-        contract = lists.get(f"{side}_contract")
-        free = list(
-            range(rank)
-            if plain and side == "rhs"
-            else reversed(range(rank))
-            if plain
-            else permutation(m, rank)
-        )
-        if batch is None:
-            pool = (
-                sorted(d for d in free if d not in (contract or ()))
-                if plain
-                else [d for d in free if d not in (contract or ())]
-            )
-            batch = tuple(pool[:n_batch])
-        if contract is None:
-            contract = tuple([d for d in free if d not in batch][:n_contract])
-        if (
-            len(batch) != n_batch
-            or len(contract) != n_contract
-            or any(d >= rank for d in batch + contract)
-        ):
-            raise Rejected
-        return contract, batch
-
-    n_free_two = m.number(0, 2) if not plain else 1
-    if want is not None:
-        total = len(want) - n_batch
-        if own is not None:
-            n_free_two = total - (len(own) - n_batch - n_contract)
-        else:
-            n_free_two = m.number(0, max(total, 0)) if not plain else min(1, max(total, 0))
-        if n_free_two < 0 or total - n_free_two < 0:
-            raise Rejected
-    n_free_one = (len(want) - n_batch - n_free_two) if want is not None else m.number(0, 2)
-    if want is None and (rank := m.rank_of(one)) is not None:
-        n_free_one = max(rank - n_batch - n_contract, 0)
-    if want is None and (rank := m.rank_of(two)) is not None:
-        n_free_two = max(rank - n_batch - n_contract, 0)
-    n_free_one = len(own) - n_batch - n_contract if own is not None else n_free_one
-    wanted = list(want[n_batch:]) if want is not None else [None] * (n_free_one + n_free_two)
-    split = n_free_two if turned else n_free_one
+    rank = None if own is None else len(own)
+    numbers = _numbers(m, known, rank)
+    n_batch = numbers.n_batch
+    n_one, n_two = _free(m, numbers, want, rank, (one, two))
+    wanted = list(want[n_batch:]) if want is not None else [None] * (n_one + n_two)
+    split = n_two if turned else n_one
     pieces = {"lhs": wanted[:split], "rhs": wanted[split:]}
-    c1, b1 = dims(n_batch + n_contract + n_free_one, mine)
+    c1, b1 = numbers.of_side(m, numbers.n_used + n_one, mine)
     if own is None:
         parts: dict[int, int | None] = {d: m.size() for d in c1} | {
             d: (want[i] if want is not None else None) for i, d in enumerate(b1)
         }
-        index = m.make(one, _place(parts, n_free_one, pieces[mine]), dtype)
+        index = m.make(one, _place(parts, n_one, pieces[mine]), dtype)
         own = m.shape_of(index)
-    c2, b2 = dims(n_batch + n_contract + n_free_two, yours)
+    c2, b2 = numbers.of_side(m, numbers.n_used + n_two, yours)
     parts = {d: own[e] for d, e in zip((*c2, *b2), (*c1, *b1), strict=True)}
-    other = m.make(two, _place(parts, n_free_two, pieces[yours]), dtype)
+    other = m.make(two, _place(parts, n_two, pieces[yours]), dtype)
     attrs = {
         f"{mine}_contract": ops.pack_dims(c1),
         f"{mine}_batch": ops.pack_dims(b1),
@@ -119,6 +141,9 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         "dtype": ops.DTYPE_CODE[dtype],
     }
     return ([other, index] if turned else [index, other]), attrs
+
+
+_OF_ONE_DIMENSION = {(0, 1, 2, 3): (0, 1, 2), (0, 3, 1, 2): (0, 2, 1), (3, 2, 0, 1): (2, 1, 0)}
 
 
 def _layouts(m: Drawing, n: int, known: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -135,23 +160,54 @@ def _layouts(m: Drawing, n: int, known: dict[str, Any]) -> tuple[tuple[int, ...]
                 raise Rejected
         elif kind < 0.8:
             at = first if kind < 0.45 else last
-            layout = (
-                tuple(d for d in at if d < 4)
-                if n == 2
-                else {(0, 1, 2, 3): (0, 1, 2), (0, 3, 1, 2): (0, 2, 1), (3, 2, 0, 1): (2, 1, 0)}[at]
-            )
+            layout = at if n == 2 else _OF_ONE_DIMENSION[at]
         else:
             layout = permutation(m, n + 2)
         codes.append(layout)
     return tuple(codes)
 
 
-def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
-    x, w = p.args
-    x_at = m.make(x, None, dtype) if m.known(x) and (isinstance(x, Var) or want is None) else None
-    w_at = m.make(w, None, dtype) if isinstance(w, Var) and m.known(w) else None
+@dataclass
+class _Window:
+    """How a convolution's kernel goes over the image, one number for each spatial dimension."""
+
+    stride: list[int]
+    low: list[int]
+    high: list[int]
+    spread: list[int]  # of the image
+    dilation: list[int]
+    kernel: list[int]
+
+    def image_size(self, axis: int, size: int) -> int:
+        """The image's size along an axis of a result of this size."""
+        reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        room = (size - 1) * self.stride[axis] + reach - self.low[axis] - self.high[axis]
+        if self.spread[axis] != 1 or room < 1:
+            raise Rejected
+        return room
+
+
+@dataclass
+class _Features:
+    """Numbers of groups, of features and of images."""
+
+    groups: int
+    are_fixed: bool  # the groups
+    batches: int  # groups of images
+    per_group: int
+    outs: int
+    n_batch: int
+
+    def of_result(self, m: Drawing) -> int:
+        """As many features of a result as fit the groups."""
+        return self.groups * int(m.rng.choice(m.features)) * self.batches
+
+
+def _n_spatial(
+    m: Drawing, known: dict[str, Any], want: Want, operands: Sequence[int | None]
+) -> int:
     n = 2 if m.chance(0.85) else 1
-    for at in (x_at, w_at):
+    for at in operands:
         if at is not None:
             n = len(m.shape_of(at)) - 2
     if want is not None:
@@ -160,7 +216,11 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
         n = sum(d >= 0 for d in ops.LAYOUTS[int(known["lhs_layout"])]) - 2
     if n not in (1, 2):
         raise Rejected
-    left, right, out = _layouts(m, n, known)
+    return n
+
+
+def _window_and_features(m: Drawing, n: int, known: dict[str, Any]) -> tuple[_Window, _Features]:
+    """As if no operand was there."""
     usual = n == 2 and m.chance(0.15)  # what most networks have
     if usual:
         ones = (1, 1)
@@ -173,10 +233,8 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
 
     stride = drawn("stride", (1, 1, 2, 3))
     low, high = (drawn(f, (0, 0, 1, 1, 2, -1)) for f in ("low", "high"))
-    spread, dilation = (
-        drawn("lhs_dilation", (1, 1, 1, 1, 1, 2)),
-        drawn("rhs_dilation", (1, 1, 1, 1, 2)),
-    )
+    spread = drawn("lhs_dilation", (1, 1, 1, 1, 1, 2))
+    dilation = drawn("rhs_dilation", (1, 1, 1, 1, 2))
     groups = int(known.get("groups", m.rng.choice((1, 1, 1, 1, 2, 2, 4, 8))))
     batches = int(known.get("batch_groups", 2 if groups == 1 and m.chance(0.1) else 1))
     kernel = [int(m.rng.choice((1, 1, 2, 3, 3))) for _ in range(n)]
@@ -185,58 +243,64 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
     elif m.chance(0.3):
         kernel = [1] * n
         if m.chance(0.7):
-            low, high = (known[f][:n] if f in known else [0] * n for f in ("low", "high"))
-    per_group, outs, n_batch = (
-        int(m.rng.choice(m.features)),
-        groups * int(m.rng.choice(m.features)) * batches,
-        m.number(1, 2) * batches,
-    )
+            low, high = (list(known.get(f, (0,) * n)[:n]) for f in ("low", "high"))
+    per_group = int(m.rng.choice(m.features))
+    features = _Features(groups, "groups" in known, batches, per_group, outs=0, n_batch=0)
+    features.outs = features.of_result(m)
+    features.n_batch = m.number(1, 2) * batches
+    return _Window(stride, low, high, spread, dilation, kernel), features
+
+
+def _fit_image(m: Drawing, f: _Features, shape: Sequence[int], *, has_kernel: bool) -> None:
+    """Numbers for an image [images, features, ...]."""
+    if has_kernel and not f.are_fixed:
+        if f.per_group == 0 or shape[1] % f.per_group:
+            raise Rejected
+        f.groups = shape[1] // f.per_group
+    elif shape[1] % f.groups:
+        f.groups = 1
+    f.n_batch, f.per_group = shape[0], shape[1] // f.groups
+    if not has_kernel:
+        f.outs = f.of_result(m)
+
+
+def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+    x, w = p.args
+    x_at = m.make(x, None, dtype) if m.known(x) and (isinstance(x, Var) or want is None) else None
+    w_at = m.make(w, None, dtype) if isinstance(w, Var) and m.known(w) else None
+    n = _n_spatial(m, known, want, (x_at, w_at))
+    left, right, out = _layouts(m, n, known)
+    window, f = _window_and_features(m, n, known)
     if w_at is not None:
-        shape = [m.shape_of(w_at)[d] for d in right]
-        outs, per_group, kernel = shape[0], shape[1], list(shape[2:])
-    features = per_group * groups
+        f.outs, f.per_group, *window.kernel = (m.shape_of(w_at)[d] for d in right)
+    features = f.per_group * f.groups
     if x_at is not None:
         shape = [m.shape_of(x_at)[d] for d in left]
-        if w_at is not None and "groups" not in known:
-            if per_group == 0 or shape[1] % per_group:
-                raise Rejected
-            groups = shape[1] // per_group
-        elif shape[1] % groups:
-            groups = 1
-        features, n_batch = shape[1], shape[0]
-        per_group = features // groups
-        outs = outs if w_at is not None else groups * int(m.rng.choice(m.features)) * batches
+        _fit_image(m, f, shape, has_kernel=w_at is not None)
     elif want is not None:
-        sizes = [want[d] for d in out]
-        outs = sizes[1] if sizes[1] is not None and w_at is None else outs
-        n_batch = (sizes[0] if sizes[0] is not None else 1) * batches
-        if groups > 1 and outs % groups and "groups" not in known:
-            groups = 1
-        features = per_group * groups
+        images, outs = (want[d] for d in out[:2])
+        f.outs = outs if outs is not None and w_at is None else f.outs
+        f.n_batch = (1 if images is None else images) * f.batches
+        if f.groups > 1 and f.outs % f.groups and not f.are_fixed:
+            f.groups = 1
+        features = f.per_group * f.groups
     if x_at is None:
-        spatial: list[int] = []
-        for i in range(n):
-            target = want[out[2 + i]] if want is not None else None
-            if target is None:
-                spatial.append(m.number(2, 6))
-                continue
-            k = kernel[i]
-            assert k is not None
-            room = (target - 1) * stride[i] + (k - 1) * dilation[i] + 1 - low[i] - high[i]
-            if spread[i] != 1 or room < 1:
-                raise Rejected
-            spatial.append(room)
-        x_at = m.make(x, _arranged(left, (n_batch, features, *spatial)), dtype)
+        targets = [want[d] if want is not None else None for d in out[2:]]
+        spatial = [
+            m.number(2, 6) if size is None else window.image_size(i, size)
+            for i, size in enumerate(targets)
+        ]
+        x_at = m.make(x, _arranged(left, (f.n_batch, features, *spatial)), dtype)
     if w_at is None:
-        w_at = m.make(w, _arranged(right, (outs, per_group, *kernel)), dtype)
+        w_at = m.make(w, _arranged(right, (f.outs, f.per_group, *window.kernel)), dtype)
     attrs = {
-        "stride": stride,
-        "low": low,
-        "high": high,
-        "lhs_dilation": spread,
-        "rhs_dilation": dilation,
-        "groups": groups,
-        "batch_groups": batches,
+        "stride": window.stride,
+        "low": window.low,
+        "high": window.high,
+        "lhs_dilation": window.spread,
+        "rhs_dilation": window.dilation,
+        "groups": f.groups,
+        "batch_groups": f.batches,
         "lhs_layout": ops.LAYOUT_CODE[left],
         "rhs_layout": ops.LAYOUT_CODE[right],
         "out_layout": ops.LAYOUT_CODE[out],

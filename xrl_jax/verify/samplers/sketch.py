@@ -7,15 +7,12 @@ One source for all that draws operators: rules are verified on patterns that it 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
 from typing import Any
-
-import numpy as np
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Rejected, Want
+from xrl_jax.verify.samplers.base import Drawing, Rejected, Want
 from xrl_jax.verify.samplers.kinds import attributes
 from xrl_jax.verify.samplers.table import SAMPLERS
 
@@ -30,59 +27,8 @@ def fits(shape: tuple[int, ...], want: Want) -> bool:
     )
 
 
-class Sketch:
-    """A graph that is being drawn; variables that are not bound become inputs.
-
-    Attributes:
-      dtypes: to choose from; one that is listed twice is chosen twice as often.
-      sizes: of dimensions, to choose from.
-      zero: whether there are dimensions of no element.
-      most: dimensions that fresh shapes have, at most.
-      features: of convolutions, to choose from.
-    """
-
-    dtypes: tuple[str, ...] = ("float32",)
-    sizes: tuple[int, ...] = (1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5)
-    most = 4
-    features: tuple[int, ...] = (1, 2)
-
-    def __init__(self, rng: np.random.Generator, *, zero: bool = False) -> None:
-        self.rng = rng
-        self.zero = zero
-        self.nodes: list[Node] = []
-        self.bound: dict[str, int] = {}
-
-    # --- small draws ---
-
-    def chance(self, p: float) -> bool:
-        return bool(self.rng.random() < p)
-
-    def number(self, low: int, high: int) -> int:
-        """An integer, both ends included."""
-        return int(self.rng.integers(low, high + 1))
-
-    def size(self) -> int:
-        if self.zero and self.chance(0.2):
-            return 0
-        return int(self.rng.choice(self.sizes))
-
-    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
-        most = self.most if high is None else high
-        rank = self.number(low, most)
-        if rank == 0 and self.chance(0.7):
-            rank = min(2, most)
-        return tuple(self.size() for _ in range(rank))
-
-    def fill(self, want: Sequence[int | None]) -> tuple[int, ...]:
-        return tuple(self.size() if d is None else d for d in want)
-
-    def dtype_among(self, dtypes: Collection[str]) -> str:
-        choices = [d for d in self.dtypes if d in dtypes] or sorted({"bool"}.intersection(dtypes))
-        if not choices:
-            raise Rejected
-        return str(self.rng.choice(choices))
-
-    # --- nodes ---
+class Sketch(Drawing):
+    """A graph that is being drawn; variables that are not bound become inputs."""
 
     def node(self, op: str, *args: int | None, n_args: int | None = None) -> int:
         """A random node of an operator; its index in `nodes`.
@@ -144,26 +90,11 @@ class Sketch:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def known(self, p: Pattern | Var) -> bool:
-        """Whether the argument brings a shape of its own."""
-        return isinstance(p, Pattern) or p.name in self.bound
-
-    def shape_of(self, index: int) -> tuple[int, ...]:
-        return self.nodes[index].shape
-
     # --- what may be otherwise ---
 
     def forced(self, p: Pattern) -> dict[str, Any]:
         """Attributes of a node that are not drawn, by field."""
         return {}
-
-    def rank_of(self, p: Pattern | Var) -> int | None:
-        """The rank that an argument must have, if it is known."""
-        return None
-
-    def is_value(self, p: Pattern | Var) -> bool:
-        """Whether an argument is a scalar constant."""
-        return False
 
     def leaf(self, name: str, want: Want, dtype: str) -> int:
         """The node that a variable becomes."""

@@ -1,4 +1,4 @@
-"""Whether a graph is well formed, inside jit: one boolean for searches and tests.
+"""Whether a graph is well formed, inside jit: one boolean for many graphs at once.
 
 The host's `check` also sees attribute ranges, lowerings and references, and says what is wrong.
 """
@@ -89,3 +89,11 @@ def is_valid(graph: TensorGraph) -> jax.Array:
     outputs = graph.globals.outputs
     shown = (outputs == -1) | ((outputs > 0) & (outputs < n) & (f.op[outputs] != ops.HOLE))
     return inside & (f.op[0] == ops.HOLE) & jnp.all(jax.vmap(one)(jnp.arange(n))) & jnp.all(shown)
+
+
+def is_acyclic(graph: TensorGraph) -> jax.Array:
+    """Whether `depth` is above the depth of every argument, which no cyclic graph admits."""
+    table = args_of(graph)
+    depth = graph.globals.depth
+    live = graph.nodes.op != ops.HOLE
+    return jnp.all((depth[:, None] > depth[table]) | (table == 0) | ~live[:, None])

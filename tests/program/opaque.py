@@ -1,0 +1,14 @@
+"""How much of a program the op table cannot say."""
+
+from __future__ import annotations
+
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.program.program import Program
+
+
+def opaque_share(program: Program) -> float:
+    """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
+    nodes = [n for g in program.graphs for n in nodes_of(g)[0]]
+    work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
+    return sum(n.op == "opaque" for n in work) / max(len(work), 1)

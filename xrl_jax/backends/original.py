@@ -1,0 +1,78 @@
+"""The function that was optimised, for calls that the optimised program is not made for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xrl_jax.backends.arguments import of_leaves
+from xrl_jax.program.arguments import flatten_args, static_numbers
+from xrl_jax.runtime.settings import meaning
+
+
+class Original:
+    """The original function, and what was said about running it.
+
+    Args:
+      fn: the function; None where there is none (a loaded program).
+      in_tree: the structure of the arguments that it was optimised for.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | None, in_tree: Any) -> None:
+        self._fn, self._in_tree = fn, in_tree
+        self._meaning = None if fn is None else meaning()
+        self._lock = threading.Lock()
+        self._compiled: dict[Any, Callable[..., Any]] = {}  # by the structure of the arguments
+        self._said: set[str] = set()  # what was warned about
+
+    def copy(self) -> Original:
+        """Another one, with the same compiled functions, which says what this one has said."""
+        copied = object.__new__(Original)
+        own = {"_compiled": dict(self._compiled), "_said": set(self._said)}
+        vars(copied).update(vars(self), **own, _lock=threading.Lock())
+        return copied
+
+    def other_meaning(self) -> str | None:
+        """What JAX's settings would now make of the function that they did not when it was traced;
+        None if nothing. Without a function there is but the program.
+        """
+        if self._meaning is None or (now := meaning()) == self._meaning:
+            return None
+        return "it was made under jax_enable_x64={}, jax_default_matmul_precision={}, ".format(
+            *self._meaning
+        ) + "now they are {} and {}".format(*now)
+
+    def call(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function on other arguments than the example's.
+
+        Raises:
+          TypeError: there is no function.
+        """
+        fn = self._fn
+        if fn is None:
+            raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
+        self.warn(difference)
+        if static_numbers(self._in_tree):  # it cannot be compiled for any number
+            return fn(*args, **kwargs)
+        leaves, tree = flatten_args(args, kwargs)
+        with self._lock:
+            if tree not in self._compiled:
+                self._compiled[tree] = jax.jit(of_leaves(fn, tree))
+        return self._compiled[tree](*leaves)
+
+    def warn(self, difference: str) -> None:
+        """Say once that the original runs, and why."""
+        text = f"the optimised function runs the original here: {difference}"
+        self.say_once("original", text, 6)
+
+    def say_once(self, about: str, text: str, stacklevel: int) -> None:
+        """Warn, if it is the first time about this."""
+        with self._lock:
+            first = about not in self._said
+            self._said.add(about)
+        if first:
+            warnings.warn(text, stacklevel=stacklevel)

@@ -1,0 +1,381 @@
+"""Reading rule files, with every check that needs no graph.
+
+    (rule NAME
+      (family FAMILY) (source "WHERE FROM") (evidence KIND)
+      (role NAME ...)             what it does, for a search that looks for such rules (below)
+      (assumes finite)            it may lose NaN, infinities, or the range of floats (`contract`)
+      (symmetric)                 two roots only: they may change places, so each pair is found once
+      (lhs PATTERN [PATTERN])     one or two roots; two share an operand
+      (when CONDITION ...)        all lanes of every condition must be true
+      (let NAME EXPRESSION) ...   numbers
+      (node NAME TERM) ...        tensors of the right-hand side used more than once
+      (rhs TERM [TERM]))          one for each root
+
+A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
+must equal it, a name binds it (or must equal what it is bound to). The attribute `:dtype` may be
+given as the name of a dtype (`dtype_names`), too: `float32`. `:as` names the node. A term is
+`?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
+)`: attributes are copied from the node named by `:like`, then those given are set. A node that is
+made `:like` one of its operator, with the same attributes and with operands of the same types,
+keeps its lowering, too. `:lowering NAME` chooses another for a node as it is, where the table of
+lowerings allows that (`lower.table`):
+
+    (lhs (conv ?x ?w :as d)) (when CONDITION ...) (rhs (conv ?x ?w :like d :lowering matmul))
+
+Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
+top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
+where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
+rule with an unbound one is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xrl_jax.graph import ops
+from xrl_jax.language import bytecode
+from xrl_jax.language.dtype_names import CODES, FIELD, code_of, with_codes
+from xrl_jax.language.rule import (
+    ASSUMPTIONS,
+    EVIDENCE,
+    ROLES,
+    Pattern,
+    Rule,
+    Term,
+    Var,
+    shape_text,
+)
+from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, integer, read
+from xrl_jax.lower.table import number_of
+
+Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
+
+
+def parse_rules(
+    text: str, file: str = "<rules>", macros: Macros | None = None
+) -> tuple[list[Rule], Macros]:
+    """Rules and macros of a text, in order.
+
+    Args:
+      macros: those defined elsewhere, which the text may use.
+
+    Raises:
+      RuleError: with line and column of the culprit.
+    """
+    known = dict(macros or {})
+    rules: list[Rule] = []
+    for form in _repeated(read(text, file)):
+        if isinstance(form, Atom):
+            raise RuleError(f"expected (rule ...) or (define ...), found {form.text!r}", form.place)
+        if form.head == "define":
+            name, params, body = _define(form)
+            known[name] = (params, body)
+        elif form.head == "rule":
+            rule = _Parser(known).rule(form)
+            if any(r.name == rule.name for r in rules):
+                raise RuleError(f"a second rule is named {rule.name!r}", form.place)
+            rules.append(rule)
+        else:
+            raise RuleError(
+                f"expected (rule ...) or (define ...), found ({form.head} ...)", form.place
+            )
+    return rules, known
+
+
+def _repeated(forms: Sequence[SExpr]) -> Iterator[SExpr]:
+    """The forms with every `(each $OP (NAME ...) FORM ...)` written out."""
+    for form in forms:
+        if not isinstance(form, SList) or form.head != "each":
+            yield form
+            continue
+        if (
+            len(form.items) < 4
+            or not isinstance(form.items[2], SList)
+            or not _symbol(form.items[1]).startswith("$")
+        ):
+            raise RuleError("a repetition is (each $OP (NAME ...) FORM ...)", form.place)
+        for name in form.items[2].items:
+            yield from _repeated(
+                [_fill(f, _symbol(form.items[1]), _symbol(name)) for f in form.items[3:]]
+            )
+
+
+def _fill(e: SExpr, name: str, by: str) -> SExpr:
+    if isinstance(e, Atom):
+        return Atom(e.text.replace(name, by), e.place, e.quoted)
+    return SList(tuple(_fill(i, name, by) for i in e.items), e.place)
+
+
+def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
+    if len(form.items) != 3 or not isinstance(form.items[1], SList) or not form.items[1].head:
+        raise RuleError("a macro is (define (NAME PARAM ...) EXPRESSION)", form.place)
+    names = [_symbol(i) for i in form.items[1].items]
+    return names[0], tuple(names[1:]), form.items[2]
+
+
+def _symbol(e: SExpr) -> str:
+    if not isinstance(e, Atom) or e.quoted:
+        raise RuleError("expected a name", e.place)
+    return e.text
+
+
+def expand(e: SExpr, macros: Macros) -> SExpr:
+    """The expression with macros put in."""
+    if isinstance(e, Atom):
+        return e
+    items = tuple(expand(i, macros) for i in e.items)
+    if e.head not in macros:
+        return SList(items, e.place)
+    params, body = macros[e.head]
+    if len(items) - 1 != len(params):
+        raise RuleError(
+            f"macro {e.head} takes {len(params)} arguments, got {len(items) - 1}", e.place
+        )
+    return expand(_substitute(body, dict(zip(params, items[1:], strict=True))), macros)
+
+
+def _substitute(e: SExpr, by: Mapping[str, SExpr]) -> SExpr:
+    if isinstance(e, Atom):
+        return by.get(e.text, e)
+    return SList(tuple(_substitute(i, by) for i in e.items), e.place)
+
+
+class _Parser:
+    """Parses one rule; `tensors` and `numbers` are the names bound so far."""
+
+    def __init__(self, macros: Macros):
+        self.macros = macros
+        self.tensors: set[str] = set()
+        self.numbers: set[str] = set()
+        self.ops_named: dict[str, str] = {}
+
+    def rule(self, form: SList) -> Rule:
+        if len(form.items) < 3:
+            raise RuleError("a rule needs a name and clauses", form.place)
+        name = _symbol(form.items[1])
+        single: dict[str, str] = {"family": "", "source": "", "evidence": "float64"}
+        lhs: tuple[Pattern, ...] = ()
+        rhs: tuple[Term | Var, ...] = ()
+        conditions: list[SExpr] = []
+        lets: list[tuple[str, SExpr]] = []
+        nodes: list[tuple[str, Term]] = []
+        symmetric = False
+        assumes: tuple[str, ...] = ()
+        roles: tuple[str, ...] = ()
+        for clause in form.items[2:]:
+            if isinstance(clause, Atom):
+                raise RuleError(
+                    f"rule {name}: expected a clause, found {clause.text!r}", clause.place
+                )
+            body = clause.items[1:]
+            match clause.head:
+                case "family" | "source" | "evidence" if len(body) == 1 and isinstance(
+                    body[0], Atom
+                ):
+                    single[clause.head] = body[0].text
+                case "symmetric" if not body:
+                    symmetric = True
+                case "assumes":
+                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule assumes") for e in body)
+                case "role" if body and not roles:
+                    roles = tuple(self.one_of(ROLES, e, "a rule's role is") for e in body)
+                case "lhs" if not lhs:
+                    lhs = tuple(self.root(e) for e in body)
+                case "when":
+                    conditions += [self.expression(e) for e in body]
+                case "let" if len(body) == 2:
+                    expression = self.expression(body[1])
+                    lets.append((_symbol(body[0]), expression))
+                    self.numbers.add(_symbol(body[0]))
+                case "node" if len(body) == 2:
+                    nodes.append((_symbol(body[0]), self.root_term(body[1])))
+                    self.tensors.add(_symbol(body[0]))
+                case "rhs" if not rhs:
+                    rhs = tuple(self.term(e) for e in body)
+                case _:
+                    raise RuleError(
+                        f"rule {name}: cannot read clause ({clause.head} ...)", clause.place
+                    )
+        if not single["source"]:
+            raise RuleError(f'rule {name}: say where it comes from: (source "...")', form.place)
+        if single["evidence"] not in EVIDENCE:
+            raise RuleError(f"rule {name}: evidence is one of {', '.join(EVIDENCE)}", form.place)
+        if not 1 <= len(lhs) <= 2 or len(rhs) != len(lhs):
+            raise RuleError(
+                f"rule {name}: one or two roots, and as many right-hand sides", form.place
+            )
+        if len(lhs) == 2 and not _variables(lhs[0]) & _variables(lhs[1]):
+            raise RuleError(f"rule {name}: two roots must share an operand", form.place)
+        _check_lowerings(lhs, (*rhs, *(t for _, t in nodes)), form.place)
+        if symmetric and (len(lhs) != 2 or shape_text(lhs[:1]) != shape_text(lhs[1:])):
+            raise RuleError(f"rule {name}: only two equal patterns can be symmetric", form.place)
+        return Rule(
+            name,
+            single["family"] or "other",
+            single["source"],
+            single["evidence"],
+            lhs,
+            rhs,
+            tuple(conditions),
+            tuple(lets),
+            tuple(nodes),
+            symmetric,
+            assumes,
+            roles,
+            form.place,
+        )
+
+    def one_of(self, known: Sequence[str], e: SExpr, says: str) -> str:
+        if _symbol(e) not in known:
+            raise RuleError(f"{says} one of {', '.join(known)}", e.place)
+        return _symbol(e)
+
+    def root(self, e: SExpr) -> Pattern:
+        pattern = self.pattern(e)
+        if isinstance(pattern, Var):
+            raise RuleError("a root must be an operator, not a variable", e.place)
+        return pattern
+
+    def pattern(self, e: SExpr) -> Pattern | Var:
+        if isinstance(e, Atom):
+            if not e.text.startswith("?"):
+                raise RuleError(f"expected ?variable or (op ...), found {e.text!r}", e.place)
+            self.tensors.add(e.text)
+            return Var(e.text)
+        spec, positional, named = self.call(e)
+        self.arity(spec, len(positional), e)
+        args = tuple(self.pattern(a) for a in positional)
+        name, attrs = "", []
+        for key, value in named:
+            if key == "as":
+                name = _symbol(value)
+                if name in self.ops_named:
+                    raise RuleError(f"a second node is named {name!r}", value.place)
+                self.ops_named[name] = spec.name
+                self.tensors.add(name)
+                continue
+            self.known_field(spec, key, value)
+            text = _symbol(value)
+            number = CODES.get(text) if key == FIELD else None
+            number = integer(text) if number is None else number
+            attrs.append((key, text if number is None else number))
+            if number is None:
+                self.numbers.add(text)
+        return Pattern(spec.name, args, tuple(attrs), name)
+
+    def root_term(self, e: SExpr) -> Term:
+        term = self.term(e)
+        if isinstance(term, Var):
+            raise RuleError("a named node must be an operator", e.place)
+        return term
+
+    def term(self, e: SExpr) -> Term | Var:
+        if isinstance(e, Atom):
+            if e.text not in self.tensors:
+                raise RuleError(f"{e.text!r} is not bound on the left-hand side", e.place)
+            return Var(e.text)
+        if e.head == "const":
+            return self.constant(e)
+        spec, positional, named = self.call(e)
+        if spec.shape == "given":
+            raise RuleError(f"a rewrite cannot make a {spec.name!r} node", e.place)
+        self.arity(spec, len(positional), e)
+        args = tuple(self.term(a) for a in positional)
+        like, lowering, attrs = "", "", []
+        for key, value in named:
+            if key == "like":
+                like = _symbol(value)
+                if like not in self.ops_named:
+                    raise RuleError(
+                        f":like {like!r}: no node of the left-hand side has this name", value.place
+                    )
+                if ops.OPS[self.ops_named[like]].fields != spec.fields:
+                    raise RuleError(
+                        f":like {like!r}: {self.ops_named[like]} and {spec.name} "
+                        "differ in attributes",
+                        value.place,
+                    )
+            elif key == "lowering":
+                lowering = _symbol(value)
+                try:
+                    number_of(spec.name, lowering)
+                except KeyError as error:
+                    raise RuleError(str(error.args[0]), value.place) from None
+            else:
+                self.known_field(spec, key, value)
+                given = code_of(value, self.numbers) if key == FIELD else value
+                attrs.append((key, self.expression(given)))
+        return Term(spec.name, args, like, tuple(attrs), lowering)
+
+    def constant(self, e: SList) -> Term:
+        items = e.items
+        if len(items) != 4 or not isinstance(items[2], Atom) or items[2].text != ":dtype-of":
+            raise RuleError("a constant is (const NUMBER :dtype-of ?x)", e.place)
+        try:
+            value = float(_symbol(items[1]))
+        except ValueError:
+            raise RuleError(f"{_symbol(items[1])!r} is not a number", items[1].place) from None
+        dtype_of = _symbol(items[3])
+        if dtype_of not in self.tensors:
+            raise RuleError(f"{dtype_of!r} is not bound on the left-hand side", items[3].place)
+        return Term("const", (), value=value, dtype_of=dtype_of)
+
+    def expression(self, e: SExpr) -> SExpr:
+        full = with_codes(expand(e, self.macros), self.numbers)
+        bytecode.check(full, self.tensors, self.numbers, self.ops_named)
+        return full
+
+    def call(self, e: SList) -> tuple[ops.OpSpec, list[SExpr], list[tuple[str, SExpr]]]:
+        if e.head not in ops.OPS:
+            raise RuleError(f"there is no operator {e.head!r}", e.place)
+        positional: list[SExpr] = []
+        named: list[tuple[str, SExpr]] = []
+        items = iter(e.items[1:])
+        for item in items:
+            if isinstance(item, Atom) and item.text.startswith(":"):
+                value = next(items, None)
+                if value is None:
+                    raise RuleError(f"{item.text} has no value", item.place)
+                named.append((item.text[1:], value))
+            else:
+                positional.append(item)
+        return ops.OPS[e.head], positional, named
+
+    def arity(self, spec: ops.OpSpec, n: int, e: SList) -> None:
+        low, high = spec.arity
+        if not low <= n <= high:
+            takes = low if low == high else f"{low} to {high}"
+            raise RuleError(f"{spec.name} takes {takes} arguments, got {n}", e.place)
+
+    def known_field(self, spec: ops.OpSpec, key: str, value: SExpr) -> None:
+        try:
+            spec.field(key)
+        except KeyError as error:
+            raise RuleError(str(error.args[0]), value.place) from None
+
+
+def _check_lowerings(
+    lhs: Sequence[Pattern], terms: Sequence[Term | Var], place: Place | None
+) -> None:
+    """A lowering is chosen for the root, as it is: its condition is asked of the root."""
+    for term in terms:
+        if not isinstance(term, Term):
+            continue
+        _check_lowerings((), term.args, place)
+        root = lhs[0] if len(lhs) == 1 else None
+        as_it_is = root is not None and (term.op, term.args, term.like, term.attrs) == (
+            root.op,
+            root.args,
+            root.name,
+            (),
+        )
+        if term.lowering and not as_it_is:
+            raise RuleError(
+                "a lowering is chosen for a node as it is: "
+                "(lhs (op ?x ... :as d)) (rhs (op ?x ... :like d :lowering name))",
+                place,
+            )
+
+
+def _variables(p: Pattern | Var) -> set[str]:
+    return {p.name} if isinstance(p, Var) else set().union(*(_variables(a) for a in p.args))

@@ -1,0 +1,273 @@
+"""Steps of convolutions and products, whose weights may be packed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from xrl_jax.libraries.onednn.blocked import Blocked
+from xrl_jax.libraries.onednn.builder import Value
+from xrl_jax.libraries.onednn.c_api import (
+    ADDEND,
+    BIAS,
+    DST,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    Desc,
+    Prim,
+    UnimplementedError,
+    row_major,
+)
+from xrl_jax.libraries.onednn.flow import STRIP
+from xrl_jax.libraries.onednn.native import Place
+from xrl_jax.libraries.onednn.operators import Operators
+from xrl_jax.libraries.onednn.post_ops import PostOps
+from xrl_jax.libraries.onednn.spec import (
+    Conv,
+    Dot,
+    Epilogue,
+    Instruction,
+    Partition,
+    Shape,
+    Winograd,
+    swap,
+)
+from xrl_jax.libraries.onednn.stream import MOST_ROWS, Streamed, in_strips
+from xrl_jax.libraries.onednn.tiles import Results, Tiles
+from xrl_jax.libraries.onednn.winograd import n_tiles
+
+_EXACT = ("brdgmm", "x64:gemm")  # implementations that compute no more features than there are
+_MOST_FEATURES = 1 << 16  # of Winograd's convolutions: a pixel is kept on the stack
+
+
+class Packing(NamedTuple):
+    """How a weight is packed.
+
+    Attributes:
+      nbytes: of the packed weight.
+      moves: layouts of a part of the weight before and after, that make it whole.
+    """
+
+    nbytes: int
+    moves: tuple[tuple[Desc, Desc], ...]
+
+
+@dataclass
+class Products(Operators):
+    """Steps of those operators."""
+
+    partition: Partition = field(kw_only=True)
+    strides: dict[int, Shape] = field(kw_only=True)  # of results, see `strides.written`
+    weights: dict[int, Packing] = field(default_factory=dict)
+
+    def shape_of(self, value: int) -> tuple[int, ...]:
+        return self.partition.shape(value)
+
+    def convolution(
+        self, op: Conv, i: Instruction, args: list[Value], output: Place | None
+    ) -> Value:
+        n = len(i.shape)
+        x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
+        # Axes of one pixel first: the library's tiles go along the last one.
+        inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
+        first = (0, n - 1, *inner)  # features before the spatial axes
+        src = self.lib.any_desc([x_shape[a] for a in first])
+        dst = self.wanted(i.shape, first, output)
+        w, steps = args[1], self.lib.strides(args[1].desc)
+        if steps is None:  # in blocks
+            w, steps = self.as_laid_out(w, self.lib.desc(w_shape)), row_major(w_shape)
+        dims, strides = kernel_layout(w_shape, steps, op.groups, inner)
+        weights = self.lib.any_desc(dims)
+        stride, dilation = ([f[a - 1] for a in inner] for f in (op.stride, op.dilation))
+        padding = [op.padding[a - 1] for a in inner]
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.convolution(
+                src, weights, bias, dst, stride, dilation, padding, post_ops
+            )
+
+        x = self.turned(args[0], first)
+        w = Value(self.lib.desc(dims, strides), w.place)
+        more = args[2:]
+        bias = more.pop(0) if op.after.bias else None
+        addend = self.turned(more.pop(0), first) if op.after.addend else None
+        after, clip = op.after, op.after.clip
+        if clip is not None and self.clips_what_is_none(op, i, make):
+            after = replace(after, clip=None)
+        y = self.product(make, after, i.args[1], x, w, bias, addend, output)
+        if after != op.after and clip is not None:
+            y = self.bounded(clip, y, self.wanted(i.shape, first, Place.result(0)))
+        return self.turned(y, [first.index(a) for a in range(n)])
+
+    def clips_what_is_none(
+        self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
+    ) -> bool:
+        """Whether the library computes more features than there are, with numbers from beyond an
+        array's end. They may be NaN, which a bound then meets, and all would be computed again
+        (`flags`).
+        """
+        features = i.shape[-1]
+        if op.groups != features:
+            features //= op.groups
+        if features >= self.lib.lanes:
+            return False
+        return not self.lib.implementation(make(None, PostOps())).startswith(_EXACT)
+
+    def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
+        if in_strips(self.partition, i):
+            return self.by_strips(op, i, args, output)
+        swapped = swap(len(i.shape))
+        x = self.turned(args[0], swapped) if op.left_turned else args[0]
+        w = self.turned(args[1], swapped) if op.right_turned else args[1]
+        weights = w.desc
+        if self.partition.is_packed(i.args[1]):
+            dims = self.shape_of(i.args[1])
+            weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
+        dst = self.lib.desc(i.shape)
+        if output is None and (strides := self.strides.get(len(self.values))) is not None:
+            with contextlib.suppress(UnimplementedError):
+                turned = self.lib.desc(i.shape, strides)
+                self.lib.matmul(x.desc, weights, None, turned, PostOps())
+                dst = turned
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.matmul(x.desc, weights, bias, dst, post_ops)
+
+        more = args[2:]
+        bias = more.pop(0) if op.after.bias else None
+        addend = more.pop(0) if op.after.addend else None
+        return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
+
+    def by_strips(self, dot: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
+        """A product [rows, k] with a weight [k, n], whatever their layouts, by code of ours."""
+        lib = self.lib
+        k, n = self.shape_of(i.args[1])[:: -1 if dot.right_turned else 1]
+        rows = math.prod(i.shape) // n
+        x = self.turned(args[0], (1, 0)) if dot.left_turned else args[0]
+        packed = self.in_strips(i.args[1], k, n, (1, k) if dot.right_turned else (n, 1))
+        by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
+        if rows <= MOST_ROWS:
+            what: Streamed | Blocked = Streamed(rows, k, n, dot.after)
+            x = self.as_laid_out(x, by_columns)
+        else:
+            turned = lib.equal(x.desc, by_columns)
+            what = Blocked(rows, k, n, turned, dot.after, lib.lanes)
+            x = x if turned else self.as_laid_out(x, by_rows)
+        operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
+        y = self.result(lib.desc(i.shape), output)
+        used = (x, Value(packed, args[1].place), *operands, y)
+        self.append(what, [(0, v.desc, v.place) for v in used])
+        return y
+
+    def in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
+        """The layout of a weight [k, n] with these strides once it is packed in strips."""
+        lib = self.lib
+        whole, left = divmod(n, STRIP)
+        packed = lib.desc(((whole + (left > 0)) * k, STRIP))
+        moves = []
+        if whole:
+            before = lib.desc((whole, k, STRIP), (STRIP * strides[1], *strides))
+            moves.append((before, lib.desc((whole, k, STRIP))))
+        if left:
+            before = lib.part(lib.desc((k, n), strides), (k, left), (0, whole * STRIP))
+            moves.append((before, lib.part(packed, (k, left), (whole * k, 0))))
+        self.weights[weight] = Packing(lib.nbytes(packed), tuple(moves))
+        return packed
+
+    def winograd(
+        self, op: Winograd, i: Instruction, args: list[Value], output: Place | None
+    ) -> Value:
+        shape, dims = self.shape_of(i.args[0]), self.shape_of(i.args[1])
+        if max(dims) > _MOST_FEATURES:
+            raise UnimplementedError(f"a kernel of {dims}")
+        height, width = (
+            n_tiles(n, p, op.tile) for n, p in zip(shape[1:3], op.padding, strict=True)
+        )
+        low = op.padding[0][0], op.padding[1][0]
+        before = Tiles(op.tile, shape, (height, width), low)
+        after = Results(op.tile, i.shape, (height, width), op.after)
+        x = self.as_laid_out(args[0], self.lib.desc(shape))
+        source, dst = self.lib.desc(before.shape), self.lib.desc(after.shape)
+        tiles = Value(source, self.block(source))
+        self.append(before, [(0, v.desc, v.place) for v in (x, tiles)])
+        weights = self.lib.any_desc(dims) if self.partition.is_packed(i.args[1]) else args[1].desc
+
+        def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            return self.lib.matmul(source, weights, bias, dst, post_ops)
+
+        made = self.product(make, Epilogue(), i.args[1], tiles, args[1], None, None, None)
+        operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
+        y = self.result(self.lib.desc(i.shape), output)
+        self.append(after, [(0, v.desc, v.place) for v in (made, *operands, y)])
+        return y
+
+    def product(
+        self,
+        make: Callable[[Desc | None, PostOps], Prim],
+        after: Epilogue,
+        weight: int,
+        x: Value,
+        w: Value,
+        bias: Value | None,
+        addend: Value | None,
+        output: Place | None,
+    ) -> Value:
+        """A convolution or product with what follows; a sum apart where its layouts differ."""
+        bias_desc = None if bias is None else bias.desc
+        plain = PostOps(clip=after.clip if addend is None else None)
+        prim = make(bias_desc, plain)
+        sum_apart = False
+        if addend is not None:
+            dst = self.lib.of(prim, "dst")
+            sum_apart = not self.lib.equal(addend.desc, dst)
+            if not sum_apart:
+                try:
+                    prim = make(bias_desc, PostOps(addend.desc, clip=after.clip))
+                except UnimplementedError:
+                    sum_apart = True
+        x = self.as_laid_out(x, self.lib.of(prim, "src"))
+        wanted = self.lib.of(prim, "weights")
+        packs = self.partition.is_packed(weight)
+        w = self.packed(weight, w, wanted) if packs else self.as_laid_out(w, wanted)
+        dst = self.lib.of(prim, "dst")
+        y = self.result(dst, None if sum_apart else output)
+        operands = [(SRC, x), (WEIGHTS, w), (DST, y)]
+        if bias is not None:
+            operands.append((BIAS, bias))
+        if addend is not None and not sum_apart:
+            operands.append((ADDEND, addend))
+        self.run(prim, operands)
+        if addend is None or not sum_apart:
+            return y
+        total = self.result(dst, output)
+        prim = self.lib.binary("add", dst, addend.desc, dst, PostOps(clip=after.clip))
+        self.run(prim, [(SRC, y), (SRC_1, addend), (DST, total)])
+        return total
+
+    def packed(self, weight: int, w: Value, wanted: Desc) -> Value:
+        """A weight as it is packed for a primitive that wants this layout."""
+        self.weights[weight] = Packing(self.lib.nbytes(wanted), ((w.desc, wanted),))
+        return Value(wanted, w.place)
+
+
+def kernel_layout(
+    shape: Sequence[int], strides: Sequence[int], groups: int, inner: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Dimensions and strides of a kernel [spatial.., C / groups, O], as O C spatial or, with
+    groups, G O C spatial.
+
+    Args:
+      strides: of the kernel as it lies.
+      inner: the order of the spatial axes, counted from 1 on.
+    """
+    *_, c, o = range(len(shape))
+    axes = (o, c, *(a - 1 for a in inner))
+    dims, steps = [shape[d] for d in axes], [strides[d] for d in axes]
+    if groups == 1:
+        return dims, steps
+    features = dims[0] // groups
+    return [groups, features, *dims[1:]], [features * steps[0], *steps]

@@ -1,0 +1,113 @@
+"""A partition as values that know what made them, while it is rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrl_jax.libraries.onednn.spec import Instruction, Op, Partition, Reshape, Shape, Transpose
+
+
+@dataclass(eq=False)
+class Value:
+    """An input (its index) or an operator's result, with the values it is made from."""
+
+    made_by: Op | int
+    args: list[Value]
+    shape: Shape
+    known: bool  # made of weights alone
+
+
+Uses = dict[Value, int]
+Users = dict[Value, list[Value | None]]  # None for who gets an output
+
+
+def result_of(op: Op, args: list[Value], shape: Shape) -> Value:
+    return Value(op, args, shape, all(a.known for a in args))
+
+
+def unshaped(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
+    """What the value is in another shape, and the steps from there, the last one first; what is
+    used elsewhere, too, is not passed.
+    """
+    between: list[Value] = []
+    while isinstance(v.made_by, (Reshape, Transpose)) and uses.get(v) == 1:
+        between.append(v)
+        v = v.args[0]
+    return v, between
+
+
+def shaped(v: Value, between: Sequence[Value], uses: Uses) -> Value:
+    """What becomes of the value by these steps, the last one first."""
+    uses[v] = uses.get(v, 0) + 1
+    for step in reversed(between):
+        by = step.made_by
+        v = turned(v, by.order) if isinstance(by, Transpose) else reshaped(v, step.shape)
+        uses[v] = uses.get(v, 0) + 1
+    return v
+
+
+def unturned(v: Value, between: Sequence[Value], uses: Uses) -> Value:
+    """What becomes this value by these steps, the last one first."""
+    for step in between:
+        by, before = step.made_by, v
+        if isinstance(by, Transpose):
+            v = turned(v, inverse(by.order))
+        else:
+            v = reshaped(v, step.args[0].shape)
+        if v is not before:
+            uses[v] = uses.get(v, 0) + 1
+    return v
+
+
+def inverse(order: Shape) -> Shape:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def turned(v: Value, order: Shape) -> Value:
+    by = v.made_by
+    if isinstance(by, Transpose):
+        order, (v,) = tuple(by.order[a] for a in order), v.args
+    if order == tuple(range(len(order))):
+        return v
+    return result_of(Transpose(order), [v], tuple(v.shape[a] for a in order))
+
+
+def reshaped(v: Value, shape: Shape) -> Value:
+    while isinstance(v.made_by, Reshape):
+        (v,) = v.args
+    return v if v.shape == shape else result_of(Reshape(shape), [v], shape)
+
+
+def depends(v: Value, other: Value) -> bool:
+    """Whether a value is made from another."""
+    seen: set[int] = set()
+    stack = [v]
+    while stack:
+        top = stack.pop()
+        if top is other:
+            return True
+        if id(top) not in seen:
+            seen.add(id(top))
+            stack += top.args
+    return False
+
+
+def listed(part: Partition, outputs: list[Value]) -> Partition:
+    """The partition of these outputs, operators as soon as their arguments are there."""
+    place: dict[Value, int] = {}
+    code: list[Instruction] = []
+    stack = [(o, False) for o in reversed(outputs)]
+    while stack:
+        v, ready = stack.pop()
+        if v in place:
+            continue
+        if isinstance(v.made_by, int):
+            place[v] = v.made_by
+        elif ready:
+            code.append(Instruction(v.made_by, tuple(place[a] for a in v.args), v.shape))
+            place[v] = len(part.inputs) + len(code) - 1
+        else:
+            stack.append((v, True))
+            stack += [(a, False) for a in reversed(v.args)]
+    return Partition(part.inputs, part.packed, tuple(code), tuple(place[o] for o in outputs))
