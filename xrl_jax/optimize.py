@@ -165,6 +165,13 @@ def optimize(
       RuleError: a rule that is not the library's fails its verification.
       TraceError: `fn` cannot be traced.
       ValueError: an unknown search, rule or assumption, by name.
+
+    >>> def fn(x):
+    ...     return jnp.tanh(x) + 0.0
+    >>> budget = xrl_jax.Budget(seconds=1.0)
+    >>> fast = xrl_jax.optimize(fn, jnp.ones(3), budget=budget, progress=False)
+    >>> fast(jnp.zeros(3)).tolist(), fast.report.used in ("original", "optimized")
+    ([0.0, 0.0, 0.0], True)
     """
     budget = budget or Budget()
     whole = Stopwatch(budget.seconds)

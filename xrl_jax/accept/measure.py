@@ -31,6 +31,10 @@ def measure(
 
     Raises:
       TypeError: arguments of another structure or type than the program was made for.
+
+    >>> timing = xrl_jax.measure(jnp.tanh, jnp.ones(3), seconds=0.1)
+    >>> timing.low <= timing.seconds <= timing.high
+    True
     """
     options = program_or_fn.options if isinstance(program_or_fn, Fast) else {}
     program = program_or_fn.program if isinstance(program_or_fn, Fast) else program_or_fn

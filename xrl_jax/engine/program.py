@@ -75,6 +75,11 @@ def candidates(
 
     Raises:
       ValueError: an unknown rule, by name, or one that needs an assumption.
+
+    >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 0.0, jnp.ones(3))
+    >>> for candidate in xrl_jax.candidates(program, ["add-zero"]):
+    ...     print(candidate.rule, candidate.place)
+    add-zero %4 add[3]
     """
     chosen = select_rules(
         standard_rules(tuple(assume)), [rules] if isinstance(rules, Rule) else rules
@@ -93,6 +98,15 @@ def apply(program: Program, candidate: Candidate) -> Program:
 
     Raises:
       ValueError: the candidate does not apply to this program (any more).
+
+    >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 0.0, jnp.ones(3))
+    >>> (candidate,) = xrl_jax.candidates(program, ["add-zero"])
+    >>> print(xrl_jax.apply(program, candidate))
+    graph main {
+      %1: float32[3] = input() ref=@0  # argument 0
+      %2: float32[3] = tanh(%1)
+      return %2
+    }
     """
     graphs = list(program.graphs)
     if candidate.graph < len(graphs):

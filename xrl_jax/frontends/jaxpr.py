@@ -87,6 +87,16 @@ def from_jax(
     Raises:
       TraceError: `fn` cannot be traced with these arguments.
       ValueError: a position in `weights` is out of range.
+
+    >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 1.0, jnp.ones(3))
+    >>> print(program)
+    graph main {
+      %1: float32[3] = input() ref=@0  # argument 0
+      %2: float32[] = const() value=1.0
+      %3: float32[3] = tanh(%1)
+      %4: float32[3] = add(%3, %2)
+      return %4
+    }
     """
     constant = _weight_positions(weights, len(example_args))
     closed, out_tree, leaves, in_tree = trace_call(fn, example_args, example_kwargs)

@@ -137,6 +137,10 @@ def from_onnx(
 
     The weights are inside, on the default device. `load_onnx` keeps them apart, for a function
     that is to be called with others.
+
+    >>> xrl_jax.to_onnx(xrl_jax.from_jax(jnp.tanh, jnp.ones(3)), "tanh.onnx")
+    >>> xrl_jax.from_onnx("tanh.onnx")(jnp.zeros(3)).tolist()
+    [0.0, 0.0, 0.0]
     """
     loaded = load_onnx(path, input_shapes=input_shapes, dimensions=dimensions, constants=constants)
     weights = jax.tree.map(jnp.asarray, loaded.weights)

@@ -53,6 +53,12 @@ def load_rules(path_or_text: str | os.PathLike[str]) -> tuple[Rule, ...]:
     Raises:
       RuleError: with file, line and column of the culprit.
       FileNotFoundError: there is no such file or folder.
+
+    >>> (rule,) = xrl_jax.load_rules('''
+    ...     (rule add-twice (family mine) (source "school algebra")
+    ...       (lhs (add ?x ?x)) (rhs (mul ?x (const 2 :dtype-of ?x))))''')
+    >>> rule.name
+    'add-twice'
     """
     if isinstance(path_or_text, str) and any(c in path_or_text for c in "(\n"):
         return tuple(parse_rules(path_or_text, "<text>", _prelude())[0])

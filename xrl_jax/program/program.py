@@ -158,6 +158,11 @@ def to_jax(program: Program) -> Callable[..., Any]:
 
     Raises (when called):
       TypeError: the arguments have another structure than those the program was made for.
+
+    >>> program = xrl_jax.from_jax(jnp.tanh, jnp.ones(3))
+    >>> fn = xrl_jax.to_jax(program)
+    >>> jax.jit(fn)(jnp.zeros(3)).tolist()
+    [0.0, 0.0, 0.0]
     """
 
     @own_settings()

@@ -15,5 +15,10 @@ def load(path: str | os.PathLike[str]) -> Fast:
     Raises:
       LoadError: the file is damaged, or needs another version, platform or setting; says which.
       OSError: it is missing or cannot be read.
+
+    >>> budget = xrl_jax.Budget(seconds=1.0)
+    >>> xrl_jax.optimize(jnp.tanh, jnp.ones(3), budget=budget, progress=False).save("tanh.xrl")
+    >>> xrl_jax.load("tanh.xrl")(jnp.zeros(3)).tolist()
+    [0.0, 0.0, 0.0]
     """
     return loading.load(path, read_report=Report.from_dict)

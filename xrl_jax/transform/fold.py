@@ -38,6 +38,14 @@ def fold(program: Program) -> Program:
 
     Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. What differs
     between the copies becomes an input of the body; what is used outside of a copy an output.
+
+    >>> def layers(x):
+    ...     for _ in range(8):
+    ...         x = jnp.tanh(jnp.sin(jnp.exp(x)) * jnp.cos(x) + 1.0) - jnp.sqrt(x)
+    ...     return x
+    >>> program = xrl_jax.from_jax(layers, jnp.ones(3), fold=False)
+    >>> xrl_jax.fold(program).counts
+    (1.0, 8.0)
     """
     host = disassemble(program)
     folded = fold_host(host)
@@ -52,7 +60,16 @@ def fold_host(host: HostProgram) -> HostProgram:
 
 
 def unfold(program: Program) -> Program:
-    """The program with every "inline" call replaced by its body's nodes, in all graphs."""
+    """The program with every "inline" call replaced by its body's nodes, in all graphs.
+
+    >>> def layers(x):
+    ...     for _ in range(8):
+    ...         x = jnp.tanh(jnp.sin(jnp.exp(x)) * jnp.cos(x) + 1.0) - jnp.sqrt(x)
+    ...     return x
+    >>> program = xrl_jax.from_jax(layers, jnp.ones(3))
+    >>> len(program.bodies), len(xrl_jax.unfold(program).bodies)
+    (1, 0)
+    """
     host = disassemble(program)
     done: list[HostGraph] = []
     for body in host.bodies:

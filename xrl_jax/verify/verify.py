@@ -104,7 +104,15 @@ class _State:
 
 
 def verify_rule(rule: Rule, *, seed: int = 0, samples: int = 32) -> Verdict:
-    """The verdict on one rule; see `verify_rules`."""
+    """The verdict on one rule; see `verify_rules`.
+
+    >>> (wrong,) = xrl_jax.load_rules('''
+    ...     (rule sub-is-add (family mine) (source "a slip")
+    ...       (lhs (sub ?x ?y)) (rhs (add ?x ?y)))''')
+    >>> verdict = xrl_jax.verify_rule(wrong)
+    >>> verdict.ok
+    False
+    """
     return verify_rules((rule,), seed=seed, samples=samples)[0]
 
 

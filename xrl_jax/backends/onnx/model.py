@@ -50,15 +50,10 @@ def to_onnx(
       ValueError: the weights are not those the program was made for.
       ImportError: there is no onnx package.
 
-    Example:
-      >>> import os, tempfile
-      >>> import jax.numpy as jnp
-      >>> import xrl_jax
-      >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 1, jnp.ones((2, 3)))
-      >>> path = os.path.join(tempfile.mkdtemp(), "tanh.onnx")
-      >>> xrl_jax.to_onnx(program, path)
-      >>> xrl_jax.from_onnx(path).out_avals[0].shape
-      (2, 3)
+    >>> program = xrl_jax.from_jax(lambda w, x: x @ w, jnp.eye(2), jnp.ones(2), weights=0)
+    >>> xrl_jax.to_onnx(program, "product.onnx", weights=[2.0 * jnp.eye(2)])
+    >>> xrl_jax.from_onnx("product.onnx")(jnp.ones(2)).tolist()
+    [2.0, 2.0]
     """
     made = model_proto(program, name=name, weights=weights)
     path = Path(path)
