@@ -30,7 +30,7 @@ from experiments.environments import params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.targets import ConfigError
 from experiments.train_flags import PRESETS
-from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams
 from xrl_jax.rl.train import training_of
@@ -162,7 +162,10 @@ def main(argv: Sequence[str]) -> int:
     """The exit status is 2 for bad flags. Ctrl-C keeps the rows that there are."""
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    names, rules = FLAGS.networks, compile_rules(offered(standard_rules()))
+    names, rules = (
+        FLAGS.networks,
+        compile_rules(available_rules(standard_rules(), jax.default_backend())),
+    )
     try:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
@@ -29,7 +30,7 @@ from experiments import models, targets
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import choose_constants, program_job
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore
@@ -168,7 +169,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     out = Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    rules = compile_rules(offered(standard_rules()))
+    rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
     fits: list[Fit] = []
     with (
         TimingStore(out / STORE_FILE) as store,

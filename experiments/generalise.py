@@ -41,7 +41,7 @@ from experiments.side_by_side import WrongResultError
 from experiments.targets import ConfigError
 from experiments.timed_costs import kept_costs
 from xrl_jax.graph.graph import GraphError
-from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS
 from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
@@ -151,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError("--measured_seconds is for networks without options")
         policy = load_policy(FLAGS.policy)
         homes = {n: load_policy(f) for n, f in at_home(FLAGS.networks, FLAGS.at_home).items()}
-        rules = compile_rules(offered(standard_rules()))
+        rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
         programs = {text: program_of(text, fold=True, seed=0) for text in FLAGS.networks}
         out = Path(FLAGS.out)
         out.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import compile_rules
-from xrl_jax.lower.table import LOWERINGS, applicable, is_offered
+from xrl_jax.lower.table import LOWERINGS, applicable, is_available
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
@@ -73,18 +73,20 @@ def regions_of(programs: Iterable[Program]) -> list[Region]:
             )
             view = CostView(*map(np.asarray, views_of(cost_table({}), plain)))  # type: ignore[arg-type]
             for at in np.flatnonzero(~view.weight_only & (view.op > 0)):  # type: ignore[operator]
-                region = region_of(view, (int(at),))
+                region = region_of(view, (int(at),), jax.default_backend())
                 if len(LOWERINGS[region.node.op]) > 1:
                     found.setdefault(region_key(region, ()), region)
     return list(found.values())
 
 
 def lowered(region: Region) -> list[Region]:
-    """The region in every lowering that fits and is offered here, the plain one first."""
+    """The region in every lowering that fits and is worth a trial here, the plain one first."""
     return [
-        Region(replace(region.node, lowering=i), region.args, (*region.variant[:2], i))
+        Region(
+            replace(region.node, lowering=i), region.args, (*region.variant[:2], i), region.platform
+        )
         for i in applicable(region.node, region.args)
-        if is_offered(region.node.op, i)
+        if is_available(region.node.op, i, region.platform)
     ]
 
 

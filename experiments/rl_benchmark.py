@@ -31,7 +31,7 @@ from rich.table import Table
 from experiments import children, models, targets
 from experiments.environments import params_of, program_of
 from experiments.memory import peak_bytes
-from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import Choice, by_chance, by_network
@@ -84,7 +84,7 @@ def told(name: str, found: tuple[float, float]) -> tuple[float, float]:
 
 def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     """One row."""
-    rules = compile_rules(offered(standard_rules()))
+    rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
     program = program_of(network, fold=fold, seed=0)
     params = params_of([program], rules, envs=batch, slots=FLAGS.slots)
     axes, n = batch_axes(params), batch * FLAGS.steps

@@ -48,7 +48,7 @@ from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.cost.calibration import pessimistic_costs, varied
 from xrl_jax.cost.model import Oracle
-from xrl_jax.language.rule_files import offered, standard_rules
+from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
@@ -190,7 +190,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     out.mkdir(parents=True, exist_ok=True)
     written.write_text(text, encoding="utf-8")
-    rules = compile_rules(offered(standard_rules()))
+    rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
     settings = settings_of(config, rules)
     network = settings.network
     training = spread(settings, over)

@@ -22,7 +22,7 @@ from xrl_jax.frontends.callbacks import (
 )
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule import Rule
-from xrl_jax.language.rule_files import offered, select_rules, standard_rules
+from xrl_jax.language.rule_files import available_rules, select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
@@ -93,7 +93,7 @@ def _task(
     chosen = tuple(verified(chosen, library))
     with on_cpu():
         program = canonical(batched(unrolled(original)))
-        table = compile_rules(offered(chosen))
+        table = compile_rules(available_rules(chosen, jax.default_backend()))
     arguments: list[Any] = list(original.in_avals)
     if example_args:
         arguments, _ = flatten_as(original.in_tree, example_args, {})

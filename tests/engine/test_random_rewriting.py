@@ -36,6 +36,7 @@ from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import BUCKETS, Node, TensorGraph, build, grow, n_live, nodes_of
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import CompiledRules, RuleTable
+from xrl_jax.libraries.registry import calling
 from xrl_jax.lower.table import applicable
 from xrl_jax.program.program import Program, to_jax
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -208,7 +209,7 @@ def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
     """
     rng = np.random.default_rng(seed)
     leaves = [jnp.asarray(rng.uniform(-1.0, 1.0, a.shape), a.dtype) for a in program.in_avals]
-    handed, _ = in_library(rewritten, standard_rules())
+    handed, _ = in_library(rewritten, standard_rules(), calling("cpu"))
     fast = Fast(right_everywhere(handed), None, options=QUICK, original=program)
     checks = samples(program, leaves)
     with warnings.catch_warnings():

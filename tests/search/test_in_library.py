@@ -14,6 +14,7 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.registry import calling
 from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.program.program import Program
 from xrl_jax.search.in_library import in_library
@@ -43,7 +44,7 @@ def kernels(program: Program) -> Counter[tuple[str, str]]:
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None:
-    made, steps = in_library(PROGRAM, RULES)
+    made, steps = in_library(PROGRAM, RULES, calling("cpu"))
     forms = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "plain"): 1}
     assert kernels(made) == forms
     assert Counter(s.rule for s in steps) == {"conv-as-onednn": 1, "dot-as-onednn": 2}
@@ -53,7 +54,9 @@ def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_a_form_without_a_rule_is_not_taken() -> None:
-    made, steps = in_library(PROGRAM, select_rules(RULES, ("-dot-as-onednn", "-lowering_conv")))
+    made, steps = in_library(
+        PROGRAM, select_rules(RULES, ("-dot-as-onednn", "-lowering_conv")), calling("cpu")
+    )
     assert kernels(made) == {("conv", "plain"): 1, ("dot", "plain"): 3} and steps == ()
 
 
@@ -69,7 +72,7 @@ def test_convolutions_of_large_images_are_winograds() -> None:
         ]
 
     k, x = jnp.ones((32, 32, 3, 3)), jax.random.normal(jax.random.key(4), (1, 20, 20, 32))
-    made, _ = in_library(from_jax(both, k, x, weights=(0,)), RULES)
+    made, _ = in_library(from_jax(both, k, x, weights=(0,)), RULES, calling("cpu"))
     forms = {("conv", "winograd4"): 1, ("conv", "winograd2"): 1, ("conv", "onednn"): 1}
     assert kernels(made) == forms
     for found, expected in zip(made(k, x), both(k, x), strict=True):
@@ -97,15 +100,15 @@ def test_large_images_have_many_features_where_convolutions_are_winograds(
         *args,
         weights=(0,),
     )
-    assert kernels(in_library(program, RULES)[0]) == {("conv", form): 1}
+    assert kernels(in_library(program, RULES, calling("cpu"))[0]) == {("conv", form): 1}
 
 
 def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: None)
-    assert in_library(PROGRAM, RULES) == (PROGRAM, ())
+    assert in_library(PROGRAM, RULES, calling("cpu")) == (PROGRAM, ())
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_what_is_in_the_library_already_stays() -> None:
-    made, _ = in_library(PROGRAM, RULES)
-    assert in_library(made, RULES)[1] == ()
+    made, _ = in_library(PROGRAM, RULES, calling("cpu"))
+    assert in_library(made, RULES, calling("cpu"))[1] == ()

@@ -19,7 +19,7 @@ from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.ops import OPS
-from xrl_jax.language.rule_files import load_rules, offered, select_rules, standard_rules
+from xrl_jax.language.rule_files import available_rules, load_rules, select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.lower.table import LOWERINGS, name_of, number_of
@@ -156,8 +156,10 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
 
     program = from_jax(fn, W, V, X, weights=(0, 1))
     families = ("layout", "movement", "identity", "fold", "lowering_conv", "lowering_dot")
-    table = compile_rules(offered(select_rules(standard_rules(), families)), min_rows=ROWS)
-    dear = cost_table({}, replace(DEFAULT_RATES, form=dict.fromkeys(_library_forms(), 1e3)))
+    table = compile_rules(
+        available_rules(select_rules(standard_rules(), families), "cpu"), min_rows=ROWS
+    )
+    dear = cost_table({}, replace(DEFAULT_RATES, multiple=dict.fromkeys(_library_forms(), 1e3)))
     first, *_ = starting_points(program, table, dear, Stopwatch(600.0))
     assert _kernels(first.program) == {("conv", "onednn"): 1, ("dot", "onednn"): 1}
     assert Counter(s.rule for s in first.steps) == {"conv-as-onednn": 1, "dot-as-onednn": 1}

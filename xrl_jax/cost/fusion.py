@@ -32,7 +32,7 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.libraries.base import NO_CALLS
 from xrl_jax.libraries.registry import by_name, calling
-from xrl_jax.lower.table import LOWERINGS, is_offered, shares_calls
+from xrl_jax.lower.table import LOWERINGS, is_available, shares_calls
 
 # A value that was written to memory; that is computed in the loop of its reader; that a call has
 # written which can compute more before it does; that is inside of a call of many kernels; and both.
@@ -73,9 +73,9 @@ class Sharing:
     library: str | None = field(metadata=dict(static=True))  # whose calls these are
 
 
-def sharing() -> Sharing:
-    """That of this machine's default device."""
-    library = calling()
+def sharing(platform: str) -> Sharing:
+    """That of a platform of JAX, by the libraries that are here."""
+    library = calling(platform)
     made = None if library is None else library.calls()
     costs = NO_CALLS if made is None else made.costs
 
@@ -87,8 +87,8 @@ def sharing() -> Sharing:
         return jnp.asarray(table)
 
     return Sharing(
-        which(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_offered(op, i)),
-        which(shares_calls),
+        which(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_available(op, i, platform)),
+        which(lambda op, i: shares_calls(op, i, library)),
         jnp.asarray(_mask(tuple(costs.elements))),
         *map(jnp.float32, (costs.enter, costs.leave, costs.joined, costs.in_loop)),
         library=None if library is None else library.name,

@@ -72,7 +72,7 @@ class Oracle:
     timeout: float = 30.0
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
-    _sharing: Sharing = field(default_factory=sharing)
+    _sharing: Sharing = field(init=False)
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
@@ -80,6 +80,7 @@ class Oracle:
     _costs: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
+        self._sharing = sharing(self.target.platform)
         self._refit()
 
     @property
@@ -123,7 +124,7 @@ class Oracle:
         found: dict[tuple[int, int], Region] = {}
         for i, key in enumerate(signatures(rows)):
             if key not in self._known and key not in self._no_time_for and key not in found:
-                found[key] = regions.region_of(rows, (i,))
+                found[key] = regions.region_of(rows, (i,), self.target.platform)
         return found
 
     def measure(
@@ -173,7 +174,7 @@ class Oracle:
         """Time elementwise loops (or find them in the store): in a network they are priced by what
         a pass over an array takes here, and regions are timed between two of them.
         """
-        timed = [(r, self._timing(r)) for r in regions.loops()]
+        timed = [(r, self._timing(r)) for r in regions.loops(self.target.platform)]
         self._loops = tuple(regions.region_sample(r, t.seconds) for r, t in timed if t.ok)
         self._refit()
 

@@ -50,6 +50,7 @@ class Region:
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
     variant: tuple[int, int, int] = (0, 0, 0)  # see `view.variant_of`
+    platform: str = "cpu"  # of JAX, where it is timed
 
     @property
     def op_class(self) -> str:
@@ -58,7 +59,7 @@ class Region:
     @property
     def in_partition(self) -> bool:
         """Whether it is a kernel in a call of many."""
-        return shares_calls(self.node.op, self.node.lowering)
+        return shares_calls(self.node.op, self.node.lowering, registry.calling(self.platform))
 
     @property
     def copies(self) -> int:
@@ -66,19 +67,19 @@ class Region:
         bringing arrays into the library's layout and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        loops = self.op_class in _IN_A_ROW or jax.default_backend() != "cpu"
+        loops = self.op_class in _IN_A_ROW or self.platform != "cpu"
         can_repeat = loops and floating and 0 not in self.node.shape
         if not self.in_partition and not can_repeat:
             return 1
         flops, n_bytes = work.node_work(self.node, self.args)
-        flop_rate, bandwidth = _RATES.get(jax.default_backend(), _GPU_RATES)
+        flop_rate, bandwidth = _RATES.get(self.platform, _GPU_RATES)
         each = max(flops / flop_rate, n_bytes / bandwidth, _LEAST_SECONDS)
         return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 
-def region_of(view: CostView, at: tuple[int, ...]) -> Region:
+def region_of(view: CostView, at: tuple[int, ...], platform: str = "cpu") -> Region:
     """The region of one node of a batch of host-side views, at a position of its leading
-    dimensions.
+    dimensions, on a platform of JAX.
     """
     v = CostView(*(np.asarray(f)[at] for f in view))
     spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
@@ -105,7 +106,7 @@ def region_of(view: CostView, at: tuple[int, ...]) -> Region:
         dtype=ops.DTYPES[int(v.dtype)],
     )
     op, kind, lowering = np.asarray(variant_of(v)).tolist()
-    return Region(node, args, (op, kind, lowering))
+    return Region(node, args, (op, kind, lowering), platform)
 
 
 def region_key(region: Region, options: Options, *, constants: bool = False) -> str:
@@ -221,12 +222,13 @@ def wrapping_passes(region: Region) -> tuple[float, ...]:
     return 2 * tuple(_size(n) for n in (region.node, *inputs))
 
 
-def loops() -> tuple[Region, ...]:
+def loops(platform: str = "cpu") -> tuple[Region, ...]:
     """Elementwise loops of several sizes, which tell what a pass over an array takes here."""
     return tuple(
         Region(
             Node("add", (0, 1), shape=(n,)),
             (Node("input", shape=(n,), ref=0), Node("input", shape=(n,), ref=1)),
+            platform=platform,
         )
         for n in _LOOP_SIZES
     )

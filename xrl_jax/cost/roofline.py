@@ -299,7 +299,7 @@ def cost_table(
 
     Args:
       error_weight: seconds that a relative error of 1 is worth.
-      sharing: what lowerings share on the target; None for this machine's.
+      sharing: what lowerings share on the target; None for the default device's.
     """
     size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
     keys = np.full((size, 2), 0xFFFFFFFF, np.uint32)
@@ -326,7 +326,7 @@ def cost_table(
         jnp.asarray(multiple),
         *_by_lowering(),
         jnp.float32(error_weight),
-        fusion.sharing() if sharing is None else sharing,
+        fusion.sharing(jax.default_backend()) if sharing is None else sharing,
     )
 
 

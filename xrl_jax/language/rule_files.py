@@ -17,7 +17,7 @@ from xrl_jax.language.lowering_rules import lowering_rules
 from xrl_jax.language.rule import ASSUMPTIONS, Rule
 from xrl_jax.language.rule_parser import Macros, parse_rules
 from xrl_jax.language.sexpr import RuleError
-from xrl_jax.lower.table import is_offered, number_of
+from xrl_jax.lower.table import is_available, number_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRELUDE = "prelude.rules"
@@ -114,10 +114,10 @@ def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
     return tuple(r for r in all_rules() if set(r.assumes) <= set(assume))
 
 
-def offered(rules: Iterable[Rule]) -> list[Rule]:
-    """The rules whose lowerings, if they choose any, are worth a trial on this machine."""
+def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:
+    """The rules whose lowerings, if they choose any, are worth a trial on a platform of JAX."""
     chosen = [(r, r.lowering) for r in rules]
-    return [r for r, at in chosen if at is None or is_offered(at[0], number_of(*at))]
+    return [r for r, at in chosen if at is None or is_available(at[0], number_of(*at), platform)]
 
 
 def select_rules(

@@ -211,6 +211,7 @@ class Library(Protocol):
 
     name: str
     install: str = ""  # what to type where it is missing
+    platforms: tuple[str, ...] = ()  # of JAX, that it has kernels for; () for all
 
     def available(self) -> bool:
         """Whether its lowerings are worth a trial here."""

@@ -69,16 +69,22 @@ def by_name(name: str) -> Library:
     raise LibraryError(f"there is no library {name!r} here (there are: {known})")
 
 
-def calling() -> Library | None:
-    """The library whose kernels share calls here; None where there is none. The cost model knows of
-    one at a time: the first that is there.
+def is_for(lib: Library, platform: str) -> bool:
+    """Whether a library has kernels for a platform of JAX."""
+    return not lib.platforms or platform in lib.platforms
+
+
+def calling(platform: str) -> Library | None:
+    """The library whose kernels share calls on a platform; None where there is none. The cost model
+    knows of one at a time: the first that is there.
     """
-    return next((lib for lib in libraries() if lib.calls() is not None), None)
+    found = (lib for lib in libraries() if is_for(lib, platform))
+    return next((lib for lib in found if lib.calls() is not None), None)
 
 
 def calls() -> Calls | None:
-    """The calls of `calling`."""
-    lib = calling()
+    """The calls of `calling` on the default device."""
+    lib = calling(jax.default_backend())
     return lib.calls() if lib is not None else None
 
 

@@ -20,7 +20,7 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node
 from xrl_jax.graph.view import NodeView, view_of
 from xrl_jax.libraries.base import NOTHING, Condition, Epilogue, Facts, Library, Lowering, every
-from xrl_jax.libraries.registry import calling, libraries
+from xrl_jax.libraries.registry import is_for, libraries
 
 
 class Row(NamedTuple):
@@ -122,18 +122,19 @@ def _facts(xp: Any, view: NodeView, op: str) -> Facts:
     return _FACTS.get(op, Facts)(xp, view, op)
 
 
-def is_offered(op: str, lowering: int) -> bool:
-    """Whether a lowering is worth a trial on the default device."""
+def is_available(op: str, lowering: int, platform: str) -> bool:
+    """Whether a lowering is worth a trial on a platform of JAX."""
     row, library = _ROWS[op][lowering]
     platforms = row.platforms
-    here = not platforms or jax.default_backend() in platforms
-    return here and (row.without_library or library.available())
+    if platforms and platform not in platforms:
+        return False
+    return row.without_library or (is_for(library, platform) and library.available())
 
 
-def shares_calls(op: str, lowering: int) -> bool:
-    """Whether a lowering here becomes part of a call of several operators."""
+def shares_calls(op: str, lowering: int, library: Library | None) -> bool:
+    """Whether a lowering becomes part of a call of several operators of this library."""
     rows = _ROWS[op]
-    return lowering < len(rows) and rows[lowering].library is calling()
+    return lowering < len(rows) and rows[lowering].library is library
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule import Rule
-from xrl_jax.libraries.registry import calling
+from xrl_jax.libraries.base import Library
 from xrl_jax.lower.table import LOWERINGS, applicable, number_of, shares_calls
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import Step
@@ -22,12 +22,14 @@ from xrl_jax.search.moves import rules_by_choice
 from xrl_jax.search.states import place_text
 
 
-def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[Step, ...]]:
+def in_library(
+    program: Program, rules: Sequence[Rule], library: Library | None
+) -> tuple[Program, tuple[Step, ...]]:
     """The program with every operator of activations in the lowering that a library of shared calls
     prefers for it, as far as rules choose it, and the steps there; the same and none where there is
-    no such library.
+    no such library (None).
     """
-    chosen, library = rules_by_choice(rules), calling()
+    chosen = rules_by_choice(rules)
     if library is None:
         return program, ()
     graphs, steps = [], []
@@ -37,7 +39,7 @@ def in_library(program: Program, rules: Sequence[Rule]) -> tuple[Program, tuple[
         places = [np.asarray(v) for v in (f.op, f.shape, f.rank)]
         nodes, _, slots = nodes_of(graph)
         for node, slot in zip(nodes, slots, strict=True):
-            if weight_only[slot] or shares_calls(node.op, node.lowering):
+            if weight_only[slot] or shares_calls(node.op, node.lowering, library):
                 continue
             args = tuple(nodes[a] for a in node.args)
             names = [n for n in library.preferred(node, args) if (node.op, n) in chosen]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from xrl_jax.cost.programs import choose_constants
+from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import (
     Budget,
@@ -54,7 +55,8 @@ class KernelsInLibrary:
         found = problem.so_far
         if _knows_any(found) or found.interrupted:
             return found
-        program, steps = in_library(problem.program, problem.rules.rules)
+        library = calling(problem.oracle.target.platform)
+        program, steps = in_library(problem.program, problem.rules.rules, library)
         return _with_first(found, Found(program, float("inf"), steps)) if steps else found
 
 

@@ -24,9 +24,9 @@ from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, args_of
-from xrl_jax.language.rule import Role, Rule
+from xrl_jax.language.rule import Role
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.libraries.registry import calling
+from xrl_jax.libraries.registry import by_name
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import Step, assemble
@@ -138,12 +138,6 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
     return there / max(total, 1e-12)
 
 
-def _is_of_library(rule: Rule) -> bool:
-    """Whether a rule chooses the lowering called like the library whose kernels share calls."""
-    library = calling()
-    return library is not None and rule.lowering is not None and rule.lowering[1] == library.name
-
-
 def starting_points(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[StartingPoint]:
@@ -180,12 +174,15 @@ def starting_points(
             steps += reached[1]
         return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
 
-    kernels = entries_of(rules, _is_of_library)
+    library = costs.sharing.library  # rules choose the lowering that is called like it
+    kernels = entries_of(rules, lambda r: r.lowering is not None and r.lowering[1] == library)
     fold = MacroAction(readies), MacroAction(folds, gain=True)
     kernels_last = MacroAction(kernels, gain=True)
     found = []
     folded, _ = through(StartingPoint(program), *fold)
-    handed, steps = in_library(folded.program, rules.rules)
+    handed, steps = in_library(
+        folded.program, rules.rules, None if library is None else by_name(library)
+    )
     found += [StartingPoint(handed, (*folded.steps, *steps))] if steps else []
     if converts.any():
         start = with_layout(program, FEATURES_LAST)

@@ -71,6 +71,7 @@ class OneDnn(Library):
 
     name = "onednn"
     install = "pip install 'xrl_jax[onednn]'"
+    platforms = ("cpu",)
 
     def available(self) -> bool:
         return calls.available()
