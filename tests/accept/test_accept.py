@@ -168,7 +168,7 @@ def test_what_may_still_be_faster_is_timed_for_longer(monkeypatch, gain, noise, 
     one = Timing(1.0, 1.0, 1.0)
     told = last_timing.InTurn({"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain)
     monkeypatch.setattr(last_timing, "compare", compare)
-    monkeypatch.setattr(last_timing, "_told", lambda *_: told)
+    monkeypatch.setattr(last_timing, "_outcome", lambda *_: told)
     accepted([finalist()])
     assert asked == [not is_open]
 

@@ -226,7 +226,7 @@ def test_a_convolution_with_features_first_is_of_another_kind():
 
 
 def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
-    rates = replace(PLAIN, form={(dot().spec.code, 0, 1): 3.0})
+    rates = replace(PLAIN, multiple={(dot().spec.code, 0, 1): 3.0})
     nodes = [matrix(), matrix(shape=(6, 8), ref=1), dot(), dot(lowering=1)]
     graph = build(nodes, [2, 3], bucket=16)
     cost = SECONDS(roofline.cost_table({}, rates), VIEW(graph))
