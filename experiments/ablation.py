@@ -56,15 +56,17 @@ def ladder() -> list[Rung]:
     end = ours.settings
     takes: dict[str, dict[str, Any]] = {
         "reward": {n: getattr(end, n) for n in ("reward_every", "bonus", "reward_scale")},
-        "network": {"network": dataclasses.replace(end.network, greed=0.0, sweeps=False)},
+        "network": {
+            "network": dataclasses.replace(end.network, prior_scale=0.0, macro_actions=False)
+        },
         "optimisation": {
             n: getattr(end, n)
             for n in ("gamma", "learning_rate", "decays", "entropy_weight", "epochs")
         },
         "environments": {n: getattr(end, n) for n in ("steps", "minibatches")},
         "records": {"records": end.records},
-        "sweeps": {"network": dataclasses.replace(end.network, greed=0.0)},
-        "greed": {"network": end.network},
+        "macro-actions": {"network": dataclasses.replace(end.network, prior_scale=0.0)},
+        "prior scale": {"network": end.network},
     }
     rungs = [Rung("paper", paper.settings, paper.envs)]
     for name, changes in takes.items():

@@ -16,7 +16,7 @@ from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 N = 4  # rollouts of each kind that draws; the best counts
-_STEPS = 4  # for each action of the horizon, so that sweeps have theirs
+_STEPS = 4  # for each action of the horizon, so that macro-actions have theirs
 # What rollouts go by: its logits (of the policy, of greedy search, of chance) and temperature.
 _ROLLOUTS = ((0, 0.0), *((0, 1.0),) * (N - 1), (1, 0.0), *((2, 1.0),) * N)
 

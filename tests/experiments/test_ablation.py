@@ -21,15 +21,15 @@ def test_every_rung_keeps_what_those_before_it_took() -> None:
         "+ optimisation",
         "+ environments",
         "+ records",
-        "+ sweeps",
-        "+ greed",
+        "+ macro-actions",
+        "+ prior scale",
     ]
     assert [r.settings.bonus for r in rungs.values()] == [0.1, *[0.0] * 7]
     encoders = [r.settings.network.encoder for r in rungs.values()]
     assert encoders == ["candidates"] * 2 + ["touched"] * 6
     assert [r.settings.gamma for r in rungs.values()] == [0.99] * 3 + [0.95] * 5
     assert [r.envs for r in rungs.values()] == [8] * 4 + [32] * 4
-    assert [r.settings.network.greed for r in rungs.values()] == [0.0] * 7 + [2.0]
-    sweeps = [r.settings.network.sweeps for r in rungs.values()]
-    assert sweeps[2:] == [False] * 4 + [True] * 2
+    assert [r.settings.network.prior_scale for r in rungs.values()] == [0.0] * 7 + [2.0]
+    macro_actions = [r.settings.network.macro_actions for r in rungs.values()]
+    assert macro_actions[2:] == [False] * 4 + [True] * 2
     assert [r.settings.records for r in rungs.values()] == [False] * 5 + [True] * 3

@@ -92,5 +92,5 @@ def by_gain_alone(params: dict) -> dict:
     kernel = 50.0 * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
     shapes = {name: jnp.shape(p.get("kernel", 0.0)) for name, p in params.items()}
     (name,) = [name for name, shape in shapes.items() if shape == kernel.shape]
-    approves = 50.0 * jax.nn.one_hot(GAINS, N_MOVE)[:, None]
-    return {**params, name: {"kernel": kernel}, "gains": {"kernel": approves}}
+    mask = 50.0 * jax.nn.one_hot(GAINS, N_MOVE)[:, None]
+    return {**params, name: {"kernel": kernel}, "gains": {"kernel": mask}}

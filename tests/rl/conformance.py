@@ -33,9 +33,9 @@ def walk(
         does = np.flatnonzero(ALLOWED(state.moves, params.table))[:-1]
         stop = not len(does) or rng.random() < no_op
         index = params.no_op if stop else int(rng.choice(does))
-        approved = jnp.asarray(rng.random(params.slots) < 0.5)
+        mask = jnp.asarray(rng.random(params.slots) < 0.5)
         key = jax.random.fold_in(jax.random.key(seed), i)
-        after, outcome = STEP(key, state, Action(jnp.int32(index), approved), params)
+        after, outcome = STEP(key, state, Action(jnp.int32(index), mask), params)
         found.append((state, index, after, outcome))
         state = after
     return found
@@ -63,14 +63,14 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
             jax.tree.map(np.testing.assert_array_equal, after.graph, first.graph)
             saved, t = 0.0, 0
             continue
-        assert bool(outcome.asked) == (int(before.sweep.left) == 0)
+        assert bool(outcome.asked) == (int(before.macro.left) == 0)
         t += int(outcome.asked)
         saved += float(outcome.reward)
         assert int(after.t) == t <= int(params.horizon)
         assert bool(outcome.terminated) == bool(outcome.asked and index == params.no_op)
-        ends_here = t == int(params.horizon) and int(after.sweep.left) == 0
+        ends_here = t == int(params.horizon) and int(after.macro.left) == 0
         assert bool(outcome.truncated) == (ends_here and not outcome.terminated)
-        assert int(before.sweep.left) == 0 or int(after.sweep.left) < int(before.sweep.left)
+        assert int(before.macro.left) == 0 or int(after.macro.left) < int(before.macro.left)
         share = 100 * (1 - float(after.seconds) / float(first.seconds))
         np.testing.assert_allclose(saved, share, atol=1e-2)  # rewards add up
         ends += ended
@@ -97,6 +97,6 @@ def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> No
     for i, start in enumerate(starts):
         own = dataclasses.replace(params, start=start)
         pick = functools.partial(jax.tree.map, lambda v, i=i: v[i])
-        one, told = STEP(keys[i], RESET(keys[i], own), pick(action), own)
+        one, alone = STEP(keys[i], RESET(keys[i], own), pick(action), own)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), pick(after), one)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), pick(outcome), told)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), pick(outcome), alone)

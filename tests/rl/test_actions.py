@@ -10,16 +10,16 @@ import pytest
 from xrl_jax.rl.actions import Logits, draw, entropy, log_prob
 from xrl_jax.rl.env import Action
 
-# Two candidates: five indices. The first is approved of with a probability of 3/4, the other 1/2.
+# Two candidates: five indices. The first is in the mask with a probability of 3/4, the other 1/2.
 LOGITS = Logits(jnp.log(jnp.array([0.2, 0.1, 0.4, 0.1, 0.2])), jnp.log(jnp.array([3.0, 1.0])))
 
 
-def action(index: int, *approved: bool) -> Action:
-    return Action(jnp.int32(index), jnp.array(approved))
+def action(index: int, *mask: bool) -> Action:
+    return Action(jnp.int32(index), jnp.array(mask))
 
 
 @pytest.mark.parametrize(
-    ("done", "asked", "offered", "probability"),
+    ("done", "asked", "maskable", "probability"),
     [
         (action(2, True, False), True, (True, True), 0.4 * 0.75 * 0.5),
         (action(2, False, False), True, (True, True), 0.4 * 0.25 * 0.5),
@@ -29,8 +29,8 @@ def action(index: int, *approved: bool) -> Action:
         (action(4, False, True), False, (False, False), 1.0),
     ],
 )
-def test_what_was_asked_and_what_was_offered_count(done, asked, offered, probability) -> None:
-    found = float(jnp.exp(log_prob(LOGITS, done, jnp.bool_(asked), jnp.array(offered))))
+def test_what_was_asked_and_what_was_offered_count(done, asked, maskable, probability) -> None:
+    found = float(jnp.exp(log_prob(LOGITS, done, jnp.bool_(asked), jnp.array(maskable))))
     assert found == pytest.approx(probability, rel=1e-5)
 
 
@@ -38,8 +38,8 @@ def test_entropy_is_that_of_what_counts() -> None:
     of_index = -sum(p * np.log(p) for p in (0.2, 0.1, 0.4, 0.1, 0.2))
     of_first = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
 
-    def found(asked: bool, offered: bool) -> float:
-        return float(entropy(LOGITS, jnp.bool_(asked), jnp.array([offered, False])))
+    def found(asked: bool, maskable: bool) -> float:
+        return float(entropy(LOGITS, jnp.bool_(asked), jnp.array([maskable, False])))
 
     assert found(True, False) == pytest.approx(of_index, rel=1e-5)
     assert found(True, True) == pytest.approx(of_index + of_first, rel=1e-5)
@@ -47,12 +47,12 @@ def test_entropy_is_that_of_what_counts() -> None:
 
 
 def test_without_temperature_the_most_probable_is_drawn() -> None:
-    drawn = draw(jax.random.key(0), LOGITS._replace(approval=jnp.array([3.0, -1.0])), 0.0)
+    drawn = draw(jax.random.key(0), LOGITS._replace(mask=jnp.array([3.0, -1.0])), 0.0)
     assert int(drawn.index) == 2
-    np.testing.assert_array_equal(drawn.approved, [True, False])
+    np.testing.assert_array_equal(drawn.mask, [True, False])
 
 
 def test_actions_are_drawn_by_their_probabilities() -> None:
     drawn = jax.vmap(lambda key: draw(key, LOGITS))(jax.random.split(jax.random.key(0), 4000))
     assert float((drawn.index == 2).mean()) == pytest.approx(0.4, abs=0.03)
-    np.testing.assert_allclose(drawn.approved.mean(axis=0), [0.75, 0.5], atol=0.03)
+    np.testing.assert_allclose(drawn.mask.mean(axis=0), [0.75, 0.5], atol=0.03)

@@ -32,7 +32,7 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
         counts = given.start.counts[s.owner]
         expected = graph_features(s.graph, counts, given.start.seconds)
         found = jax.tree.map(lambda v, i=each: v[i], seen.graphs)
-        np.testing.assert_array_equal(found.form, expected.form)
+        np.testing.assert_array_equal(found.lowering, expected.lowering)
         np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-5, atol=1e-5)
         edges, wanted = (np.sort(g.receivers[g.senders > 0]) for g in (found, expected))
         np.testing.assert_array_equal(edges, wanted)
@@ -46,9 +46,9 @@ def test_empty_slots_are_never_chosen() -> None:
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
     said = engine_jit(agent.say)(weights, kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
-    sweeps = [False] * 8  # it takes candidates once
+    macro_actions = [False] * 8  # it takes candidates once
     np.testing.assert_array_equal(
-        probabilities > 0, [*np.asarray(state.moves.valid), *sweeps, True]
+        probabilities > 0, [*np.asarray(state.moves.valid), *macro_actions, True]
     )
 
 
@@ -73,10 +73,10 @@ def test_its_table_of_forms_follows_their_names() -> None:
     kept = agent.see(RESET(jax.random.key(0), given), given)
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
     policy = Policy(SIZES, weights, ("neg-neg", "tanh-odd"))
-    turned = dataclasses.replace(policy, forms=tuple(reversed(policy.forms)))
+    turned = dataclasses.replace(policy, lowerings=tuple(reversed(policy.lowerings)))
     _, fitted = turned.fitted(own())
-    table = weights["params"]["graphs"]["forms"]["kernel"]
-    np.testing.assert_array_equal(fitted["params"]["graphs"]["forms"]["kernel"], table[::-1])
+    table = weights["params"]["graphs"]["lowerings"]["kernel"]
+    np.testing.assert_array_equal(fitted["params"]["graphs"]["lowerings"]["kernel"], table[::-1])
 
 
 @pytest.mark.slow

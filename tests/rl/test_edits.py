@@ -15,8 +15,8 @@ from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail, begin, by_chance, follow
-from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, Told, choices, edited, packed
-from xrl_jax.rl.env import SWEEP, EnvParams, EnvState
+from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, RolloutOutcome, choices, edited, packed
+from xrl_jax.rl.env import MACRO, EnvParams, EnvState
 from xrl_jax.runtime.engine_jit import engine_jit
 
 NEVER = -1e4
@@ -56,8 +56,8 @@ def test_a_rule_is_barred_everywhere() -> None:
     own, slots = at(state, "neg-neg"), params().slots
     assert len(own) >= 2
     barred = np.flatnonzero(logits.index == NEVER).tolist()
-    assert barred == [*own, *(SWEEP * slots + slot for slot in own)]
-    assert np.flatnonzero(logits.approval == NEVER).tolist() == own
+    assert barred == [*own, *(MACRO * slots + slot for slot in own)]
+    assert np.flatnonzero(logits.mask == NEVER).tolist() == own
 
 
 def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
@@ -65,12 +65,12 @@ def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
     slot = at(state, "neg-neg")[0]
     logits, _ = with_edits(Edit(number("neg-neg"), int(state.moves.root[slot]), NEVER))
     assert np.flatnonzero(logits.index == NEVER).tolist() == [slot]
-    assert np.flatnonzero(logits.approval == NEVER).tolist() == [slot]
+    assert np.flatnonzero(logits.mask == NEVER).tolist() == [slot]
 
 
 def test_without_edits_nothing_changes() -> None:
     logits, _ = with_edits()
-    assert not logits.index.any() and not logits.approval.any()
+    assert not logits.index.any() and not logits.mask.any()
 
 
 @engine_jit
@@ -118,9 +118,9 @@ def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
     assert fired(followed(given, packed([Edit(*wanted, -NEVER)])))[0] == wanted
 
 
-def told(seconds: float, rewrites: int, *others: Edit) -> Told:
+def outcomes(seconds: float, rewrites: int, *others: Edit) -> RolloutOutcome:
     """What came of a rollout that ended where it was best; what else might have been decided."""
-    return Told(seconds, rewrites, seconds, lambda: others or (A, B, C, D))
+    return RolloutOutcome(seconds, rewrites, seconds, lambda: others or (A, B, C, D))
 
 
 def tried(seconds: Callable[[frozenset[Edit]], float], *, rounds: int, n: int = 4) -> Edited:
@@ -128,7 +128,7 @@ def tried(seconds: Callable[[frozenset[Edit]], float], *, rounds: int, n: int = 
     edits = Edited(np.random.default_rng(0))
     for _ in range(rounds):
         plan = edits.plan(n)
-        edits.learn(plan, [told(seconds(frozenset(p)), 10 - len(p)) for p in plan])
+        edits.learn(plan, [outcomes(seconds(frozenset(p)), 10 - len(p)) for p in plan])
     return edits
 
 
@@ -140,10 +140,10 @@ def test_every_edit_is_tried_by_itself() -> None:
     edits = Edited(np.random.default_rng(0))
     first = edits.plan(4)
     assert first == [()]
-    edits.learn(first, [told(1.0, 0)])
+    edits.learn(first, [outcomes(1.0, 0)])
     one = edits.plan(4)
     assert one[0] == () and len(one) == 4
-    edits.learn(one, [told(1.0, 0) for _ in one])
+    edits.learn(one, [outcomes(1.0, 0) for _ in one])
     other = edits.plan(4)
     assert {e for plan in (one, other) for (e,) in plan[1:]} == {A, B, C, D}
 
@@ -161,7 +161,7 @@ def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
     edits = Edited(np.random.default_rng(0))
     for _ in range(3):
         plan = edits.plan(8)
-        edits.learn(plan, [told(seconds(frozenset(p)), 0, A, B) for p in plan])
+        edits.learn(plan, [outcomes(seconds(frozenset(p)), 0, A, B) for p in plan])
     assert edits.kept == (A,)
 
 
@@ -175,7 +175,7 @@ def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None
     edits, least = Edited(np.random.default_rng(0)), []
     while edits.pending:
         plan = edits.plan(8)
-        came = [told(seconds(frozenset(p)), 0, A, B, C) for p in plan]
+        came = [outcomes(seconds(frozenset(p)), 0, A, B, C) for p in plan]
         least.append(min(t.seconds for t in came))
         edits.learn(plan, came)
     assert edits.firsts[:2] == (A, B) and min(least) == 1.0
@@ -186,7 +186,7 @@ def test_fewer_rewrites_for_the_same_time_are_better(rewrites: int, kept: tuple[
     edits = Edited(np.random.default_rng(0), again=0)
     for _ in range(3):
         plan = edits.plan(4)
-        edits.learn(plan, [told(1.0, rewrites if p else 10, A) for p in plan])
+        edits.learn(plan, [outcomes(1.0, rewrites if p else 10, A) for p in plan])
     assert edits.kept == kept
 
 
@@ -197,9 +197,9 @@ def test_losses_that_nothing_repays_are_taken_away_one_by_one(end: float, kept: 
     what it ends with says nothing of edits.
     """
 
-    def told_of(held: frozenset[Edit]) -> Told:
+    def told_of(held: frozenset[Edit]) -> RolloutOutcome:
         ends = {frozenset(): end, frozenset([A, B, C]): 0.7}.get(held, 1.6 - 0.2 * len(held))
-        return Told(min(ends, 1.0), int(ends < 1.0), ends, lambda: (A, B, C))
+        return RolloutOutcome(min(ends, 1.0), int(ends < 1.0), ends, lambda: (A, B, C))
 
     edits = Edited(np.random.default_rng(0), again=0)
     for _ in range(4):

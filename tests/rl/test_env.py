@@ -20,14 +20,14 @@ from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.program.program import Program
 from xrl_jax.rl.env import (
-    SWEEP,
+    MACRO,
     Action,
     EnvParams,
     EnvState,
     Outcome,
     batch_axes,
     ended,
-    offered,
+    maskable,
     start_of,
     with_costs,
 )
@@ -64,14 +64,12 @@ def taken(
     state: EnvState,
     index: int,
     params: EnvParams,
-    approved: Sequence[int] | None = None,
+    mask: Sequence[int] | None = None,
 ) -> tuple[EnvState, Outcome]:
-    """What an action leads to; where nothing is said, every candidate is approved of."""
+    """What an action leads to; where nothing is said, every candidate is in the mask."""
     slots = np.arange(params.slots)
-    approves = np.isin(slots, slots if approved is None else approved)
-    return STEP(
-        jax.random.key(seed), state, Action(jnp.int32(index), jnp.asarray(approves)), params
-    )
+    inside = jnp.asarray(np.isin(slots, slots if mask is None else mask))
+    return STEP(jax.random.key(seed), state, Action(jnp.int32(index), inside), params)
 
 
 def chain() -> Program:
@@ -156,36 +154,36 @@ def test_an_empty_slot_changes_nothing() -> None:
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
 
 
-def swept(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
-    """Where a sweep of the chain ends, and what its steps told."""
+def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
+    """Where a macro-action of the chain ends, and what its steps told."""
     params = params_of(chain(), own(), slots=8, at_once=1)
-    state, told = RESET(jax.random.key(0), params), []
+    state, outcomes = RESET(jax.random.key(0), params), []
     can = np.asarray(ALLOWED(state.moves, params.table))[8 * kind : 8 * (kind + 1)]
     at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
     slot = next(int(i) for i in np.flatnonzero(can) if own().rules[at[i]].name == rule)
     action = 8 * kind + slot
-    while not told or int(state.sweep.left):
-        state, outcome = taken(len(told), state, action, params)
-        told.append(outcome)
-        action = params.no_op  # within a sweep the index does not count
-    return state, told
+    while not outcomes or int(state.macro.left):
+        state, outcome = taken(len(outcomes), state, action, params)
+        outcomes.append(outcome)
+        action = params.no_op  # within a macro-action the index does not count
+    return state, outcomes
 
 
-def test_a_sweep_applies_a_rule_everywhere_in_one_action() -> None:
-    state, told = swept(SWEEP, "neg-neg")
-    assert [bool(o.asked) for o in told] == [True, False, False]
-    assert all(o.applied and float(o.reward) > 0 for o in told)
+def test_a_macro_action_applies_a_rule_everywhere_in_one_action() -> None:
+    state, outcomes = in_macro(MACRO, "neg-neg")
+    assert [bool(o.asked) for o in outcomes] == [True, False, False]
+    assert all(o.applied and float(o.reward) > 0 for o in outcomes)
     assert int(state.t) == 1 and not state.done
     assert "neg-neg" not in slots_of(state, own())
 
 
-def test_a_sweep_may_make_several_rewrites_in_a_step() -> None:
+def test_a_macro_action_may_make_several_rewrites_in_a_step() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first = slots_of(state, own())["neg-neg"]
     same = np.flatnonzero(np.asarray(state.moves.entry) == int(state.moves.entry[first]))
-    state, outcome = taken(0, state, 8 * SWEEP + int(same[0]), params)
-    assert (np.asarray(outcome.entry) >= 0).sum() == 3 and int(state.sweep.left) == 0
+    state, outcome = taken(0, state, 8 * MACRO + int(same[0]), params)
+    assert (np.asarray(outcome.entry) >= 0).sum() == 3 and int(state.macro.left) == 0
     assert "neg-neg" not in slots_of(state, own())
 
 
@@ -195,70 +193,70 @@ def negatives_of(state: EnvState) -> list[int]:
     return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.moves.valid))]
 
 
-def test_a_sweep_takes_what_is_approved_of() -> None:
+def test_a_macro_action_takes_what_is_in_the_mask() -> None:
     """Of three double negatives two, and no tangent."""
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first, *others = negatives_of(state)
     tangents = {*map(int, np.flatnonzero(state.moves.valid))} - {first, *others}
-    after, outcome = taken(0, state, 8 * SWEEP + first, params, [*others, *tangents])
+    after, outcome = taken(0, state, 8 * MACRO + first, params, [*others, *tangents])
     roots = np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]
     assert sorted(roots) == sorted(np.asarray(state.moves.root)[others])
-    assert int(after.sweep.left) == 0 and len(negatives_of(after)) == 1
+    assert int(after.macro.left) == 0 and len(negatives_of(after)) == 1
 
 
-def test_what_was_not_approved_of_counts_for_the_length_of_a_sweep() -> None:
+def test_what_was_not_in_the_mask_counts_for_the_length_of_a_macro_action() -> None:
     """Of three double negatives one is taken and one left out: one more may be."""
     params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
     first, second, third = negatives_of(state)
-    state, outcome = taken(0, state, 8 * SWEEP + first, params, [second, third])
-    assert outcome.applied and int(state.sweep.left) == 1
+    state, outcome = taken(0, state, 8 * MACRO + first, params, [second, third])
+    assert outcome.applied and int(state.macro.left) == 1
     shown = np.flatnonzero(state.moves.valid)
     assert list(shown) == negatives_of(state) and len(shown) == 2
     state, outcome = taken(1, state, params.no_op, params, [])
-    assert not outcome.asked and not outcome.applied and int(state.sweep.left) == 0
+    assert not outcome.asked and not outcome.applied and int(state.macro.left) == 0
 
 
-def test_a_sweep_of_which_nothing_is_approved_of_changes_nothing() -> None:
+def test_a_macro_action_of_which_nothing_is_in_the_mask_changes_nothing() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    after, outcome = taken(0, state, 8 * SWEEP + negatives_of(state)[0], params, [])
-    assert not outcome.applied and int(after.t) == 1 and int(after.sweep.left) == 0
+    after, outcome = taken(0, state, 8 * MACRO + negatives_of(state)[0], params, [])
+    assert not outcome.applied and int(after.t) == 1 and int(after.macro.left) == 0
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
 
 
-def test_approvals_count_in_sweeps_only() -> None:
+def test_the_mask_count_in_macro_actions_only() -> None:
     params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
     first, *_ = negatives = negatives_of(state)
-    counts = [np.flatnonzero(offered(state, jnp.int32(i), params)) for i in (first, 8 + first, 16)]
+    counts = [np.flatnonzero(maskable(state, jnp.int32(i), params)) for i in (first, 8 + first, 16)]
     assert [list(c) for c in counts] == [[], negatives, []]
     state, _ = taken(0, state, 8 + first, params)  # two are left
-    within = offered(state, jnp.int32(params.no_op), params)
+    within = maskable(state, jnp.int32(params.no_op), params)
     assert list(np.flatnonzero(within)) == negatives_of(state)
 
 
 def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
-    state, told = swept(SWEEP, "tanh-odd")  # each makes a tanh anew
-    assert len(told) == 3 and "tanh-odd" in slots_of(state, own())
+    state, outcomes = in_macro(MACRO, "tanh-odd")  # each makes a tanh anew
+    assert len(outcomes) == 3 and "tanh-odd" in slots_of(state, own())
 
 
-def test_the_last_step_of_a_sweep_shows_all_candidates_again() -> None:
-    state, _ = swept(SWEEP, "neg-neg")
+def test_the_last_step_of_a_macro_action_shows_all_candidates_again() -> None:
+    state, _ = in_macro(MACRO, "neg-neg")
     assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.moves.n) == 3
 
 
-def test_sweeps_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
+def test_macro_actions_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    once, sweeps, no_op = np.split(np.asarray(ALLOWED(state.moves, params.table)), [8, 16])
-    assert (once.sum(), sweeps.sum(), no_op.sum()) == (6, 2, 1)
+    once, macro_actions, no_op = np.split(np.asarray(ALLOWED(state.moves, params.table)), [8, 16])
+    assert (once.sum(), macro_actions.sum(), no_op.sum()) == (6, 2, 1)
     alone = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
     assert ALLOWED(alone.moves, params.table).sum() == 3
 
 
-def test_the_horizon_waits_for_the_end_of_a_sweep() -> None:
+def test_the_horizon_waits_for_the_end_of_a_macro_action() -> None:
     params = params_of(chain(), own(), slots=8, horizon=1, at_once=1)
     state = RESET(jax.random.key(0), params)
     first = int(np.flatnonzero(ALLOWED(state.moves, params.table)[8:16])[0])

@@ -22,7 +22,7 @@ SIZES = NetworkConfig(width=8, layers=2, heads=2, n_rules=2)
 INIT = jax.jit(PolicyNetwork(SIZES).init)
 # Node 3 reads 1 and 2, node 4 reads 3 twice; the last slot holds no edge.
 GRAPH = GraphFeatures(
-    form=jnp.array([0, 5, 5, 5, 5], jnp.int32),
+    lowering=jnp.array([0, 5, 5, 5, 5], jnp.int32),
     numbers=jnp.zeros((5, N_NODE)),
     senders=jnp.array([1, 2, 3, 3, 0], jnp.int32),
     receivers=jnp.array([3, 3, 4, 4, 0], jnp.int32),
@@ -49,7 +49,7 @@ def loss(seen: Observation, weights: Any) -> jax.Array:
     said: Any = PolicyNetwork(SIZES).apply(weights, seen)
     logits, value = Output(*said)
     # Logits of what cannot be done are -1e9.
-    return jnp.sum(jnp.maximum(logits.index, -10.0)) + jnp.sum(logits.approval) + value
+    return jnp.sum(jnp.maximum(logits.index, -10.0)) + jnp.sum(logits.mask) + value
 
 
 @pytest.mark.usefixtures("steps")

@@ -68,8 +68,8 @@ def test_empty_slots_are_never_chosen() -> None:
 
 
 def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
-    """exp(greed * log2(1 + 1000 share) / 2) times as probable as what saves nothing."""
-    config = dataclasses.replace(CONFIG, greed=1.0)
+    """exp(prior_scale * log2(1 + 1000 share) / 2) times as probable as what saves nothing."""
+    config = dataclasses.replace(CONFIG, prior_scale=1.0)
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     shown, slots = OBSERVE(state, params), slots_of(state, own())
@@ -80,9 +80,9 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))
     assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)
     assert loses == pytest.approx(0.0, abs=0.2)
-    approvals = np.asarray(output.logits.approval)
-    assert approvals[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
-    assert approvals[slots["tanh-odd"]] == pytest.approx(0.0, abs=0.2)
+    masks = np.asarray(output.logits.mask)
+    assert masks[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
+    assert masks[slots["tanh-odd"]] == pytest.approx(0.0, abs=0.2)
     assert float(state.moves.seconds[slots["tanh-odd"]]) > 0
 
 
@@ -95,8 +95,8 @@ def test_the_order_of_candidates_does_not_matter() -> None:
     np.testing.assert_allclose(
         said(moved).logits.index[:4], said(before).logits.index[order], rtol=1e-5
     )
-    approvals = said(moved).logits.approval, said(before).logits.approval[order]
-    np.testing.assert_allclose(*approvals, rtol=1e-5)
+    masks = said(moved).logits.mask, said(before).logits.mask[order]
+    np.testing.assert_allclose(*masks, rtol=1e-5)
     np.testing.assert_allclose(said(moved).value, said(before).value, rtol=1e-5)
 
 
@@ -152,7 +152,7 @@ def test_a_policy_of_other_features_is_refused(
 
 @pytest.mark.parametrize(("program", "slot"), [(negated, 0), (chain, 8)])
 def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
-    """Alone, it is a candidate (the slots below 8); of several, a sweep of all."""
+    """Alone, it is a candidate (the slots below 8); of several, a macro-action of all."""
     params = params_of(program(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     action = int(jnp.argmax(by_gain(state, params).index))
@@ -167,7 +167,7 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
     start = begin(params)
     stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
-    once = dataclasses.replace(CONFIG, sweeps=False)  # a step of a sweep may approve of nothing
+    once = dataclasses.replace(CONFIG, macro_actions=False)  # else a step's mask may be empty
 
     def run(key: jax.Array):
         return follow(by_network(once, stops), params, start, key, jnp.float32(1.0), 12)

@@ -24,7 +24,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.rl import rollouts
-from xrl_jax.rl.edits import Edited, Told
+from xrl_jax.rl.edits import Edited, RolloutOutcome
 from xrl_jax.rl.finetune import FineTune
 from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.rollouts import Decoder, Met
@@ -237,8 +237,8 @@ def one_product() -> Program:
 def in_form(lowering: int) -> Found:
     """The product in a form: 0 XLA's, 1 flat, 2 transposed, 3 swapped."""
     nodes, outputs, _ = nodes_of(one_product().graph)
-    forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
-    return Found(one_product().with_graphs([build(forms, outputs)]), math.inf)
+    lowerings = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
+    return Found(one_product().with_graphs([build(lowerings, outputs)]), math.inf)
 
 
 def searching(oracle: FakeOracle) -> Rounds:
@@ -251,7 +251,7 @@ def searching(oracle: FakeOracle) -> Rounds:
 
 def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
     """Rollouts that do nothing."""
-    return Met([], [Told(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
+    return Met([], [RolloutOutcome(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
 
 
 def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
@@ -308,8 +308,8 @@ def test_a_form_that_disappoints_once_is_not_timed_everywhere() -> None:
     nodes, outputs, _ = nodes_of(two.graph)
 
     def both(lowering: int) -> Found:
-        forms = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
-        return Found(two.with_graphs([build(forms, outputs)]), math.inf)
+        lowerings = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
+        return Found(two.with_graphs([build(lowerings, outputs)]), math.inf)
 
     oracle = FakeOracle(lambda r: Timing(*3 * [1.0 if r.node.lowering == 1 else 1e-6], repeats=9))
     search = Rounds(

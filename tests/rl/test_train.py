@@ -24,7 +24,7 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = TrainConfig(
-    network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2, greed=0.0),
+    network=NetworkConfig(width=16, layers=1, heads=2, n_rules=2, prior_scale=0.0),
     updates=30,
     steps=16,
     minibatches=2,

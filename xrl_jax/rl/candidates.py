@@ -21,7 +21,7 @@ from xrl_jax.engine.apply import ready
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
-from xrl_jax.rl.features import N_FORMS, GraphFeatures, graph_features
+from xrl_jax.rl.features import N_LOWERINGS, GraphFeatures, graph_features
 from xrl_jax.rl.neighbours import neighbours_of
 from xrl_jax.rl.networks import NEVER, Attention, Embedding, NetworkConfig, Output
 
@@ -93,7 +93,7 @@ class GraphSummary(nn.Module):
     def __call__(self, graph: GraphFeatures) -> jax.Array:
         c, live = self.config, graph.live[:, None]
         args, _ = neighbours_of(graph)
-        x = Embedding(N_FORMS, c.width, name="forms")(graph.form)
+        x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
         x = jnp.where(live, x + nn.Dense(c.width)(graph.numbers), 0.0)
         for _ in range(c.layers):
             # Every node is its own neighbour, too.
@@ -118,8 +118,8 @@ class CandidatesNetwork(nn.Module):
         logits = _Head(len(of_each))(flat)
         value = _Head(1)(flat)
         said = jnp.where(valid, logits, NEVER)
-        sweeps = jnp.full((KINDS - 1) * (len(said) - 1), NEVER)
-        index = jnp.concatenate([said[:-1], sweeps, said[-1:]])
+        macro_actions = jnp.full((KINDS - 1) * (len(said) - 1), NEVER)
+        index = jnp.concatenate([said[:-1], macro_actions, said[-1:]])
         return Output(Logits(index, jnp.zeros(len(said) - 1)), value[0])
 
 

@@ -11,7 +11,7 @@ import optax
 
 from xrl_jax.rl import actions, ppo
 from xrl_jax.rl.agent import Agent
-from xrl_jax.rl.env import Action, EnvParams, EnvState, batch_axes, either, offered, reset, step
+from xrl_jax.rl.env import Action, EnvParams, EnvState, batch_axes, either, maskable, reset, step
 from xrl_jax.rl.networks import Output
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import wide
@@ -33,7 +33,7 @@ class Transition(NamedTuple):
 
     seen: Any  # see `rl.agent`
     action: Action
-    offered: jax.Array  # [M] bool, whose approvals counted
+    maskable: jax.Array  # [M] bool, whose the mask counted
     log_prob: jax.Array
     value: jax.Array
     reward: jax.Array
@@ -41,7 +41,7 @@ class Transition(NamedTuple):
     end: jax.Array
     counts: jax.Array
     asked: jax.Array  # the index counted
-    sweeps: jax.Array  # after the step a sweep is under way: the next index does not count
+    macro: jax.Array  # after the step a macro-action is under way: the next index does not count
     seconds: jax.Array  # after the step
     terminated: jax.Array
     applied: jax.Array
@@ -94,7 +94,7 @@ class Collector:
     def collect(self, state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
         """Act in all environments: transitions [T, B]."""
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
-        offer = jax.vmap(offered, in_axes=(0, 0, batch_axes(params)))
+        mask_of = jax.vmap(maskable, in_axes=(0, 0, batch_axes(params)))
 
         def one(
             carry: tuple[EnvState, jax.Array, jax.Array], key: jax.Array
@@ -104,7 +104,7 @@ class Collector:
             seen = self.see(envs, params)
             logits, value = self.evaluate(state.weights, seen, params)
             action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
-            counted = offer(envs, action.index, params)
+            counted = mask_of(envs, action.index, params)
             after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
             log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.asked, counted)
             if self.waits:
@@ -112,7 +112,7 @@ class Collector:
             # The environment rewards each step by time; when it is due here is a setting.
             relative = after.seconds / params.start.seconds
             due = after.done | (after.t % self.config.reward_every == 0)
-            sweeps = after.sweep.left > 0
+            macro = after.macro.left > 0
             reward, timed = ppo.timed_reward(
                 timed, relative, due, outcome.counts, self.config.bonus, records=self.config.records
             )
@@ -123,11 +123,11 @@ class Collector:
                 log_prob,
                 value,
                 self.config.reward_scale * reward,
-                jnp.where(outcome.terminated, 0.0, jnp.where(sweeps, 1.0, self.config.gamma)),
+                jnp.where(outcome.terminated, 0.0, jnp.where(macro, 1.0, self.config.gamma)),
                 after.done | ~outcome.counts,
                 outcome.counts,
                 outcome.asked,
-                sweeps,
+                macro,
                 after.seconds,
                 outcome.terminated,
                 outcome.applied,

@@ -40,8 +40,8 @@ def by_gain(state: EnvState, params: EnvParams) -> Logits:
     gain = -state.moves.seconds / params.start.seconds
     same = same_rule(state.moves, params.table)
     largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
-    once, sweep = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
-    takes = jnp.stack([once & (jnp.sum(same, axis=1) == 1), sweep])
+    once, macro = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
+    takes = jnp.stack([once & (jnp.sum(same, axis=1) == 1), macro])
     index = jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
     return Logits(index, jnp.where(gain > LEAST_GAIN, 1.0, -1.0))
 

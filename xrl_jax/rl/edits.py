@@ -48,7 +48,7 @@ class Edits(NamedTuple):
     bias: jax.Array  # float32
 
 
-class Told(NamedTuple):
+class RolloutOutcome(NamedTuple):
     """What came of a rollout with edits."""
 
     seconds: float  # the least it met
@@ -65,16 +65,16 @@ def packed(edits: Sequence[Edit]) -> Edits:
 
 
 def edited(logits: Logits, state: EnvState, params: EnvParams, edits: Edits) -> Logits:
-    """The logits with these edits. A rule that is barred from one root may be swept; the sweep
-    passes that root by.
+    """The logits with these edits. A rule that is barred from one root may be taken as a
+    macro-action, which passes that root by.
     """
     moves = state.moves
     of_rule = rules_of(moves, params.table)[:, None] == edits.rule
     anywhere = of_rule & (edits.root == ANYWHERE)
     here = anywhere | (of_rule & (moves.root[:, None] == edits.root))
-    once, sweep = (jnp.sum(jnp.where(at, edits.bias, 0.0), axis=1) for at in (here, anywhere))
-    index = logits.index + jnp.concatenate([once, sweep, jnp.zeros(1)])
-    return Logits(index, logits.approval + once)
+    once, macro = (jnp.sum(jnp.where(at, edits.bias, 0.0), axis=1) for at in (here, anywhere))
+    index = logits.index + jnp.concatenate([once, macro, jnp.zeros(1)])
+    return Logits(index, logits.mask + once)
 
 
 def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Edit, ...]:
@@ -136,14 +136,14 @@ class Edited:
         self.untried = self.untried and self.untried[room:]
         return [*self.rivals, *((*self.kept, edit) for edit in trying)]
 
-    def learn(self, plan: Sequence[tuple[Edit, ...]], told: Sequence[Told]) -> None:
+    def learn(self, plan: Sequence[tuple[Edit, ...]], outcomes: Sequence[RolloutOutcome]) -> None:
         """What came of the rollouts of the last plan."""
         n = len(self.rivals)
-        best = min(range(n), key=lambda i: told[i][:3])
-        base, now = told[best], self.rivals[best]
+        best = min(range(n), key=lambda i: outcomes[i][:3])
+        base, now = outcomes[best], self.rivals[best]
         saves = sorted(
             (other[:3], tried[-1])
-            for tried, other in zip(plan[n:], told[n:], strict=True)
+            for tried, other in zip(plan[n:], outcomes[n:], strict=True)
             if _better(other, base)
         )
         if now and not self.kept:
@@ -168,7 +168,7 @@ class Edited:
         return (*wide, *(narrow[i] for i in self.rng.permutation(len(narrow))))
 
 
-def _better(one: Told, other: Told) -> bool:
+def _better(one: RolloutOutcome, other: RolloutOutcome) -> bool:
     """Whether it saves time, or as much by fewer rewrites: what does nothing for predictions costs
     what these do not know of. Of two that saved nothing, what ended lower.
     """

@@ -8,11 +8,11 @@ different networks too where they have one bucket; the rules and the costs are t
     state = reset(key, params)
     state, outcome = step(key, state, action, params)
 
-A candidate can be taken once, or asked for as a *sweep*: its rule is then applied wherever the
-action approves of a candidate, the cheapest first, so many in each step. In the steps of a sweep
-after its first nothing else is asked (`Outcome.asked`), and the candidates of the rule alone are
-shown. A sweep ends when as many candidates were taken or not approved of as the rule matched when
-it began: what makes matches for itself does not go on for ever.
+A candidate can be taken once, or asked for as a *macro-action*: its rule is then applied to all
+candidates in the action's mask, the cheapest first, so many in each step. In the steps of a
+macro-action after its first nothing else is asked (`Outcome.asked`), and the candidates of the rule
+alone are shown. A macro-action ends when as many candidates were taken or left out by the mask as
+the rule matched when it began: what makes matches for itself does not go on for ever.
 
 An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated), which
 counts actions. A state in which an episode has ended is left as it is, so that its value can be
@@ -47,7 +47,7 @@ from xrl_jax.transform.union import united
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
 AT_ONCE = 8  # rewrites in a step
-ONCE, SWEEP = range(2)  # what can be asked of a candidate
+ONCE, MACRO = range(2)  # what can be asked of a candidate
 KINDS = 2
 LEAST_GAIN = 1e-6  # share of the first state's seconds that counts as a gain
 
@@ -84,7 +84,7 @@ class Action(NamedTuple):
     """What is asked of the environment."""
 
     index: jax.Array  # int32: `kind * M + slot`, or `EnvParams.no_op`
-    approved: jax.Array  # [M] bool, candidates that a sweep of their rule takes
+    mask: jax.Array  # [M] bool, candidates that a macro-action of their rule takes
 
 
 class Moves(NamedTuple):
@@ -104,11 +104,11 @@ class Moves(NamedTuple):
         return self.entry >= 0
 
 
-class Sweep(NamedTuple):
-    """A rule that is being applied wherever that is approved of."""
+class MacroAction(NamedTuple):
+    """A rule that is being applied to all candidates in the mask."""
 
     rule: jax.Array  # int32, its index
-    left: jax.Array  # int32, so many candidates more at most; 0: no sweep is under way
+    left: jax.Array  # int32, so many candidates more at most; 0: no macro-action is under way
 
 
 class EnvState(NamedTuple):
@@ -118,7 +118,7 @@ class EnvState(NamedTuple):
     masks: jax.Array  # [N, W]
     owner: jax.Array  # [N] int32
     moves: Moves
-    sweep: Sweep
+    macro: MacroAction
     seconds: jax.Array  # float32, predicted for one run of the program
     best: jax.Array  # float32, the least of these in the episode
     t: jax.Array  # int32, actions taken
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
     terminated: jax.Array  # bool, No-Op was chosen
     truncated: jax.Array  # bool, the horizon was reached
     counts: jax.Array  # bool; false for the step that begins an episode
-    asked: jax.Array  # bool, the action's index counted; within a sweep approvals alone do
+    asked: jax.Array  # bool, the action's index counted; within a macro-action the mask alone do
     applied: jax.Array  # bool, the graph was rewritten
     entry: jax.Array  # [K] int32, the rewrites; -1 for none
     root: jax.Array  # [K] int32
@@ -196,7 +196,7 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         masks,
         owner,
         _moves(key, graph, masks, owner, params),
-        Sweep(jnp.int32(-1), jnp.int32(0)),
+        MacroAction(jnp.int32(-1), jnp.int32(0)),
         seconds,
         seconds,
         jnp.int32(0),
@@ -214,14 +214,14 @@ def ended(params: EnvParams) -> EnvState:
     like = jax.tree.map(lambda f: jnp.zeros((params.slots, Q, *f.shape[1:]), f.dtype), graph.nodes)
     args = jnp.zeros((params.slots, Q, ops.MAX_ARGS), jnp.int32)
     moves = Moves(none - 1, none, none, nothing, nothing, like, args, jnp.int32(0))
-    sweep = Sweep(jnp.int32(-1), jnp.int32(0))
+    macro = MacroAction(jnp.int32(-1), jnp.int32(0))
     whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
-    return EnvState(graph, masks, owner, moves, sweep, *whole)
+    return EnvState(graph, masks, owner, moves, macro, *whole)
 
 
 def allowed(moves: Moves, table: RuleTable) -> jax.Array:
-    """[2 M + 1] bool, which indices do something: all candidates; sweeps of a rule by the first of
-    its candidates, where there are more; No-Op.
+    """[2 M + 1] bool, which indices do something: all candidates; macro-actions of a rule by the
+    first of its candidates, where there are more; No-Op.
     """
     same = same_rule(moves, table)
     first = moves.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
@@ -229,15 +229,15 @@ def allowed(moves: Moves, table: RuleTable) -> jax.Array:
     return jnp.concatenate([moves.valid, several, jnp.ones(1, bool)])
 
 
-def offered(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
-    """[M] bool, candidates that are taken if they are approved of: those of the rule that is swept,
-    or that this index begins to sweep.
+def maskable(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
+    """[M] bool, candidates that are taken if they are in the mask: those of the rule whose
+    macro-action is under way, or that this index begins.
     """
     rules = rules_of(state.moves, params.table)
-    begins = (index // params.slots == SWEEP) & (index < params.no_op)
+    begins = (index // params.slots == MACRO) & (index < params.no_op)
     own = rules == rules[index % params.slots]
-    sweeps = jnp.where(state.sweep.left > 0, rules == state.sweep.rule, begins & own)
-    return sweeps & state.moves.valid & ~state.done
+    macro_actions = jnp.where(state.macro.left > 0, rules == state.macro.rule, begins & own)
+    return macro_actions & state.moves.valid & ~state.done
 
 
 def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
@@ -253,43 +253,43 @@ def step(
 
     Args:
       action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
-        bucket has no room, change nothing; within a sweep the index does not count.
+        bucket has no room, change nothing; within a macro-action the index does not count.
     """
-    begin, sweeping, moves = state.done, state.sweep.left > 0, state.moves
-    asked = ~begin & ~sweeping
+    begin, in_course, moves = state.done, state.macro.left > 0, state.moves
+    asked = ~begin & ~in_course
     index = action.index
     no_op = asked & (index == params.no_op)
     kind, slot = index // params.slots, index % params.slots
     rules = rules_of(moves, params.table)
-    new = Sweep(rules[slot], _matches(params.table, state.masks, rules[slot]))
-    sweep = either(asked, new, state.sweep)
+    new = MacroAction(rules[slot], _matches(params.table, state.masks, rules[slot]))
+    macro = either(asked, new, state.macro)
     does = jnp.where(asked, allowed(moves, params.table)[index] & ~no_op, ~begin)
-    swept = offered(state, index, params) & does
-    takes = swept & action.approved
+    in_macro = maskable(state, index, params) & does
+    takes = in_macro & action.mask
     takes |= (jnp.arange(params.slots) == slot) & moves.valid & does & asked & (kind == ONCE)
     most = min(params.at_once, params.slots)
     found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
-    takes = jnp.isfinite(found) & (jnp.arange(most) < sweep.left)
+    takes = jnp.isfinite(found) & (jnp.arange(most) < macro.left)
     entry = jnp.where(takes, moves.entry[cheapest], -1)
     place = moves.root[cheapest], moves.partner[cheapest]
     new = jax.tree.map(lambda v: v[cheapest], (moves.nodes, moves.args))
     made = rewritten(params, state.graph, state.owner, Ready(entry, *place, *new))
     masks = match.rematch(params.table, made.graph, state.masks, made.changed, rewrites=most)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
-    applied, n_left = jnp.any(made.ok), _matches(params.table, masks, sweep.rule)
-    passed = jnp.sum(swept & ~action.approved) + jnp.sum(made.ok)
-    goes_on = jnp.any(swept) & (passed > 0) & (n_left > 0)
-    sweep = sweep._replace(left=jnp.where(goes_on, jnp.maximum(sweep.left - passed, 0), 0))
+    applied, n_left = jnp.any(made.ok), _matches(params.table, masks, macro.rule)
+    passed = jnp.sum(in_macro & ~action.mask) + jnp.sum(made.ok)
+    goes_on = jnp.any(in_macro) & (passed > 0) & (n_left > 0)
+    macro = macro._replace(left=jnp.where(goes_on, jnp.maximum(macro.left - passed, 0), 0))
     seconds = seconds_of(graph, owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + asked)
-    truncated = ~begin & ~no_op & (t >= params.horizon) & (sweep.left == 0)
-    shown = jnp.where(sweep.left > 0, match.rows_of_rule(params.table, sweep.rule), ~jnp.uint32(0))
+    truncated = ~begin & ~no_op & (t >= params.horizon) & (macro.left == 0)
+    shown = jnp.where(macro.left > 0, match.rows_of_rule(params.table, macro.rule), ~jnp.uint32(0))
     after = EnvState(
         graph,
         masks,
         owner,
         _moves(key, graph, masks & shown, owner, params),
-        sweep,
+        macro,
         seconds,
         jnp.where(begin, seconds, jnp.minimum(state.best, seconds)),
         t,

@@ -16,9 +16,9 @@ from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
 # Every operator in every form it can be computed in has a code of its own.
 _FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
-_FIRST_FORM = np.cumsum([0, *map(len, _FORMS[:-1])])
-FORM_NAMES = tuple(f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _FORMS, strict=True) for n in ns)
-N_FORMS = len(FORM_NAMES)
+_FIRST_LOWERING = np.cumsum([0, *map(len, _FORMS[:-1])])
+LOWERING_NAMES = tuple(f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _FORMS, strict=True) for n in ns)
+N_LOWERINGS = len(LOWERING_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
@@ -31,7 +31,7 @@ N_GLOBAL = 7 + len(CORRECTED)  # numbers of the whole
 class GraphFeatures(NamedTuple):
     """A graph as a policy sees it; logarithms and shares, all of the order of 1."""
 
-    form: jax.Array  # [N] int32, operator and lowering; 0 for holes
+    lowering: jax.Array  # [N] int32, operator and lowering; 0 for holes
     numbers: jax.Array  # [N, N_NODE] float32
     senders: jax.Array  # [E] int32; 0 for no edge
     receivers: jax.Array  # [E] int32, ascending as long as there are edges
@@ -39,7 +39,7 @@ class GraphFeatures(NamedTuple):
     @property
     def live(self) -> jax.Array:
         """[N] bool, which nodes there are."""
-        return self.form > 0
+        return self.lowering > 0
 
 
 class Observation(NamedTuple):
@@ -89,7 +89,7 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         state.t / params.horizon,
         jnp.log1p(moves.n) / 8,
         jnp.log1p(jnp.sum(seen.live)) / 8,
-        jnp.log1p(state.sweep.left) / 8,
+        jnp.log1p(state.macro.left) / 8,
         *(corrections - jnp.mean(corrections)),
     ]
     return Observation(
@@ -138,7 +138,9 @@ def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> G
     edge = jnp.nonzero(args.reshape(-1) > 0, size=EDGES * len(args), fill_value=0)[0]
     edge = edge.astype(jnp.int32)
     return GraphFeatures(
-        form=jnp.where(live, jnp.asarray(_FIRST_FORM)[f.op] + f.lowering, 0).astype(jnp.int32),
+        lowering=jnp.where(live, jnp.asarray(_FIRST_LOWERING)[f.op] + f.lowering, 0).astype(
+            jnp.int32
+        ),
         numbers=jnp.where(live[:, None], numbers, 0.0),
         senders=args.reshape(-1)[edge],
         receivers=edge // ops.MAX_ARGS,

@@ -61,7 +61,7 @@ class Learner:
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """What is minimised; and value loss, entropy, divergence: all parts of means."""
         logits, value = self.collector.evaluate(weights, batch.seen, params)
-        counted = batch.asked, batch.offered
+        counted = batch.asked, batch.maskable
         # Of a step in which nothing was decided only the value is learned.
         log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
         ratio = jnp.exp(log_prob - batch.log_prob)
@@ -81,7 +81,7 @@ class Learner:
         target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
         """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
-        decides = batch.asked | jnp.any(batch.offered, axis=1)
+        decides = batch.asked | jnp.any(batch.maskable, axis=1)
         advantage = ppo.normalised(advantage, decides)
         share = Shares(ppo.shares(batch.counts), ppo.shares(decides))
         n = math.gcd(len(target), self.collector.agent.at_once)
@@ -89,8 +89,8 @@ class Learner:
             lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, share)
         )
         gradient = jax.value_and_grad(self._loss, has_aux=True)
-        (_, told), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
-        return jax.tree.map(lambda v: jnp.sum(v, axis=0), (told, found))
+        (_, losses), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
+        return jax.tree.map(lambda v: jnp.sum(v, axis=0), (losses, found))
 
     def learn(
         self, state: TrainState, params: EnvParams, moves: Transition
@@ -100,7 +100,7 @@ class Learner:
             state.weights, self.collector.see(state.envs, params), params
         ).value
         values = jnp.concatenate([moves.value, last[None]])
-        lambdas = jnp.where(moves.sweeps, 1.0, self.config.lambda_)
+        lambdas = jnp.where(moves.macro, 1.0, self.config.lambda_)
         advantage = jax.vmap(ppo.advantages, in_axes=1, out_axes=1)(
             moves.reward, moves.discount, moves.end, values, lambdas
         )
@@ -112,28 +112,28 @@ class Learner:
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
             weights, optimiser_state, goes_on = carry
             part = jax.tree.map(lambda v: v[at], rows)
-            told, gradient = self._mean(self._of_minibatch(weights, params, *part))
-            goes_on &= told[2] < self.config.target_kl
+            losses, gradient = self._mean(self._of_minibatch(weights, params, *part))
+            goes_on &= losses[2] < self.config.target_kl
             change, new_state = self.collector.optimiser.update(gradient, optimiser_state, weights)
             new = optax.apply_updates(weights, change), new_state
             weights, optimiser_state = jax.tree.map(
                 lambda a, b: jnp.where(goes_on, a, b), new, (weights, optimiser_state)
             )
-            return (weights, optimiser_state, goes_on), told
+            return (weights, optimiser_state, goes_on), losses
 
         key, now = jax.random.split(state.key)
         keys = jax.random.split(self.collector.own(now), self.config.epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
         order = order.reshape(self.config.epochs * self.config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)
-        (weights, optimiser_state, _), told = jax.lax.scan(minibatch, carry, order)
+        (weights, optimiser_state, _), losses = jax.lax.scan(minibatch, carry, order)
         best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / params.start.seconds)
         metrics = Metrics(
             self._mean(ppo.mean_where(moves.reward, moves.counts)) / self.config.reward_scale,
             best,
-            jnp.mean(told[1]),
-            jnp.mean(told[0]),
-            told[2][-1],
+            jnp.mean(losses[1]),
+            jnp.mean(losses[0]),
+            losses[2][-1],
             self._mean(jnp.mean(moves.terminated)),
             self._mean(jnp.mean(moves.applied)),
         )

@@ -7,9 +7,9 @@ saved is known at its end only; until then predictions shape the reward (Ng, Har
 
     r_t = m_t + g_t Phi(s_{t+1}) - Phi(s_t)
 
-g_t is the discount of the step, 1 within a sweep; m_t is 100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow
-where RT_t was measured, else 0; Phi is the percent that the model says were saved since the last
-measurement, and 0 where one has just been made.
+g_t is the discount of the step, 1 within a macro-action; m_t is 100 (RT_{t-1} - RT_t) / RT_0 of
+X-RLflow where RT_t was measured, else 0; Phi is the percent that the model says were saved since
+the last measurement, and 0 where one has just been made.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _Edges(NamedTuple):
 
 
 def _edges(graph: GraphFeatures, exists: jax.Array) -> _Edges:
-    n, slot = graph.form.shape[0], jnp.arange(ops.MAX_ARGS)
+    n, slot = graph.lowering.shape[0], jnp.arange(ops.MAX_ARGS)
     reads = jnp.zeros(n, jnp.int32).at[graph.receivers].add(exists)
     at = (jnp.cumsum(reads) - reads)[:, None] + slot  # edges are in order of their receivers
     args = jnp.where(slot < reads[:, None], graph.senders[at], 0)

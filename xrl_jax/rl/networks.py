@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
-from xrl_jax.rl.features import GAINS, N_FORMS, N_MOVE, N_OPS, SAVES, Observation
+from xrl_jax.rl.features import GAINS, N_LOWERINGS, N_MOVE, N_OPS, SAVES, Observation
 from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
 from xrl_jax.runtime.engine_jit import wide
@@ -43,10 +43,10 @@ class NetworkConfig:
         encodes the graph that each one would make (`rl.candidates`).
       slots: of candidates that "candidates" is bound to; 500 in X-RLflow.
       n_rules: how many rules can be told apart.
-      greed: weight of an action's predicted gain before training; with 2, one that saves a
+      prior_scale: weight of an action's predicted gain before training; with 2, one that saves a
         percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
-      sweeps: rules may be applied at many places at once (`rl.env`); not in X-RLflow, and not with
-        "candidates".
+      macro_actions: rules may be applied at many places at once (`rl.env`); not in X-RLflow, and
+        not with "candidates".
     """
 
     width: int = 32
@@ -55,8 +55,8 @@ class NetworkConfig:
     encoder: str = "touched"
     slots: int = 64
     n_rules: int = 512
-    greed: float = 2.0
-    sweeps: bool = True
+    prior_scale: float = 2.0
+    macro_actions: bool = True
 
 
 class Output(NamedTuple):
@@ -117,7 +117,7 @@ class PolicyNetwork(nn.Module):
         c = self.config
         graph, live = seen.graph, seen.graph.live[:, None]
         args, users = neighbours_of(graph)
-        x = Embedding(N_FORMS, c.width, name="forms")(graph.form)
+        x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
         x += nn.Dense(c.width)(graph.numbers)
         x = jnp.where(live, nn.relu(nn.LayerNorm()(x)), 0.0)
         for _ in range(c.layers):
@@ -138,16 +138,16 @@ class PolicyNetwork(nn.Module):
         # with what greedy search does, at some temperature, and not with a random walk. A loss
         # counts for nothing there: where nothing gains, all that loses is as likely.
         scores = nn.Dense(KINDS, kernel_init=small)(moves)
-        by_gain = c.greed * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+        by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
         gains = nn.initializers.constant(by_gain)
         saved = jnp.maximum(-seen.moves, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
         gain = nn.initializers.constant(_APPROVES_GAINS * jax.nn.one_hot(GAINS, N_MOVE)[:, None])
-        approval = nn.Dense(1, kernel_init=small, name="approves")(moves)
-        approval += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.moves)
+        mask = nn.Dense(1, kernel_init=small, name="mask")(moves)
+        mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.moves)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])
         kind = jnp.arange(logits.size) // len(scores)
-        can = seen.allowed & (c.sweeps | (kind == ONCE) | (kind == KINDS))
-        return Output(Logits(jnp.where(can, logits, NEVER), approval[:, 0]), value[0])
+        can = seen.allowed & (c.macro_actions | (kind == ONCE) | (kind == KINDS))
+        return Output(Logits(jnp.where(can, logits, NEVER), mask[:, 0]), value[0])

@@ -19,11 +19,11 @@ from flax import serialization
 
 from xrl_jax.graph import ops
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.rl.features import FORM_NAMES, N_GLOBAL, N_MOVE, N_NODE
+from xrl_jax.rl.features import LOWERING_NAMES, N_GLOBAL, N_MOVE, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.files import replacing
 
-FORMAT = 3
+FORMAT = 4
 SHIPPED = Path(__file__).parent / "policy.msgpack"
 _SEEN = (N_NODE, N_MOVE, N_GLOBAL)  # numbers that the weights multiply
 
@@ -43,7 +43,7 @@ class Policy:
     config: NetworkConfig
     weights: Any
     rules: tuple[str, ...]
-    forms: tuple[str, ...] = FORM_NAMES
+    lowerings: tuple[str, ...] = LOWERING_NAMES
     operators: tuple[str, ...] = tuple(ops.OP_NAMES)
     trained: str = ""
 
@@ -54,7 +54,7 @@ class Policy:
         names = [r.name for r in rules.rules]
         config = dataclasses.replace(self.config, n_rules=max(len(names), 1))
         tables = {
-            "forms": (self.forms, FORM_NAMES),
+            "lowerings": (self.lowerings, LOWERING_NAMES),
             "makes": (self.operators, ops.OP_NAMES),
             "rules": (self.rules, names),
         }
@@ -76,7 +76,7 @@ class Policy:
             "seen": list(_SEEN),
             "config": dataclasses.asdict(self.config),
             "weights": jax.tree.map(np.asarray, self.weights),
-            **{n: list(getattr(self, n)) for n in ("rules", "forms", "operators")},
+            **{n: list(getattr(self, n)) for n in ("rules", "lowerings", "operators")},
             "trained": self.trained,
         }
         with replacing(Path(path)) as file:
@@ -93,21 +93,21 @@ def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
     values: Any
     try:
         values = serialization.msgpack_restore(Path(path).read_bytes())
-        form, seen = values["format"], tuple(values["seen"])
+        version, seen = values["format"], tuple(values["seen"])
     except OSError:
         raise
     except Exception as error:  # whatever msgpack makes of bytes that are not its own
         raise PolicyError(f"{path} is damaged or no policy: {error}") from error
-    if form != FORMAT or seen != _SEEN:
+    if version != FORMAT or seen != _SEEN:
         raise PolicyError(
-            f"{path} is of another version of xrl_jax (format {form}, features {seen}; here "
+            f"{path} is of another version of xrl_jax (format {version}, features {seen}; here "
             f"{FORMAT}, {_SEEN}): train it again with experiments.train"
         )
     try:
         return Policy(
             NetworkConfig(**values["config"]),
             values["weights"],
-            **{n: tuple(values[n]) for n in ("rules", "forms", "operators")},
+            **{n: tuple(values[n]) for n in ("rules", "lowerings", "operators")},
             trained=values["trained"],
         )
     except (KeyError, TypeError) as error:

@@ -19,7 +19,7 @@ from xrl_jax.measure.target import usable_cores
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
-from xrl_jax.rl.edits import Edit, Edits, Told, choices, edited, packed
+from xrl_jax.rl.edits import Edit, Edits, RolloutOutcome, choices, edited, packed
 from xrl_jax.rl.env import EnvParams, EnvState, Start
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.kept_trace import kept_trace
@@ -46,7 +46,7 @@ class Met(NamedTuple):
     """What rollouts from a program have come to."""
 
     found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
-    told: list[Told]  # of each rollout with edits
+    outcomes: list[RolloutOutcome]  # of each rollout with edits
     candidates: int  # how many there were to choose from, in all
     most: int  # in one state, of which the policy saw no more than there are slots
 
@@ -120,10 +120,12 @@ class Decoder:
         found = [
             _found(begun, start, self.rules, best, trail) for best, trail in of_each if best.steps
         ]
-        told = [_told(start, self.rules, best, trail) for best, trail in of_each[: len(plan)]]
+        outcomes = [
+            _outcome(start, self.rules, best, trail) for best, trail in of_each[: len(plan)]
+        ]
         most = int(trail.candidates.max(initial=0))
         cheapest_first = sorted(found, key=lambda f: f.seconds)
-        return Met(cheapest_first, told, int(trail.candidates.sum()), most)
+        return Met(cheapest_first, outcomes, int(trail.candidates.sum()), most)
 
 
 @functools.cache
@@ -169,17 +171,17 @@ def at_once(bucket: int) -> int:
 
 
 def rewrites_at_once(bucket: int) -> int:
-    """How many rewrites of a sweep are made in one step: a larger graph has more places."""
+    """How many rewrites of a macro-action are made in one step: a larger graph has more places."""
     return int(np.clip(bucket // _SLOTS_EACH, *_REWRITES))
 
 
-def _told(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Told:
+def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> RolloutOutcome:
     """What came of one rollout."""
     made = trail.entry >= 0
     rewrites = int(made[: int(best.steps)].sum())
     end = float(trail.seconds[-1]) if made.any() else math.inf
     what_else = functools.partial(choices, start, rules, trail)
-    return Told(float(best.seconds), rewrites, end, what_else)
+    return RolloutOutcome(float(best.seconds), rewrites, end, what_else)
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:

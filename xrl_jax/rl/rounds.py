@@ -202,7 +202,7 @@ class Rounds:
             slots=self.slots,
             over=run.out_of_budget,
         )
-        edits.learn(plan, met.told)
+        edits.learn(plan, met.outcomes)
         run.candidates += met.candidates
         if met.most > self.slots:
             run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"

@@ -56,7 +56,7 @@ class TrainConfig:
 
 PAPER = TrainConfig(
     network=NetworkConfig(
-        encoder="candidates", width=64, layers=5, heads=1, greed=0.0, sweeps=False
+        encoder="candidates", width=64, layers=5, heads=1, prior_scale=0.0, macro_actions=False
     ),
     steps=100,
     epochs=4,
