@@ -311,7 +311,7 @@ def _while(n_cond, n_body):
         ),
         (
             _program(_MAIN.replace("input() ref", "input() {carried=1} ref")),
-            r"main: node %1 \(input\): again is 1, but the body has 0 results",
+            r"main: node %1 \(input\): carried is 1, but the body has 0 results",
         ),
         (_program(weights=(False,)), "2 arguments, but 1 weight flags"),
         (_program(n_outputs=2), "main: has 1 outputs, should have 2"),
