@@ -184,7 +184,7 @@ def test_what_a_body_returned_one_call_before_comes_from_its_partition(
     again: int, is_ours: bool, partitions: None
 ) -> None:
     """A product with the negative of the input: in the partition where the layer before is."""
-    x = Node("input", attrs=pack_attrs("input", {"again": again}), ref=0, shape=(8, 8))
+    x = Node("input", attrs=pack_attrs("input", {"carried": again}), ref=0, shape=(8, 8))
     weight = Node("weight", ref=0, shape=(8, 8))
     ours = Node("dot", (2, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
     _, _, negative, product = costs([x, weight, Node("neg", (0,), shape=(8, 8)), ours])

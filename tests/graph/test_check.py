@@ -306,12 +306,12 @@ def _while(n_cond, n_body):
             r"%2 \(weight\): argument 1 is float32\[3\]",
         ),
         (
-            _program(body=_BODY.replace("input() ref", "input() {again=2} ref")),
-            r"body0: node %1 \(input\): again is 2, but the body has 1 results",
+            _program(body=_BODY.replace("input() ref", "input() {carried=2} ref")),
+            r"body0: node %1 \(input\): carried is 2, but the body has 1 results",
         ),
         (
-            _program(_MAIN.replace("input() ref", "input() {again=1} ref")),
-            r"main: node %1 \(input\): again is 1, but the body has 0 results",
+            _program(_MAIN.replace("input() ref", "input() {carried=1} ref")),
+            r"main: node %1 \(input\): carried is 1, but the body has 0 results",
         ),
         (_program(weights=(False,)), "2 arguments, but 1 weight flags"),
         (_program(n_outputs=2), "main: has 1 outputs, should have 2"),

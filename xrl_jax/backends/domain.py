@@ -88,31 +88,33 @@ def are_finite(weights: Sequence[Any]) -> bool:
 
 
 def is_bounded(node: Node) -> bool:
-    """Whether the node's form is right on a domain only."""
-    return any(form.bounded for form in LOWERINGS[node.op][node.lowering : node.lowering + 1])
+    """Whether the node's lowering is right on a domain only."""
+    return any(row.bounded for row in LOWERINGS[node.op][node.lowering : node.lowering + 1])
 
 
 def needs_domain(program: Program) -> bool:
-    """Whether some form of the program is right on a domain only."""
+    """Whether some lowering of the program is right on a domain only."""
     return any(is_bounded(n) for g in program.graphs for n in nodes_of(g)[0])
 
 
 def right_everywhere(program: Program) -> Program:
-    """The program with a form that is right for all floats in place of every one that is not."""
-    return _with_right_forms(program, [set() for _ in program.graphs])
+    """The program with lowerings that are right for all floats."""
+    return _with_right_lowerings(program, [set() for _ in program.graphs])
 
 
 def right_inside(program: Program) -> Program:
-    """The program with such forms only where they read finite numbers inside a domain."""
-    return _with_right_forms(program, _reading_finite(program))
+    """The program with such lowerings only where they read finite numbers inside a domain."""
+    return _with_right_lowerings(program, _reading_finite(program))
 
 
-def _with_right_forms(program: Program, keep: Sequence[set[int]]) -> Program:
+def _with_right_lowerings(program: Program, keep: Sequence[set[int]]) -> Program:
     graphs, changed = list(program.graphs), False
     for g, graph in enumerate(graphs):
         nodes, outputs, _ = nodes_of(graph)
         new = [
-            _right_form(n, [nodes[a] for a in n.args]) if is_bounded(n) and i not in keep[g] else n
+            _right_lowering(n, [nodes[a] for a in n.args])
+            if is_bounded(n) and i not in keep[g]
+            else n
             for i, n in enumerate(nodes)
         ]
         if new != nodes:
@@ -120,7 +122,7 @@ def _with_right_forms(program: Program, keep: Sequence[set[int]]) -> Program:
     return program.with_graphs(graphs) if changed else program
 
 
-def _right_form(node: Node, args: Sequence[Node]) -> Node:
+def _right_lowering(node: Node, args: Sequence[Node]) -> Node:
     """The node in what its row names instead, where that applies, else in the plain lowering."""
     instead = number_of(node.op, LOWERINGS[node.op][node.lowering].instead)
     fits = instead in applicable(node, tuple(args))
@@ -152,11 +154,11 @@ def _reading_finite(program: Program) -> list[set[int]]:
             elif node.op == "input":
                 finite.append(entering[g])
             else:
-                finite.append(bool(fixed[i]) or (reads and _is_finite(node, nodes, fixed)))
+                finite.append(bool(fixed[i]) or (reads and _is_finite(node, fixed)))
     return found
 
 
-def _is_finite(node: Node, nodes: Sequence[Node], fixed: np.ndarray) -> bool:
+def _is_finite(node: Node, fixed: np.ndarray) -> bool:
     """Whether a node makes finite numbers of finite ones; a divisor must be a weight."""
     if node.op == "div":
         return bool(fixed[node.args[1]])
@@ -169,4 +171,4 @@ def _makes_finite(program: Program, g: int) -> bool:
     """Whether a body has nothing but such operators."""
     nodes, _, slots = nodes_of(program.graphs[g])
     fixed = np.asarray(program.graphs[g].nodes.weight_only)[slots]
-    return all(fixed[i] or _is_finite(n, nodes, fixed) for i, n in enumerate(nodes))
+    return all(fixed[i] or _is_finite(n, fixed) for i, n in enumerate(nodes))

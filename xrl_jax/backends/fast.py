@@ -358,7 +358,7 @@ class Fast:
 
     @functools.cached_property
     def _compiled_outside(self) -> Callable[..., list[Any]]:
-        """The original such that it keeps NaN, which XLA else does in some of its forms only."""
+        """The original such that it keeps NaN, which XLA else does in some of its kernels only."""
         assert self.runnable.outside is not None
         return jax.jit(self.runnable.outside, compiler_options=keeping_nan())
 

@@ -25,11 +25,11 @@ import jax
 from jax.extend.core import Literal
 
 from xrl_jax.graph.bindings import scan_sizes
-from xrl_jax.graph.equations import bind, read, run, variables
+from xrl_jax.graph.equations import JITS, bind, is_plain, read, run, variables
 from xrl_jax.libraries.registry import partitioned
+from xrl_jax.program.host import struct
 
 _SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
-_JITS = ("jit", "pjit")
 _FREE = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 _CHEAP = frozenset(
     (
@@ -128,7 +128,7 @@ class _Plan:
 def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int | None) -> _Plan:
     """Divide the equations of a jaxpr; the preparation has the values of `known`."""
     live = _live(jaxpr.eqns, jaxpr.outvars)
-    maker = {v: e for e in live for v in e.outvars}
+    producer = {v: e for e in live for v in e.outvars}
     free: set[Any] = set(small)  # made of literals, cheaply: on both sides as needed
     ready: set[Any] = set(known)  # from weights alone
     for e in live:
@@ -143,30 +143,30 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
         users = [e for e in live if not _goes(e) or id(e) in stay]
         used = [v for e in users for v in variables(e.invars)]
         seen = dict.fromkeys(v for v in [*used, *variables(jaxpr.outvars)] if v in ready)
-        return [v for v in seen if v not in maker or id(maker[v]) not in stay]
+        return [v for v in seen if v not in producer or id(producer[v]) not in stay]
 
     def _goes(e: Any) -> bool:
         return all(v in ready for v in e.outvars) and not e.effects and bool(e.outvars)
 
     def growth(v: Any) -> int:
         """Bytes of a value more than of what it is made from."""
-        return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(variables(maker[v].invars)))
+        return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(variables(producer[v].invars)))
 
     while True:
         edge = frontier()
-        made = [v for v in edge if v in maker]
+        made = [v for v in edge if v in producer]
         back = [
             v
             for v in made
-            if maker[v].primitive.name in _FREE
-            or (maker[v].primitive.name == "convert_element_type" and growth(v) > 0)
+            if producer[v].primitive.name in _FREE
+            or (producer[v].primitive.name == "convert_element_type" and growth(v) > 0)
         ]
         total = sum(_nbytes(v.aval) for v in made)
         if not back and max_bytes is not None and total > max_bytes:
             back = [max(made, key=growth)]
         if not back:
             break
-        stay.update(id(maker[v]) for v in back)
+        stay.update(id(producer[v]) for v in back)
     after = [e for e in live if not _goes(e) or id(e) in stay]
     # What stays may be needed on both sides: by the call, and by work that goes.
     before_all = [e for e in live if _goes(e) or all(v in free for v in e.outvars)]
@@ -215,8 +215,8 @@ def _evaluate(
     for e in jaxpr.eqns:
         operands = [read(env, v) for v in e.invars]
         flags = [isinstance(v, Literal) or v in ready for v in e.invars]
-        inner = e.params.get("jaxpr") if e.primitive.name in _JITS else None
-        if inner is not None and _is_plain_jit(e.params):
+        inner = e.params.get("jaxpr") if e.primitive.name in JITS else None
+        if inner is not None and is_plain(e.params):
             results, done = _evaluate(inner, operands, flags)
         elif e.primitive.name == "scan" and any(flags) and not all(flags):
             results, done = _scan(e, operands, flags), [False] * len(e.outvars)
@@ -228,21 +228,13 @@ def _evaluate(
     return [read(env, v) for v in jaxpr.outvars], flags
 
 
-def _is_plain_jit(params: dict[str, Any]) -> bool:
-    """Whether a jit says nothing about shardings and layouts, so that it may be inlined."""
-    named = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
-    values = [v for key in named for v in params.get(key, ())]
-    unsaid = all(v is None or type(v).__name__ == "UnspecifiedValue" for v in values)
-    return unsaid and not params.get("compiler_options_kvs")
-
-
 def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     """A scan whose body does no work on known constants and known scanned arrays alone."""
     n_consts, n_carry = scan_sizes(e.params)
     n_before_xs = n_consts + n_carry
     known = [k and not n_consts <= i < n_before_xs for i, k in enumerate(known)]
     avals = [v.aval for v in e.params["jaxpr"].jaxpr.invars]
-    body = _prepared_for_split(e.params["jaxpr"], known, [_struct(a) for a in avals])
+    body = _prepared_for_split(e.params["jaxpr"], known, [struct(a) for a in avals])
     jaxpr = body.jaxpr
     constants = dict(zip(jaxpr.constvars, body.consts, strict=True))
     fixed = [v for v, k in zip(jaxpr.invars[:n_consts], known, strict=False) if k]
@@ -282,7 +274,3 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
         **{k: e.params[k] for k in ("length", "reverse", "unroll")},
     )
     return [*last, *rows]
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

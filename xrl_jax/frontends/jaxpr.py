@@ -20,8 +20,8 @@ from xrl_jax.frontends.jaxpr_ops import TRANSLATIONS, Site
 from xrl_jax.frontends.trace import TraceError, trace_call
 from xrl_jax.graph import ops
 from xrl_jax.graph.bindings import CONTROL_FLOW, Array, Call, Equation, Input
+from xrl_jax.graph.equations import JITS, is_plain
 from xrl_jax.graph.graph import Node, infer, pack_attrs
-from xrl_jax.graph.operands import attach
 from xrl_jax.program.host import (
     Bindings,
     HostGraph,
@@ -29,13 +29,14 @@ from xrl_jax.program.host import (
     assemble,
     dtype_name,
     exact_float32,
+    held,
     live,
     source_key,
     struct,
 )
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.settings import own_settings
-from xrl_jax.transform.chains import chained
+from xrl_jax.transform.chains import with_loop_carried
 from xrl_jax.transform.fold import fold_host
 
 __all__ = ["TraceError", "from_jax"]
@@ -45,10 +46,9 @@ __all__ = ["TraceError", "from_jax"]
 # that rules match across their border.
 MIN_SHARED_EQUATIONS = 16
 
-_JITS = ("jit", "pjit")
 # Primitives that mean their inner jaxpr and nothing else, once derivatives are out of the picture.
 _INLINED = (
-    *_JITS,
+    *JITS,
     "closed_call",
     "core_call",
     "core_closed_call",
@@ -106,7 +106,7 @@ def from_jax(
     with own_settings():
         host = _Tracing(closed, share=fold).program()
         if fold:
-            host = chained(fold_host(host))
+            host = with_loop_carried(fold_host(host))
         weak = [i for i, a in enumerate(closed.out_avals) if getattr(a, "weak_type", False)]
         return assemble(host, flags, in_tree=in_tree, out_tree=out_tree, fn=fn, weak_outputs=weak)
 
@@ -132,17 +132,8 @@ def _inner(equation: Any) -> Any | None:
     if equation.primitive.name not in _INLINED:
         return None
     params = equation.params
-    for key in (
-        "in_shardings",
-        "out_shardings",
-        "in_layouts",
-        "out_layouts",
-        "compiler_options_kvs",
-    ):
-        if any(
-            v is not None and type(v).__name__ != "UnspecifiedValue" for v in params.get(key, ())
-        ):
-            return None
+    if not is_plain(params):
+        return None
     for key in _JAXPR_NAMES:
         inner, _ = _open(params.get(key))
         if hasattr(inner, "eqns") and len(inner.invars) == len(equation.invars):
@@ -296,7 +287,7 @@ class _GraphBuilder:
         name = equation.primitive.name
         inner = _inner(equation)
         if inner is not None:
-            if name in _JITS and self.tracing.is_shared(inner):
+            if name in JITS and self.tracing.is_shared(inner):
                 body = self.tracing.body(inner, str(equation.params.get("name") or name))
                 return self.bound(Call("inline", (body,)), "call", equation, args)
             return self.run(*_open(inner), args)
@@ -337,24 +328,14 @@ class _GraphBuilder:
         self, binding: Call | Equation, op: str, equation: Any, args: Sequence[int]
     ) -> list[int]:
         """An `opaque` or `call` node and the projections of its results."""
-        avals = [v.aval for v in equation.outvars]
-        ref = self.tracing.bindings.add(binding)
-        single = len(avals) == 1
-        node = Node(op, ref=ref, dtype="tuple")
-        if single:
-            node = replace(node, shape=_shape(avals[0]), dtype=_dtype(avals[0]))
+        node = Node(op, ref=self.tracing.bindings.add(binding))
         if equation.effects:
             node = replace(node, attrs=pack_attrs(op, {"pinned": 1}))
-        index = attach(self.nodes, node, args, self.pinned if equation.effects else None)
+        types = [(_shape(v.aval), _dtype(v.aval)) for v in equation.outvars]
+        after = self.pinned if equation.effects else None
+        index, results = held(self.nodes, node, args, types, after)
         if equation.effects:
             self.pinned = index
-        if single:
-            return [index]
-        results = []
-        for i, aval in enumerate(avals):
-            attrs = pack_attrs("proj", {"index": i})
-            self.nodes.append(Node("proj", (index,), attrs, shape=_shape(aval), dtype=_dtype(aval)))
-            results.append(len(self.nodes) - 1)
         return results
 
 

@@ -39,7 +39,7 @@ class Emit(Protocol):
 class Site:
     """An equation with its operands as nodes: what a translation sees."""
 
-    params: Mapping[str, Any]
+    params: Params
     args: tuple[int, ...]
     in_avals: tuple[Any, ...]
     out_avals: tuple[Any, ...]
@@ -50,6 +50,8 @@ class Site:
 
 
 Result = int | Sequence[int | None] | None
+Params = Mapping[str, Any]
+Attrs = dict[str, int | Sequence[int]]
 Translation = Callable[[Emit, Site], Result]
 
 
@@ -101,15 +103,42 @@ def _reshaped(emit: Emit, site: Site) -> Result:
     return emit.node("reshape", site.args, shape=shape, rank=len(shape))
 
 
-def _broadcast(emit: Emit, site: Site) -> Result:
-    if not site.plain("shape", "broadcast_dimensions") or len(site.args) != 1:
-        return None
-    shape, dims = site.params["shape"], site.params["broadcast_dimensions"]
-    return emit.node("broadcast", site.args, shape=shape, rank=len(shape), dims=dims)
+def _from(op: str, attrs: Callable[[Params], Attrs], *known: str) -> Translation:
+    """An op with attributes made of the parameters; these are all known where `known` names any,
+    but for what is None.
+    """
+
+    def translate(emit: Emit, site: Site) -> Result:
+        if known and not site.plain(*known):
+            return None
+        return emit.node(op, site.args, **attrs(site.params))
+
+    return translate
 
 
-def _transpose(emit: Emit, site: Site) -> Result:
-    return emit.node("transpose", site.args, perm=site.params["permutation"])
+def _axes(p: Params) -> Attrs:
+    return {"axes": ops.mask_of(p["axes"])}
+
+
+def _shape_and_dims(p: Params) -> Attrs:
+    shape = p["shape"]
+    return {"shape": shape, "rank": len(shape), "dims": p["broadcast_dimensions"]}
+
+
+def _padding(p: Params) -> Attrs:
+    columns = zip(*p["padding_config"], strict=True) if p["padding_config"] else ((), (), ())
+    return dict(zip(("low", "high", "interior"), columns, strict=True))
+
+
+def _arg_reduce(op: str) -> Translation:
+    def translate(emit: Emit, site: Site) -> Result:
+        axes = site.params["axes"]
+        code = ops.DTYPE_CODE.get(dtype_name(site.params["index_dtype"]))
+        if len(axes) != 1 or code is None or not site.plain("axes", "index_dtype"):
+            return None
+        return emit.node(op, site.args, axes=ops.mask_of(axes), dtype=code)
+
+    return translate
 
 
 def _concatenate(emit: Emit, site: Site) -> Result:
@@ -189,43 +218,6 @@ def _tile(emit: Emit, site: Site) -> Result:
     return spread if spread is None else emit.node("reshape", [spread], shape=out, rank=len(out))
 
 
-def _pad(emit: Emit, site: Site) -> Result:
-    low, high, interior = ([c[i] for c in site.params["padding_config"]] for i in range(3))
-    return emit.node("pad", site.args, low=low, high=high, interior=interior)
-
-
-def _rev(emit: Emit, site: Site) -> Result:
-    return emit.node("rev", site.args, axes=ops.mask_of(site.params["dimensions"]))
-
-
-def _reduce(op: str) -> Translation:
-    def translate(emit: Emit, site: Site) -> Result:
-        if not site.plain("axes"):
-            return None
-        return emit.node(op, site.args, axes=ops.mask_of(site.params["axes"]))
-
-    return translate
-
-
-def _arg_reduce(op: str) -> Translation:
-    def translate(emit: Emit, site: Site) -> Result:
-        axes = site.params["axes"]
-        code = ops.DTYPE_CODE.get(dtype_name(site.params["index_dtype"]))
-        if len(axes) != 1 or code is None or not site.plain("axes", "index_dtype"):
-            return None
-        return emit.node(op, site.args, axes=ops.mask_of(axes), dtype=code)
-
-    return translate
-
-
-def _cumulative(op: str) -> Translation:
-    def translate(emit: Emit, site: Site) -> Result:
-        reverse = int(site.params["reverse"])
-        return emit.node(op, site.args, axis=site.params["axis"], reverse=reverse)
-
-    return translate
-
-
 def _window(op: str) -> Translation:
     def translate(emit: Emit, site: Site) -> Result:
         p = site.params
@@ -247,14 +239,6 @@ def _select(emit: Emit, site: Site) -> Result:
     if len(site.args) != 3 or dtype_name(site.in_avals[0].dtype) != "bool":
         return None
     return emit.node("select", site.args)
-
-
-def _integer_pow(emit: Emit, site: Site) -> Result:
-    return emit.node("integer_pow", site.args, exponent=site.params["y"])
-
-
-def _round(emit: Emit, site: Site) -> Result:
-    return emit.node("round", site.args, method=int(site.params["rounding_method"]))
 
 
 def _iota(emit: Emit, site: Site) -> Result:
@@ -343,26 +327,29 @@ TRANSLATIONS: Mapping[str, Translation] = MappingProxyType(
         "reshape": _reshaped,
         "squeeze": _reshaped,
         "expand_dims": _reshaped,
-        "broadcast_in_dim": _broadcast,
-        "transpose": _transpose,
+        "broadcast_in_dim": _from("broadcast", _shape_and_dims, "shape", "broadcast_dimensions"),
+        "transpose": _from("transpose", lambda p: {"perm": p["permutation"]}),
         "concatenate": _concatenate,
         "slice": _slice,
         "split": _split,
         "stack": _stack,
         "unstack": _unstack,
         "tile": _tile,
-        "pad": _pad,
-        "rev": _rev,
-        **{name: _reduce(name) for name in _REDUCTIONS},
+        "pad": _from("pad", _padding),
+        "rev": _from("rev", lambda p: {"axes": ops.mask_of(p["dimensions"])}),
+        **{name: _from(name, _axes, "axes") for name in _REDUCTIONS},
         "argmax": _arg_reduce("argmax"),
         "argmin": _arg_reduce("argmin"),
-        **{n: _cumulative(n) for n in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
+        **{
+            n: _from(n, lambda p: {"axis": p["axis"], "reverse": int(p["reverse"])})
+            for n in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+        },
         "reduce_window_sum": _window("window_sum"),
         "reduce_window_max": _window("window_max"),
         "reduce_window_min": _window("window_min"),
         "select_n": _select,
-        "integer_pow": _integer_pow,
-        "round": _round,
+        "integer_pow": _from("integer_pow", lambda p: {"exponent": p["y"]}),
+        "round": _from("round", lambda p: {"method": int(p["rounding_method"])}),
         "iota": _iota,
         "dot_general": _dot,
         "conv_general_dilated": _conv,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.frontends.onnx_file import parse_graph, read_model
+from xrl_jax.frontends.onnx_file import parse_graph, read_model, walk
 from xrl_jax.frontends.onnx_inputs import check_names, constant_input, input_dtype, input_structs
 from xrl_jax.frontends.onnx_ops import TRANSLATIONS
 from xrl_jax.frontends.onnx_ops.base import (
@@ -201,17 +201,6 @@ def expand_standard(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelP
         )
     except RuntimeError:
         return model
-
-
-def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of a graph and its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from walk(attribute.g)
-            for subgraph in attribute.graphs:
-                yield from walk(subgraph)
 
 
 def translated(node: onnx.NodeProto) -> bool:

@@ -55,6 +55,22 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPr
     return model
 
 
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
+
+
+def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a graph and its subgraphs."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from walk(inner)
+
+
 def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """All tensors of a graph and its subgraphs."""
     yield from graph.initializer
@@ -63,10 +79,8 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from tensors(attribute.g)
-            for subgraph in attribute.graphs:
-                yield from tensors(subgraph)
+        for inner in subgraphs(node):
+            yield from tensors(inner)
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> None:
@@ -167,13 +181,12 @@ def parse_graph(
 def free_names(node: onnx.NodeProto) -> Iterator[str]:
     """The names a node reads from its graph, those of its subgraphs included."""
     yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
-            own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
-            own |= {name for inner in graph.node for name in inner.output}
-            for inner in graph.node:
-                yield from (name for name in free_names(inner) if name not in own)
-            yield from (value.name for value in graph.output if value.name not in own)
+    for graph in subgraphs(node):
+        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for inner in graph.node for name in inner.output}
+        for inner in graph.node:
+            yield from (name for name in free_names(inner) if name not in own)
+        yield from (value.name for value in graph.output if value.name not in own)
 
 
 def in_order(nodes: list[Node], ready: set[str]) -> Iterator[Node]:
@@ -201,15 +214,14 @@ def in_order(nodes: list[Node], ready: set[str]) -> Iterator[Node]:
 
 
 def constant_value(node: onnx.NodeProto) -> np.ndarray:
+    from onnx import helper
+
     for attribute in node.attribute:
         if attribute.name == "value":
             return to_numpy(attribute.t, f"constant '{node.output[0]}'")
-        if attribute.name in ("value_float", "value_floats"):
-            values = list(attribute.floats) if attribute.name.endswith("s") else attribute.f
-            return np.asarray(values, np.float32)
-        if attribute.name in ("value_int", "value_ints"):
-            values = list(attribute.ints) if attribute.name.endswith("s") else attribute.i
-            return np.asarray(values, np.int64)
+        dtype = {"value_float": np.float32, "value_int": np.int64}.get(attribute.name.rstrip("s"))
+        if dtype is not None:
+            return np.asarray(helper.get_attribute_value(attribute), dtype)
     raise OnnxError(f"constant '{node.output[0]}' has no numeric value")
 
 

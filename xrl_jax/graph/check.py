@@ -20,6 +20,7 @@ from xrl_jax.graph.graph import (
     Node,
     TensorGraph,
     infer,
+    node_at,
     padded,
 )
 from xrl_jax.graph.operands import flat_operands
@@ -63,18 +64,7 @@ class View:
         return [self.node(slot) for slot in range(self.n)]
 
     def node(self, slot: int) -> Node:
-        f, rank = self.f, int(self.f.rank[slot])
-        shape = tuple(int(d) for d in f.shape[slot][: max(rank, 0)])
-        return Node(
-            op=self.op(slot),
-            args=tuple(self.args(slot)),
-            attrs=tuple(int(a) for a in f.attrs[slot]),
-            lowering=int(f.lowering[slot]),
-            shape=shape + (1,) * (rank - len(shape)),
-            dtype=ops.DTYPES[int(f.dtype[slot])],
-            value=float(f.value[slot]),
-            ref=int(f.ref[slot]),
-        )
+        return node_at(self.f, slot, self.args(slot))
 
     def text(self, slot: int) -> str:
         """One line on a slot, however broken."""

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
+
+JITS = ("jit", "pjit")  # primitives
+_PLACEMENT = ("in_shardings", "out_shardings", "in_layouts", "out_layouts", "compiler_options_kvs")
+
+
+def is_plain(params: Mapping[str, Any]) -> bool:
+    """Whether a call says nothing about shardings, layouts and compile options, so that it may be
+    inlined.
+    """
+    values = (v for key in _PLACEMENT for v in params.get(key) or ())
+    return all(v is None or type(v).__name__ == "UnspecifiedValue" for v in values)
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:

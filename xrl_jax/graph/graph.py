@@ -257,6 +257,26 @@ def _host(shape: int | tuple[int, ...], dtype: Any, *, fill: int = 0) -> Any:
     return np.full(shape, fill, dtype)
 
 
+def node_at(f: Nodes, slot: int, args: Sequence[int]) -> Node:
+    """The node of a slot, with these arguments; of ranks above MAX_RANK, sizes beyond are 1.
+
+    Args:
+      f: arrays on the host, of a known operator and dtype there.
+    """
+    rank = int(f.rank[slot])
+    shape = tuple(int(d) for d in f.shape[slot][: max(rank, 0)])
+    return Node(
+        op=ops.OP_NAMES[int(f.op[slot])],
+        args=tuple(args),
+        attrs=tuple(int(a) for a in f.attrs[slot]),
+        lowering=int(f.lowering[slot]),
+        shape=shape + (1,) * (rank - len(shape)),
+        dtype=ops.DTYPES[int(f.dtype[slot])],
+        value=float(f.value[slot]),
+        ref=int(f.ref[slot]),
+    )
+
+
 def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]]:
     """The live nodes in topological order, the outputs as indices into them, and each node's slot.
 
@@ -266,12 +286,8 @@ def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]
     f: Nodes = host.nodes
     table = host.senders.reshape(-1, ops.MAX_ARGS)
     outputs = [int(o) for o in host.globals.outputs if o >= 0]
-    pinned = [
-        int(i)
-        for i in np.flatnonzero(
-            np.isin(f.op, [ops.OPS["opaque"].code, ops.OPS["call"].code]) & (f.attrs[:, 0] == 1)
-        )
-    ]
+    holders = np.isin(f.op, [ops.OPS["opaque"].code, ops.OPS["call"].code])
+    pinned = [int(i) for i in np.flatnonzero(holders & (f.attrs[:, 0] == 1))]
     order: list[int] = []
     state: dict[int, int] = {}  # 1 while its arguments are visited, 2 when done
     for root in pinned + outputs:
@@ -293,20 +309,7 @@ def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]
                 stack.extend(reversed(pending))
     order.sort(key=lambda n: (int(host.globals.depth[n]), n))
     index = {slot: i for i, slot in enumerate(order)}
-    nodes = [
-        Node(
-            op=ops.OP_NAMES[int(f.op[n])],
-            args=tuple(index[int(a)] for a in table[n] if a),
-            attrs=tuple(int(a) for a in f.attrs[n]),
-            lowering=int(f.lowering[n]),
-            shape=tuple(int(d) for d in f.shape[n][: min(int(f.rank[n]), ops.MAX_RANK)])
-            + (1,) * max(int(f.rank[n]) - ops.MAX_RANK, 0),
-            dtype=ops.DTYPES[int(f.dtype[n])],
-            value=float(f.value[n]),
-            ref=int(f.ref[n]),
-        )
-        for n in order
-    ]
+    nodes = [node_at(f, n, [index[int(a)] for a in table[n] if a]) for n in order]
     return nodes, tuple(index[o] for o in outputs), order
 
 

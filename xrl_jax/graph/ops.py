@@ -121,9 +121,9 @@ _WINDOW = dict(
 ENTRIES: tuple[Entry, ...] = (
     ("hole", (0, 0), _GIVEN),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
-    # ref is its `value`. An input of a body that is the body's own result `again` - 1, one call
-    # before, says so.
-    ("input", (0, 0), dict(fields=fields(again=k.INTEGER), **_GIVEN)),
+    # ref is its `value`. A loop-carried input of a body is its own result `carried` - 1, one call
+    # before.
+    ("input", (0, 0), dict(fields=fields(carried=k.INTEGER), **_GIVEN)),
     ("weight", (0, 0), _GIVEN),
     ("array", (0, 0), _GIVEN),
     ("const", (0, 0), _GIVEN),
@@ -202,7 +202,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_all("inexact", "cumlogsumexp", 1, **_CUMULATIVE),
     *_all("number", "window_sum", 1, **_WINDOW),
     *_all("ordered", "window_max window_min", 1, **_WINDOW),
-    # `softmax` over a mask of axes: exp(x - max) / sum; it exists so that its form can be chosen.
+    # `softmax` over a mask of axes: exp(x - max) / sum; it exists so that it has lowerings.
     *_all("float", "softmax", 1, fields=fields(axes=k.AXES), shape="arg0"),
     # Layouts of conv are indices into `LAYOUTS`.
     (

@@ -124,26 +124,11 @@ class TimingStore:
             if not self._write(target, timings):
                 self._memory.update({(key, target): timing for key, timing in timings.items()})
 
-    def items(
-        self, *, prefix: str = "", device: str | None = None, versions: str | None = None
-    ) -> list[tuple[str, Target, Timing]]:
-        """Every (key, target, timing), of any target, whose key begins with `prefix`, sorted by
-        key; only those of a device kind or of versions where these are given.
-        """
-        where, parameters = ["substr(key, 1, ?) = ?"], [len(prefix), prefix]
-        for column, value in (("device", device), ("versions", versions)):
-            if value is not None:
-                where.append(f"{column} = ?")
-                parameters.append(value)
+    def items(self) -> list[tuple[str, Target, Timing]]:
+        """Every (key, target, timing), of any target, sorted by key."""
         with self._lock:
-            found = {
-                (key, target): timing
-                for target, key, timing in self._select(" AND ".join(where), parameters)
-            }
-            for (key, target), timing in self._memory.items():
-                wanted = device in (None, target.device) and versions in (None, target.versions)
-                if key.startswith(prefix) and wanted:
-                    found[key, target] = timing
+            found = {(key, target): timing for target, key, timing in self._select("TRUE", [])}
+            found |= self._memory
         ordered = sorted(found.items(), key=lambda item: (item[0][0], _columns(item[0][1])))
         return [(key, target, timing) for (key, target), timing in ordered]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+_LEVEL = 0.95  # of intervals
 STATUSES = ("ok", "failed", "timeout", "killed")
 
 
@@ -34,8 +35,8 @@ class Timing:
     error: str = ""
     relative: float | None = None  # seconds / seconds of the reference, interleaved with it
     reference: str = ""  # key of that reference
-    # Where there was no reference: seconds the worker's yardstick took for a multiplication and an
-    # addition, interleaved. Timings of busy and quiet hours compare by seconds / pace.
+    # The load, where there was no reference: seconds that the worker's reference kernel took for a
+    # multiplication and an addition, interleaved. Timings are normalised as seconds / pace.
     pace: float | None = None
 
     @property
@@ -84,12 +85,12 @@ def _finite_or_inf(value: Any) -> float:
     return math.inf if value is None else float(value)
 
 
-def median_interval(samples: Sequence[float], *, level: float = 0.95) -> tuple[float, float, float]:
-    """Median of `samples` and a distribution-free interval for the true median.
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Median of `samples` and a distribution-free 95 % interval for the true median.
 
     The number of samples below the median is Binomial(n, 1/2), so [x_(k), x_(n+1-k)] holds it with
-    probability 1 - 2 P(B < k); k is the largest that keeps `level`. Fewer than six samples cannot
-    give 95 %: then the range is returned. Source: Conover, Practical Nonparametric Statistics, 3.2.
+    probability 1 - 2 P(B < k); k is the largest that keeps 95 %. Of fewer than six samples that is
+    the whole range. Source: Conover, Practical Nonparametric Statistics, 3.2.
     """
     ordered = np.sort(np.asarray(samples, np.float64))
     n = ordered.size
@@ -99,7 +100,7 @@ def median_interval(samples: Sequence[float], *, level: float = 0.95) -> tuple[f
     while k < n // 2:
         log_mass = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
         below += math.exp(log_mass - n * math.log(2.0))  # P(B <= k)
-        if below > (1.0 - level) / 2.0:
+        if below > (1.0 - _LEVEL) / 2.0:
             break
         k += 1
     k = max(k, 1)
@@ -121,7 +122,6 @@ def paired_ratio(
     *,
     rng: np.random.Generator,
     resamples: int = 2000,
-    level: float = 0.95,
 ) -> Ratio:
     """Ratio of two times from samples taken in the same rounds: exp(median(log a_i / b_i)).
 
@@ -145,7 +145,7 @@ def paired_ratio(
             for start in range(0, resamples, step)
         ]
     )
-    low, high = np.quantile(medians, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    low, high = np.quantile(medians, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0])
     value = float(np.median(logs))
     return Ratio(math.exp(value), math.exp(min(low, value)), math.exp(max(high, value)))
 

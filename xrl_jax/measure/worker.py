@@ -38,17 +38,11 @@ class Worker:
     """Times jobs in a process of its own, which is started at the first need and again after each
     loss.
 
-    May be used from several threads, which take turns job by job. `compilation_cache_dir` is a
-    folder for JAX's persistent compilation cache. Use as a context manager, or call `close`.
+    May be used from several threads, which take turns job by job. Use as a context manager, or call
+    `close`.
     """
 
-    def __init__(
-        self,
-        *,
-        compilation_cache_dir: str | os.PathLike[str] | None = None,
-        start_timeout: float = 120.0,
-    ):
-        self._cache_dir = compilation_cache_dir
+    def __init__(self, *, start_timeout: float = 120.0):
         self._start_timeout = start_timeout
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -176,7 +170,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(self._cache_dir),
+                env=_environment(),
                 process_group=0,  # the terminal's Ctrl-C is for the parent
             )
         except OSError as error:
@@ -266,7 +260,7 @@ def _ending(returncode: int) -> str:
         return f"signal {-returncode}"
 
 
-def _environment(cache_dir: str | os.PathLike[str] | None) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """This process's environment, with what was set by jax.config in it as well."""
     environment = dict(os.environ)
     package_root = str(Path(__file__).resolve().parents[2])
@@ -282,8 +276,4 @@ def _environment(cache_dir: str | os.PathLike[str] | None) -> dict[str, str]:
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the parent uses the device as well
     for name in ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_DISABLE_JIT", "JAX_LOG_COMPILES"):
         environment.pop(name, None)  # random inputs may well give NaNs
-    if cache_dir is not None:
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache_dir)
-        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     return environment

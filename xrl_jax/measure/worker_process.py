@@ -38,9 +38,9 @@ MAX_ROUNDS = 200
 TURN_SECONDS = 2e-4  # short functions are called in a row for about as long
 KEPT_REFERENCES = 4
 KEPT_BYTES = 1 << 30  # of them all; the last is kept whatever it takes
-YARDSTICK_CALLS = 4
-YARDSTICK_SECONDS = 1e-4  # of one call, at least
-YARDSTICK_SIZES = (256, 512, 1024, 2048, 4096)
+REFERENCE_CALLS = 4
+REFERENCE_SECONDS = 1e-4  # of one call, at least
+REFERENCE_SIZES = (256, 512, 1024, 2048, 4096)
 OVERHEAD_SECONDS = 0.15  # spent on timing the overhead of a call
 _LENGTHS = struct.Struct("!IQ")
 
@@ -84,7 +84,7 @@ class _Ready(_Timed):
 
 
 @dataclasses.dataclass
-class _Yardstick(_Timed):
+class _ReferenceKernel(_Timed):
     """What jobs without a reference are timed in turn with."""
 
     multiplications: int  # in a call
@@ -97,7 +97,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._references: collections.OrderedDict[str, _Ready] = collections.OrderedDict()
-        self._yardstick: _Yardstick | None = None  # made for the greeting
+        self._reference_kernel: _ReferenceKernel | None = None  # made for the greeting
         self._results: dict[tuple[Any, ...], Timing] = {}
         self._compiled = 0
 
@@ -105,7 +105,7 @@ class _Server:
         try:
             if header["do"] == "hello":
                 overhead = _overhead()
-                self._yardstick = _yardstick()
+                self._reference_kernel = _reference_kernel()
                 # What JAX has made by now stays: collecting garbage before each job would walk all
                 # of it, for about as long as a job takes.
                 gc.freeze()
@@ -142,7 +142,7 @@ class _Server:
         )
         timing = self._results.get(same)
         if timing is None:
-            against: _Timed | None = self._yardstick
+            against: _Timed | None = self._reference_kernel
             if named is not None:
                 against = self._references[named["identity"]]
                 self._references.move_to_end(named["identity"])
@@ -156,7 +156,7 @@ class _Server:
                 min_rounds=MIN_ROUNDS,
                 max_rounds=MAX_ROUNDS,
                 rng=np.random.default_rng(0),
-                # The yardstick leaves the caches to the job.
+                # The reference kernel leaves the caches to the job.
                 warm_caches=named is not None,
             )
             timing = timing_of(samples["job"], hlo_hash=ready.hlo_hash)
@@ -164,7 +164,7 @@ class _Server:
                 ratio = paired_ratio(
                     samples["job"], samples["against"], rng=np.random.default_rng(0)
                 ).value
-                if isinstance(against, _Yardstick):
+                if isinstance(against, _ReferenceKernel):
                     pace = timing.seconds / ratio / against.multiplications
                     timing = dataclasses.replace(timing, pace=pace)
                 else:
@@ -255,18 +255,18 @@ def _overhead() -> float:
     return timing_of(samples["little"]).seconds
 
 
-def _yardstick() -> _Yardstick:
+def _reference_kernel() -> _ReferenceKernel:
     """A product of two square matrices, as small as takes a while: little memory, several times in
     a row, so that it takes the same after a job that has emptied the caches.
     """
-    for size in YARDSTICK_SIZES:
+    for size in REFERENCE_SIZES:
         x, w = (
             random_input(jax.ShapeDtypeStruct((size, size), np.float32), seed=n) for n in (0, 1)
         )
         product = _warm(jnp.matmul, x, w)
-        if call_seconds(product.run) >= YARDSTICK_SECONDS:
+        if call_seconds(product.run) >= REFERENCE_SECONDS:
             break
-    return _Yardstick(product.run, YARDSTICK_CALLS, multiplications=size**3)
+    return _ReferenceKernel(product.run, REFERENCE_CALLS, multiplications=size**3)
 
 
 def _device_works() -> bool:

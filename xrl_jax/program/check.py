@@ -93,7 +93,7 @@ def _check_inputs(
             view.fail(slot, f"argument {at} is no {node.op}: the program says {wanted}")
         n_results = int(np.sum(view.graph.globals.outputs >= 0)) if weights is None else 0
         if node.op == "input" and not 0 <= node.attrs[0] <= n_results:
-            view.fail(slot, f"again is {node.attrs[0]}, but the body has {n_results} results")
+            view.fail(slot, f"carried is {node.attrs[0]}, but the body has {n_results} results")
 
 
 def check_program(program: Program, *, lowerings: Mapping[str, int] | None = None) -> None:

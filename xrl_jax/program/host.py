@@ -142,16 +142,33 @@ def source_key(node: Node) -> Any:
     return (node.op, node.attrs, node.shape, node.dtype, bits, node.ref)
 
 
+def held(
+    nodes: list[Node],
+    node: Node,
+    operands: Sequence[int],
+    types: Sequence[tuple[tuple[int, ...], str]],
+    after: int | None = None,
+) -> tuple[int, list[int]]:
+    """Append an `opaque` or `call` node whose results have these shapes and dtypes; returns where
+    it is, and where its results are: the node itself, or its projections.
+
+    Args:
+      node, operands, after: as for `operands.attach`.
+    """
+    if len(types) == 1:
+        ((shape, dtype),) = types
+        index = attach(nodes, replace(node, shape=shape, dtype=dtype), operands, after)
+        return index, [index]
+    index = attach(nodes, replace(node, dtype="tuple"), operands, after)
+    for k, (shape, dtype) in enumerate(types):
+        attrs = pack_attrs("proj", {"index": k})
+        nodes.append(Node("proj", (index,), attrs, shape=shape, dtype=dtype))
+    return index, list(range(index + 1, len(nodes)))
+
+
 def called(nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]) -> list[int]:
     """Append a call of a body that gives results like `made`; returns where they are."""
-    if len(made) == 1:
-        call = Node("call", shape=made[0].shape, dtype=made[0].dtype, ref=ref)
-        return [attach(nodes, call, operands)]
-    index = attach(nodes, Node("call", dtype="tuple", ref=ref), operands)
-    for k, one in enumerate(made):
-        attrs = pack_attrs("proj", {"index": k})
-        nodes.append(Node("proj", (index,), attrs, shape=one.shape, dtype=one.dtype))
-    return list(range(index + 1, len(nodes)))
+    return held(nodes, Node("call", ref=ref), operands, [(n.shape, n.dtype) for n in made])[1]
 
 
 def live(graph: HostGraph) -> HostGraph:

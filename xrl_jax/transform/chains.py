@@ -1,4 +1,4 @@
-"""Chains: bodies whose calls feed one another, as the layers of a network do.
+"""Loop-carried values: bodies whose calls feed one another, as the layers of a network do.
 
 A folded layer sees its input as coming from nowhere. What it costs to read it depends on what made
 it, and that is the same layer, one call before: the input says which of the layer's results it is.
@@ -15,23 +15,23 @@ from xrl_jax.graph.operands import flat_operands
 from xrl_jax.program.host import HostGraph, HostProgram
 
 
-def chained(host: HostProgram) -> HostProgram:
-    """The program with `again` set on those inputs of inlined bodies that are, in all calls but the
-    first, the same result of the call before.
+def with_loop_carried(host: HostProgram) -> HostProgram:
+    """The program with `carried` set on those inputs of inlined bodies that are, in all calls but
+    the first, the same result of the call before.
     """
-    again: dict[int, dict[int, int]] = {}  # of a body: result by input
+    carried: dict[int, dict[int, int]] = {}  # of a body: result by input
     shared: set[int] = set()  # called from several graphs, or by control flow
     for graph in (host.main, *host.bodies):
         for body, found in _links(graph, host.bindings).items():
-            if body in again or body in shared:
+            if body in carried or body in shared:
                 shared.add(body)
-            again[body] = found
+            carried[body] = found
         for node in graph.nodes:
             call = call_of(node, host.bindings)
             if call is not None and call.kind != "inline":
                 shared.update(call.bodies)
     bodies = tuple(
-        body if b in shared else _marked(body, again.get(b, {}), host.bindings)
+        body if b in shared else _marked(body, carried.get(b, {}), host.bindings)
         for b, body in enumerate(host.bodies)
     )
     return replace(host, bodies=bodies)
@@ -58,11 +58,11 @@ def _links(graph: HostGraph, bindings: Sequence[Binding]) -> dict[int, dict[int,
     return {body: links.get(body, {}) for body in last}
 
 
-def _marked(body: HostGraph, again: dict[int, int], bindings: Sequence[Binding]) -> HostGraph:
+def _marked(body: HostGraph, carried: dict[int, int], bindings: Sequence[Binding]) -> HostGraph:
     nodes = list(body.nodes)
     for i, node in enumerate(nodes):
         position = position_of(node, bindings)
-        if node.op == "input" and position in again:
-            attrs = pack_attrs("input", {"again": again[position] + 1})
+        if node.op == "input" and position in carried:
+            attrs = pack_attrs("input", {"carried": carried[position] + 1})
             nodes[i] = replace(node, attrs=attrs)
     return replace(body, nodes=tuple(nodes))

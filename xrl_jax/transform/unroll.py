@@ -24,7 +24,7 @@ from xrl_jax.program.host import (
     reassemble,
 )
 from xrl_jax.program.program import Program
-from xrl_jax.transform.chains import chained
+from xrl_jax.transform.chains import with_loop_carried
 from xrl_jax.transform.rows import joined, reshaped, sliced
 
 MOST_STEPS = 64
@@ -45,7 +45,7 @@ def unrolled(program: Program) -> Program:
         unrolling.bodies.append(unrolling.graph(body))
     main = unrolling.graph(host.main)
     rows = tuple(unrolling.bindings.rows)
-    return reassemble(program, chained(HostProgram(main, tuple(unrolling.bodies), rows)))
+    return reassemble(program, with_loop_carried(HostProgram(main, tuple(unrolling.bodies), rows)))
 
 
 @dataclass

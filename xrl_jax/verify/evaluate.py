@@ -162,10 +162,6 @@ def _pow(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Va
     return domain.unknown("pow", tuple(args))
 
 
-def _rsqrt(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
-    return domain.div(domain.const(1.0), domain.monotone("sqrt", args[0]))
-
-
 def _logistic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     if isinstance(domain, Integers):
         return domain.monotone("logistic", args[0])
@@ -188,10 +184,6 @@ def _cast(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> V
     return domain.unknown(f"cast {dtypes[0]} {node.dtype}", (args[0],))
 
 
-def _abs(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
-    return np.abs(args[0]) if isinstance(domain, Integers) else domain.unknown("abs", (args[0],))
-
-
 def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     axes = node.axes
     kept = tuple(1 if d in axes else n for d, n in enumerate(node.shape))
@@ -205,24 +197,12 @@ def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -
 # --- movement
 
 
-def _transpose(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.transpose(args[0], node.dims("perm", args[0].ndim))
-
-
-def _reshape(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.reshape(args[0], node.shape)
-
-
 def _broadcast(node: Node, args: list[Value], domain: Domain) -> Value:
     dims = node.dims("dims", args[0].ndim)
     wide = [1] * len(node.shape)
     for i, d in enumerate(dims):
         wide[d] = args[0].shape[i]
     return np.broadcast_to(np.reshape(args[0], wide), node.shape)
-
-
-def _concat(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.concatenate(args, axis=node.number("axis"))
 
 
 def _slice(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -250,10 +230,6 @@ def _pad(node: Node, args: list[Value], domain: Domain) -> Value:
     rank = args[0].ndim
     low, high, interior = (node.dims(f, rank) for f in ("low", "high", "interior"))
     return padded(args[0], low, high, interior, args[1])
-
-
-def _rev(node: Node, args: list[Value], domain: Domain) -> Value:
-    return np.flip(args[0], node.axes)
 
 
 def _reduce(node: Node, args: list[Value], domain: Domain) -> Value:
@@ -350,10 +326,14 @@ def _cumulative(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 _MOVEMENT: Mapping[str, Callable[..., Any]] = {
-    "transpose": _transpose, "reshape": _reshape, "broadcast": _broadcast, "concat": _concat,
-    "slice": _slice, "pad": _pad, "rev": _rev, "reduce_sum": _reduce, "reduce_max": _reduce,
-    "reduce_min": _reduce, "window_sum": _window, "window_max": _window, "window_min": _window,
-    "dot": _dot, "conv": _conv, "cumsum": _cumulative, "cummax": _cumulative, "cummin": _cumulative,
+    "transpose": lambda node, args, _: np.transpose(args[0], node.dims("perm", args[0].ndim)),
+    "reshape": lambda node, args, _: np.reshape(args[0], node.shape),
+    "concat": lambda node, args, _: np.concatenate(args, axis=node.number("axis")),
+    "rev": lambda node, args, _: np.flip(args[0], node.axes),
+    "broadcast": _broadcast, "slice": _slice, "pad": _pad, "dot": _dot, "conv": _conv,
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min"), _reduce),
+    **dict.fromkeys(("window_sum", "window_max", "window_min"), _window),
+    **dict.fromkeys(("cumsum", "cummax", "cummin"), _cumulative),
 }  # fmt: skip
 _SPECIAL: Mapping[str, Callable[..., Any]] = {
     "max": lambda n, a, t, d: _extreme(d, a[0], a[1], 1),
@@ -365,11 +345,13 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
     "square": lambda n, a, t, d: d.mul(a[0], a[0]),
     "integer_pow": lambda n, a, t, d: _integer_pow(d, a[0], n.number("exponent")),
     "pow": _pow,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda n, a, t, d: d.div(d.const(1.0), d.monotone("sqrt", a[0])),
     "sqrt": lambda n, a, t, d: d.monotone("sqrt", a[0]),
     "logistic": _logistic,
     "tanh": _tanh,
-    "abs": _abs,
+    "abs": lambda n, a, t, d: (
+        np.abs(a[0]) if isinstance(d, Integers) else d.unknown("abs", (a[0],))
+    ),
     "copy": lambda n, a, t, d: a[0],
     "cast": _cast,
     "softmax": _softmax,

@@ -229,8 +229,8 @@ class _Filling(Sketch):
         return at
 
     def lowered(self, node: Node) -> Node:
-        """The node in one of its other forms."""
-        forms = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
-        if not forms:
+        """The node with one of its other lowerings."""
+        others = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
+        if not others:
             raise Rejected
-        return replace(node, lowering=int(self.rng.choice(forms)))
+        return replace(node, lowering=int(self.rng.choice(others)))

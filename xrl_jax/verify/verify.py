@@ -1,7 +1,7 @@
 """Verification of rewrite rules: the engine rewrites random graphs, and both sides are computed in
 an exact domain.
 
-For every way a rule's commutative operators can be turned, random graphs that hold the left-hand
+For every commutative variant of a rule, random graphs that hold the left-hand
 side are drawn (`instances`) and handed to the jitted engine, which binds, evaluates the conditions
 and rewrites; so what is verified is the compiled rule. Where it fires, the graphs before and after
 are compared (`compare`).
@@ -11,7 +11,7 @@ right-hand side of the wrong type wherever the two differ in size, and such a re
 candidate; so ordinary graphs, whose sizes are rarely equal, rarely show it.
 
 A rule is refused when one instance differs, is ill-typed or not in normal form, or when no instance
-of some turning fires.
+of some variant fires.
 
 What a rule does to special values is found out beside that (`contract`): what it breaks must be
 stated in its text, by `(assumes finite)`.
@@ -48,10 +48,10 @@ ROWS = (
 )
 CODE = 128
 BATCH = 128
-_TURNS = 3  # samples that share the kinds of special values between them
+_SHARES = 3  # samples that share the kinds of special values between them
 _TOLERANCE = 1e-9  # of float64, relative to the largest element
 _ROUNDS = 60
-_DRAWS = 24  # for one turning in one round
+_DRAWS = 24  # for one variant in one round
 # Graphs of equal sizes drawn for a rule beside `samples`: one that computes attributes can
 # compute those of another axis, which about one graph in ten shows; where they are copied only, a
 # mistake shows in every fourth.
@@ -65,7 +65,7 @@ class Verdict:
     Attributes:
       rule: its name.
       evidence: the domain both sides were compared in.
-      ok: whether every instance agreed and every turning of the pattern fired.
+      ok: whether every instance agreed and every variant of the pattern fired.
       samples: how many instances fired.
       bound: in the field, the chance that one instance hides a difference (degree / prime); for
         floats, the largest error.
@@ -84,8 +84,8 @@ class Verdict:
 
 
 @dataclass
-class _Turning:
-    """One entry of a table under test."""
+class _Tested:
+    """A commutative variant of a rule, and what its instances have shown so far."""
 
     rule: int
     variant: Rule
@@ -100,7 +100,7 @@ class _Turning:
 @dataclass
 class _State:
     verdict: Verdict
-    turnings: list[_Turning] = field(default_factory=list)
+    tested: list[_Tested] = field(default_factory=list)
 
 
 def verify_rule(rule: Rule, *, seed: int = 0, samples: int = 32) -> Verdict:
@@ -130,10 +130,10 @@ def verify_rules(
     Args:
       rules: any rules, names distinct.
       seed: the same seed draws the same instances.
-      samples: instances that must fire, over all turnings of a rule; at least two of each turning.
+      samples: instances that must fire, over all variants of a rule; at least two of each variant.
         More than as many again are drawn with equal sizes, whether they fire or not.
       evidence: compare in this domain instead of the rules' own.
-      rounds: how often new instances are drawn for a turning that has not fired enough.
+      rounds: how often new instances are drawn for a variant that has not fired enough.
 
     Raises:
       RuleError: a rule is too large for the table.
@@ -174,43 +174,43 @@ def _verify_chunk(
 ) -> list[Verdict]:
     table = compile_rules(rules, min_rows=ROWS, min_code=CODE).table
     states: list[_State] = []
-    turnings: list[_Turning] = []
+    tested: list[_Tested] = []
     for i, rule in enumerate(rules):
         turned = variants(rule)
         equal = samples + (_EQUAL_COMPUTED if _computes(rule) else _EQUAL)
         own = [
-            _Turning(
+            _Tested(
                 i,
                 v,
                 hints_of(rule.conditions),
-                np.random.default_rng([seed, len(turnings) + k, len(rule.name)]),
+                np.random.default_rng([seed, len(tested) + k, len(rule.name)]),
                 max(2, -(-samples // len(turned))),
                 -(-equal // len(turned)),
             )
             for k, v in enumerate(turned)
         ]
-        turnings += own
+        tested += own
         states.append(_State(Verdict(rule.name, evidence or rule.evidence, True, 0, 0.0), own))
     for _ in range(rounds):
-        open_ = [t.fired < t.wanted and states[t.rule].verdict.ok for t in turnings]
+        open_ = [t.fired < t.wanted and states[t.rule].verdict.ok for t in tested]
         if not any(open_):
             break
         batch: list[tuple[int, Instance]] = []
-        for e, t in enumerate(turnings):
+        for e, t in enumerate(tested):
             if open_[e]:
                 draws = _DRAWS if t.drawn > 4 * _DRAWS else 2 * t.wanted
                 batch += [(e, i) for i in _drawn(t, draws)]
         for e, instance, after in _fired(table, batch):
-            t = turnings[e]
+            t = tested[e]
             if states[t.rule].verdict.ok and t.fired < t.wanted:
                 t.fired += 1
                 _compare(states[t.rule], instance, after, t.rng, seed)
     batch = []
-    for e, t in enumerate(turnings):
+    for e, t in enumerate(tested):
         if states[t.rule].verdict.ok and t.fired:
             batch += [(e, i) for i in _drawn(t, t.equal, equal=True)]
     for e, instance, after in _fired(table, batch):
-        t = turnings[e]
+        t = tested[e]
         if states[t.rule].verdict.ok:
             _compare(states[t.rule], instance, after, t.rng, seed)
     return [_closed(s) for s in states]
@@ -227,13 +227,13 @@ def _computes(rule: Rule) -> bool:
     return bool(rule.lets) or any(map(term, (*rule.rhs, *(t for _, t in rule.nodes))))
 
 
-def _drawn(turning: _Turning, wanted: int, *, equal: bool = False) -> Iterator[Instance]:
+def _drawn(tested: _Tested, wanted: int, *, equal: bool = False) -> Iterator[Instance]:
     """Up to this many instances that fit the engine."""
     for _ in range(4 * wanted):
         if wanted == 0:
             return
-        instance = propose(turning.variant, turning.hints, turning.rng, equal=equal)
-        turning.drawn += 1
+        instance = propose(tested.variant, tested.hints, tested.rng, equal=equal)
+        tested.drawn += 1
         if instance is not None and len(instance.nodes) + 12 < BUCKET:
             wanted -= 1
             yield instance
@@ -252,7 +252,7 @@ def _fired(
 
 def _closed(state: _State) -> Verdict:
     verdict = state.verdict
-    silent = [t for t in state.turnings if t.fired == 0]
+    silent = [t for t in state.tested if t.fired == 0]
     if verdict.ok and silent:
         patterns = " , ".join(show(p) for p in silent[0].variant.lhs)
         why = f"no instance fired in {silent[0].drawn} draws of {patterns}"
@@ -299,7 +299,7 @@ def _compare(
         problem = f"the sides differ (error {error:.3g})"
     breaks = verdict.breaks
     if not problem and not breaks and not any(n.lowering for n in (*before.nodes, *nodes)):
-        kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _TURNS == 0]
+        kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _SHARES == 0]
         with contextlib.suppress(CannotEvaluateError):
             breaks = contract.broken(before, nodes, outputs, rng, kinds)
     bound = max(verdict.bound, error)

@@ -226,10 +226,6 @@ def _window_sum(w: Writer, op: Op) -> Value:
     return w.apply("Mul", pool(w, op, "AveragePool", count_include_pad=1), size)
 
 
-def _window_max(w: Writer, op: Op) -> Value:
-    return pool(w, op, "MaxPool")
-
-
 _DIRECT = (
     "neg Neg exp Exp log Log tanh Tanh logistic Sigmoid sqrt Sqrt sin Sin cos Cos tan Tan "
     "asin Asin acos Acos atan Atan sinh Sinh cosh Cosh asinh Asinh acosh Acosh atanh Atanh erf Erf "
@@ -277,7 +273,7 @@ TABLE: Mapping[str, Writing] = MappingProxyType(
         "cumsum": _cumsum,
         "softmax": _softmax,
         "window_sum": _window_sum,
-        "window_max": _window_max,
+        "window_max": lambda w, op: pool(w, op, "MaxPool"),
         "conv": conv,
         "dot": dot,
         # Primitives that the op table does not have.

@@ -47,19 +47,18 @@ def gather(node: Node, x: Value, index: Value) -> Array:
     return gather_axis(x, wrap(index, x.shape[axis]), axis)
 
 
-def grid(shape: tuple[int, ...], axis: int, index: Array) -> list[Array]:
-    """Return one index array per axis: the position itself, but `index` along `axis`."""
-    own = [lax.broadcasted_iota(index.dtype, shape, i) for i in range(len(shape))]
+def points_along(index: Array, axis: int) -> Array:
+    """Points for `gather_points`: the position itself, but `index` along `axis`."""
+    own = [lax.broadcasted_iota(index.dtype, index.shape, i) for i in range(index.ndim)]
     own[axis] = index
-    return own
+    return jnp.stack(own, axis=-1)
 
 
 def gather_elements(node: Node, x: Value, index: Value) -> Array:
     x = device(x)
     axis = axis_of(node.get("axis", 0), x.ndim)
     index = wrap(index, x.shape[axis])
-    places = jnp.stack(grid(index.shape, axis, index), axis=-1)
-    return gather_points(x, places)
+    return gather_points(x, points_along(index, axis))
 
 
 def gather_points(x: Array, places: Array, batch: int = 0) -> Array:
@@ -115,8 +114,7 @@ def scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Arra
     x, updates = device(x), device(updates)
     axis = axis_of(node.get("axis", 0), x.ndim)
     index = wrap(index, x.shape[axis])
-    places = jnp.stack(grid(index.shape, axis, index), axis=-1)
-    return scatter_points(x, places, updates, node.get("reduction", "none"))
+    return scatter_points(x, points_along(index, axis), updates, node.get("reduction", "none"))
 
 
 def scatter_nd(node: Node, x: Value, places: Value, updates: Value) -> Array:
@@ -136,7 +134,7 @@ def tensor_scatter(node: Node, cache: Value, update: Value, starts: Value | None
         index = index + lax.broadcast_in_dim(first, update.shape, (0,))
     if node.get("mode", "linear") == "circular":
         index = lax.rem(index, np.int32(length))
-    return scatter_points(cache, jnp.stack(grid(update.shape, axis, index), -1), update, "none")
+    return scatter_points(cache, points_along(index, axis), update, "none")
 
 
 def one_hot(node: Node, index: Value, depth: Value, values: Value) -> Array:
@@ -197,7 +195,7 @@ def reverse_sequence(node: Node, x: Value, lengths: Value) -> Array:
     length = lax.convert_element_type(device(lengths), np.int32)
     length = lax.broadcast_in_dim(length, x.shape, (batch,))
     index = lax.select(steps < length, length - np.int32(1) - steps, steps)
-    return gather_points(x, jnp.stack(grid(x.shape, time, index), axis=-1))
+    return gather_points(x, points_along(index, time))
 
 
 def known_only(node: Node, *values: Value | None) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from xrl_jax.frontends.onnx_ops.base import Array, Node, Translation, Value, align, device, like
+from xrl_jax.frontends.onnx_ops.elementwise import unary
 
 
 def matmul_arrays(a: Array, b: Array, out: np.dtype | None = None) -> Array:
@@ -41,12 +42,8 @@ def einsum(node: Node, *operands: Value) -> Array:
     return jnp.einsum(equation, *(device(x) for x in operands))
 
 
-def determinant(node: Node, x: Value) -> Array:
-    return jnp.linalg.det(device(x))
-
-
 TRANSLATIONS: dict[str, Translation] = {
-    "Det": determinant,
+    "Det": unary(jnp.linalg.det),
     "Einsum": einsum,
     "Gemm": gemm,
     "MatMul": matmul,

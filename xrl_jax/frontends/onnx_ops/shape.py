@@ -121,7 +121,7 @@ def split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Array, ...]
     return tuple(lax.split(device(x), parts, axis))
 
 
-def slice_bounds(node: Node, rank: int, inputs: tuple[Value | None, ...]):
+def slice_bounds(node: Node, inputs: tuple[Value | None, ...]):
     """Return starts, ends, axes and steps: attributes before opset 10, inputs since."""
     if node.opset < 10:
         starts, ends = node.attributes["starts"], node.attributes["ends"]
@@ -141,7 +141,7 @@ def slice_(node: Node, x: Value, *inputs: Value | None) -> Array:
     x = device(x)
     cuts = [slice(None)] * x.ndim
     reverse = []
-    bounds = zip(*slice_bounds(node, x.ndim, inputs), strict=True)
+    bounds = zip(*slice_bounds(node, inputs), strict=True)
     for start, end, axis, step in bounds:
         axis = axis_of(axis, x.ndim)
         length = x.shape[axis]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from xrl_jax.libraries.onednn.attention import MOST_ROOM, room
+from xrl_jax.libraries.onednn.lift import cut
 from xrl_jax.libraries.onednn.spec import (
     Attention,
     Binary,
@@ -29,10 +30,9 @@ _LEAST_ROWS = 8  # of the left operand; with fewer, the right ones are not worth
 
 def attended(part: Partition) -> Partition:
     """The same partition with attention in place of its parts."""
-    n = len(part.inputs)
     uses = Counter([*part.outputs, *(a for i in part.code for a in i.args)])
-    each = {v: _attention(part, last, uses) for v, last in enumerate(part.code, n)}
-    return _with_others(part, {v: made for v, made in each.items() if made is not None})
+    code = tuple(_attention(part, last, uses) or last for last in part.code)
+    return cut(replace(part, code=code), part.outputs, keep_inputs=True)[0]
 
 
 def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
@@ -46,8 +46,8 @@ def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> I
     left, right = last.args
     *batch, m, d = last.shape
     for weights, is_turned, values, shape in (
-        (_maker(part, left, uses), op.left_turned, right, (*batch, m, d)),
-        (_maker(part, right, uses), not op.right_turned, left, (*batch, d, m)),
+        (_producer(part, left, uses), op.left_turned, right, (*batch, m, d)),
+        (_producer(part, right, uses), not op.right_turned, left, (*batch, d, m)),
     ):
         if weights is None or weights.is_turned != is_turned:
             continue
@@ -66,7 +66,7 @@ def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Ins
     if not isinstance(made.op, Loop):
         return None
     for at, a in enumerate(made.args):
-        found = _maker(part, a, uses)
+        found = _producer(part, a, uses)
         if found is None or found.is_turned:
             continue
         scores = part.code[found.value - len(part.inputs)]
@@ -77,14 +77,14 @@ def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Ins
     return None
 
 
-class _Maker(NamedTuple):
+class _Producer(NamedTuple):
     """A value that others are made of by moving its numbers, the last two axes turned or not."""
 
     value: int
     is_turned: bool
 
 
-def _maker(part: Partition, value: int, uses: Mapping[int, int]) -> _Maker | None:
+def _producer(part: Partition, value: int, uses: Mapping[int, int]) -> _Producer | None:
     """Of which value this one is made, if it is used for nothing else; None if that is an input."""
     n, turns, is_reshaped = len(part.inputs), 0, False
     while value >= n and uses[value] == 1:
@@ -94,7 +94,7 @@ def _maker(part: Partition, value: int, uses: Mapping[int, int]) -> _Maker | Non
         elif isinstance(made.op, Reshape):
             is_reshaped |= part.shape(made.args[0])[-2:] != made.shape[-2:]
         else:
-            return None if turns and is_reshaped else _Maker(value, turns % 2 == 1)
+            return None if turns and is_reshaped else _Producer(value, turns % 2 == 1)
         (value,) = made.args
     return None
 
@@ -143,22 +143,3 @@ def _with_addend(loop: Loop, at: int) -> Loop:
     code = [replace(i, args=tuple(map(moved, i.args))) for i in loop.code]
     added = Instruction(Binary("add"), (at, n), shape)
     return replace(loop, inputs=(*loop.inputs, shape), code=(added, *code))
-
-
-def _with_others(part: Partition, found: Mapping[int, Instruction]) -> Partition:
-    """The partition with these instructions in place of its own, by their values, and without what
-    nothing needs then.
-    """
-    n = len(part.inputs)
-    code = {v: found.get(v, i) for v, i in enumerate(part.code, n)}
-    needed = set(part.outputs)
-    for v, i in reversed(code.items()):
-        if v in needed:
-            needed.update(i.args)
-    number = {v: v for v in range(n)}
-    kept: list[Instruction] = []
-    for v, i in code.items():
-        if v in needed:
-            number[v] = n + len(kept)
-            kept.append(replace(i, args=tuple(number[a] for a in i.args)))
-    return replace(part, code=tuple(kept), outputs=tuple(number[o] for o in part.outputs))

@@ -42,15 +42,21 @@ def lifted(part: Partition, known: Sequence[bool]) -> Lifted:
     made = tuple(v for v in range(n, len(fixed)) if worked[v] and v in used)
     if not made:
         return Lifted(part, tuple(range(n)), None, ())
-    before, needs = _cut(part, made, ())
-    rest, taken = _cut(part, part.outputs, made)
+    before, needs = cut(part, made)
+    rest, taken = cut(part, part.outputs, made)
     return Lifted(rest, taken, before, needs)
 
 
-def _cut(
-    part: Partition, outputs: tuple[int, ...], given: tuple[int, ...]
+def cut(
+    part: Partition,
+    outputs: tuple[int, ...],
+    given: tuple[int, ...] = (),
+    *,
+    keep_inputs: bool = False,
 ) -> tuple[Partition, tuple[int, ...]]:
-    """What makes these values of values that are given and of inputs, and which inputs."""
+    """What makes these values of values that are given and of inputs, and which inputs: those that
+    are needed, or all.
+    """
     n = len(part.inputs)
     needed, stack = set(given), list(outputs)
     while stack:
@@ -58,7 +64,7 @@ def _cut(
         if v not in needed:
             needed.add(v)
             stack += part.code[v - n].args if v >= n else ()
-    taken = tuple(v for v in range(n) if v in needed)
+    taken = tuple(v for v in range(n) if keep_inputs or v in needed)
     made = [v for v in range(n, n + len(part.code)) if v in needed and v not in given]
     place = {v: at for at, v in enumerate((*taken, *given, *made))}
     code = tuple(

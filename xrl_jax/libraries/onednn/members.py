@@ -59,26 +59,26 @@ class Member(NamedTuple):
         return [o.variable for o in self.operands]
 
 
-def _operands(e: Any, op: Op, maker: dict[Any, Any]) -> list[Operand]:
+def _operands(e: Any, op: Op, producer: dict[Any, Any]) -> list[Operand]:
     """What the operator takes; a number is none."""
     if isinstance(op, Binary):
-        sources = [_source(v, e, maker) for v in e.invars]
+        sources = [_source(v, e, producer) for v in e.invars]
         return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
     if isinstance(op, Repeat):
-        return [_source(e.outvars[0], e, maker)]
+        return [_source(e.outvars[0], e, producer)]
     atoms = e.invars
     if isinstance(op, Clip | Scale | Map):
-        atoms = [v for v in atoms if _number(v, maker) is None]
+        atoms = [v for v in atoms if _number(v, producer) is None]
     if isinstance(op, Map):
-        return [_source(v, e, maker) for v in atoms]
+        return [_source(v, e, producer) for v in atoms]
     return [Operand(v, v.aval.shape) for v in atoms]
 
 
-def _source(v: Any, of: Any, maker: dict[Any, Any]) -> Operand:
+def _source(v: Any, of: Any, producer: dict[Any, Any]) -> Operand:
     """The variable that an equation takes, or the one that it repeats along axes of size 1."""
     if not v.aval.shape:
         return Operand(v, (1,) * len(of.outvars[0].aval.shape))
-    e = maker.get(v)
+    e = producer.get(v)
     if e is None or not is_broadcast(e) or isinstance(e.invars[0], Literal):
         return Operand(v, v.aval.shape)
     source, axes = e.invars[0], e.params["broadcast_dimensions"]
@@ -96,20 +96,20 @@ def _is_array(v: Any, e: Any) -> bool:
     return not isinstance(v, Literal) and v.aval.shape == e.outvars[0].aval.shape
 
 
-def as_member(e: Any, maker: dict[Any, Any]) -> Member | None:
+def as_member(e: Any, producer: dict[Any, Any]) -> Member | None:
     """The equation as the library's; None if the library cannot do it."""
-    op = _as_op(e, maker)
+    op = _as_op(e, producer)
     if op is None:
         return None
-    member = _member(e, op, maker)
+    member = _member(e, op, producer)
     if member is None and isinstance(op, Binary):
-        member = _member(e, Map(op.kind, (None, None)), maker)
+        member = _member(e, Map(op.kind, (None, None)), producer)
     return member
 
 
-def _member(e: Any, op: Op, maker: dict[Any, Any]) -> Member | None:
+def _member(e: Any, op: Op, producer: dict[Any, Any]) -> Member | None:
     """The equation as this operator; None if the library has no kernel for the shapes."""
-    operands = _operands(e, op, maker)
+    operands = _operands(e, op, producer)
     if loops.is_element(op):
         possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
         return Member(e, op, operands) if possible else None
@@ -118,7 +118,7 @@ def _member(e: Any, op: Op, maker: dict[Any, Any]) -> Member | None:
     return Member(e, op, operands) if kernels.is_possible(alone) else None
 
 
-def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
+def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
     """What the equation would be to the library; None if the library has nothing of its kind."""
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
@@ -136,9 +136,9 @@ def _as_op(e: Any, maker: dict[Any, Any]) -> Op | None:
         case "reduce_window_sum":
             return _pool("sum", p)
         case kind if kind in BINARY:
-            return _with_number(e, maker) or _binary(e, maker) or _map(e, maker)
+            return _with_number(e, producer) or _binary(e, producer) or _map(e, producer)
         case kind if kind in MAPS:
-            return _map(e, maker)
+            return _map(e, producer)
         case "reduce_sum" | "reduce_max" | "reduce_min":
             return _reduction(kind.removeprefix("reduce_"), e.invars[0].aval.shape, p["axes"])
         case "reshape" | "squeeze" | "expand_dims" | "copy" | "stop_gradient":
@@ -192,9 +192,9 @@ def _has_literal(e: Any) -> bool:
     return any(isinstance(v, Literal) for v in e.invars)
 
 
-def _with_number(e: Any, maker: dict[Any, Any]) -> Clip | Scale | None:
+def _with_number(e: Any, producer: dict[Any, Any]) -> Clip | Scale | None:
     """An operation on an array and a number."""
-    numbers = [_number(v, maker) for v in e.invars]
+    numbers = [_number(v, producer) for v in e.invars]
     at = 0 if numbers[0] is None else 1  # of the array
     number = numbers[1 - at]
     if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
@@ -218,9 +218,9 @@ def _is_inverted(number: float) -> bool:
     return _SMALLEST <= abs(number) <= 1 / _SMALLEST
 
 
-def _map(e: Any, maker: dict[Any, Any]) -> Map | None:
+def _map(e: Any, producer: dict[Any, Any]) -> Map | None:
     """An elementwise function with at least one array."""
-    kind, numbers = e.primitive.name, tuple(_number(v, maker) for v in e.invars)
+    kind, numbers = e.primitive.name, tuple(_number(v, producer) for v in e.invars)
     if kind == "integer_pow":
         if abs(e.params["y"]) > _LARGEST_POWER:
             return None
@@ -231,27 +231,27 @@ def _map(e: Any, maker: dict[Any, Any]) -> Map | None:
     return Map(kind, numbers) if arrays else None
 
 
-def _binary(e: Any, maker: dict[Any, Any]) -> Binary | None:
+def _binary(e: Any, producer: dict[Any, Any]) -> Binary | None:
     """An operation on two arrays, of which one may have axes of size 1: the second, unless they can
     be exchanged.
     """
     kind, shape = e.primitive.name, e.outvars[0].aval.shape
     if any(isinstance(v, Literal) for v in e.invars):
         return None
-    first, second = (_source(v, e, maker).shape == shape for v in e.invars)
+    first, second = (_source(v, e, producer).shape == shape for v in e.invars)
     exchanged = kind not in ("sub", "div")
     return Binary(kind) if first or (second and exchanged) else None
 
 
-def _number(v: Any, maker: dict[Any, Any]) -> float | None:
+def _number(v: Any, producer: dict[Any, Any]) -> float | None:
     """The number that an operand is, or is an array of; None if it is neither."""
     if isinstance(v, Literal):
         number = float(v.val) if np.shape(v.val) == () else math.nan
         return None if math.isnan(number) else number
-    e = maker.get(v)
+    e = producer.get(v)
     if e is not None and is_broadcast(e):
-        return _number(e.invars[0], maker)
+        return _number(e.invars[0], producer)
     if e is not None and e.primitive.name == "div" and v.aval.shape == ():
-        over, under = (_number(n, maker) for n in e.invars)
+        over, under = (_number(n, producer) for n in e.invars)
         return over / under if over is not None and under else None
     return None

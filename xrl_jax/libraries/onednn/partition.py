@@ -73,12 +73,12 @@ class _Stage:
     members: list[Member]
     outputs: list[Any]
     fixed: set[Any]  # variables that are made of weights alone
-    maker: dict[Any, Any]  # the equation that makes a variable
+    producer: dict[Any, Any]  # the equation that makes a variable
 
 
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
     """The jaxpr's equations, each in the first stage where all it needs is there."""
-    maker = {v: e for e in jaxpr.eqns for v in e.outvars}
+    producer = {v: e for e in jaxpr.eqns for v in e.outvars}
     fixed = set(jaxpr.constvars) | {v for v, k in zip(jaxpr.invars, known, strict=True) if k}
     level: dict[Any, int] = {}  # of a variable: the partition it is in, or the last it needs
     inside: dict[Any, Member] = {}  # by their results
@@ -89,7 +89,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             fixed.update(e.outvars)
             continue
         at = max((level.get(v, 0) for v in operands), default=0)
-        member = as_member(e, maker)
+        member = as_member(e, producer)
         if member is not None:
             own = max(level.get(v, 0) + (v not in inside) for v in member.taken)
             feeds = any(v in inside and level[v] == own for v in member.taken)
@@ -106,7 +106,9 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
             continue  # members take what it repeats
         for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
-    stages = [_Stage([], [], [], fixed, maker) for _ in range(max(level.values(), default=0) + 2)]
+    stages = [
+        _Stage([], [], [], fixed, producer) for _ in range(max(level.values(), default=0) + 2)
+    ]
     for e in jaxpr.eqns:
         v = e.outvars[0] if e.outvars else None
         if v in inside:
@@ -155,7 +157,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     part = attended(looped(part))
     if not kernels.is_possible(part):
         for m in stage.members:
-            _run_alone(m.equation, stage.maker, env)
+            _run_alone(m.equation, stage.producer, env)
         return
 
     def array(i: int) -> jax.Array:
@@ -170,11 +172,11 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
         env[v] = y.astype(v.aval.dtype)
 
 
-def _run_alone(e: Any, maker: dict[Any, Any], env: dict[Any, Any]) -> None:
+def _run_alone(e: Any, producer: dict[Any, Any], env: dict[Any, Any]) -> None:
     """An equation, and the repeating ones before it that a call would do without."""
     for v in variables(e.invars):
         if v not in env:
-            _run_alone(maker[v], maker, env)
+            _run_alone(producer[v], producer, env)
     equations.run([e], env)
 
 
