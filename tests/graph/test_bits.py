@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xrl_jax.graph.bits import first_set, sums_to, words_of
+from xrl_jax.graph.bits import first_set, words_of
 
 
 def flags(*at: int, size: int = 96) -> jax.Array:
@@ -16,12 +16,6 @@ def flags(*at: int, size: int = 96) -> jax.Array:
 
 def test_flags_as_words_the_first_the_lowest_bit() -> None:
     assert words_of(flags(0, 1, 33, 63, size=64)).tolist() == [3, 0x80000002]
-
-
-@pytest.mark.parametrize("n", [1, 16, 32, 33, 300, 5000])
-def test_sums_up_to_and_with_each_number(n: int) -> None:
-    numbers = np.random.default_rng(n).integers(-5, 5, n, np.int32)
-    assert sums_to(jnp.asarray(numbers)).tolist() == np.cumsum(numbers).tolist()
 
 
 @pytest.mark.parametrize(

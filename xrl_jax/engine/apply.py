@@ -14,7 +14,7 @@ from xrl_jax.engine.pairs import independent
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.bits import first_set, sums_to
+from xrl_jax.graph.bits import first_set
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import P, Q, RuleTable
@@ -127,7 +127,7 @@ def _with_new(
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
     free = first_set(is_free, Q)
     # Unused new nodes take no slot: the k-th used one gets the k-th free slot.
-    slots = jnp.where(used, free[jnp.maximum(sums_to(used.astype(jnp.int32)) - 1, 0)], 0)
+    slots = jnp.where(used, free[jnp.maximum(jnp.cumsum(used) - 1, 0)], 0)
     full = jnp.any(used & (slots == 0))
     fits &= independent(graph, new.root, new.partner)
     ok = fits & ~full

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from xrl_jax.engine import interpreter
 from xrl_jax.engine.new_nodes import NewNodes, new_nodes
-from xrl_jax.graph.bits import sums_to
 from xrl_jax.graph.graph import Nodes, TensorGraph
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.language import bytecode
@@ -215,7 +214,7 @@ def _packed(wanted: jax.Array) -> jax.Array:
     so that what is put there need not be put into an order first.
     """
     each = jnp.arange(len(wanted), dtype=jnp.int32)
-    return jnp.where(wanted, sums_to(wanted.astype(jnp.int32)) - 1, len(wanted) + each)
+    return jnp.where(wanted, jnp.cumsum(wanted, dtype=jnp.int32) - 1, len(wanted) + each)
 
 
 def _different(
@@ -248,6 +247,6 @@ def _different(
     new &= entry[order] >= 0
     none = jnp.zeros(s, jnp.int32)
     leaders = none.at[_packed(new)].set(order, mode="drop", unique_indices=True)
-    like = none.at[order].set(sums_to(new.astype(jnp.int32)) - 1, unique_indices=True)
+    like = none.at[order].set(jnp.cumsum(new) - 1, unique_indices=True)
     like = jnp.where(entry >= 0, like, _NOWHERE)
     return leaders, like, jnp.sum(new)

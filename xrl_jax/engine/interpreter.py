@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bits import sums_to
 from xrl_jax.graph.graph import Nodes, pack_attrs
 from xrl_jax.language.bytecode import CODE, LITERAL, OPCODES, K, R
 from xrl_jax.runtime.engine_jit import wide
@@ -121,7 +120,7 @@ def _execute(
         return jnp.argmax(perm[:, None, :] == lane[:, None], axis=2).astype(jnp.int32)
 
     def pack() -> jax.Array:
-        before_end = head & (jax.vmap(sums_to)(((x < 0) & head).astype(jnp.int32)) == 0)
+        before_end = head & (jnp.cumsum((x < 0) & head, axis=1) == 0)
         return full(jnp.sum(jnp.where(before_end, (x + 1) * powers, 0), axis=1))
 
     def put() -> jax.Array:
@@ -141,7 +140,7 @@ def _execute(
         ("layout",): lambda: full(_layout_code(x, layouts)),
         ("axis-perm",): lambda: layouts[jnp.clip(x[:, 0], 0, len(layouts) - 1)],
         ("put",): put,
-        ("cumsum",): lambda: jax.vmap(sums_to)(x),
+        ("cumsum",): lambda: jnp.cumsum(x, axis=1),
     }
     family = np.full(len(OPCODES), -1, np.int32)
     for i, names in enumerate(costly):

@@ -24,7 +24,7 @@ from xrl_jax.engine.bind import bind_tree
 from xrl_jax.engine.instantiate import applies
 from xrl_jax.engine.pairs import halves_of, pairs_at
 from xrl_jax.graph import ops
-from xrl_jax.graph.bits import at_ranks, ranked, sums_to, words_of
+from xrl_jax.graph.bits import at_ranks, ranked, words_of
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.graph.passes import joined
 from xrl_jax.graph.view import views_at
@@ -216,9 +216,7 @@ def candidates(
     most = jnp.maximum(halves.n, len(each) + halves.missing)
     n_pairs = jnp.where(overflow, most, jnp.sum(pair_entry >= 0)).astype(jnp.int32)
     # Pairs go behind the singles, wherever there is room.
-    at = jnp.where(
-        pair_entry >= 0, n_single + sums_to((pair_entry >= 0).astype(jnp.int32)) - 1, size
-    )
+    at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[at].set(new, mode="drop")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from xrl_jax.engine.bind import bind_tree
 from xrl_jax.engine.instantiate import applies
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.bits import ranked, sums_to
+from xrl_jax.graph.bits import ranked
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.language.table import RuleTable
 
@@ -91,7 +91,7 @@ def halves_of(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int)
     ordered = second_key[order]
     low = jnp.searchsorted(ordered, first_key, side="left")
     high = jnp.searchsorted(ordered, first_key, side="right")
-    ends = sums_to(jnp.where(first_key >= 0, high - low, 0))
+    ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0))
     missing = jnp.maximum(n_halves - size, 0)
     return Halves(entry, node, bound, order, low, ends, ends[-1], missing)
 
