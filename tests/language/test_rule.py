@@ -69,6 +69,9 @@ def test_a_dtype_may_be_compared_with_a_number_by_name() -> None:
     ("clauses", "message"),
     [
         ("(lhs (add ?x ?y)) (rhs ?z)", "'?z' is not bound on the left-hand side"),
+        ("(lhs (add ?x ?y)) (rhs (mul ?x 2))", "a number is written (const NUMBER :dtype-of ?x)"),
+        ("(lhs (add ?x 2)) (rhs ?x)", "a number is matched by a variable and a condition"),
+        ("(lhs (add ?x (const 2))) (rhs ?x)", "a number is matched by a variable and a condition"),
         ("(lhs (plus ?x ?y)) (rhs ?x)", "there is no operator 'plus'"),
         ("(lhs (add ?x)) (rhs ?x)", "add takes 2 arguments, got 1"),
         ("(lhs (slice ?x :begin b)) (rhs ?x)", "operator 'slice' has no attribute 'begin'"),

@@ -113,6 +113,15 @@ def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
     return names[0], tuple(names[1:]), form.items[2]
 
 
+def _is_number(e: SExpr) -> bool:
+    """Whether it is a number as it stands."""
+    try:
+        float(e.text if isinstance(e, Atom) else "")
+    except ValueError:
+        return False
+    return True
+
+
 def _symbol(e: SExpr) -> str:
     if not isinstance(e, Atom) or e.quoted:
         raise RuleError("expected a name", e.place)
@@ -138,6 +147,9 @@ def _substitute(e: SExpr, by: Mapping[str, SExpr]) -> SExpr:
     if isinstance(e, Atom):
         return by.get(e.text, e)
     return SList(tuple(_substitute(i, by) for i in e.items), e.place)
+
+
+_CONSTANT = "const NUMBER :dtype-of ?x"
 
 
 class _Parser:
@@ -237,6 +249,11 @@ class _Parser:
         return pattern
 
     def pattern(self, e: SExpr) -> Pattern | Var:
+        if _is_number(e) or (isinstance(e, SList) and e.head == "const"):
+            raise RuleError(
+                "a number is matched by a variable and a condition: ?c, (when (is-value ?c 2))",
+                e.place,
+            )
         if isinstance(e, Atom):
             if not e.text.startswith("?"):
                 raise RuleError(f"expected ?variable or (op ...), found {e.text!r}", e.place)
@@ -270,6 +287,8 @@ class _Parser:
         return term
 
     def term(self, e: SExpr) -> Term | Var:
+        if _is_number(e):
+            raise RuleError(f"a number is written ({_CONSTANT})", e.place)
         if isinstance(e, Atom):
             if e.text not in self.tensors:
                 raise RuleError(f"{e.text!r} is not bound on the left-hand side", e.place)
@@ -310,7 +329,7 @@ class _Parser:
     def constant(self, e: SList) -> Term:
         items = e.items
         if len(items) != 4 or not isinstance(items[2], Atom) or items[2].text != ":dtype-of":
-            raise RuleError("a constant is (const NUMBER :dtype-of ?x)", e.place)
+            raise RuleError(f"a number is written ({_CONSTANT})", e.place)
         try:
             value = float(_symbol(items[1]))
         except ValueError:
