@@ -27,7 +27,8 @@ def program() -> Program:
 
 
 def found(name: str) -> Found:
-    return Found(program(), 1.0, (Step(0, name, "%1", 0.0),))
+    """A program that is not the original, with one step that tells it from others."""
+    return Found(program().with_graphs(program().graphs), 1.0, (Step(0, name, "%1", 0.0),))
 
 
 def problem(recalled: Found | None = None) -> Problem:
@@ -103,6 +104,16 @@ def test_what_was_known_comes_before_what_a_search_finds() -> None:
     stages = chain(Recall(), Search(searches, uses_engine=False))
     result = stages(problem(found("recalled")), Budget(seconds=600.0), KEY)
     assert names(result) == ["recalled", "searched", ""]
+
+
+def test_one_search_can_follow_another() -> None:
+    def other(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        best = (found("other"), Found(problem.program, 2.0))
+        return SearchResult(best, 2.0, 1, StopReason.EXHAUSTED)
+
+    both = (Search(s, uses_engine=False) for s in (searches, other))
+    result = chain(*both)(problem(), Budget(seconds=600.0), KEY)
+    assert names(result) == ["searched", "other", ""]
 
 
 def test_where_something_is_known_and_time_is_short_nothing_is_searched() -> None:

@@ -198,6 +198,18 @@ def test_after_ctrl_c_in_the_search_only_the_first_is_timed():
     assert found == [(0, ())] and oracle.asked == [(0, ())]
 
 
+def test_what_was_timed_before_is_not_timed_again():
+    given = programs(3)
+    oracle = FakeOracle(given, {(1, ()): 0.8, (1, A): 0.9, (1, B): 0.9})
+    before = Timing(0.9, 0.9, 0.9, relative=0.9)
+    best = [Found(given[0], 1.0, timing=before), Found(given[1], 1.0), Found(given[2], 1.0)]
+    so_far = SearchResult(tuple(best), 1.0, 1, StopReason.EXHAUSTED)
+    problem = Problem(given[2], None, oracle, found=so_far)  # type: ignore[arg-type]
+    found = TimeWhole().timed(problem, best, LONG)
+    assert [f.program for f in found][:3] == [given[1], given[0], given[1]]
+    assert oracle.asked == [(1, ()), (1, A), (1, B)]
+
+
 def test_relative_time_is_against_the_reference():
     timing = Timing(0.2, 0.2, 0.2, relative=0.7)
     found = Found(programs(1)[0], 1.0, timing=timing)

@@ -33,9 +33,9 @@ def _with_first(found: SearchResult, first: Found) -> SearchResult:
     return replace(found, best=(first, *found.best))
 
 
-def _knows_any(found: SearchResult) -> bool:
-    """Whether there is something besides the original."""
-    return len(found.best) > 1
+def _known(problem: Problem) -> list[Found]:
+    """What was found besides the original."""
+    return [f for f in problem.so_far.best if f.program is not problem.program]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KernelsInLibrary:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found = problem.so_far
-        if _knows_any(found) or found.interrupted:
+        if _known(problem) or found.interrupted:
             return found
         library = calling(problem.oracle.target.platform)
         program, steps = in_library(problem.program, problem.rules.rules, library)
@@ -73,7 +73,7 @@ class WeightsAsConstants:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found = problem.so_far
-        short = budget.seconds < self.least_seconds and _knows_any(found)
+        short = budget.seconds < self.least_seconds and _known(problem)
         if not found.interrupted and (not short or problem.recalled is not None):
             choose_constants(problem.oracle, problem.program)
         return found
@@ -108,7 +108,7 @@ class Search:
             return before
         cold = self.uses_engine and not is_compiled(problem.program, problem.rules)
         least = self.least_cold_seconds if cold else self.least_seconds
-        if _knows_any(before) and clock.left < least:
+        if _known(problem) and clock.left < least:
             return replace(before, stop=StopReason.SECONDS)
         if not clock.done:
             problem.oracle.measure_loops()
@@ -118,7 +118,7 @@ class Search:
         own = Budget(seconds, self._of_measurements(budget.measurements))
         found = self.search(replace(problem, found=None, recalled=None), own, key)
         costs = problem.oracle.costs
-        known = [replace(f, seconds=predicted(f.program, costs)) for f in before.best[:-1]]
+        known = [replace(f, seconds=predicted(f.program, costs)) for f in _known(problem)]
         return replace(found, best=(*known, *found.best))
 
     def _compile(self, problem: Problem, cold: bool) -> None:

@@ -36,7 +36,7 @@ class TimeWhole:
     but for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is
     dropped as well, since it must not be run here; what cannot be sent to the worker (host
     callbacks) is kept with a timing that says so. Where nothing is left, the original is the
-    result. The timings correct the cost table. Nothing is done where programs were timed before.
+    result. The timings correct the cost table. What was timed before is not timed again.
 
     Attributes:
       share: of the time left.
@@ -59,7 +59,8 @@ class TimeWhole:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found, clock = problem.so_far, Stopwatch(budget.seconds)
-        if found.best[0].timing is not None or self._left_to_the_check(problem, budget):
+        untimed = [f for f in found.best[:-1] or found.best if f.timing is None]
+        if not untimed or self._left_to_the_check(problem, budget):
             return found
         share = self.share if found.candidates else self.share_without_search
         timed = self.timed(problem, found.best, clock.part(share), budget.measurements)
@@ -133,6 +134,9 @@ class _Timing:
         problem, original = self.problem, self.best[-1]
         self.reference = job_or_failure(original.program, (), constants=problem.oracle.constants)
         for n, each in enumerate(self.best[:-1] or self.best):
+            if each.timing is not None:
+                self.found.append(each)
+                continue
             if n and self._over():
                 break
             problem.phase(f"timing program {n + 1}")
