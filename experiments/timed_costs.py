@@ -27,7 +27,7 @@ from xrl_jax.search.base import Budget, Problem
 
 COSTS_FILE = "costs.npz"
 # What was measured; the rest is what lowerings share and add on the machine at hand.
-_FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale form".split()
+_FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale multiple".split()
 
 
 def timed_costs(
