@@ -32,15 +32,8 @@ class Greedy:
         return [self.descent(turn, phase="greedy")]
 
 
-@dataclass(frozen=True)
-class Local:
+class Local(Greedy):
     """Each node's best lowering on its own."""
-
-    descent: Descent = field(default_factory=Descent)
-    walk: Walk = field(default_factory=Walk)
-
-    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        return self.walk(problem, budget, key, [Phase(self._descend)])
 
     def _descend(self, turn: Turn) -> list[Reached]:
         return [self.descent(turn, only=chooses_lowering, phase="local")]
