@@ -100,9 +100,9 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
         state = space.matched(reached[at].state)
         measure_graph(oracle, state.graph, Stopwatch(float("inf")), None)
         costs = oracle.costs
-        moves = space.moves(state, costs)
+        candidates = space.candidates(state, costs)
         there: list[int] = []
-        for move in zip(moves.entry, moves.root, moves.partner, strict=True):
+        for move in zip(candidates.entry, candidates.root, candidates.partner, strict=True):
             entry, root, partner = map(int, move)
             after = space.step(state, costs, entry, root, partner)
             if after is None:

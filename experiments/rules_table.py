@@ -242,7 +242,7 @@ def try_small(rules: CompiledRules, costs: CostTable, rows: Sequence[Row], *, se
 
 
 def small_graphs(rule: Rule, rng: np.random.Generator) -> list[Instance]:
-    """`DRAWS` graphs that hold the first turning of the rule's pattern."""
+    """`DRAWS` graphs that hold the first commutative variant of the rule's pattern."""
     turned = variants(rule)[0]
     hints, drawn = hints_of(rule.conditions), []
     while len(drawn) < DRAWS:

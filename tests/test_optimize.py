@@ -29,6 +29,7 @@ from tests.search.fakes import RULES
 from xrl_jax.accept import accept, last_timing
 from xrl_jax.accept.last_timing import OPTIMISED
 from xrl_jax.cost import calibration, roofline
+from xrl_jax.cost.config import CostConfig
 from xrl_jax.cost.model import Oracle
 from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.libraries.onednn import calls as onednn
@@ -169,7 +170,7 @@ def endless_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form "swapped" of a contraction never ends, and is always worth timing: what was not
     timed yet takes no time by the roofline, whatever a busy machine says the others take.
     """
-    monkeypatch.setattr(calibration, "calibrate", lambda samples, rates, usual: rates)
+    monkeypatch.setattr(calibration, "calibrate", lambda samples, rates, prior, config: rates)
     forms = list(lowerings.LOWERINGS["dot"])
     forms[3] = dataclasses.replace(forms[3], fn=endless)
     monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
@@ -178,19 +179,19 @@ def endless_form(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("endless_form")
 @pytest.mark.parametrize(
-    ("worker", "timeout"), [(Worker, 5.0), (Killed, 30.0)], ids=["hangs", "killed"]
+    ("worker", "timeout"), [(Worker, 5.0), (Killed, 20.0)], ids=["hangs", "killed"]
 )
 def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     worker, timeout, optimize, monkeypatch
 ):
     monkeypatch.setattr(front, "Worker", worker)
-    monkeypatch.setattr(
-        front, "Oracle", functools.partial(Oracle, timeout=timeout, rates=PROMISING)
-    )
+    monkeypatch.setattr(front, "Oracle", functools.partial(Oracle, rates=PROMISING))
     monkeypatch.setattr(TimeWhole, "timed", made_up_programs)
     monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
-    fast = optimize(network, PARAMS, X, weights=0)
+    config = CostConfig(region_timeout=timeout)
+    fast = optimize(network, PARAMS, X, weights=0, cost_config=config)
     assert fast.report.used == "optimized" and fast.report.failures == 1
+    assert fast.report.changed_settings == ("CostConfig.region_timeout",)
     assert "swapped" not in str(fast.program)
     same(fast(PARAMS, X), network(PARAMS, X))
 

@@ -13,6 +13,7 @@ import jax
 from xrl_jax.accept.accept import Acceptance, accept, last_seconds, unchecked
 from xrl_jax.accept.baselines import CLOSED_OVER
 from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.model import Oracle
 from xrl_jax.frontends.callbacks import (
     has_callbacks,
@@ -74,6 +75,7 @@ class _Task:
     arguments: list[Any]
     assume: tuple[str, ...]
     tolerance: float | None
+    cost_config: CostConfig
 
 
 def _task(
@@ -84,6 +86,7 @@ def _task(
     rules: Any,
     assume: tuple[str, ...],
     tolerance: float | None,
+    cost_config: CostConfig,
 ) -> _Task:
     strategy = find_strategy(search)
     library = standard_rules(assume)
@@ -109,6 +112,7 @@ def _task(
         arguments,
         assume,
         tolerance,
+        cost_config,
     )
 
 
@@ -123,6 +127,7 @@ def optimize(
     tolerance: float | None = None,
     assume: Sequence[str] = (),
     cache_dir: str | os.PathLike[str] | None = None,
+    cost_config: CostConfig = DEFAULT,
     progress: bool = True,
 ) -> Fast:
     """A function that computes what `fn` does and is faster on this machine, or `fn` itself where
@@ -149,6 +154,7 @@ def optimize(
         look whether its arguments are; without it, the original runs where they are not.
       cache_dir: where timings and results are kept; None for the user's cache folder. A second
         search of the same program goes on from the result of the first.
+      cost_config: hyperparameters of the cost model.
       progress: show a live display.
 
     Under `jax.disable_jit`, `jax_debug_nans` and `jax_debug_infs` the result runs `fn` itself.
@@ -175,7 +181,7 @@ def optimize(
     """
     budget = budget or Budget()
     whole = Stopwatch(budget.seconds)
-    task = _task(fn, example_args, weights, search, rules, tuple(assume), tolerance)
+    task = _task(fn, example_args, weights, search, rules, tuple(assume), tolerance, cost_config)
     folder = default_cache_dir() if cache_dir is None else cache_dir
     return _optimised(task, budget, whole, folder, key, progress=progress)
 
@@ -202,7 +208,7 @@ def _optimised(
         Worker() as worker,
     ):
         with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
-            oracle = Oracle(store, worker)
+            oracle = Oracle(store, worker, config=task.cost_config)
             run = predicted(task.program, oracle.costs)
         kept, too_short = _kept_for_the_end(task.original, run, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
@@ -219,13 +225,11 @@ def _optimised(
             name=task.name,
             strategy=task.strategy,
             seed=None,
-            target=store.target,
             program=task.program,
             found=found,
             accepted=accepted,
             rules=task.rules,
-            costs=oracle.costs,
-            spending=oracle.spending,
+            oracle=oracle,
             search_seconds=search_seconds,
             total_seconds=whole.elapsed,
         )

@@ -17,6 +17,7 @@ from xrl_jax.cost.calibration import (
     priors,
     varied,
 )
+from xrl_jax.cost.config import CostConfig
 from xrl_jax.cost.roofline import CORRECTED, DEFAULT_RATES, cost_table
 from xrl_jax.graph import ops
 from xrl_jax.lower.table import number_of
@@ -163,6 +164,14 @@ def test_what_was_not_timed_is_doubted_either_way():
     assert costs.multiple[1, 0, :2].tolist() == pytest.approx([1.0, 0.6])
     assert pessimistic.multiple[1, 0, :2].tolist() == pytest.approx([1.0, 0.8 / 0.75])
     assert pessimistic.timed.tolist() == costs.timed.tolist()
+
+
+def test_how_far_optimism_goes_is_set():
+    prior, config = {(1, 0, 1): 0.8}, CostConfig(optimistic=0.5)
+    rates = calibrate([], DEFAULT_RATES, prior, config=config)
+    costs = cost_table({}, rates, config=config)
+    assert costs.multiple[1, 0, 1] == pytest.approx(0.4)
+    assert pessimistic_costs(costs).multiple[1, 0, 1] == pytest.approx(1.6)
 
 
 def test_a_second_correction_goes_on_from_the_first():

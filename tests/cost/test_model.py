@@ -108,9 +108,9 @@ def test_a_measured_region_costs_its_timing_without_the_launch():
 
 def test_regions_timed_in_a_quiet_and_in_a_busy_hour_are_compared_at_one_pace():
     store = TimingStore(None, target=MACHINE)
-    quiet, _ = oracle(replace(timing(2e-3), pace=1e-3), store=store)
+    quiet, _ = oracle(replace(timing(2e-3), reference_seconds=1e-3), store=store)
     quiet.measure(unknown(quiet, 3), clock=LONG)
-    busy, _ = oracle(replace(timing(4e-3), pace=2e-3), store=store)
+    busy, _ = oracle(replace(timing(4e-3), reference_seconds=2e-3), store=store)
     busy.measure(unknown(busy, 5), clock=LONG)
     of_3, of_5 = (t.seconds for _, _, t in store.items() if t.repeats)
     assert of_3 == of_5 == pytest.approx((2e-3 - 1e-5) / 16)
@@ -167,7 +167,7 @@ def test_a_timeout_cut_short_by_the_budget_is_not_remembered():
     wanted = unknown(o, 3)
     o.measure(wanted, clock=Stopwatch(6.0))
     (region,) = wanted.values()
-    assert worker.asked[0][1] < 6.0 < o.timeout
+    assert worker.asked[0][1] < 6.0 < o.config.region_timeout
     assert o.store.get([region_key(region, ())]) == {}
 
 

@@ -46,7 +46,7 @@ TURN = pack_attrs("transpose", {"perm": (1, 0)})
 def test_a_region_is_read_off_a_node_of_a_graph():
     graph = build((LEFT, RIGHT, DOT), [2], bucket=64)
     host = CostView(*(np.asarray(f) for f in view_graph(cost_table({}).sharing, graph)))  # type: ignore[arg-type]
-    assert region_of(host, (3,)) == REGION
+    assert region_of(host, (3,), "cpu") == REGION
     assert REGION.op_class == "dot"
 
 
@@ -133,7 +133,7 @@ def convolution() -> Region:
     fn = functools.partial(jax.lax.conv, window_strides=(1, 1), padding="SAME")
     graph = from_jax(fn, x, w, weights=(1,)).graph
     host = CostView(*(np.asarray(f) for f in view_graph(cost_table({}).sharing, graph)))  # type: ignore[arg-type]
-    return region_of(host, (int(np.flatnonzero(host.op == ops.OPS["conv"].code)[0]),))
+    return region_of(host, (int(np.flatnonzero(host.op == ops.OPS["conv"].code)[0]),), "cpu")
 
 
 def test_weights_of_convolutions_alone_are_constants():
@@ -167,8 +167,8 @@ def test_on_a_gpu_they_are_timed_as_copies_too():
 
 
 def test_loops_of_several_sizes_are_sums():
-    assert [r.node.shape for r in loops()] == [(4096,), (32768,), (262144,), (2097152,)]
-    assert [r.copies for r in loops()] == [16, 16, 12, 1]
+    assert [r.node.shape for r in loops("cpu")] == [(4096,), (32768,), (262144,), (2097152,)]
+    assert [r.copies for r in loops("cpu")] == [16, 16, 12, 1]
 
 
 def test_a_lowering_that_does_not_exist_names_itself():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from xrl_jax.cost import roofline
+from xrl_jax.cost.config import CostConfig
 from xrl_jax.cost.roofline import Rates
 from xrl_jax.cost.view import (
     CLASSES,
@@ -233,6 +234,13 @@ def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
     assert float(cost[4]) == pytest.approx(3 * float(cost[3]))
 
 
+def test_work_on_weights_counts_for_the_share_that_is_set():
+    graph = build([Node("weight", shape=(64, 64)), Node("tanh", (0,), shape=(64, 64))], [1])
+    tables = [roofline.cost_table({}, PLAIN, config=CostConfig(weight_only=w)) for w in (1, 0.5)]
+    whole, half = (float(SECONDS(table, VIEW(graph))[2]) for table in tables)
+    assert half == pytest.approx(0.5 * whole) and half > 0
+
+
 def test_the_error_that_a_lowering_adds_is_worth_seconds():
     """Sums of Winograd's tiles err more than another order of the same sums, which adds nothing."""
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
@@ -243,7 +251,7 @@ def test_the_error_that_a_lowering_adds_is_worth_seconds():
         """The error of the graph, and what its convolution costs beyond its seconds."""
         number = number_of("conv", lowering)
         graph = build([x, w, Node("conv", (0, 1), attrs, number, (1, 8, 8, 6))], [2], bucket=16)
-        table = roofline.cost_table({}, PLAIN, error_weight=weight)
+        table = roofline.cost_table({}, PLAIN, config=CostConfig(error_weight=weight))
         more = table.priced(graph).nodes.cost[3] - table.seconds(VIEW(graph))[3]
         return float(table.error(graph)), float(more)
 

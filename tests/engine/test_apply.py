@@ -12,7 +12,7 @@ from tests.engine.harness import graph_of, rewritten, rules_of
 from tests.engine.test_match import SIBLINGS
 from tests.graph.generators import random_graph
 from tests.graph.valid import is_acyclic
-from xrl_jax.engine.apply import apply_ready, look, ready
+from xrl_jax.engine.apply import apply_instantiated, instantiated, look
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, n_live, nodes_of
 from xrl_jax.graph.passes import use_counts
@@ -255,11 +255,11 @@ def one_after_the_other(
     rules: harness.RuleTable, graph: harness.TensorGraph, roots: jax.Array
 ) -> list[harness.Applied]:
     """The table's first rule at each of these roots, made ready on the graph as it is."""
-    candidates = [ready(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
+    candidates = [instantiated(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
     done, now, uses = [], graph, use_counts(graph)
     for candidate in candidates:
         seen = look(rules, graph, candidate).seen
-        done.append(apply_ready(rules, now, uses, candidate, seen))
+        done.append(apply_instantiated(rules, now, uses, candidate, seen))
         now, uses = done[-1].graph, done[-1].uses
     return done
 

@@ -18,7 +18,7 @@ from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.runtime.engine_jit import engine_jit
-from xrl_jax.search.states import Moves, Space, State
+from xrl_jax.search.states import PricedCandidates, Space, State
 
 # With one root and with two, with operands that die and with operands that live on.
 OWN = """
@@ -48,22 +48,22 @@ def costs() -> CostTable:
     return cost_table({})
 
 
-def started(nodes, outputs) -> tuple[Space, State, Moves]:
+def started(nodes, outputs) -> tuple[Space, State, PricedCandidates]:
     space = Space(rules(), jnp.zeros((64, 2), jnp.uint32))
     state = space.start(build(nodes, outputs, bucket=64), costs())
-    return space, state, space.moves(state, costs())
+    return space, state, space.candidates(state, costs())
 
 
-def change(space: Space, state: State, moves: Moves, i: int) -> float:
+def change(space: Space, state: State, candidates: PricedCandidates, i: int) -> float:
     """Seconds that applying candidate `i` adds."""
-    place = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
+    place = (int(candidates.entry[i]), int(candidates.root[i]), int(candidates.partner[i]))
     after = space.step(state, costs(), *place)
     assert after is not None
     return after.seconds - state.seconds
 
 
-def only(space: Space, moves: Moves, rule: str) -> int:
-    (found,) = (i for i, e in enumerate(moves.entry) if space.rule_name(e) == rule)
+def only(space: Space, candidates: PricedCandidates, rule: str) -> int:
+    (found,) = (i for i, e in enumerate(candidates.entry) if space.rule_name(e) == rule)
     return found
 
 
@@ -80,35 +80,35 @@ READ = 4 * 6 * 4 / 1.5e10  # seconds to read one of them
 
 
 def test_a_chain_that_dies_is_gained_but_for_the_read_that_its_reader_now_pays():
-    space, state, moves = started([X, node("neg", 0), node("neg", 1), node("tanh", 2)], [3])
-    i = only(space, moves, "neg-neg")
-    assert moves.delta[i] == pytest.approx(READ - cost_of(state, 2) - cost_of(state, 3))
-    assert moves.delta[i] == pytest.approx(change(space, state, moves, i), rel=1e-4)
+    space, state, candidates = started([X, node("neg", 0), node("neg", 1), node("tanh", 2)], [3])
+    i = only(space, candidates, "neg-neg")
+    assert candidates.delta[i] == pytest.approx(READ - cost_of(state, 2) - cost_of(state, 3))
+    assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
 
 
 def test_a_node_that_is_used_elsewhere_is_not_gained():
     nodes = [X, node("neg", 0), node("neg", 1), node("tanh", 1)]
-    space, state, moves = started(nodes, [2, 3])
-    assert moves.delta[only(space, moves, "neg-neg")] == pytest.approx(-cost_of(state, 3))
+    space, state, candidates = started(nodes, [2, 3])
+    assert candidates.delta[only(space, candidates, "neg-neg")] == pytest.approx(-cost_of(state, 3))
 
 
 def test_a_node_that_is_an_output_is_not_gained():
-    space, state, moves = started([X, node("neg", 0), node("neg", 1)], [1, 2])
-    assert moves.delta[only(space, moves, "neg-neg")] == pytest.approx(-cost_of(state, 3))
+    space, state, candidates = started([X, node("neg", 0), node("neg", 1)], [1, 2])
+    assert candidates.delta[only(space, candidates, "neg-neg")] == pytest.approx(-cost_of(state, 3))
 
 
 def test_new_nodes_cost_what_they_would_cost_in_the_graph():
-    space, _, moves = started([X, Y, node("sub", 0, 1)], [2])
+    space, _, candidates = started([X, Y, node("sub", 0, 1)], [2])
     _, negated, _ = started([X, Y, node("sub", 0, 1), node("neg", 2)], [3])
-    assert moves.delta[only(space, moves, "swap")] == pytest.approx(cost_of(negated, 4))
+    assert candidates.delta[only(space, candidates, "swap")] == pytest.approx(cost_of(negated, 4))
 
 
 def test_a_node_bound_twice_is_gained_once():
-    space, state, moves = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
-    i = next(i for i, e in enumerate(moves.entry) if space.rule_name(e) == "tanh-away")
+    space, state, candidates = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
+    i = next(i for i, e in enumerate(candidates.entry) if space.rule_name(e) == "tanh-away")
     # mul and tanh go, and a new tanh comes.
-    assert moves.delta[i] == pytest.approx(-cost_of(state, 3), rel=1e-4)
-    assert moves.delta[i] == pytest.approx(change(space, state, moves, i), rel=1e-4)
+    assert candidates.delta[i] == pytest.approx(-cost_of(state, 3), rel=1e-4)
+    assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
 
 
 def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_own():
@@ -121,19 +121,21 @@ def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_ow
         return Node("square", (arg,), shape=(24,))
 
     nodes = [X, Y, node("tanh", 1), view(0), view(2), square(3), square(4)]
-    space, state, moves = started(nodes, [5, 6])
+    space, state, candidates = started(nodes, [5, 6])
     read, computed = (
         next(
             i
-            for i, (e, r) in enumerate(zip(moves.entry, moves.root, strict=True))
+            for i, (e, r) in enumerate(zip(candidates.entry, candidates.root, strict=True))
             if space.rule_name(e) == "square" and r == slot + 1
         )
         for slot in (5, 6)
     )
-    assert moves.delta[read] == pytest.approx(change(space, state, moves, read), rel=1e-3)
-    assert moves.delta[computed] == pytest.approx(change(space, state, moves, computed), rel=1e-3)
+    assert candidates.delta[read] == pytest.approx(change(space, state, candidates, read), rel=1e-3)
+    assert candidates.delta[computed] == pytest.approx(
+        change(space, state, candidates, computed), rel=1e-3
+    )
     # mul reads the input twice; what is computed in its loop it reads not at all.
-    assert moves.delta[read] - moves.delta[computed] == pytest.approx(READ, rel=1e-3)
+    assert candidates.delta[read] - candidates.delta[computed] == pytest.approx(READ, rel=1e-3)
 
 
 def test_what_dies_outside_of_the_pattern_is_not_promised():
@@ -141,59 +143,59 @@ def test_what_dies_outside_of_the_pattern_is_not_promised():
     cut = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
     concat = Node("concat", (0, 2), join, shape=(8, 6))
     nodes = [X, Y, node("tanh", 1), concat, Node("slice", (3,), cut, shape=(2, 6))]
-    space, state, moves = started(nodes, [4])
-    i = only(space, moves, "slice-of-concat-left")
-    gained = change(space, state, moves, i)
+    space, state, candidates = started(nodes, [4])
+    i = only(space, candidates, "slice-of-concat-left")
+    gained = change(space, state, candidates, i)
     # Here ?y itself is bound; the tanh is lost with it, and that can be seen from the match.
-    assert gained == pytest.approx(moves.delta[i], rel=1e-4)
+    assert gained == pytest.approx(candidates.delta[i], rel=1e-4)
     concat = Node("concat", (0, 3), join, shape=(8, 6))
     cutting = Node("slice", (4,), cut, shape=(2, 6))
     deeper = [X, Y, node("sin", 1), node("tanh", 2), concat, cutting]
-    space, state, moves = started(deeper, [5])
-    i = only(space, moves, "slice-of-concat-left")
-    assert change(space, state, moves, i) == pytest.approx(
-        moves.delta[i] - cost_of(state, 3), rel=1e-4
+    space, state, candidates = started(deeper, [5])
+    i = only(space, candidates, "slice-of-concat-left")
+    assert change(space, state, candidates, i) == pytest.approx(
+        candidates.delta[i] - cost_of(state, 3), rel=1e-4
     )
 
 
 def test_work_on_weights_gains_a_thousandth_of_what_it_would_cost_at_each_call():
     weight = node("weight", ref=0)
     nodes = [weight, node("neg", 0), node("neg", 1), Y, node("add", 2, 3)]
-    space, _, moves = started(nodes, [4])
-    gained = moves.delta[only(space, moves, "neg-neg")]
+    space, _, candidates = started(nodes, [4])
+    gained = candidates.delta[only(space, candidates, "neg-neg")]
     assert gained == pytest.approx(-1e-3 * 2 * (2e-7 + 24 / 5e10 + READ), rel=1e-4)
 
 
 def test_candidates_of_some_rules_are_those_among_all_in_the_same_order():
     nodes, outputs = random_graph(np.random.default_rng(1), 40)
-    space, state, moves = started(nodes, outputs)
+    space, state, candidates = started(nodes, outputs)
     rule_of = np.asarray(space.rules.table.entry_rule)
     allowed = (rule_of >= 0) & (rule_of % 2 == 0)
-    some = space.moves(state, costs(), allowed)
-    kept = allowed[moves.entry]
+    some = space.candidates(state, costs(), allowed)
+    kept = allowed[candidates.entry]
     assert 0 < kept.sum() < len(kept)
     for field in ("entry", "root", "partner", "delta", "gone"):
-        np.testing.assert_array_equal(getattr(some, field), getattr(moves, field)[kept])
+        np.testing.assert_array_equal(getattr(some, field), getattr(candidates, field)[kept])
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
     nodes, outputs = random_graph(np.random.default_rng(seed), 40)
-    space, state, moves = started(nodes, outputs)
+    space, state, candidates = started(nodes, outputs)
     ops_before = np.asarray(state.graph.nodes.op)
     close = 1e-6 * state.seconds + 1e-9  # sums of float32
-    for i in range(len(moves.entry)):
-        place = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
+    for i in range(len(candidates.entry)):
+        place = (int(candidates.entry[i]), int(candidates.root[i]), int(candidates.partner[i]))
         after = space.step(state, costs(), *place)
         assert after is not None
         given = after.seconds - state.seconds
-        assert given <= moves.delta[i] + close
+        assert given <= candidates.delta[i] + close
         bound, _ = BIND(space.rules.table, *(jnp.int32(p) for p in place), state.graph)
         # A slot whose operator changed lost its node, whether or not a new one took its place.
         gone = (ops_before > 0) & (np.asarray(after.graph.nodes.op) != ops_before)
         gone &= np.asarray(state.graph.nodes.cost) > 0
         if set(np.flatnonzero(gone).tolist()) <= set(np.asarray(bound).tolist()):
-            assert given == pytest.approx(float(moves.delta[i]), abs=close)
+            assert given == pytest.approx(float(candidates.delta[i]), abs=close)
 
 
 def test_random_graphs_have_candidates_to_try():

@@ -16,7 +16,7 @@ from experiments.generalise import at_home, row_of, together, values_of
 from experiments.side_by_side import Entry, SideBySide
 from experiments.targets import ConfigError
 from tests.rl.test_train import CONFIG, params
-from xrl_jax.rl.features import GAINS, N_MOVE, SAVES
+from xrl_jax.rl.features import GAINS, N_CANDIDATE, SAVES
 from xrl_jax.rl.train import training_of
 
 
@@ -89,8 +89,8 @@ def test_greedy_search_takes_every_negation_away_and_a_policy_reaches_no_less() 
 
 def by_gain_alone(params: dict) -> dict:
     """Weights that count nothing but what an action is predicted to gain."""
-    kernel = 50.0 * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+    kernel = 50.0 * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
     shapes = {name: jnp.shape(p.get("kernel", 0.0)) for name, p in params.items()}
     (name,) = [name for name, shape in shapes.items() if shape == kernel.shape]
-    mask = 50.0 * jax.nn.one_hot(GAINS, N_MOVE)[:, None]
+    mask = 50.0 * jax.nn.one_hot(GAINS, N_CANDIDATE)[:, None]
     return {**params, name: {"kernel": kernel}, "gains": {"kernel": mask}}

@@ -92,9 +92,11 @@ def test_a_job_is_timed_in_turn_with_its_reference(worker):
 
 def test_without_a_reference_the_reference_kernel_says_how_busy_the_machine_was(worker):
     small, large = one(worker, SMALL), one(worker, LARGE)
-    assert small.pace is not None and large.pace is not None
-    assert 0.3 < small.pace / large.pace < 3.0  # of one thing, timed twice
-    assert one(worker, LARGE, reference=SMALL).pace is None
+    assert small.reference_seconds is not None and large.reference_seconds is not None
+    assert (
+        0.3 < small.reference_seconds / large.reference_seconds < 3.0
+    )  # of one thing, timed twice
+    assert one(worker, LARGE, reference=SMALL).reference_seconds is None
 
 
 def test_a_reference_that_fails_leaves_the_jobs_their_times(worker):

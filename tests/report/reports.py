@@ -16,7 +16,7 @@ def small_report(**changes: Any) -> Report:
         name="tiny",
         search="taso",
         settings={"Taso.alpha": 1.0, "Search.share": 0.5},
-        own_settings=("Taso.alpha",),
+        changed_settings=("Taso.alpha",),
         seed=3,
         machine="Some CPU, 2 threads",
         versions="jax 0.10.2 jaxlib 0.10.2 cpu",

@@ -30,7 +30,7 @@ def walk(
     rng = np.random.default_rng(seed)
     state, found = RESET(jax.random.key(seed), params), []
     for i in range(n):
-        does = np.flatnonzero(ALLOWED(state.moves, params.table))[:-1]
+        does = np.flatnonzero(ALLOWED(state.candidates, params.table))[:-1]
         stop = not len(does) or rng.random() < no_op
         index = params.no_op if stop else int(rng.choice(does))
         mask = jnp.asarray(rng.random(params.slots) < 0.5)
@@ -53,10 +53,10 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         assert bool(is_acyclic(after.graph))
         whole = price(params.costs, after.graph)[0].nodes.cost  # as if nothing were known before
         np.testing.assert_allclose(after.graph.nodes.cost, whole, rtol=1e-5)
-        entries = np.asarray(after.moves.entry)
-        assert np.isfinite(after.moves.seconds).all()
+        entries = np.asarray(after.candidates.entry)
+        assert np.isfinite(after.candidates.seconds).all()
         assert (
-            np.asarray(after.graph.nodes.op)[np.asarray(after.moves.root)][entries >= 0] > 0
+            np.asarray(after.graph.nodes.op)[np.asarray(after.candidates.root)][entries >= 0] > 0
         ).all()
         if not outcome.counts:  # the step after an end begins the next episode
             assert outcome.reward == 0 and after.t == 0 and not ended
@@ -91,7 +91,7 @@ def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> No
     batch = dataclasses.replace(params, start=jax.tree.map(lambda *v: jnp.stack(v), *starts))
     keys = jax.random.split(jax.random.key(0), len(starts))
     states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)
-    action = jax.vmap(lambda m: Action(jnp.argmax(m.valid), m.valid))(states.moves)
+    action = jax.vmap(lambda m: Action(jnp.argmax(m.valid), m.valid))(states.candidates)
     many = engine_jit(jax.vmap(step, in_axes=(0, 0, 0, axes)))
     after, outcome = many(keys, states, action, batch)
     for i, start in enumerate(starts):

@@ -22,6 +22,7 @@ from xrl_jax.runtime.engine_jit import engine_jit
 SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=8, n_rules=2)
 
 
+@pytest.mark.slow
 def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
     given = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), given)
@@ -36,7 +37,7 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
         np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-5, atol=1e-5)
         edges, wanted = (np.sort(g.receivers[g.senders > 0]) for g in (found, expected))
         np.testing.assert_array_equal(edges, wanted)
-    np.testing.assert_array_equal(seen.valid, state.moves.valid)
+    np.testing.assert_array_equal(seen.valid, state.candidates.valid)
 
 
 def test_empty_slots_are_never_chosen() -> None:
@@ -48,7 +49,7 @@ def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
     macro_actions = [False] * 8  # it takes candidates once
     np.testing.assert_array_equal(
-        probabilities > 0, [*np.asarray(state.moves.valid), *macro_actions, True]
+        probabilities > 0, [*np.asarray(state.candidates.valid), *macro_actions, True]
     )
 
 

@@ -79,7 +79,7 @@ def chain() -> Program:
 
 def slots_of(state, rules: CompiledRules) -> dict[str, int]:
     """The slot of each rule's candidate."""
-    entry = np.asarray(state.moves.entry)
+    entry = np.asarray(state.candidates.entry)
     index = np.asarray(rules.table.entry_rule)
     return {rules.rules[index[e]].name: i for i, e in enumerate(entry) if e >= 0}
 
@@ -93,7 +93,7 @@ def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
     saved = 100 * (1 - float(after.seconds) / float(state.seconds))
     assert saved > 1.0
     assert float(outcome.reward) == pytest.approx(saved, rel=1e-4)
-    promised = -100 * float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
+    promised = -100 * float(state.candidates.seconds[slots["neg-neg"]]) / float(state.seconds)
     assert promised == pytest.approx(saved, rel=1e-4)
     assert outcome.applied and not after.done
 
@@ -148,7 +148,7 @@ def test_the_horizon_truncates() -> None:
 def test_an_empty_slot_changes_nothing() -> None:
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    empty = int(np.flatnonzero(~np.asarray(state.moves.valid))[0])
+    empty = int(np.flatnonzero(~np.asarray(state.candidates.valid))[0])
     after, outcome = taken(1, state, empty, params)
     assert not outcome.applied and float(outcome.reward) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
@@ -158,8 +158,8 @@ def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
     """Where a macro-action of the chain ends, and what its steps told."""
     params = params_of(chain(), own(), slots=8, at_once=1)
     state, outcomes = RESET(jax.random.key(0), params), []
-    can = np.asarray(ALLOWED(state.moves, params.table))[8 * kind : 8 * (kind + 1)]
-    at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
+    can = np.asarray(ALLOWED(state.candidates, params.table))[8 * kind : 8 * (kind + 1)]
+    at = np.asarray(own().table.entry_rule)[np.asarray(state.candidates.entry)]
     slot = next(int(i) for i in np.flatnonzero(can) if own().rules[at[i]].name == rule)
     action = 8 * kind + slot
     while not outcomes or int(state.macro.left):
@@ -181,7 +181,7 @@ def test_a_macro_action_may_make_several_rewrites_in_a_step() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first = slots_of(state, own())["neg-neg"]
-    same = np.flatnonzero(np.asarray(state.moves.entry) == int(state.moves.entry[first]))
+    same = np.flatnonzero(np.asarray(state.candidates.entry) == int(state.candidates.entry[first]))
     state, outcome = taken(0, state, 8 * MACRO + int(same[0]), params)
     assert (np.asarray(outcome.entry) >= 0).sum() == 3 and int(state.macro.left) == 0
     assert "neg-neg" not in slots_of(state, own())
@@ -189,8 +189,8 @@ def test_a_macro_action_may_make_several_rewrites_in_a_step() -> None:
 
 def negatives_of(state: EnvState) -> list[int]:
     """The slots of double negatives."""
-    at = np.asarray(own().table.entry_rule)[np.asarray(state.moves.entry)]
-    return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.moves.valid))]
+    at = np.asarray(own().table.entry_rule)[np.asarray(state.candidates.entry)]
+    return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.candidates.valid))]
 
 
 def test_a_macro_action_takes_what_is_in_the_mask() -> None:
@@ -198,10 +198,10 @@ def test_a_macro_action_takes_what_is_in_the_mask() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first, *others = negatives_of(state)
-    tangents = {*map(int, np.flatnonzero(state.moves.valid))} - {first, *others}
+    tangents = {*map(int, np.flatnonzero(state.candidates.valid))} - {first, *others}
     after, outcome = taken(0, state, 8 * MACRO + first, params, [*others, *tangents])
     roots = np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]
-    assert sorted(roots) == sorted(np.asarray(state.moves.root)[others])
+    assert sorted(roots) == sorted(np.asarray(state.candidates.root)[others])
     assert int(after.macro.left) == 0 and len(negatives_of(after)) == 1
 
 
@@ -212,7 +212,7 @@ def test_what_was_not_in_the_mask_counts_for_the_length_of_a_macro_action() -> N
     first, second, third = negatives_of(state)
     state, outcome = taken(0, state, 8 * MACRO + first, params, [second, third])
     assert outcome.applied and int(state.macro.left) == 1
-    shown = np.flatnonzero(state.moves.valid)
+    shown = np.flatnonzero(state.candidates.valid)
     assert list(shown) == negatives_of(state) and len(shown) == 2
     state, outcome = taken(1, state, params.no_op, params, [])
     assert not outcome.asked and not outcome.applied and int(state.macro.left) == 0
@@ -244,22 +244,24 @@ def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -
 
 def test_the_last_step_of_a_macro_action_shows_all_candidates_again() -> None:
     state, _ = in_macro(MACRO, "neg-neg")
-    assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.moves.n) == 3
+    assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.candidates.n) == 3
 
 
 def test_macro_actions_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
-    once, macro_actions, no_op = np.split(np.asarray(ALLOWED(state.moves, params.table)), [8, 16])
+    once, macro_actions, no_op = np.split(
+        np.asarray(ALLOWED(state.candidates, params.table)), [8, 16]
+    )
     assert (once.sum(), macro_actions.sum(), no_op.sum()) == (6, 2, 1)
     alone = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
-    assert ALLOWED(alone.moves, params.table).sum() == 3
+    assert ALLOWED(alone.candidates, params.table).sum() == 3
 
 
 def test_the_horizon_waits_for_the_end_of_a_macro_action() -> None:
     params = params_of(chain(), own(), slots=8, horizon=1, at_once=1)
     state = RESET(jax.random.key(0), params)
-    first = int(np.flatnonzero(ALLOWED(state.moves, params.table)[8:16])[0])
+    first = int(np.flatnonzero(ALLOWED(state.candidates, params.table)[8:16])[0])
     ends = []
     for i in range(3):
         state, outcome = taken(i, state, 8 + first, params)
@@ -274,7 +276,7 @@ def test_what_a_body_saves_counts_as_often_as_it_runs() -> None:
     params = params_of(from_jax(fn, X), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     once = RESET(jax.random.key(0), params_of(negated(), own(), slots=8))
-    ten, one = (float(s.moves.seconds[slots_of(s, own())["neg-neg"]]) for s in (state, once))
+    ten, one = (float(s.candidates.seconds[slots_of(s, own())["neg-neg"]]) for s in (state, once))
     assert ten == pytest.approx(10 * one, rel=1e-4)
 
 

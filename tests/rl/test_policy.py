@@ -55,9 +55,9 @@ def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
     """Three double negatives save three times what one does, though two of them be in sight."""
     params = params_of(chain(), own(), slots=slots)
     state = RESET(jax.random.key(0), params)
-    moves = OBSERVE(state, params).moves[slots_of(state, own())["neg-neg"]]
-    np.testing.assert_allclose(moves[4], np.log1p(3) / 4, rtol=1e-6)
-    alone, together = (np.exp2(2 * np.abs(moves[i])) - 1 for i in (0, 5))
+    candidates = OBSERVE(state, params).candidates[slots_of(state, own())["neg-neg"]]
+    np.testing.assert_allclose(candidates[4], np.log1p(3) / 4, rtol=1e-6)
+    alone, together = (np.exp2(2 * np.abs(candidates[i])) - 1 for i in (0, 5))
     np.testing.assert_allclose(together / alone, 3.0, rtol=1e-2)
 
 
@@ -76,20 +76,20 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
     network = PolicyNetwork(config)
     init, apply = map(jax.jit, (network.init, network.apply))
     output: Any = apply(init(jax.random.key(0), shown), shown)
-    share = -float(state.moves.seconds[slots["neg-neg"]]) / float(state.seconds)
+    share = -float(state.candidates.seconds[slots["neg-neg"]]) / float(state.seconds)
     gains, loses = (float(output.logits.index[slots[n]]) for n in ("neg-neg", "tanh-odd"))
     assert gains == pytest.approx(np.log2(1 + 1000 * share) / 2, abs=0.2)
     assert loses == pytest.approx(0.0, abs=0.2)
     masks = np.asarray(output.logits.mask)
     assert masks[slots["neg-neg"]] == pytest.approx(3.0, abs=0.2)
     assert masks[slots["tanh-odd"]] == pytest.approx(0.0, abs=0.2)
-    assert float(state.moves.seconds[slots["tanh-odd"]]) > 0
+    assert float(state.candidates.seconds[slots["tanh-odd"]]) > 0
 
 
 def test_the_order_of_candidates_does_not_matter() -> None:
     order, before = jnp.array([3, 1, 0, 2]), seen(slots=4)
     moved = before._replace(
-        **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "moves")},
+        **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "candidates")},
         allowed=before.allowed.at[:4].set(before.allowed[order]),
     )
     np.testing.assert_allclose(

@@ -23,11 +23,10 @@ from xrl_jax.measure.base import Job
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
-from xrl_jax.rl import rollouts
-from xrl_jax.rl.edits import Edited, RolloutOutcome
 from xrl_jax.rl.finetune import FineTune
+from xrl_jax.rl.overrides import OverrideSearch, RolloutOutcome
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.rollouts import Decoder, Met
+from xrl_jax.rl.rollouts import Decoder, Met, RolloutConfig
 from xrl_jax.rl.rounds import Rounds, RoundsConfig
 from xrl_jax.rl.strategy import XRLflow
 from xrl_jax.search.base import Budget, Found, Problem, SearchResult, StopReason
@@ -55,26 +54,33 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
 
 
 def test_small_graphs_have_more_rollouts_at_once() -> None:
-    assert [rollouts.at_once(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
+    rollouts = RolloutConfig(nodes=4096, fewest=8, most=16).rollouts
+    assert [rollouts(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
 
 
 def test_large_graphs_have_more_rewrites_in_a_step() -> None:
-    assert [rollouts.rewrites_at_once(n) for n in (256, 1024, 2048, 4096)] == [8, 16, 32, 32]
+    rewrites = RolloutConfig(bucket_share=1 / 64, least_rewrites=8, most_rewrites=32).rewrites
+    assert [rewrites(n) for n in (256, 1024, 2048, 4096)] == [8, 16, 32, 32]
 
 
+def test_the_policy_sees_the_first_number_of_slots_that_suffices() -> None:
+    slots = RolloutConfig(few_slots=16, some_slots=64, most_slots=128).slots
+    assert [slots(n) for n in (16, 17, 64, 65, 1000)] == [16, 64, 64, 128, 128]
+
+
+@pytest.mark.slow
 def test_rollouts_are_the_same_however_many_cores_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     several = found(policy=blank())
-    monkeypatch.setattr(rollouts, "usable_cores", lambda: 1)
+    monkeypatch.setattr("xrl_jax.rl.rollouts.usable_cores", lambda: 1)
     assert [b.steps for b in found(policy=blank()).best] == [b.steps for b in several.best]
 
 
 @pytest.mark.slow
-def test_rollouts_go_on_from_the_best_program_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_go_on_from_the_best_program_so_far() -> None:
     """Two actions are enough to pass one trap, and there are two, and two transposes."""
-    monkeypatch.setattr(rollouts, "_HORIZON", 2)
-    result = found()
+    result = found(rollouts=RolloutConfig(horizon=2))
     assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
 
 
@@ -197,14 +203,14 @@ def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:
 def test_edits_of_a_former_best_are_not_waited_for() -> None:
     search, former, best = searching(FakeOracle()), in_form(1), in_form(3)
     search.kept = {program_key(best.program): best}
-    untried, tried = (Edited(np.random.default_rng(0), untried=u) for u in (None, ()))
-    search.edited = {
+    untried, tried = (OverrideSearch(np.random.default_rng(0), untried=u) for u in (None, ()))
+    search.overrides = {
         program_key(search.original.program): tried,
         program_key(former.program): untried,
         program_key(best.program): tried,
     }
     assert untried.pending and not search.pending
-    search.edited[program_key(best.program)] = untried
+    search.overrides[program_key(best.program)] = untried
     assert search.pending
 
 
@@ -433,9 +439,9 @@ def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
 
 
 @pytest.mark.slow
-def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates(monkeypatch) -> None:
-    monkeypatch.setattr(rollouts, "_SLOTS", (2,))
-    assert found().note == (
+def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates() -> None:
+    two = RolloutConfig(few_slots=2, some_slots=2, most_slots=2)
+    assert found(rollouts=two).note == (
         "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, drawn evenly"
     )
 

@@ -7,14 +7,18 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from tests.search.fakes import FakeOracle, compiled_rules
+from xrl_jax.cost.config import CostConfig
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
+from xrl_jax.search import base
 from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Found, Problem, SearchResult, Step, StopReason
-from xrl_jax.search.chain import alone, chain, name_of, own_settings, pipeline, settings
+from xrl_jax.search.chain import alone, chain, changed_settings, name_of, pipeline, settings
 from xrl_jax.search.refine import Refine
 from xrl_jax.search.stages import Recall, Search
 
@@ -92,6 +96,17 @@ def test_ctrl_c_ends_its_stage_and_the_result_says_so() -> None:
     assert result.stop is StopReason.INTERRUPTED and result.interrupted
 
 
+def test_ctrl_c_while_the_original_is_priced_leaves_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pressed(program: Program, costs: CostTable) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(base, "predicted", pressed)
+    result = chain(Recall(), Refine())(problem(), Budget(), KEY)
+    assert names(result) == [""] and result.interrupted
+
+
 def test_after_ctrl_c_nothing_is_searched_or_refined() -> None:
     def never(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         raise AssertionError("it was interrupted")
@@ -133,5 +148,10 @@ def test_hyperparameters_are_listed_with_those_of_parts() -> None:
     listed = settings(pipeline(Taso(alpha=1.0)))
     assert listed["Taso.alpha"] == 1.0 and listed["Walk.behind"] == 1.1
     assert listed["Search.share"] == 0.5 and listed["Refine.radius"] == 4
-    assert own_settings(pipeline(Taso(alpha=1.0))) == ("Taso.alpha",)
-    assert own_settings(alone(Taso())) == ("Search.share",)
+    assert changed_settings(pipeline(Taso(alpha=1.0))) == ("Taso.alpha",)
+    assert changed_settings(alone(Taso(), uses_engine=False)) == ()
+
+
+def test_hyperparameters_of_the_cost_model_are_listed_beside_those_of_a_search():
+    assert settings(Taso(), CostConfig())["CostConfig.weight_only"] == 1e-3
+    assert changed_settings(Taso(), CostConfig(weight_only=0.0)) == ("CostConfig.weight_only",)

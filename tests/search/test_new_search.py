@@ -30,7 +30,7 @@ class FirstFew:
         costs = turn.run.problem.oracle.costs
         state, steps = turn.reached[0]
         for _ in range(self.steps):
-            found = turn.space.moves(state, costs)
+            found = turn.space.candidates(state, costs)
             if not len(found.entry):
                 break
             best = int(found.entry[0]), int(found.root[0]), int(found.partner[0])

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
+from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.roofline import DEFAULT_RATES, CostTable, Rates
 from xrl_jax.cost.view import CLASSES, CORRECTED, KINDS, in_other_layout
 from xrl_jax.graph import ops
@@ -32,8 +33,6 @@ class Sample:
     variant: tuple[int, int, int] = (0, 0, 0)  # see `variant_of`
 
 
-# A quarter of a lowering's timings are below this share of their median: the optimistic estimate.
-_OPTIMISTIC = 0.75
 _PASSES = 3  # of a sum of two arrays
 _LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
@@ -57,11 +56,13 @@ def calibrate(
     samples: Sequence[Sample],
     rates: Rates = DEFAULT_RATES,
     prior: Multiples = MappingProxyType({}),
+    *,
+    config: CostConfig = DEFAULT,
 ) -> Rates:
     """Rates fitted to timings, class by class; their order does not matter, to the last bit.
 
-    A class with fewer than four samples keeps its rates. Where a class computes (conv, dot) flops
-    decide: the rate the faster quarter of its samples reaches. Elsewhere an overhead and a
+    A class with few samples keeps its rates. Where a class computes (conv, dot) flops decide: the
+    rate the fastest of its samples reach. Elsewhere an overhead and a
     bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
     a sum. A lowering that was timed has the median of its multiples of that; one that was timed
     in another layout has those; any other the `prior` multiple of what the plain lowering has, as
@@ -72,10 +73,10 @@ def calibrate(
     overhead, pass_overhead = dict(rates.overhead), rates.pass_overhead
     for c in CLASSES:
         mine = [s for s in samples if s.op_class == c and s.seconds > 0]
-        if len(mine) < 4:
+        if len(mine) < config.fewest_samples:
             continue
         if c in ("conv", "dot"):
-            flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], 0.75))
+            flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], config.peak))
             continue
         start, bandwidth[c] = _line(mine)
         if c == "elementwise":
@@ -89,7 +90,7 @@ def calibrate(
         multiples.setdefault(s.variant, []).append(s.seconds / expected)
     timed = {at: float(np.median(m)) for at, m in multiples.items()}
     found = _with_untimed({in_other_layout(at): m for at, m in timed.items()} | timed, prior)
-    found = {at: m * _OPTIMISTIC if at[2] else m for at, m in found.items()}
+    found = {at: m * config.optimistic if at[2] else m for at, m in found.items()}
     return Rates(flop_rate, bandwidth, overhead, rates.scale, found, pass_overhead)
 
 
@@ -127,7 +128,7 @@ def pessimistic_costs(costs: CostTable) -> CostTable:
     as they are cheaper by the optimistic ones. What seems to be fast by these is worth a timing,
     what does by pessimistic ones is fast as far as that is known.
     """
-    return replace(costs, multiple=costs.multiple.at[..., 1:].multiply(_OPTIMISTIC**-2))
+    return replace(costs, multiple=costs.multiple.at[..., 1:].multiply(costs.optimistic**-2))
 
 
 def varied(costs: CostTable, key: jax.Array, *, spread: float) -> CostTable:
@@ -142,12 +143,16 @@ def varied(costs: CostTable, key: jax.Array, *, spread: float) -> CostTable:
 
 
 def correct(
-    rates: Rates, shares: Sequence[Mapping[str, float]], measured: Sequence[float]
+    rates: Rates,
+    shares: Sequence[Mapping[str, float]],
+    measured: Sequence[float],
+    *,
+    config: CostConfig = DEFAULT,
 ) -> Rates:
     """Scales, times what they were, that bring predicted sums to the times of whole programs.
 
-    Minimises sum_p (sum_c k_c share_pc / t_p - 1)^2 + 0.1 sum_c (k_c - mean)^2 for the changes k_c,
-    a ridge towards one common factor, so that few programs cannot set one against another.
+    Minimises sum_p (sum_c k_c share_pc / t_p - 1)^2 + ridge sum_c (k_c - mean)^2 for the changes
+    k_c, a ridge towards one common factor, so that few programs cannot set one against another.
 
     Args:
       shares: for each program, predicted seconds by `CORRECTED` under these rates.
@@ -159,9 +164,10 @@ def correct(
     t = np.asarray(measured)
     x = np.array([[s.get(c, 0.0) for c in used] for s in shares]) / t[:, None]
     common = float(np.median(1.0 / np.maximum(x.sum(axis=1), 1e-12)))
-    ridge = 0.1
-    a = np.vstack([x, np.sqrt(ridge) * np.eye(len(used))])
-    b = np.concatenate([np.ones(len(t)), np.sqrt(ridge) * np.full(len(used), common)])
-    change = np.clip(np.linalg.lstsq(a, b, rcond=None)[0], 0.2 * common, 5 * common)
+    pull = np.sqrt(config.ridge)
+    a = np.vstack([x, pull * np.eye(len(used))])
+    b = np.concatenate([np.ones(len(t)), np.full(len(used), pull * common)])
+    change = np.linalg.lstsq(a, b, rcond=None)[0]
+    change = np.clip(change, common / config.most_change, common * config.most_change)
     scales = {c: rates.scale[c] * float(k) for c, k in zip(used, change, strict=True)}
     return replace(rates, scale=dict(rates.scale) | scales)

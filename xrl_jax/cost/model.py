@@ -15,6 +15,7 @@ import numpy as np
 
 from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.calibration import Sample
+from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.fusion import Sharing, sharing
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import CostTable, Rates
@@ -35,7 +36,7 @@ _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTY
 _LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
 _MIN_SECONDS = 2e-7
 _LEAST_ROOM = 64  # for signatures that are computed at once
-_LOAD = timing_key([], (), extra=["pace"])  # when the first region was timed
+_LOAD = timing_key([], (), extra=["reference_seconds"])  # when the first region was timed
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Oracle:
       measurer: where new ones are made.
       options: XLA compile options of what is timed.
       constants: whether prepared weights are constants of the compiled code, not arguments.
+      config: hyperparameters of the cost model.
       spending: what has been spent so far.
       rates: roofline parameters, recalibrated as timings come in.
     """
@@ -69,7 +71,7 @@ class Oracle:
     measurer: Measurer
     options: tuple[tuple[str, str], ...] = ()
     constants: bool = False
-    timeout: float = 30.0
+    config: CostConfig = DEFAULT
     spending: Spending = field(default_factory=Spending)
     rates: Rates = roofline.DEFAULT_RATES
     _sharing: Sharing = field(init=False)
@@ -99,9 +101,11 @@ class Oracle:
         samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
         samples += self._loops
         prior = calibration.priors(self.target.platform)
-        self.rates = calibration.calibrate(samples, self.rates, prior)
+        self.rates = calibration.calibrate(samples, self.rates, prior, config=self.config)
         timings = {k: self._net_seconds(r, s) for k, (r, s) in self._known.items()}
-        self._costs = roofline.cost_table(timings, self.rates, sharing=self._sharing)
+        self._costs = roofline.cost_table(
+            timings, self.rates, config=self.config, sharing=self._sharing
+        )
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
         """A region's time without its wrapping; a thousand seconds if it could not be timed."""
@@ -156,7 +160,7 @@ class Oracle:
                     )
                     if over or clock.done:
                         continue
-                    timeout = min(self.timeout, max(clock.left, _LEAST_TIMEOUT))
+                    timeout = min(self.config.region_timeout, max(clock.left, _LEAST_TIMEOUT))
                     timing = self._time(region, timeout)
                     if self._cut_short(timing, timeout):
                         self._no_time_for.add(sig)
@@ -182,7 +186,7 @@ class Oracle:
         """The region's timing, from the store if it is there."""
         timing = self.store.get([self._key(region)]).get(self._key(region))
         if timing is None:
-            return self._time(region, self.timeout)
+            return self._time(region, self.config.region_timeout)
         self.spending.from_store += 1
         return timing
 
@@ -217,25 +221,27 @@ class Oracle:
 
     def _cut_short(self, timing: Timing, timeout: float) -> bool:
         """Whether the budget did not leave a region the time it may take."""
-        return timing.status == "timeout" and timeout < self.timeout
+        return timing.status == "timeout" and timeout < self.config.region_timeout
 
     def _normalised(self, timing: Timing) -> Timing:
         """The timing as it would have been when the first of the store was taken: the machine may
         be busier now, or quieter.
         """
-        if timing.pace is None:
+        if timing.reference_seconds is None:
             return timing
         first = self.store.get([_LOAD]).get(_LOAD)
         if first is None:
-            first = Timing(timing.pace, timing.pace, timing.pace)
+            first = Timing(
+                timing.reference_seconds, timing.reference_seconds, timing.reference_seconds
+            )
             self.store.put({_LOAD: first})
-        k = first.seconds / timing.pace
+        k = first.seconds / timing.reference_seconds
         return replace(
             timing,
             seconds=k * timing.seconds,
             low=k * timing.low,
             high=k * timing.high,
-            pace=first.seconds,
+            reference_seconds=first.seconds,
         )
 
     def time_job(
@@ -299,7 +305,7 @@ class Oracle:
 
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
         """Let whole-program timings correct the table; see `calibration.correct`."""
-        self.rates = calibration.correct(self.rates, shares, measured)
+        self.rates = calibration.correct(self.rates, shares, measured, config=self.config)
         self._refit()
 
 

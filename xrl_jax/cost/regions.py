@@ -77,7 +77,7 @@ class Region:
         return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 
-def region_of(view: CostView, at: tuple[int, ...], platform: str = "cpu") -> Region:
+def region_of(view: CostView, at: tuple[int, ...], platform: str) -> Region:
     """The region of one node of a batch of host-side views, at a position of its leading
     dimensions, on a platform of JAX.
     """
@@ -222,7 +222,7 @@ def wrapping_passes(region: Region) -> tuple[float, ...]:
     return 2 * tuple(_size(n) for n in (region.node, *inputs))
 
 
-def loops(platform: str = "cpu") -> tuple[Region, ...]:
+def loops(platform: str) -> tuple[Region, ...]:
     """Elementwise loops of several sizes, which tell what a pass over an array takes here."""
     return tuple(
         Region(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.cost import fusion
+from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.view import (
     CLASS_OF,
     CLASSES,
@@ -40,8 +41,6 @@ from xrl_jax.runtime.engine_jit import wide
 _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which, on a CPU, nodes are gone through, where some of many count
-_LEAST_SHARE = 0.2  # of a node's time is left where its reads are paid by others
-_WEIGHT_ONLY = 1e-3  # share of its roofline that work done once counts for
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
 
@@ -62,7 +61,10 @@ class CostTable:
     multiple: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
     corrected: jax.Array  # [operators, lowerings] which of CORRECTED they are in a shared call
     added_error: jax.Array  # [operators, lowerings] relative error that float32 lowerings add
-    error_weight: jax.Array  # [] seconds that a relative error of 1 is worth
+    error_weight: jax.Array  # [] these four as in `CostConfig`
+    optimistic: jax.Array  # []
+    weight_only: jax.Array  # []
+    least_share: jax.Array  # []
     sharing: fusion.Sharing
 
     def lookup(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -125,8 +127,7 @@ class CostTable:
     def seconds(self, view: CostView) -> jax.Array:
         """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
 
-        Weight-only work is done once and costs `_WEIGHT_ONLY` of its roofline: next to nothing, but
-        a search still prefers less of it, and small prepared arrays to large ones.
+        Weight-only work is done once; see `CostConfig.weight_only`.
         """
         measured, known = self.lookup(signature(view))
         guess = self.roofline
@@ -139,7 +140,7 @@ class CostTable:
         in_loop = jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
         in_loop &= view.arg_origins == fusion.LOOP
         read = self._moved_seconds(jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
-        cost = jnp.maximum(cost - read, _LEAST_SHARE * cost)
+        cost = jnp.maximum(cost - read, self.least_share * cost)
         writes = fusion.pays_write(view.op, view.arg_origins)
         cost += jnp.sum(jnp.where(writes, self.pass_seconds(_arg_bytes(view)), 0.0), axis=-1)
         of, origins = self.sharing, view.arg_origins
@@ -150,7 +151,7 @@ class CostTable:
             cost,
         )
         cost += self._crossing_seconds(view)
-        cost = jnp.where(view.weight_only, _WEIGHT_ONLY * guessed, cost)
+        cost = jnp.where(view.weight_only, self.weight_only * guessed, cost)
         return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
 
     def errors(self, view: CostView) -> jax.Array:
@@ -292,13 +293,13 @@ def cost_table(
     timings: Mapping[tuple[int, int], float],
     rates: Rates = DEFAULT_RATES,
     *,
-    error_weight: float = 0.0,
+    config: CostConfig = DEFAULT,
     sharing: fusion.Sharing | None = None,
 ) -> CostTable:
     """The table of measured seconds by signature, and the rates.
 
     Args:
-      error_weight: seconds that a relative error of 1 is worth.
+      config: hyperparameters.
       sharing: what lowerings share on the target; None for the default device's.
     """
     size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
@@ -325,7 +326,10 @@ def cost_table(
         vector(rates.scale, CORRECTED),
         jnp.asarray(multiple),
         *_by_lowering(),
-        jnp.float32(error_weight),
+        jnp.float32(config.error_weight),
+        jnp.float32(config.optimistic),
+        jnp.float32(config.weight_only),
+        jnp.float32(config.least_share),
         fusion.sharing(jax.default_backend()) if sharing is None else sharing,
     )
 

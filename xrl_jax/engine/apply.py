@@ -49,7 +49,7 @@ def apply(
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
     matched &= _may_choose(table, graph, jnp.maximum(entry, 0), root)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
-    candidate = Ready(entry, root, partner, new.nodes, new.args)
+    candidate = Instantiated(entry, root, partner, new.nodes, new.args)
     return _with_new(table, graph, passes.use_counts(graph), bound, candidate, new.ok)
 
 
@@ -63,7 +63,7 @@ def _may_choose(
     return (choice < 0) | lower_table.fits(views_at(graph, root))[choice]
 
 
-class Ready(NamedTuple):
+class Instantiated(NamedTuple):
     """A candidate of a graph and the nodes it makes there, or many [K]."""
 
     entry: jax.Array  # -1 for none, also where it does not apply
@@ -73,13 +73,13 @@ class Ready(NamedTuple):
     args: jax.Array  # [Q, A] binding codes
 
 
-def ready(
+def instantiated(
     table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
-) -> Ready:
+) -> Instantiated:
     """A candidate of this graph with the nodes it makes."""
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
-    return Ready(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
+    return Instantiated(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
 
 
 class Look(NamedTuple):
@@ -90,7 +90,7 @@ class Look(NamedTuple):
     seen: jax.Array  # [2P, F], all that programs can see of what it is bound to
 
 
-def look(table: RuleTable, graph: TensorGraph, candidate: Ready) -> Look:
+def look(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Look:
     """The candidate in this graph."""
     entry, root, partner, *_ = candidate
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
@@ -98,8 +98,8 @@ def look(table: RuleTable, graph: TensorGraph, candidate: Ready) -> Look:
     return Look(bound, matched, seen)
 
 
-def apply_ready(
-    table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Ready, seen: jax.Array
+def apply_instantiated(
+    table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Instantiated, seen: jax.Array
 ) -> Applied:
     """`apply` without working out what the candidate makes. Where what it is bound to looks
     otherwise than it did, nothing is done: it may make something else there.
@@ -118,7 +118,7 @@ def _with_new(
     graph: TensorGraph,
     uses: jax.Array,
     bound: jax.Array,
-    new: Ready,
+    new: Instantiated,
     fits: jax.Array,
 ) -> Applied:
     """The graph with the candidate's nodes in place of what they replace, if it fits."""

@@ -43,7 +43,7 @@ class Candidate:
       root: slot of the node that is replaced.
       partner: slot of the second one, for rules that replace two; else 0.
       place: the replaced nodes in text, numbered by slot.
-      entry: which turning of the rule's commutative operators, an index into the table.
+      entry: which commutative variant of the rule, an index into the table.
       rules: the table it was found with.
     """
 
@@ -187,7 +187,7 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
     for i in np.flatnonzero(entries >= 0):
         entry, root, partner = int(entries[i]), int(roots[i]), int(partners[i])
         key = (int(rule_of[entry]), root, partner, results[i].tobytes())
-        if key in seen:  # two turnings of a commutative pattern that make the same nodes
+        if key in seen:  # two commutative variants of a pattern that make the same nodes
             continue
         turned = key[:3] in places
         seen.add(key)

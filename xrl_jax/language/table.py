@@ -138,7 +138,7 @@ def _turnings(p: Pattern | Var) -> list[Pattern | Var]:
 
 
 def _canonical(rule: Rule) -> str:
-    """Text of a rule up to the names of its variables, to drop turnings that say the same."""
+    """Text of a rule up to its variables' names: of equal commutative variants one is kept."""
     names: dict[str, str] = {}
 
     def show(t: Pattern | Term | Var) -> str:

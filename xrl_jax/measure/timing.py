@@ -36,8 +36,8 @@ class Timing:
     relative: float | None = None  # seconds / seconds of the reference, interleaved with it
     reference: str = ""  # key of that reference
     # The load, where there was no reference: seconds that the worker's reference kernel took for a
-    # multiplication and an addition, interleaved. Timings are normalised as seconds / pace.
-    pace: float | None = None
+    # multiplication and an addition, interleaved. Timings are normalised by it.
+    reference_seconds: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -65,7 +65,7 @@ class Timing:
             status = str(values["status"])
             if status not in STATUSES:
                 raise ValueError(f"status {status!r} is none of {STATUSES}")
-            relative, pace = values.get("relative"), values.get("pace")
+            relative, reference_seconds = values.get("relative"), values.get("reference_seconds")
             return cls(
                 **{name: _finite_or_inf(values[name]) for name in ("seconds", "low", "high")},
                 repeats=int(values.get("repeats", 0)),
@@ -75,7 +75,7 @@ class Timing:
                 error=str(values.get("error", "")),
                 relative=None if relative is None else float(relative),
                 reference=str(values.get("reference", "")),
-                pace=None if pace is None else float(pace),
+                reference_seconds=None if reference_seconds is None else float(reference_seconds),
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a timing: {error!r}") from error

@@ -165,8 +165,8 @@ class _Server:
                     samples["job"], samples["against"], rng=np.random.default_rng(0)
                 ).value
                 if isinstance(against, _ReferenceKernel):
-                    pace = timing.seconds / ratio / against.multiplications
-                    timing = dataclasses.replace(timing, pace=pace)
+                    reference_seconds = timing.seconds / ratio / against.multiplications
+                    timing = dataclasses.replace(timing, reference_seconds=reference_seconds)
                 else:
                     timing = dataclasses.replace(timing, relative=ratio)
             self._results[same] = timing

@@ -8,15 +8,13 @@ import jax
 import jaxlib.version
 
 from xrl_jax.accept.accept import Acceptance
-from xrl_jax.cost.model import Spending
-from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.model import Oracle
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule import Rule
-from xrl_jax.measure.target import Target
 from xrl_jax.program.program import Program
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import SearchResult, Strategy, predicted
-from xrl_jax.search.chain import name_of, own_settings, settings
+from xrl_jax.search.chain import changed_settings, name_of, settings
 
 
 def make_report(
@@ -24,13 +22,11 @@ def make_report(
     name: str,
     strategy: Strategy,
     seed: int | None,
-    target: Target,
     program: Program,
     found: SearchResult,
     accepted: Acceptance,
     rules: Sequence[Rule],
-    costs: CostTable,
-    spending: Spending,
+    oracle: Oracle,
     search_seconds: float,
     total_seconds: float,
 ) -> Report:
@@ -39,9 +35,9 @@ def make_report(
     Args:
       program: the original.
       rules: that were searched with.
-      costs: what was known in the end.
+      oracle: with all that is known in the end.
     """
-    chosen = accepted.candidate
+    chosen, spending, target = accepted.candidate, oracle.spending, oracle.target
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
     speedup = accepted.speedup
     fired = {step.rule for step in chosen.steps}
@@ -49,8 +45,8 @@ def make_report(
     return Report(
         name=name,
         search=name_of(strategy),
-        settings=settings(strategy),
-        own_settings=own_settings(strategy),
+        settings=settings(strategy, oracle.config),
+        changed_settings=changed_settings(strategy, oracle.config),
         seed=seed,
         machine=f"{target.cpu}, {target.device}, {target.threads} threads",
         versions=f"jax {jax.__version__}, jaxlib {jaxlib.version.__version__}",
@@ -72,8 +68,8 @@ def make_report(
         domain=accepted.domain if accepted.used else None,
         narrow=accepted.accuracy.narrow,
         weight_bytes_added=accepted.weight_bytes_added,
-        predicted_ms_before=1e3 * predicted(program, costs),
-        predicted_ms_after=1e3 * predicted(chosen.program, costs),
+        predicted_ms_before=1e3 * predicted(program, oracle.costs),
+        predicted_ms_after=1e3 * predicted(chosen.program, oracle.costs),
         steps=chosen.steps,
         history=found.history,
         note=found.note,

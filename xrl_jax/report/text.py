@@ -37,8 +37,8 @@ class Report:
     Attributes:
       name: of the function or network.
       search: name of the strategy.
-      settings: hyperparameters of the search and its stages, by name; `own_settings` names those
-        that are not the defaults.
+      settings: hyperparameters of the search, its stages and the cost model, by name;
+        `changed_settings` names those that are not the defaults.
       seed: of the search, where it came from one.
       machine: processor and device.
       versions: of jax, jaxlib and the backend.
@@ -119,7 +119,7 @@ class Report:
     domain: tuple[float | None, ...] | None = None
     note: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    own_settings: tuple[str, ...] = ()
+    changed_settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.used not in USED:
@@ -225,7 +225,9 @@ _READ: dict[str, Any] = {
     **dict.fromkeys(("interval", "noise_interval", "body_counts"), _floats),
     "seed": lambda value: None if value is None else int(value),
     "options": lambda pairs: tuple((str(k), str(v)) for k, v in pairs),
-    **dict.fromkeys(("narrow", "assumed", "own_settings"), lambda names: tuple(map(str, names))),
+    **dict.fromkeys(
+        ("narrow", "assumed", "changed_settings"), lambda names: tuple(map(str, names))
+    ),
     "settings": dict,
     "domain": lambda bounds: None if bounds is None else tuple(bounds),
     "stop_reason": lambda name: StopReason[name],
@@ -290,8 +292,8 @@ def _lines(r: Report) -> Iterator[str]:
         f"{count_text(r.measurements)} measured ({count_text(r.failures)} failed), "
         f"{count_text(r.from_store)} from the store"
     )
-    if r.own_settings:
-        yield f"  with {', '.join(f'{name}={r.settings[name]}' for name in r.own_settings)}"
+    if r.changed_settings:
+        yield f"  with {', '.join(f'{name}={r.settings[name]}' for name in r.changed_settings)}"
     if r.note:
         yield f"  {r.note}"
     yield f"nodes: {r.nodes_before} before, {r.nodes_after} after{_bodies(r.body_counts)}"

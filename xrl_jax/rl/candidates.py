@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.engine.apply import ready
+from xrl_jax.engine.apply import instantiated
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, EnvParams, EnvState, rewritten
@@ -50,15 +50,15 @@ class CandidateGraphs(NamedTuple):
 
 def moment(state: EnvState, params: EnvParams) -> Moment:
     """What is kept of a state."""
-    start, moves = params.start, state.moves
+    start, candidates = params.start, state.candidates
     return Moment(
         state.graph,
         state.owner,
         start.counts,
         start.seconds,
-        moves.entry,
-        moves.root,
-        moves.partner,
+        candidates.entry,
+        candidates.root,
+        candidates.partner,
     )
 
 
@@ -73,7 +73,7 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
         return graph_features(graph, kept.counts[owner], kept.first)
 
     def made(entry: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
-        candidate = ready(params.table, kept.graph, entry, root, partner)
+        candidate = instantiated(params.table, kept.graph, entry, root, partner)
         alone = jax.tree.map(lambda v: v[None], candidate)
         after = rewritten(params, kept.graph, kept.owner, alone)
         return seen(after.graph, after.owner)

@@ -136,5 +136,5 @@ class Collector:
         key, now = jax.random.split(state.key)
         keys = jax.random.split(self.own(now), self.config.steps)
         start = state.envs, state.timed, jnp.bool_(True)
-        (envs, timed, _), moves = jax.lax.scan(one, start, keys)
-        return state._replace(envs=envs, timed=timed, key=key), moves
+        (envs, timed, _), transitions = jax.lax.scan(one, start, keys)
+        return state._replace(envs=envs, timed=timed, key=key), transitions

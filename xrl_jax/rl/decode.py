@@ -37,10 +37,10 @@ def by_gain(state: EnvState, params: EnvParams) -> Logits:
     """What greedy search takes where nothing is drawn: the rule of the largest predicted gain,
     wherever it gains, while there is one.
     """
-    gain = -state.moves.seconds / params.start.seconds
-    same = same_rule(state.moves, params.table)
+    gain = -state.candidates.seconds / params.start.seconds
+    same = same_rule(state.candidates, params.table)
     largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
-    once, macro = allowed(state.moves, params.table)[:-1].reshape(KINDS, -1)
+    once, macro = allowed(state.candidates, params.table)[:-1].reshape(KINDS, -1)
     takes = jnp.stack([once & (jnp.sum(same, axis=1) == 1), macro])
     index = jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
     return Logits(index, jnp.where(gain > LEAST_GAIN, 1.0, -1.0))
@@ -48,7 +48,7 @@ def by_gain(state: EnvState, params: EnvParams) -> Logits:
 
 def by_chance(state: EnvState, params: EnvParams) -> Logits:
     """Any action, and now and then No-Op."""
-    index = jnp.where(allowed(state.moves, params.table), 0.0, -jnp.inf)
+    index = jnp.where(allowed(state.candidates, params.table), 0.0, -jnp.inf)
     return Logits(index.at[params.no_op].set(-10.0), jnp.zeros(params.slots))
 
 
@@ -121,7 +121,7 @@ def follow(
             f.shape[root],
             f.rank[root],
             after.seconds,
-            jnp.where(outcome.asked, state.moves.n, 0),
+            jnp.where(outcome.asked, state.candidates.n, 0),
         )
 
     return jax.lax.scan(one, rollout, jax.random.split(key, n_steps))

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.engine import match
-from xrl_jax.engine.apply import Ready, apply_ready, look
+from xrl_jax.engine.apply import Instantiated, apply_instantiated, look
 from xrl_jax.engine.delta import deltas
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
@@ -87,7 +87,7 @@ class Action(NamedTuple):
     mask: jax.Array  # [M] bool, candidates that a macro-action of their rule takes
 
 
-class Moves(NamedTuple):
+class CandidateSlots(NamedTuple):
     """The candidates of a state, in slots that may be empty."""
 
     entry: jax.Array  # [M] int32; -1 empty
@@ -117,7 +117,7 @@ class EnvState(NamedTuple):
     graph: TensorGraph  # priced
     masks: jax.Array  # [N, W]
     owner: jax.Array  # [N] int32
-    moves: Moves
+    candidates: CandidateSlots
     macro: MacroAction
     seconds: jax.Array  # float32, predicted for one run of the program
     best: jax.Array  # float32, the least of these in the episode
@@ -213,37 +213,37 @@ def ended(params: EnvParams) -> EnvState:
     nothing = none.astype(jnp.float32)
     like = jax.tree.map(lambda f: jnp.zeros((params.slots, Q, *f.shape[1:]), f.dtype), graph.nodes)
     args = jnp.zeros((params.slots, Q, ops.MAX_ARGS), jnp.int32)
-    moves = Moves(none - 1, none, none, nothing, nothing, like, args, jnp.int32(0))
+    candidates = CandidateSlots(none - 1, none, none, nothing, nothing, like, args, jnp.int32(0))
     macro = MacroAction(jnp.int32(-1), jnp.int32(0))
     whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
-    return EnvState(graph, masks, owner, moves, macro, *whole)
+    return EnvState(graph, masks, owner, candidates, macro, *whole)
 
 
-def allowed(moves: Moves, table: RuleTable) -> jax.Array:
+def allowed(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
     """[2 M + 1] bool, which indices do something: all candidates; macro-actions of a rule by the
     first of its candidates, where there are more; No-Op.
     """
-    same = same_rule(moves, table)
-    first = moves.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
+    same = same_rule(candidates, table)
+    first = candidates.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
     several = first & (jnp.sum(same, axis=1) > 1)
-    return jnp.concatenate([moves.valid, several, jnp.ones(1, bool)])
+    return jnp.concatenate([candidates.valid, several, jnp.ones(1, bool)])
 
 
 def maskable(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
     """[M] bool, candidates that are taken if they are in the mask: those of the rule whose
     macro-action is under way, or that this index begins.
     """
-    rules = rules_of(state.moves, params.table)
+    rules = rules_of(state.candidates, params.table)
     begins = (index // params.slots == MACRO) & (index < params.no_op)
     own = rules == rules[index % params.slots]
     macro_actions = jnp.where(state.macro.left > 0, rules == state.macro.rule, begins & own)
-    return macro_actions & state.moves.valid & ~state.done
+    return macro_actions & state.candidates.valid & ~state.done
 
 
-def same_rule(moves: Moves, table: RuleTable) -> jax.Array:
+def same_rule(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
     """[M, M] bool, which candidates are of one rule; of empty slots none."""
-    rule = rules_of(moves, table)
-    return (rule[:, None] == rule) & moves.valid[:, None] & moves.valid
+    rule = rules_of(candidates, table)
+    return (rule[:, None] == rule) & candidates.valid[:, None] & candidates.valid
 
 
 def step(
@@ -255,25 +255,25 @@ def step(
       action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
         bucket has no room, change nothing; within a macro-action the index does not count.
     """
-    begin, in_course, moves = state.done, state.macro.left > 0, state.moves
+    begin, in_course, candidates = state.done, state.macro.left > 0, state.candidates
     asked = ~begin & ~in_course
     index = action.index
     no_op = asked & (index == params.no_op)
     kind, slot = index // params.slots, index % params.slots
-    rules = rules_of(moves, params.table)
+    rules = rules_of(candidates, params.table)
     new = MacroAction(rules[slot], _matches(params.table, state.masks, rules[slot]))
     macro = either(asked, new, state.macro)
-    does = jnp.where(asked, allowed(moves, params.table)[index] & ~no_op, ~begin)
+    does = jnp.where(asked, allowed(candidates, params.table)[index] & ~no_op, ~begin)
     in_macro = maskable(state, index, params) & does
     takes = in_macro & action.mask
-    takes |= (jnp.arange(params.slots) == slot) & moves.valid & does & asked & (kind == ONCE)
+    takes |= (jnp.arange(params.slots) == slot) & candidates.valid & does & asked & (kind == ONCE)
     most = min(params.at_once, params.slots)
-    found, cheapest = jax.lax.top_k(jnp.where(takes, -moves.seconds, -jnp.inf), most)
+    found, cheapest = jax.lax.top_k(jnp.where(takes, -candidates.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < macro.left)
-    entry = jnp.where(takes, moves.entry[cheapest], -1)
-    place = moves.root[cheapest], moves.partner[cheapest]
-    new = jax.tree.map(lambda v: v[cheapest], (moves.nodes, moves.args))
-    made = rewritten(params, state.graph, state.owner, Ready(entry, *place, *new))
+    entry = jnp.where(takes, candidates.entry[cheapest], -1)
+    place = candidates.root[cheapest], candidates.partner[cheapest]
+    new = jax.tree.map(lambda v: v[cheapest], (candidates.nodes, candidates.args))
+    made = rewritten(params, state.graph, state.owner, Instantiated(entry, *place, *new))
     masks = match.rematch(params.table, made.graph, state.masks, made.changed, rewrites=most)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, macro.rule)
@@ -308,9 +308,9 @@ def step(
     )
 
 
-def rules_of(moves: Moves, table: RuleTable) -> jax.Array:
+def rules_of(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
     """[M] int32, the rule of each candidate; -1 empty."""
-    return jnp.where(moves.valid, table.entry_rule[jnp.maximum(moves.entry, 0)], -1)
+    return jnp.where(candidates.valid, table.entry_rule[jnp.maximum(candidates.entry, 0)], -1)
 
 
 def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
@@ -341,7 +341,7 @@ def rewritten(
     params: EnvParams,
     graph: TensorGraph,
     owner: jax.Array,
-    candidates: Ready,
+    candidates: Instantiated,
 ) -> Rewritten:
     """What candidates [K] of a priced graph make of it, one after the other, those that still match
     and are bound to what looks as it did.
@@ -355,7 +355,7 @@ def rewritten(
     def one(i: jax.Array, carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
         uses, (graph, owner, changed, ok) = carry
         candidate = jax.tree.map(lambda v: v[i], candidates)
-        made = apply_ready(table, graph, uses, candidate, seen[i])
+        made = apply_instantiated(table, graph, uses, candidate, seen[i])
         new = made.changed & (graph.nodes.op == ops.HOLE)
         owner = jnp.where(new, owner[candidate.root], owner)
         after = Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
@@ -378,7 +378,7 @@ def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.A
 
 def _moves(
     key: jax.Array, graph: TensorGraph, masks: jax.Array, owner: jax.Array, params: EnvParams
-) -> Moves:
+) -> CandidateSlots:
     # Whether pairs hold the price tells, too.
     found = match.sample(params.table, graph, masks, key, size=params.slots, checked=False)
     price = params.costs.price_of_new(graph)
@@ -393,4 +393,4 @@ def _moves(
     times = params.start.counts[owner[found.root]]
     entry = jnp.where(change.ok, found.entry, -1)
     seconds, gone = (jnp.where(change.ok, times * s, 0.0) for s in (change.seconds, change.gone))
-    return Moves(entry, found.root, found.partner, seconds, gone, nodes, args, found.count)
+    return CandidateSlots(entry, found.root, found.partner, seconds, gone, nodes, args, found.count)

@@ -22,7 +22,7 @@ N_LOWERINGS = len(LOWERING_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
 EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
-N_MOVE = 7  # numbers of a candidate
+N_CANDIDATE = 7  # numbers of a candidate
 SAVES = (0, 6)  # of these, what it is predicted to save once, and wherever its rule gains
 GAINS = 2  # of these, whether it saves anything
 N_GLOBAL = 7 + len(CORRECTED)  # numbers of the whole
@@ -50,7 +50,7 @@ class Observation(NamedTuple):
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
     made: jax.Array  # [M, Q] int32, operators a candidate would make
-    moves: jax.Array  # [M, N_MOVE] float32
+    candidates: jax.Array  # [M, N_CANDIDATE] float32
     allowed: jax.Array  # [2 M + 1] bool, which indices do something
     whole: jax.Array  # [N_GLOBAL] float32
 
@@ -66,17 +66,19 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     there are, as those that are shown let one expect); of the costs how they are corrected, which
     says what forms will take that are not in the graph yet.
     """
-    first, moves, valid = params.start.seconds, state.moves, state.moves.valid
-    same = same_rule(moves, params.table)
-    for_each = jnp.maximum(moves.n / params.slots, 1.0)  # candidates that one in a slot stands for
-    saved = jnp.stack([moves.seconds, jnp.minimum(moves.seconds, 0.0)], axis=1)
+    first, candidates, valid = params.start.seconds, state.candidates, state.candidates.valid
+    same = same_rule(candidates, params.table)
+    for_each = jnp.maximum(
+        candidates.n / params.slots, 1.0
+    )  # candidates that one in a slot stands for
+    saved = jnp.stack([candidates.seconds, jnp.minimum(candidates.seconds, 0.0)], axis=1)
     together = for_each * (same @ saved)
     seen = graph_features(state.graph, params.start.counts[state.owner], first)
     of_move = [
-        _share(moves.seconds / first),
-        _share(moves.gone / first),
-        moves.seconds < 0,
-        moves.partner > 0,
+        _share(candidates.seconds / first),
+        _share(candidates.gone / first),
+        candidates.seconds < 0,
+        candidates.partner > 0,
         jnp.log1p(for_each * jnp.sum(same, axis=1)) / 4,
         _share(together[:, 0] / first),
         _share(together[:, 1] / first),
@@ -87,21 +89,21 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         state.best / first,
         _share((state.seconds - state.best) / first),
         state.t / params.horizon,
-        jnp.log1p(moves.n) / 8,
+        jnp.log1p(candidates.n) / 8,
         jnp.log1p(jnp.sum(seen.live)) / 8,
         jnp.log1p(state.macro.left) / 8,
         *(corrections - jnp.mean(corrections)),
     ]
     return Observation(
         graph=seen,
-        rule=rules_of(moves, params.table),
-        root=moves.root,
-        partner=moves.partner,
-        made=moves.nodes.op,
-        moves=jnp.where(
+        rule=rules_of(candidates, params.table),
+        root=candidates.root,
+        partner=candidates.partner,
+        made=candidates.nodes.op,
+        candidates=jnp.where(
             valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
         ),
-        allowed=allowed(moves, params.table),
+        allowed=allowed(candidates, params.table),
         whole=jnp.stack([jnp.asarray(c, jnp.float32) for c in whole]),
     )
 

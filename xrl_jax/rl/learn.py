@@ -93,21 +93,22 @@ class Learner:
         return jax.tree.map(lambda v: jnp.sum(v, axis=0), (losses, found))
 
     def learn(
-        self, state: TrainState, params: EnvParams, moves: Transition
+        self, state: TrainState, params: EnvParams, transitions: Transition
     ) -> tuple[TrainState, Metrics]:
         """Update the weights by a rollout."""
         last = self.collector.evaluate(
             state.weights, self.collector.see(state.envs, params), params
         ).value
-        values = jnp.concatenate([moves.value, last[None]])
-        lambdas = jnp.where(moves.macro, 1.0, self.config.lambda_)
+        values = jnp.concatenate([transitions.value, last[None]])
+        lambdas = jnp.where(transitions.macro, 1.0, self.config.lambda_)
         advantage = jax.vmap(ppo.advantages, in_axes=1, out_axes=1)(
-            moves.reward, moves.discount, moves.end, values, lambdas
+            transitions.reward, transitions.discount, transitions.end, values, lambdas
         )
         rows = jax.tree.map(
-            lambda v: v.reshape(-1, *v.shape[2:]), (moves, advantage, advantage + moves.value)
+            lambda v: v.reshape(-1, *v.shape[2:]),
+            (transitions, advantage, advantage + transitions.value),
         )
-        n = moves.reward.size
+        n = transitions.reward.size
 
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
             weights, optimiser_state, goes_on = carry
@@ -127,15 +128,16 @@ class Learner:
         order = order.reshape(self.config.epochs * self.config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)
         (weights, optimiser_state, _), losses = jax.lax.scan(minibatch, carry, order)
-        best = jnp.minimum(state.best, jnp.min(moves.seconds, axis=0) / params.start.seconds)
+        best = jnp.minimum(state.best, jnp.min(transitions.seconds, axis=0) / params.start.seconds)
         metrics = Metrics(
-            self._mean(ppo.mean_where(moves.reward, moves.counts)) / self.config.reward_scale,
+            self._mean(ppo.mean_where(transitions.reward, transitions.counts))
+            / self.config.reward_scale,
             best,
             jnp.mean(losses[1]),
             jnp.mean(losses[0]),
             losses[2][-1],
-            self._mean(jnp.mean(moves.terminated)),
-            self._mean(jnp.mean(moves.applied)),
+            self._mean(jnp.mean(transitions.terminated)),
+            self._mean(jnp.mean(transitions.applied)),
         )
         after = state._replace(weights=weights, optimiser=optimiser_state, key=key, best=best)
         return after, metrics

@@ -140,7 +140,7 @@ def measured_update(
 
     @engine_jit
     def rewarded(
-        moves: Transition, before: jax.Array, start: jax.Array, saved: jax.Array
+        transitions: Transition, before: jax.Array, start: jax.Array, saved: jax.Array
     ) -> Transition:
         def one(
             after: Any, counts: Any, discounts: Any, before: Any, start: Any, saved: Any
@@ -151,14 +151,14 @@ def measured_update(
             return config.reward_scale * shaped_rewards(phi, counts, saved, discounts)
 
         each = jax.vmap(one, in_axes=(1, 1, 1, 0, 0, 0), out_axes=1)
-        of_steps = moves.seconds, moves.counts, moves.discount
-        return moves._replace(reward=each(*of_steps, before, start, saved))
+        of_steps = transitions.seconds, transitions.counts, transitions.discount
+        return transitions._replace(reward=each(*of_steps, before, start, saved))
 
     def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
         parts = []
         for _ in range(config.steps // interval):
             predicted, last = state.envs.seconds, np.asarray(state.timed)
-            state, moves = collect(state, params)
+            state, transitions = collect(state, params)
             host = jax.device_get(state.envs)
             now = [
                 relative_time(b, jax.tree.map(lambda v, b=b: v[b], host))
@@ -166,9 +166,9 @@ def measured_update(
             ]
             saved, timed = advanced(last, now, noise)
             timed = np.where(host.done, 1.0, timed)
-            parts.append(rewarded(moves, predicted, params.start.seconds, jnp.asarray(saved)))
+            parts.append(rewarded(transitions, predicted, params.start.seconds, jnp.asarray(saved)))
             state = state._replace(timed=jnp.asarray(timed, jnp.float32))
-        moves = jax.tree.map(lambda *v: jnp.concatenate(v), *parts)
-        return learn(state, params, moves)
+        transitions = jax.tree.map(lambda *v: jnp.concatenate(v), *parts)
+        return learn(state, params, transitions)
 
     return update

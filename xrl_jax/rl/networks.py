@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
-from xrl_jax.rl.features import GAINS, N_LOWERINGS, N_MOVE, N_OPS, SAVES, Observation
+from xrl_jax.rl.features import GAINS, N_CANDIDATE, N_LOWERINGS, N_OPS, SAVES, Observation
 from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
 from xrl_jax.runtime.engine_jit import wide
@@ -129,22 +129,24 @@ class PolicyNetwork(nn.Module):
         made = Embedding(N_OPS, c.width, name="makes")(seen.made)
         makes = jnp.sum(jnp.where((seen.made > 0)[..., None], made, 0.0), axis=1)
         touched = jnp.concatenate([rows(x, seen.root), rows(x, seen.partner)], axis=1)
-        moves = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(seen.rule, 0)) + makes
-        moves += nn.Dense(c.width)(jnp.concatenate([touched, seen.moves], axis=1))
-        moves += nn.Dense(c.width)(whole)
-        moves = nn.relu(nn.Dense(c.width)(nn.relu(moves)))
+        candidates = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(seen.rule, 0)) + makes
+        candidates += nn.Dense(c.width)(jnp.concatenate([touched, seen.candidates], axis=1))
+        candidates += nn.Dense(c.width)(whole)
+        candidates = nn.relu(nn.Dense(c.width)(nn.relu(candidates)))
         small = nn.initializers.orthogonal(0.01)
         # What an action is predicted to gain counts directly, and from the start: training begins
         # with what greedy search does, at some temperature, and not with a random walk. A loss
         # counts for nothing there: where nothing gains, all that loses is as likely.
-        scores = nn.Dense(KINDS, kernel_init=small)(moves)
-        by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_MOVE).T
+        scores = nn.Dense(KINDS, kernel_init=small)(candidates)
+        by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
         gains = nn.initializers.constant(by_gain)
-        saved = jnp.maximum(-seen.moves, 0.0)
+        saved = jnp.maximum(-seen.candidates, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
-        gain = nn.initializers.constant(_APPROVES_GAINS * jax.nn.one_hot(GAINS, N_MOVE)[:, None])
-        mask = nn.Dense(1, kernel_init=small, name="mask")(moves)
-        mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.moves)
+        gain = nn.initializers.constant(
+            _APPROVES_GAINS * jax.nn.one_hot(GAINS, N_CANDIDATE)[:, None]
+        )
+        mask = nn.Dense(1, kernel_init=small, name="mask")(candidates)
+        mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.candidates)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])

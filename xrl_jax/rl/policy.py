@@ -19,13 +19,13 @@ from flax import serialization
 
 from xrl_jax.graph import ops
 from xrl_jax.language.table import CompiledRules
-from xrl_jax.rl.features import LOWERING_NAMES, N_GLOBAL, N_MOVE, N_NODE
+from xrl_jax.rl.features import LOWERING_NAMES, N_CANDIDATE, N_GLOBAL, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.files import replacing
 
 FORMAT = 4
 SHIPPED = Path(__file__).parent / "policy.msgpack"
-_SEEN = (N_NODE, N_MOVE, N_GLOBAL)  # numbers that the weights multiply
+_SEEN = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers that the weights multiply
 
 
 class PolicyError(ValueError):

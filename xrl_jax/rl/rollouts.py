@@ -19,34 +19,72 @@ from xrl_jax.measure.target import usable_cores
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.agent import agent_of
 from xrl_jax.rl.decode import Best, Rollout, Trail, begin, by_network, follow
-from xrl_jax.rl.edits import Edit, Edits, RolloutOutcome, choices, edited, packed
 from xrl_jax.rl.env import EnvParams, EnvState, Start
 from xrl_jax.rl.networks import NetworkConfig
+from xrl_jax.rl.overrides import Override, Overrides, RolloutOutcome, choices, overridden, packed
 from xrl_jax.runtime.kept_trace import kept_trace
 from xrl_jax.runtime.settings import under_own_settings
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
 from xrl_jax.transform.union import divided
 
-# At once: some take the most probable action, with edits, the others draw. Small graphs have room
-# for more: so many nodes in all.
-_FEWEST, _MOST, _NODES = 8, 16, 4096
-_TOGETHER = 4  # of these, in one batch: batches run side by side, one on each core
-_REWRITES = (8, 32)  # in a step, at least and at most: one for each so many slots of the bucket
-_SLOTS_EACH = 64
-_AT_ONCE = 16  # steps between two looks at the clock
-_STEPS = 256  # of a rollout, at most
-_HORIZON = 64  # actions of a rollout, at most
-_AIMLESS = 4  # looks without a better state, after which all rollouts end
-_SLOTS = (16, 64, 128)  # candidates that the policy sees: the first that suffices at the start
 _TRAIL = Trail._make(range(len(Trail._fields)))  # its structure
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Hyperparameters of the rollouts of a round.
+
+    Attributes:
+      nodes: of all rollouts at once; small graphs have room for more rollouts.
+      fewest, most: rollouts at once; multiples of `batch`.
+      batch: rollouts that are computed together; batches run side by side, one on each core.
+      bucket_share: of the bucket's slots are the rewrites of a macro-action made in one step: a
+        larger graph has more places.
+      least_rewrites, most_rewrites: in one step.
+      steps: of a rollout, at most.
+      horizon: actions of a rollout, at most.
+      look_every: steps between two looks at the clock.
+      aimless: looks without a better state, after which all rollouts end.
+      few_slots, some_slots, most_slots: candidates that the policy sees: the first of these that
+        suffices at the start.
+    """
+
+    nodes: int = 4096
+    fewest: int = 8
+    most: int = 16
+    batch: int = 4
+    bucket_share: float = 1 / 64
+    least_rewrites: int = 8
+    most_rewrites: int = 32
+    steps: int = 256
+    horizon: int = 64
+    look_every: int = 16
+    aimless: int = 4
+    few_slots: int = 16
+    some_slots: int = 64
+    most_slots: int = 128
+
+    def rollouts(self, bucket: int) -> int:
+        """How many rollouts of graphs in this bucket are made at once; a multiple of the batch."""
+        return max(self.fewest, min(self.most, self.nodes // bucket))
+
+    def rewrites(self, bucket: int) -> int:
+        """How many rewrites of a macro-action are made in one step."""
+        of_bucket = int(self.bucket_share * bucket)
+        return min(max(of_bucket, self.least_rewrites), self.most_rewrites)
+
+    def slots(self, candidates: int) -> int:
+        """How many candidates the policy sees, of so many."""
+        sizes = (self.few_slots, self.some_slots)
+        return next((s for s in sizes if s >= candidates), self.most_slots)
 
 
 class Met(NamedTuple):
     """What rollouts from a program have come to."""
 
     found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
-    outcomes: list[RolloutOutcome]  # of each rollout with edits
+    outcomes: list[RolloutOutcome]  # of each rollout with overrides
     candidates: int  # how many there were to choose from, in all
     most: int  # in one state, of which the policy saw no more than there are slots
 
@@ -58,12 +96,12 @@ class Decoder:
     config: NetworkConfig
     weights: Any
     rules: CompiledRules
+    how: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
     def slots_for(self, start: Start) -> int:
         """How many candidates the policy is to see."""
         n = int(np.bitwise_count(np.asarray(start.masks)).sum())
-        enough = next((s for s in _SLOTS if s >= n), _SLOTS[-1])
-        return agent_of(self.config).slots or enough
+        return agent_of(self.config).slots or self.how.slots(n)
 
     def rollouts(
         self,
@@ -72,7 +110,7 @@ class Decoder:
         costs: CostTable,
         key: jax.Array,
         *,
-        plan: Sequence[Sequence[Edit]],
+        plan: Sequence[Sequence[Override]],
         slots: int,
         over: Callable[[], bool],
     ) -> Met:
@@ -81,37 +119,44 @@ class Decoder:
         Args:
           begun: the program, with the steps that led to it.
           start: made of it, under these costs.
-          plan: edits of the first rollouts, which take the most probable actions; the others draw
-            theirs.
+          plan: overrides of the first rollouts, which take the most probable actions; the others
+            draw theirs.
           slots: candidates that the policy sees; another number has to be compiled.
           over: asked every now and then whether there is no time left.
         """
-        bucket = len(start.masks)
+        how, bucket = self.how, len(start.masks)
         params = EnvParams(
-            self.rules.table, costs, start, _HORIZON, slots=slots, at_once=rewrites_at_once(bucket)
+            self.rules.table,
+            costs,
+            start,
+            how.horizon,
+            slots=slots,
+            at_once=how.rewrites(bucket),
         )
-        n = at_once(bucket)
-        first = jax.tree.map(lambda v: jnp.stack([v] * _TOGETHER), begin(params))
-        batches, parts, best = [first] * (n // _TOGETHER), [], [float(start.seconds)]
+        n = how.rollouts(bucket)
+        first = jax.tree.map(lambda v: jnp.stack([v] * how.batch), begin(params))
+        batches, parts, best = [first] * (n // how.batch), [], [float(start.seconds)]
         draws = np.arange(n) >= len(plan)
-        temperatures = jnp.float32(draws).reshape(-1, _TOGETHER)
-        edits = [packed(plan[i]) if i < len(plan) else packed(()) for i in range(n)]
-        edits = jax.tree.map(lambda *v: jnp.stack(v).reshape(-1, _TOGETHER, len(v[0])), *edits)
-        to_go = functools.partial(_following(self.config), self.weights, params)
+        temperatures = jnp.float32(draws).reshape(-1, how.batch)
+        overrides = [packed(plan[i]) if i < len(plan) else packed(()) for i in range(n)]
+        overrides = jax.tree.map(
+            lambda *v: jnp.stack(v).reshape(-1, how.batch, len(v[0])), *overrides
+        )
+        to_go = functools.partial(_following(self.config, how.look_every), self.weights, params)
         go_on = under_own_settings(_waited_for(to_go))  # settings are a thread's own
         with ThreadPoolExecutor(usable_cores()) as pool:
-            for k in jax.random.split(key, _STEPS // _AT_ONCE):
-                # All with edits have one key: they see the same candidates where there are more.
+            for k in jax.random.split(key, how.steps // how.look_every):
+                # All with overrides have one key, so they see the same of many candidates.
                 keys = jax.random.split(k, n)[np.where(draws, np.arange(n), 0)]
-                keys = keys.reshape(-1, _TOGETHER)
+                keys = keys.reshape(-1, how.batch)
                 # Two threads that find nothing compiled would both compile.
                 mapped = pool.map if parts else map
-                each = (jax.tree.map(lambda v, i=i: v[i], edits) for i in range(len(batches)))
+                each = (jax.tree.map(lambda v, i=i: v[i], overrides) for i in range(len(batches)))
                 made = list(mapped(go_on, batches, keys, temperatures, each))
                 batches = [now for now, _ in made]
                 parts.append(_in_one([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))
-                aimless = len(best) > _AIMLESS and best[-1] == best[-1 - _AIMLESS]
+                aimless = len(best) > how.aimless and best[-1] == best[-1 - how.aimless]
                 if over() or aimless or all(bool(now.state.done.all()) for now in batches):
                     break
         trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
@@ -129,8 +174,8 @@ class Decoder:
 
 
 @functools.cache
-def _following(config: NetworkConfig) -> Any:
-    """Some steps of a batch of rollouts; traced and compiled once for each bucket."""
+def _following(config: NetworkConfig, n_steps: int) -> Any:
+    """So many steps of a batch of rollouts; traced and compiled once for each bucket."""
 
     def steps(
         weights: Any,
@@ -138,21 +183,23 @@ def _following(config: NetworkConfig) -> Any:
         rollouts: Rollout,
         keys: jax.Array,
         temperature: jax.Array,
-        edits: Edits,
+        overrides: Overrides,
     ) -> tuple[Rollout, Trail]:
         def one(
-            now: Rollout, key: jax.Array, temperature: jax.Array, edits: Edits
+            now: Rollout, key: jax.Array, temperature: jax.Array, overrides: Overrides
         ) -> tuple[Rollout, Trail]:
             says = by_network(config, weights)
 
             def choose(state: EnvState, params: EnvParams) -> Logits:
-                return edited(says(state, params), state, params, edits)
+                return overridden(says(state, params), state, params, overrides)
 
-            return follow(choose, params, now, key, temperature, _AT_ONCE)
+            return follow(choose, params, now, key, temperature, n_steps)
 
-        return jax.vmap(one)(rollouts, keys, temperature, edits)
+        return jax.vmap(one)(rollouts, keys, temperature, overrides)
 
-    return kept_trace(steps, settings=repr(config), like=lambda _w, _p, now, *_: (now, _TRAIL))
+    return kept_trace(
+        steps, settings=repr((config, n_steps)), like=lambda _w, _p, now, *_: (now, _TRAIL)
+    )
 
 
 def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,16 +210,6 @@ def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _in_one(batches: list[Any]) -> Any:
     """Batches [B, ...] as one, of NumPy's arrays."""
     return jax.tree.map(lambda *v: np.concatenate([np.asarray(x) for x in v]), *batches)
-
-
-def at_once(bucket: int) -> int:
-    """How many rollouts of graphs in this bucket are made at once; a multiple of the batch."""
-    return max(_FEWEST, min(_MOST, _NODES // bucket))
-
-
-def rewrites_at_once(bucket: int) -> int:
-    """How many rewrites of a macro-action are made in one step: a larger graph has more places."""
-    return int(np.clip(bucket // _SLOTS_EACH, *_REWRITES))
 
 
 def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> RolloutOutcome:

@@ -23,9 +23,9 @@ from xrl_jax.measure.base import Job
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
-from xrl_jax.rl.edits import Edited
 from xrl_jax.rl.env import start_of
-from xrl_jax.rl.rollouts import Decoder, at_once
+from xrl_jax.rl.overrides import OverrideSearch
+from xrl_jax.rl.rollouts import Decoder
 from xrl_jax.search.base import Found, predicted
 from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.run import Run
@@ -56,10 +56,10 @@ class RoundsConfig:
       learns: operators that are timed in a round that explores: these timings calibrate predictions
         for similar operators, so the next rollouts avoid what has disappointed.
       at_once: operators that are timed before programs are ranked anew.
-      stalled: rounds without a better program, after which a search ends if no edit is untried.
+      stalled: rounds without a better program, after which a search ends if no override is untried.
       kept: programs that a search ends with.
       waiting: programs that may be timed whole in a later round.
-      drawn: rollouts of a round, at least, that draw their actions; the others have edits.
+      drawn: rollouts of a round, at least, that draw their actions; the others have overrides.
     """
 
     start: float = 0.15
@@ -91,7 +91,7 @@ class Rounds:
       timings: of programs whole, in turn with the original; by key.
       reference: the original's job, where programs are timed whole.
       slots: of candidates, those that the first round needs: others would have to be compiled.
-      edited: what edits save, by where rollouts begin.
+      overrides: what overrides save, by where rollouts begin.
       timed_at: when a round that timed programs ended, in seconds of the search.
     """
 
@@ -104,7 +104,7 @@ class Rounds:
     timings: dict[Key, Timing] = dataclasses.field(default_factory=dict)
     reference: Job | None = None
     slots: int = 0
-    edited: dict[Key, Edited] = dataclasses.field(default_factory=dict)
+    overrides: dict[Key, OverrideSearch] = dataclasses.field(default_factory=dict)
     timed_at: float = 0.0
 
     @property
@@ -137,9 +137,9 @@ class Rounds:
 
     @property
     def pending(self) -> bool:
-        """Whether an edit is untried of what rounds begin from; a former best is left behind."""
+        """Whether an override is untried of what rounds begin from; a former best is left."""
         begun = (program_key(f.program) for f in (*self.starts, self.to_go_on_from()))
-        return any(self.edited[key].pending for key in begun if key in self.edited)
+        return any(self.overrides[key].pending for key in begun if key in self.overrides)
 
     def measure(
         self, program: Program, clock: Stopwatch, limit: int | None, new: int | None = None
@@ -188,11 +188,11 @@ class Rounds:
         costs = self.oracle.costs if explores else pessimistic_costs(self.oracle.costs)
         start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
         self.slots = self.slots or self.decoder.slots_for(start)
-        edits = self.edited.setdefault(
+        overrides = self.overrides.setdefault(
             program_key(begun.program),
-            Edited(np.random.default_rng(np.asarray(jax.random.key_data(key)))),
+            OverrideSearch(np.random.default_rng(np.asarray(jax.random.key_data(key)))),
         )
-        plan = edits.plan(at_once(self.bucket) - self.how.drawn)
+        plan = overrides.plan(self.decoder.how.rollouts(self.bucket) - self.how.drawn)
         met = self.decoder.rollouts(
             begun,
             start,
@@ -202,7 +202,7 @@ class Rounds:
             slots=self.slots,
             over=run.out_of_budget,
         )
-        edits.learn(plan, met.outcomes)
+        overrides.learn(plan, met.outcomes)
         run.candidates += met.candidates
         if met.most > self.slots:
             run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"

@@ -1,16 +1,16 @@
 """Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
 Each round follows the policy: by its most probable actions, by these but for one decision
-(`rl.edits`), and by actions drawn. Up to three rounds explore, fewer where these take long: untimed
-lowerings have an optimistic estimate, and some operators of the programs that are met are timed,
-those of what is the cheapest by now first, a few at a time. In the next round untimed lowerings
-have a pessimistic estimate, and of the programs met so far the cheapest are timed whole, in turn
-with the original; each corrects the costs that the next is chosen by. This round goes on from the
-best program so far, as the third that explores, and the first that does times what was met before
-so that there is one; the other two begin from the original, since what was learned may make another
-way the better one, and every other time from the original with images features last where they
-cross the borders of folded bodies, where no rewrite can turn them. Nothing else is tried: what this
-finds, the policy has found. What its steps gain is reported as it was predicted when they were
+(`rl.overrides`), and by actions drawn. Up to three rounds explore, fewer where these take long:
+untimed lowerings have an optimistic estimate, and some operators of the programs that are met are
+timed, those of what is the cheapest by now first, a few at a time. In the next round untimed
+lowerings have a pessimistic estimate, and of the programs met so far the cheapest are timed whole,
+in turn with the original; each corrects the costs that the next is chosen by. This round goes on
+from the best program so far, as the third that explores, and the first that does times what was met
+before so that there is one; the other two begin from the original, since what was learned may make
+another way the better one, and every other time from the original with images features last where
+they cross the borders of folded bodies, where no rewrite can turn them. Nothing else is tried: what
+this finds, the policy has found. What its steps gain is reported as it was predicted when they were
 made.
 """
 
@@ -27,7 +27,7 @@ from xrl_jax.measure.base import Job
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.rl.finetune import FineTune
 from xrl_jax.rl.policy import Policy, load_policy
-from xrl_jax.rl.rollouts import Decoder
+from xrl_jax.rl.rollouts import Decoder, RolloutConfig
 from xrl_jax.rl.rounds import Rounds, RoundsConfig
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.search.base import Budget, Found, Problem, SearchResult, StopReason
@@ -43,12 +43,14 @@ class XRLflow:
       finetune: train it further on the program first.
       whole: programs are timed whole; else the search goes by predictions alone.
       rounds: hyperparameters of the rounds.
+      rollouts: hyperparameters of the rollouts in a round.
     """
 
     policy: Policy | None = None
     finetune: FineTune | None = None
     whole: bool = True
     rounds: RoundsConfig = dataclasses.field(default_factory=RoundsConfig)
+    rollouts: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         """The best programs that rounds have met.
@@ -65,7 +67,7 @@ class XRLflow:
             weights, updates = self.finetune(config, weights, problem, budget, to_tune)
             notes.append(f"then on this program, {updates} updates")
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
-        run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules)
+        run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules, self.rollouts)
         rounds = Rounds(self.rounds, decoder, run, Found(problem.program, 0.0))
         best = _followed(rounds, key, whole=self.whole)
         run.note = "; ".join(filter(None, (*notes, run.note)))

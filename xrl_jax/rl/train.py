@@ -69,8 +69,8 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
     learner = Learner(collector)
 
     def update(state: TrainState, params: EnvParams) -> tuple[TrainState, Metrics]:
-        after, moves = collector.collect(state, params)
-        return learner.learn(after, params, moves)
+        after, transitions = collector.collect(state, params)
+        return learner.learn(after, params, transitions)
 
     return Training(collector.init, collector.collect, learner.learn, update)
 
@@ -88,7 +88,7 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
     training = training_of(config, axis=axis)
     each, same = PartitionSpec(axis), PartitionSpec()
     states = TrainState._make((same, same, each, same, each, each))
-    moves = PartitionSpec(None, axis)
+    transitions = PartitionSpec(None, axis)
     metrics = Metrics._make((same, each, same, same, same, same, same))
 
     def over_devices(fn: Any, first: Any, out: Any, *rest: Any) -> Any:
@@ -102,8 +102,8 @@ def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
 
     return Training(
         over_devices(training.init, same, states),
-        over_devices(training.collect, states, (states, moves)),
-        over_devices(training.learn, states, (states, metrics), moves),
+        over_devices(training.collect, states, (states, transitions)),
+        over_devices(training.learn, states, (states, metrics), transitions),
         over_devices(training.update, states, (states, metrics)),
     )
 

@@ -27,11 +27,11 @@ from xrl_jax.search.walk import Phase, Walk
 
 
 class _Pending(NamedTuple):
-    """A state that waits in the queue: `parent` itself, or what `move` would make of it."""
+    """A state that waits in the queue: `parent` itself, or what `candidate` would make of it."""
 
     parent: State
     steps: list[Step]
-    move: tuple[int, int, int] | None  # entry, root, partner
+    candidate: tuple[int, int, int] | None  # entry, root, partner
 
 
 @dataclass(frozen=True)
@@ -113,32 +113,36 @@ class Taso:
                 continue
             seen.add(mark)
             slack = (self.alpha - 1) * best[0][0].seconds
-            state, moves = self.descent.known_candidates(
+            state, candidates = self.descent.known_candidates(
                 turn, state, lambda m, s=slack: m.delta <= s
             )
             best = [(space.reprice(s, oracle.costs), t) for s, t in best]
-            if pending.move is not None:
+            if pending.candidate is not None:
                 best.append((state, steps))
             best = sorted(best, key=lambda b: b[0].seconds)[: self.keep]
             run.keep(index, best)
             bound = self.alpha * best[0][0].seconds
             if state.seconds > bound:  # dearer than its parent's candidate was predicted to be
                 continue
-            for i in range(min(len(moves.entry), self.per_state)):
-                after = state.seconds + float(moves.delta[i])
+            for i in range(min(len(candidates.entry), self.per_state)):
+                after = state.seconds + float(candidates.delta[i])
                 if after > bound:
                     break
-                move = (int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i]))
-                heapq.heappush(queue, (after, next(order), _Pending(state, steps, move)))
+                candidate = (
+                    int(candidates.entry[i]),
+                    int(candidates.root[i]),
+                    int(candidates.partner[i]),
+                )
+                heapq.heappush(queue, (after, next(order), _Pending(state, steps, candidate)))
             run.report("backtracking")
         return best
 
 
 def _made(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reached | None:
     """The pending state, under current costs; None where its candidate does not apply."""
-    if pending.move is None:
+    if pending.candidate is None:
         return space.reprice(pending.parent, costs), pending.steps
-    entry, root, partner = pending.move
+    entry, root, partner = pending.candidate
     parent = space.reprice(pending.parent, costs)
     child = space.step(parent, costs, entry, root, partner)
     if child is None:

@@ -189,6 +189,11 @@ def predicted(program: Program, costs: CostTable) -> float:
     return math.fsum(c * s for c, s in zip(program.counts, seconds, strict=True))
 
 
+def unpriced(program: Program) -> SearchResult:
+    """The original alone, before anything is known of what it takes."""
+    return SearchResult((Found(program, math.inf),), math.inf, 0, StopReason.EXHAUSTED)
+
+
 def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:
     """The program with some graphs replaced by index."""
     return program.with_graphs([graphs.get(i, g) for i, g in enumerate(program.graphs)])

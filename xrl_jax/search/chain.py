@@ -12,16 +12,25 @@ the same stages:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
-from xrl_jax.search.base import Budget, Problem, SearchResult, StopReason, Strategy
+from xrl_jax.search.base import (
+    Budget,
+    Problem,
+    SearchResult,
+    StopReason,
+    Strategy,
+    unpriced,
+)
 from xrl_jax.search.refine import Refine
-from xrl_jax.search.stages import KernelsInLibrary, Recall, Search, WeightsAsConstants
+from xrl_jax.search.stages import KernelsInLibrary, Recall, Search, SearchAlone, WeightsAsConstants
 from xrl_jax.search.time_whole import TimeWhole
 
 _LEAST_SECONDS = 1e-3  # what a stage is given where no time is left: it returns what is known
@@ -39,17 +48,23 @@ class Chain:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         clock = Stopwatch(budget.seconds)
-        found = problem.so_far
+        found = _or_interrupted(lambda: problem.so_far, unpriced(problem.program))
         for stage, key_of_stage in zip(
             self.stages, jax.random.split(key, len(self.stages)), strict=True
         ):
             left = dataclasses.replace(budget, seconds=max(clock.left, _LEAST_SECONDS))
-            try:
-                with plain_ctrl_c():
-                    found = stage(dataclasses.replace(problem, found=found), left, key_of_stage)
-            except KeyboardInterrupt:
-                found = dataclasses.replace(found, stop=StopReason.INTERRUPTED)
+            begun = dataclasses.replace(problem, found=found)
+            found = _or_interrupted(functools.partial(stage, begun, left, key_of_stage), found)
         return found
+
+
+def _or_interrupted(stage: Callable[[], SearchResult], known: SearchResult) -> SearchResult:
+    """What the stage returns; what was known before, marked as interrupted, after Ctrl-C."""
+    try:
+        with plain_ctrl_c():
+            return stage()
+    except KeyboardInterrupt:
+        return dataclasses.replace(known, stop=StopReason.INTERRUPTED)
 
 
 def chain(*stages: Strategy) -> Strategy:
@@ -81,9 +96,7 @@ def alone(search: Strategy, *, uses_engine: bool = True) -> Strategy:
     Args:
       uses_engine: see `Search`.
     """
-    return chain(
-        WeightsAsConstants(), Search(search, share=0.8, uses_engine=uses_engine), TimeWhole()
-    )
+    return chain(WeightsAsConstants(), SearchAlone(search, uses_engine=uses_engine), TimeWhole())
 
 
 def name_of(strategy: Strategy) -> str:
@@ -101,32 +114,38 @@ def _stages(strategy: Strategy) -> Iterator[Strategy]:
         yield strategy
 
 
-def settings(strategy: Strategy) -> dict[str, Any]:
-    """The hyperparameters of a strategy by name, `Stage.field`; those of a function are not known.
+def settings(*of: Any) -> dict[str, Any]:
+    """The hyperparameters of strategies and other frozen dataclasses by name, `Class.field`; those
+    of a function are not known.
 
     >>> def mine(problem, budget, key): ...
     >>> settings(Search(mine, share=0.8))["Search.share"]
     0.8
     """
-    return {name: value for name, value, _ in _hyperparameters(strategy)}
+    return {name: value for each in of for name, value, _ in _hyperparameters(each)}
 
 
-def own_settings(strategy: Strategy) -> tuple[str, ...]:
+def changed_settings(*of: Any) -> tuple[str, ...]:
     """Names of the hyperparameters that are not the defaults.
 
     >>> def mine(problem, budget, key): ...
-    >>> own_settings(Search(mine, share=0.8))
+    >>> changed_settings(Search(mine, share=0.8))
     ('Search.share',)
     """
-    return tuple(name for name, value, default in _hyperparameters(strategy) if value != default)
+    found = itertools.chain.from_iterable(map(_hyperparameters, of))
+    return tuple(name for name, value, default in found if value != default)
 
 
-def _hyperparameters(strategy: Any) -> Iterator[tuple[str, Any, Any]]:
+def _hyperparameters(of: Any) -> Iterator[tuple[str, Any, Any]]:
     """Name, value and default."""
-    for stage in _stages(strategy):
+    for stage in _stages(of):
         for field in dataclasses.fields(stage) if dataclasses.is_dataclass(stage) else ():
             value = getattr(stage, field.name)
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 yield from _hyperparameters(value)
-            elif value is None or isinstance(value, bool | int | float | str):
+            elif field.metadata.get("setting", True) and _is_plain(value):
                 yield f"{type(stage).__name__}.{field.name}", value, field.default
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

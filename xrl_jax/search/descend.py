@@ -17,7 +17,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Step
 from xrl_jax.search.run import Reached, Turn
-from xrl_jax.search.states import Moves, State, entries_of
+from xrl_jax.search.states import PricedCandidates, State, entries_of
 
 _view = engine_jit(lambda costs, graph: view_graph(costs.sharing, graph))
 
@@ -64,19 +64,23 @@ class Descent:
         state, steps = reached[0]
         allowed = entries_of(space.rules, only)
         while not run.out_of_budget(clock):
-            state, moves = self.known_candidates(turn, state, self._hopeful, allowed)
+            state, candidates = self.known_candidates(turn, state, self._hopeful, allowed)
             run.keep(index, [(state, steps)])
             costs = run.problem.oracle.costs
             improved = False
-            for i in range(len(moves.entry)):
-                if moves.delta[i] >= -1e-9 or run.clock.done:
+            for i in range(len(candidates.entry)):
+                if candidates.delta[i] >= -1e-9 or run.clock.done:
                     break
-                move = int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
-                after = space.step(state, costs, *move)
+                candidate = (
+                    int(candidates.entry[i]),
+                    int(candidates.root[i]),
+                    int(candidates.partner[i]),
+                )
+                after = space.step(state, costs, *candidate)
                 if after is None or after.seconds >= state.seconds - 1e-9:
                     continue
-                place, gain = space.place(state, move[1]), state.seconds - after.seconds
-                step = Step(index, space.rule_name(move[0]), place, gain)
+                place, gain = space.place(state, candidate[1]), state.seconds - after.seconds
+                step = Step(index, space.rule_name(candidate[0]), place, gain)
                 grown = after.graph.nodes.op.shape != state.graph.nodes.op.shape
                 state, steps, improved = after, [*steps, step], True
                 run.keep(index, [(state, steps)])
@@ -91,9 +95,9 @@ class Descent:
         self,
         turn: Turn,
         state: State,
-        promising: Callable[[Moves], np.ndarray],
+        promising: Callable[[PricedCandidates], np.ndarray],
         allowed: np.ndarray | None = None,
-    ) -> tuple[State, Moves]:
+    ) -> tuple[State, PricedCandidates]:
         """The state and its candidates under costs that know every promising one's regions (as far
         as the budget goes).
 
@@ -111,16 +115,16 @@ class Descent:
             known = measure_graph(oracle, state.graph, clock, limit, self.at_once)
             if known:
                 state = space.reprice(state, oracle.costs)
-            moves = space.moves(state, oracle.costs, allowed)
-            hopeful = promising(moves)
-            views = CostView(*(np.asarray(v)[hopeful] for v in moves.views))  # type: ignore[arg-type]
+            candidates = space.candidates(state, oracle.costs, allowed)
+            hopeful = promising(candidates)
+            views = CostView(*(np.asarray(v)[hopeful] for v in candidates.views))  # type: ignore[arg-type]
             wanted = oracle.unknown(views) if hopeful.any() else {}
             new = oracle.measure(wanted, clock=clock, limit=limit, new=self.at_once)
             if not new and not known:
                 break
             state = space.reprice(state, oracle.costs)
-        run.candidates += len(moves.entry)
-        return state, moves
+        run.candidates += len(candidates.entry)
+        return state, candidates
 
-    def _hopeful(self, moves: Moves) -> np.ndarray:
-        return moves.delta <= self.hope * moves.gone
+    def _hopeful(self, candidates: PricedCandidates) -> np.ndarray:
+        return candidates.delta <= self.hope * candidates.gone

@@ -27,7 +27,7 @@ def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> 
     nothing = (-1, 0, 0)
     for graph in in_one_bucket(program):
         state = space.matched(space.start(graph, costs))
-        space.moves(state, costs)
+        space.candidates(state, costs)
         space.steps(state, costs, [nothing])
     mark = _mark(program, rules)
     if mark is not None and mark.parent.is_dir():

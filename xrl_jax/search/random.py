@@ -50,17 +50,21 @@ class Random:
         state, steps = space.reprice(reached[0][0], oracle.costs), []
         limit = self.limit * reached[0][0].seconds
         for _ in range(self.horizon):
-            moves = space.moves(state, oracle.costs)
-            run.candidates += len(moves.entry)
-            if not len(moves.entry) or run.out_of_budget(clock):
+            candidates = space.candidates(state, oracle.costs)
+            run.candidates += len(candidates.entry)
+            if not len(candidates.entry) or run.out_of_budget(clock):
                 break
-            i = int(rng.integers(len(moves.entry)))
-            move = int(moves.entry[i]), int(moves.root[i]), int(moves.partner[i])
-            after = space.step(state, oracle.costs, *move)
+            i = int(rng.integers(len(candidates.entry)))
+            candidate = (
+                int(candidates.entry[i]),
+                int(candidates.root[i]),
+                int(candidates.partner[i]),
+            )
+            after = space.step(state, oracle.costs, *candidate)
             if after is None:
                 continue
-            place, gain = space.place(state, move[1]), state.seconds - after.seconds
-            steps = [*steps, Step(index, space.rule_name(move[0]), place, gain)]
+            place, gain = space.place(state, candidate[1]), state.seconds - after.seconds
+            steps = [*steps, Step(index, space.rule_name(candidate[0]), place, gain)]
             state = after
             if state.seconds < best[0].seconds:
                 if measure_graph(oracle, state.graph, clock, run.budget.measurements):

@@ -7,7 +7,7 @@ it (`search.chain`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 
@@ -97,7 +97,7 @@ class Search:
 
     search: Strategy
     share: float = 0.5
-    uses_engine: bool = True
+    uses_engine: bool = field(default=True, metadata={"setting": False})  # not a choice
     least_seconds: float = 20.0
     least_cold_seconds: float = 35.0
     finalists: int = 6
@@ -129,3 +129,10 @@ class Search:
     def _of_measurements(self, most: int | None) -> int | None:
         """How many timings may have been made when the search ends."""
         return None if most is None else most - min(self.finalists, most // 2)
+
+
+@dataclass(frozen=True)
+class SearchAlone(Search):
+    """A search with nothing beside it: only its programs are timed after it."""
+
+    share: float = 0.8

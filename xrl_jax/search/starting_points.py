@@ -92,19 +92,19 @@ def run_macro(
         if clock.done:
             break
         state = space.matched(state)
-        moves = space.moves(state, costs, macro.entries)
-        wanted = np.ones(len(moves.entry), bool)
+        candidates = space.candidates(state, costs, macro.entries)
+        wanted = np.ones(len(candidates.entry), bool)
         if macro.gain:
-            wanted &= moves.delta < 0
+            wanted &= candidates.delta < 0
         if macro.roots:
-            wanted &= macro.roots(state.graph)[moves.root]
+            wanted &= macro.roots(state.graph)[candidates.root]
         chosen = np.flatnonzero(wanted)
-        columns = (moves.entry[chosen], moves.root[chosen], moves.partner[chosen])
+        columns = (candidates.entry[chosen], candidates.root[chosen], candidates.partner[chosen])
         listed = list(zip(*(c.tolist() for c in columns), strict=True))
         after, taken = space.steps(state, costs, listed)
         for i in taken:
             entry, root, _ = listed[i]
-            gain = -float(moves.delta[chosen[i]])
+            gain = -float(candidates.delta[chosen[i]])
             steps = [*steps, Step(index, space.rule_name(entry), space.place(state, root), gain)]
         state = after
         if not taken:

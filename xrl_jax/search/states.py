@@ -40,7 +40,7 @@ _AT_ONCE = 256  # rewrites between two visits of the host
 
 
 @dataclass(frozen=True)
-class Moves:
+class PricedCandidates:
     """All candidates of a state, on the host, with what they would change."""
 
     entry: np.ndarray  # [M]
@@ -167,7 +167,7 @@ class Space:
         return State(graph, nothing, jnp.ones(n, bool), float(seconds))
 
     def matched(self, state: State) -> State:
-        """The state with masks that know all changes; `moves` of it costs less when asked again."""
+        """The state with masks that know all changes: asked again, `candidates` costs less."""
         if not bool(jnp.any(state.changed)):
             return state
         masks = _rematch(self.rules.table, state.graph, state.masks, state.changed)
@@ -178,7 +178,9 @@ class Space:
         graph, seconds = price(costs, state.graph)
         return replace(state, graph=graph, seconds=float(seconds))
 
-    def moves(self, state: State, costs: CostTable, allowed: np.ndarray | None = None) -> Moves:
+    def candidates(
+        self, state: State, costs: CostTable, allowed: np.ndarray | None = None
+    ) -> PricedCandidates:
         """The candidates of a state, cheapest first.
 
         Args:
@@ -208,7 +210,7 @@ class Space:
         order = order[np.isfinite(delta[order])]
         entry, root, partner = (np.asarray(c)[order] for c in found[:3])
         view = jax.tree.map(lambda v: v[order], views)
-        return Moves(entry, root, partner, delta[order], gone[order], view)
+        return PricedCandidates(entry, root, partner, delta[order], gone[order], view)
 
     def _words(self, allowed: np.ndarray) -> np.ndarray:
         """The rows of entries [E] as words [W] of the masks."""
@@ -225,7 +227,7 @@ class Space:
         return after if taken else None
 
     def steps(
-        self, state: State, costs: CostTable, moves: Sequence[tuple[int, int, int]]
+        self, state: State, costs: CostTable, candidates: Sequence[tuple[int, int, int]]
     ) -> tuple[State, list[int]]:
         """The state after rewrites one after the other, and which of them were made: those that
         still matched.
@@ -234,13 +236,13 @@ class Space:
         be found again.
 
         Args:
-          moves: entry, root and partner of each.
+          candidates: entry, root and partner of each.
         """
         taken: list[int] = []
         first = 0
-        while first < len(moves):
+        while first < len(candidates):
             part = np.zeros((_AT_ONCE, 3), np.int32)
-            given = moves[first : first + _AT_ONCE]
+            given = candidates[first : first + _AT_ONCE]
             part[: len(given)] = given
             made = _apply(
                 self.rules.table,
@@ -254,7 +256,7 @@ class Space:
             taken += [first + int(i) for i in np.flatnonzero(made.ok)]
             first += int(made.done)
             if bool(made.full):
-                entry, root, partner = moves[first]
+                entry, root, partner = candidates[first]
                 _, _, slots = graph_lib.nodes_of(state.graph)
                 place = {slot: i + 1 for i, slot in enumerate(slots)}
                 grown = self.start(graph_lib.grow(state.graph), costs)

@@ -1,12 +1,12 @@
-"""Edits: rollouts that decide otherwise, in one place or about one rule, than the policy does.
+"""Overrides: rollouts that decide otherwise, in one place or about one rule, than the policy does.
 
 A policy's most probable actions are right in most places and wrong in some, and which these are is
 seen at the end of a rollout only. Drawn actions err in every place a little, so that in a network
-of many blocks one is hardly ever right in all of them. An edit leaves everything to the policy but
-one decision: a rule is not applied, or not at one node, or it is applied at one where it was not.
-Edits of which each by itself saves something are kept together. Where a policy accepts a loss in
-places that never repay it, no single edit may make up for all of them: a rollout that met nothing
-better than its start is judged by where it ended, so that each of these edits counts.
+of many blocks one is hardly ever right in all of them. An override leaves all to the policy but one
+decision: a rule is not applied, or not at one node, or it is applied at one where it was not.
+Overrides of which each by itself saves something are kept together. Where a policy accepts a loss
+in places that never repay it, no single override may make up for all of them: a rollout that met
+nothing better than its start is judged by where it ended, so that each of these overrides counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from xrl_jax.rl.decode import Trail
 from xrl_jax.rl.env import EnvParams, EnvState, Start, rules_of
 
 ANYWHERE = -1  # in place of a root
-_SLOTS = 64  # for edits of a rollout
+_SLOTS = 64  # for overrides of a rollout
 _BARRED, _FIRST = -1e4, 1e4  # added to logits
 _SAVES = 1e-4  # share of the time that is more than rounding
 _FEW = 512  # decisions that are looked at one by one; of more, only what is done about each rule
 
 
-class Edit(NamedTuple):
+class Override(NamedTuple):
     """What is added to the logits of candidates of a rule at one root, or `ANYWHERE`."""
 
     rule: int  # index
@@ -40,8 +40,8 @@ class Edit(NamedTuple):
     bias: float
 
 
-class Edits(NamedTuple):
-    """Edits of one rollout [E]; the rule is -1 where there is none."""
+class Overrides(NamedTuple):
+    """Overrides of one rollout [E]; the rule is -1 where there is none."""
 
     rule: jax.Array  # int32
     root: jax.Array  # int32
@@ -49,35 +49,37 @@ class Edits(NamedTuple):
 
 
 class RolloutOutcome(NamedTuple):
-    """What came of a rollout with edits."""
+    """What came of a rollout with overrides."""
 
     seconds: float  # the least it met
     rewrites: int  # that led there
     end: float  # seconds at its end; infinite where it rewrote nothing
-    choices: Callable[[], tuple[Edit, ...]]  # see `choices`; one rollout's of a round are asked for
+    choices: Callable[
+        [], tuple[Override, ...]
+    ]  # see `choices`; one rollout's of a round are asked for
 
 
-def packed(edits: Sequence[Edit]) -> Edits:
+def packed(overrides: Sequence[Override]) -> Overrides:
     """As arrays of a size that does not change; the last are left out where there are too many."""
-    rows = [*edits[:_SLOTS], *[Edit(-1, ANYWHERE, 0.0)] * (_SLOTS - len(edits))]
+    rows = [*overrides[:_SLOTS], *[Override(-1, ANYWHERE, 0.0)] * (_SLOTS - len(overrides))]
     rule, root, bias = (np.array(column) for column in zip(*rows, strict=True))
-    return Edits(jnp.int32(rule), jnp.int32(root), jnp.float32(bias))
+    return Overrides(jnp.int32(rule), jnp.int32(root), jnp.float32(bias))
 
 
-def edited(logits: Logits, state: EnvState, params: EnvParams, edits: Edits) -> Logits:
-    """The logits with these edits. A rule that is barred from one root may be taken as a
+def overridden(logits: Logits, state: EnvState, params: EnvParams, overrides: Overrides) -> Logits:
+    """The logits with these overrides. A rule that is barred from one root may be taken as a
     macro-action, which passes that root by.
     """
-    moves = state.moves
-    of_rule = rules_of(moves, params.table)[:, None] == edits.rule
-    anywhere = of_rule & (edits.root == ANYWHERE)
-    here = anywhere | (of_rule & (moves.root[:, None] == edits.root))
-    once, macro = (jnp.sum(jnp.where(at, edits.bias, 0.0), axis=1) for at in (here, anywhere))
+    candidates = state.candidates
+    of_rule = rules_of(candidates, params.table)[:, None] == overrides.rule
+    anywhere = of_rule & (overrides.root == ANYWHERE)
+    here = anywhere | (of_rule & (candidates.root[:, None] == overrides.root))
+    once, macro = (jnp.sum(jnp.where(at, overrides.bias, 0.0), axis=1) for at in (here, anywhere))
     index = logits.index + jnp.concatenate([once, macro, jnp.zeros(1)])
     return Logits(index, logits.mask + once)
 
 
-def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Edit, ...]:
+def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Override, ...]:
     """What else might have been decided in a rollout [T, ...]: to bar a rule that fired, everywhere
     or, where there are not too many, from one of the nodes there were; or to begin with one, of
     those that match where the rollout began, that did not fire there.
@@ -93,50 +95,52 @@ def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Edit, ...
     of_rows = rule_of[np.asarray(table.row_entry)[rows]]
     there = {(int(rule), int(root)) for rule, root in zip(of_rows, roots, strict=True)}
     each = [
-        *(Edit(rule, root, _BARRED) for rule, root in sorted(done) if live[root]),
-        *(Edit(rule, root, _FIRST) for rule, root in sorted(there - done)),
+        *(Override(rule, root, _BARRED) for rule, root in sorted(done) if live[root]),
+        *(Override(rule, root, _FIRST) for rule, root in sorted(there - done)),
     ]
-    whole = [Edit(rule, ANYWHERE, _BARRED) for rule in sorted({rule for rule, _ in done})]
+    whole = [Override(rule, ANYWHERE, _BARRED) for rule in sorted({rule for rule, _ in done})]
     return (*whole, *(each if len(each) <= _FEW else ()))
 
 
 @dataclasses.dataclass
-class Edited:
-    """Which edits save something, for rollouts that begin in one way. Of those found at a time the
-    best is kept, or all of them together where that takes less, until none saves anything more.
+class OverrideSearch:
+    """Which overrides save something, for rollouts that begin in one way. Of those found at a time
+    the best is kept, or all of them together where that takes less, until none saves anything more.
     What is kept first decides where that ends, so it then begins again with another.
 
     Attributes:
       rng: shuffles what is tried.
       again: how often it may begin again.
-      kept: the edits that are.
+      kept: the overrides that are.
       rivals: of these the best becomes `kept`; `kept` is the first.
-      untried: edits to try in addition, each by itself; None before the first rollout.
+      untried: overrides to try in addition, each by itself; None before the first rollout.
       changed: `kept` has changed since `untried` was filled.
       firsts: what was kept first, each time.
     """
 
     rng: np.random.Generator
     again: int = 3
-    kept: tuple[Edit, ...] = ()
-    rivals: tuple[tuple[Edit, ...], ...] = ((),)
-    untried: tuple[Edit, ...] | None = None
+    kept: tuple[Override, ...] = ()
+    rivals: tuple[tuple[Override, ...], ...] = ((),)
+    untried: tuple[Override, ...] | None = None
     changed: bool = False
-    firsts: tuple[Edit, ...] = ()
+    firsts: tuple[Override, ...] = ()
 
     @property
     def pending(self) -> bool:
         """Whether there is anything left to try."""
         return self.untried is None or bool(self.untried) or len(self.rivals) > 1
 
-    def plan(self, n: int) -> list[tuple[Edit, ...]]:
-        """Edits of up to `n` rollouts, which take the most probable actions."""
+    def plan(self, n: int) -> list[tuple[Override, ...]]:
+        """Overrides of up to `n` rollouts, which take the most probable actions."""
         room = max(n - len(self.rivals), 0)
         trying = (self.untried or ())[:room]
         self.untried = self.untried and self.untried[room:]
-        return [*self.rivals, *((*self.kept, edit) for edit in trying)]
+        return [*self.rivals, *((*self.kept, override) for override in trying)]
 
-    def learn(self, plan: Sequence[tuple[Edit, ...]], outcomes: Sequence[RolloutOutcome]) -> None:
+    def learn(
+        self, plan: Sequence[tuple[Override, ...]], outcomes: Sequence[RolloutOutcome]
+    ) -> None:
         """What came of the rollouts of the last plan."""
         n = len(self.rivals)
         best = min(range(n), key=lambda i: outcomes[i][:3])
@@ -153,7 +157,7 @@ class Edited:
         if best == 0 and not now:
             saves = [each for each in saves if each[1] not in self.firsts]
         if best == 0 and saves:
-            every = (*now, *(edit for _, edit in saves))
+            every = (*now, *(override for _, override in saves))
             self.rivals = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
         if self.untried is None or (not self.untried and self.changed):
             self.untried, self.changed = self._shuffled(base.choices()), False
@@ -161,10 +165,10 @@ class Edited:
             self.again -= 1
             self.kept, self.rivals, self.untried = (), ((),), None
 
-    def _shuffled(self, found: Sequence[Edit]) -> tuple[Edit, ...]:
+    def _shuffled(self, found: Sequence[Override]) -> tuple[Override, ...]:
         """What bars whole rules first."""
-        wide = [edit for edit in found if edit.root == ANYWHERE]
-        narrow = [edit for edit in found if edit.root != ANYWHERE]
+        wide = [override for override in found if override.root == ANYWHERE]
+        narrow = [override for override in found if override.root != ANYWHERE]
         return (*wide, *(narrow[i] for i in self.rng.permutation(len(narrow))))
 
 

@@ -1,4 +1,4 @@
-"""Edits: one decision of a policy is another, and those that save something are kept."""
+"""Overrides: one decision of a policy is another, and those that save something are kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.decode import Trail, begin, by_chance, follow
-from xrl_jax.rl.edits import ANYWHERE, Edit, Edited, Edits, RolloutOutcome, choices, edited, packed
 from xrl_jax.rl.env import MACRO, EnvParams, EnvState
+from xrl_jax.rl.overrides import (
+    ANYWHERE,
+    Override,
+    Overrides,
+    OverrideSearch,
+    RolloutOutcome,
+    choices,
+    overridden,
+    packed,
+)
 from xrl_jax.runtime.engine_jit import engine_jit
 
 NEVER = -1e4
-A, B, C, D = (Edit(rule, 7, NEVER) for rule in range(4))
+A, B, C, D = (Override(rule, 7, NEVER) for rule in range(4))
 
 
 def rules() -> CompiledRules:
@@ -38,21 +47,21 @@ def params() -> EnvParams:
 
 def at(state: EnvState, name: str) -> list[int]:
     """The slots of a rule's candidates."""
-    entry = np.asarray(state.moves.entry)
+    entry = np.asarray(state.candidates.entry)
     of_rule = np.asarray(rules().table.entry_rule)[np.maximum(entry, 0)] == number(name)
     return np.flatnonzero(of_rule & (entry >= 0)).tolist()
 
 
-def with_edits(*edits: Edit) -> tuple[Logits, EnvState]:
+def with_overrides(*overrides: Override) -> tuple[Logits, EnvState]:
     """What is said of the first state by who says 0 of everything."""
     given = params()
     state = RESET(jax.random.key(0), given)
     said = Logits(jnp.zeros(2 * given.slots + 1), jnp.zeros(given.slots))
-    return edited(said, state, given, packed(edits)), state
+    return overridden(said, state, given, packed(overrides)), state
 
 
 def test_a_rule_is_barred_everywhere() -> None:
-    logits, state = with_edits(Edit(number("neg-neg"), ANYWHERE, NEVER))
+    logits, state = with_overrides(Override(number("neg-neg"), ANYWHERE, NEVER))
     own, slots = at(state, "neg-neg"), params().slots
     assert len(own) >= 2
     barred = np.flatnonzero(logits.index == NEVER).tolist()
@@ -61,24 +70,24 @@ def test_a_rule_is_barred_everywhere() -> None:
 
 
 def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
-    _, state = with_edits()
+    _, state = with_overrides()
     slot = at(state, "neg-neg")[0]
-    logits, _ = with_edits(Edit(number("neg-neg"), int(state.moves.root[slot]), NEVER))
+    logits, _ = with_overrides(Override(number("neg-neg"), int(state.candidates.root[slot]), NEVER))
     assert np.flatnonzero(logits.index == NEVER).tolist() == [slot]
     assert np.flatnonzero(logits.mask == NEVER).tolist() == [slot]
 
 
 def test_without_edits_nothing_changes() -> None:
-    logits, _ = with_edits()
+    logits, _ = with_overrides()
     assert not logits.index.any() and not logits.mask.any()
 
 
 @engine_jit
-def followed(given: EnvParams, edits: Edits) -> Trail:
+def followed(given: EnvParams, overrides: Overrides) -> Trail:
     """Of a rollout that takes the first candidate there is."""
 
     def choose(state: EnvState, params: EnvParams) -> Logits:
-        return edited(by_chance(state, params), state, params, edits)
+        return overridden(by_chance(state, params), state, params, overrides)
 
     return follow(choose, given, begin(given), jax.random.key(0), jnp.float32(0.0), 8)[1]
 
@@ -95,114 +104,120 @@ def test_what_else_might_have_been_decided() -> None:
     given, none = params(), jnp.zeros((1, 1), jnp.int32)
     state = RESET(jax.random.key(0), given)
     first, *others = at(state, "neg-neg")
-    root_of = np.asarray(state.moves.root)
-    entry, root = (f[first].reshape(1, 1) for f in (state.moves.entry, state.moves.root))
+    root_of = np.asarray(state.candidates.root)
+    entry, root = (f[first].reshape(1, 1) for f in (state.candidates.entry, state.candidates.root))
     made = Trail(entry, root, none, none, none, none, none[0], none[0])
     twice, odd = number("neg-neg"), number("tanh-odd")
     assert set(choices(given.start, rules(), made)) == {
-        Edit(twice, ANYWHERE, NEVER),
-        Edit(twice, int(root_of[first]), NEVER),
-        *(Edit(twice, int(root_of[slot]), -NEVER) for slot in others),
-        *(Edit(odd, int(root_of[slot]), -NEVER) for slot in at(state, "tanh-odd")),
+        Override(twice, ANYWHERE, NEVER),
+        Override(twice, int(root_of[first]), NEVER),
+        *(Override(twice, int(root_of[slot]), -NEVER) for slot in others),
+        *(Override(odd, int(root_of[slot]), -NEVER) for slot in at(state, "tanh-odd")),
     }
 
 
 def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
     given = params()
     rule, root = fired(followed(given, packed([])))[0]
-    barred = fired(followed(given, packed([Edit(rule, ANYWHERE, NEVER)])))
+    barred = fired(followed(given, packed([Override(rule, ANYWHERE, NEVER)])))
     assert barred and rule not in {r for r, _ in barred}
-    elsewhere = fired(followed(given, packed([Edit(rule, root, NEVER)])))
+    elsewhere = fired(followed(given, packed([Override(rule, root, NEVER)])))
     assert elsewhere[0] != (rule, root)
     wanted = next(made for made in elsewhere if made[0] != rule)
-    assert fired(followed(given, packed([Edit(*wanted, -NEVER)])))[0] == wanted
+    assert fired(followed(given, packed([Override(*wanted, -NEVER)])))[0] == wanted
 
 
-def outcomes(seconds: float, rewrites: int, *others: Edit) -> RolloutOutcome:
+def outcomes(seconds: float, rewrites: int, *others: Override) -> RolloutOutcome:
     """What came of a rollout that ended where it was best; what else might have been decided."""
     return RolloutOutcome(seconds, rewrites, seconds, lambda: others or (A, B, C, D))
 
 
-def tried(seconds: Callable[[frozenset[Edit]], float], *, rounds: int, n: int = 4) -> Edited:
-    """What is known after so many rounds of `n` rollouts each, where every edit can be tried."""
-    edits = Edited(np.random.default_rng(0))
+def tried(
+    seconds: Callable[[frozenset[Override]], float], *, rounds: int, n: int = 4
+) -> OverrideSearch:
+    """What is known after so many rounds of `n` rollouts, where every override can be tried."""
+    overrides = OverrideSearch(np.random.default_rng(0))
     for _ in range(rounds):
-        plan = edits.plan(n)
-        edits.learn(plan, [outcomes(seconds(frozenset(p)), 10 - len(p)) for p in plan])
-    return edits
+        plan = overrides.plan(n)
+        overrides.learn(plan, [outcomes(seconds(frozenset(p)), 10 - len(p)) for p in plan])
+    return overrides
 
 
 def test_the_first_rollout_has_no_edits() -> None:
-    assert Edited(np.random.default_rng(0)).plan(4) == [()]
+    assert OverrideSearch(np.random.default_rng(0)).plan(4) == [()]
 
 
 def test_every_edit_is_tried_by_itself() -> None:
-    edits = Edited(np.random.default_rng(0))
-    first = edits.plan(4)
+    overrides = OverrideSearch(np.random.default_rng(0))
+    first = overrides.plan(4)
     assert first == [()]
-    edits.learn(first, [outcomes(1.0, 0)])
-    one = edits.plan(4)
+    overrides.learn(first, [outcomes(1.0, 0)])
+    one = overrides.plan(4)
     assert one[0] == () and len(one) == 4
-    edits.learn(one, [outcomes(1.0, 0) for _ in one])
-    other = edits.plan(4)
+    overrides.learn(one, [outcomes(1.0, 0) for _ in one])
+    other = overrides.plan(4)
     assert {e for plan in (one, other) for (e,) in plan[1:]} == {A, B, C, D}
 
 
 def test_edits_that_save_are_kept_together() -> None:
     saved = {A: 0.1, B: 0.2, C: -0.1, D: -0.3}
-    edits = tried(lambda held: 2.0 - sum(saved[e] for e in held), rounds=8)
-    assert set(edits.kept) == {A, B}
+    overrides = tried(lambda held: 2.0 - sum(saved[e] for e in held), rounds=8)
+    assert set(overrides.kept) == {A, B}
 
 
 def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
-    def seconds(held: frozenset[Edit]) -> float:
+    def seconds(held: frozenset[Override]) -> float:
         return {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}.get(held, 3.0)
 
-    edits = Edited(np.random.default_rng(0))
+    overrides = OverrideSearch(np.random.default_rng(0))
     for _ in range(3):
-        plan = edits.plan(8)
-        edits.learn(plan, [outcomes(seconds(frozenset(p)), 0, A, B) for p in plan])
-    assert edits.kept == (A,)
+        plan = overrides.plan(8)
+        overrides.learn(plan, [outcomes(seconds(frozenset(p)), 0, A, B) for p in plan])
+    assert overrides.kept == (A,)
 
 
 def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None:
     """A saves the most by itself; B saves less, and with C the most of all."""
 
-    def seconds(held: frozenset[Edit]) -> float:
+    def seconds(held: frozenset[Override]) -> float:
         by_held = {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}
         return by_held.get(held, 1.0 if held == {B, C} else 3.0)
 
-    edits, least = Edited(np.random.default_rng(0)), []
-    while edits.pending:
-        plan = edits.plan(8)
+    overrides, least = OverrideSearch(np.random.default_rng(0)), []
+    while overrides.pending:
+        plan = overrides.plan(8)
         came = [outcomes(seconds(frozenset(p)), 0, A, B, C) for p in plan]
         least.append(min(t.seconds for t in came))
-        edits.learn(plan, came)
-    assert edits.firsts[:2] == (A, B) and min(least) == 1.0
+        overrides.learn(plan, came)
+    assert overrides.firsts[:2] == (A, B) and min(least) == 1.0
 
 
 @pytest.mark.parametrize(("rewrites", "kept"), [(9, (A,)), (10, ()), (11, ())])
-def test_fewer_rewrites_for_the_same_time_are_better(rewrites: int, kept: tuple[Edit, ...]) -> None:
-    edits = Edited(np.random.default_rng(0), again=0)
+def test_fewer_rewrites_for_the_same_time_are_better(
+    rewrites: int, kept: tuple[Override, ...]
+) -> None:
+    overrides = OverrideSearch(np.random.default_rng(0), again=0)
     for _ in range(3):
-        plan = edits.plan(4)
-        edits.learn(plan, [outcomes(1.0, rewrites if p else 10, A) for p in plan])
-    assert edits.kept == kept
+        plan = overrides.plan(4)
+        overrides.learn(plan, [outcomes(1.0, rewrites if p else 10, A) for p in plan])
+    assert overrides.kept == kept
 
 
 @pytest.mark.parametrize(("end", "kept"), [(1.6, {A, B, C}), (math.inf, set())])
-def test_losses_that_nothing_repays_are_taken_away_one_by_one(end: float, kept: set[Edit]) -> None:
+def test_losses_that_nothing_repays_are_taken_away_one_by_one(
+    end: float, kept: set[Override]
+) -> None:
     """A policy applies a rule at four nodes, each time at a loss, and only one loss is repaid: it
     ends below its start where all three others are barred, not before. Where it rewrites nothing,
-    what it ends with says nothing of edits.
+    what it ends with says nothing of overrides.
     """
 
-    def told_of(held: frozenset[Edit]) -> RolloutOutcome:
+    def told_of(held: frozenset[Override]) -> RolloutOutcome:
         ends = {frozenset(): end, frozenset([A, B, C]): 0.7}.get(held, 1.6 - 0.2 * len(held))
         return RolloutOutcome(min(ends, 1.0), int(ends < 1.0), ends, lambda: (A, B, C))
 
-    edits = Edited(np.random.default_rng(0), again=0)
+    overrides = OverrideSearch(np.random.default_rng(0), again=0)
     for _ in range(4):
-        plan = edits.plan(8)
-        edits.learn(plan, [told_of(frozenset(p)) for p in plan])
-    assert set(edits.kept) == kept
+        plan = overrides.plan(8)
+        overrides.learn(plan, [told_of(frozenset(p)) for p in plan])
+    assert set(overrides.kept) == kept

@@ -1,0 +1,38 @@
+"""Hyperparameters of the cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CostConfig:
+    """Hyperparameters of the cost model; the defaults were measured on x86 CPUs.
+
+    Attributes:
+      optimistic: an untimed lowering is believed to take this share of what similar ones take: a
+        quarter of a lowering's timings are below it in relation to their median. The pessimistic
+        estimate is as much dearer.
+      fewest_samples: with fewer timings a class of operators keeps the rates it had.
+      peak: quantile of the flop rates that a class of operators reached, which is its rate.
+      ridge: weight of what draws the corrections by whole programs to one common factor.
+      most_change: a correction differs at most by this factor from the common one, either way.
+      weight_only: share of its roofline that work done once, on weights, costs: next to nothing,
+        but a search prefers less of it, and small prepared arrays to large ones.
+      least_share: of a node's time is left at least where its reads are paid by others.
+      error_weight: seconds that a relative error of 1 is worth.
+      region_timeout: seconds that timing a region may take.
+    """
+
+    optimistic: float = 0.75
+    fewest_samples: int = 4
+    peak: float = 0.75
+    ridge: float = 0.1
+    most_change: float = 5.0
+    weight_only: float = 1e-3
+    least_share: float = 0.2
+    error_weight: float = 0.0
+    region_timeout: float = 30.0
+
+
+DEFAULT = CostConfig()
