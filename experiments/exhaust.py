@@ -102,8 +102,8 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
         costs = oracle.costs
         candidates = space.candidates(state, costs)
         there: list[int] = []
-        for move in zip(candidates.entry, candidates.root, candidates.partner, strict=True):
-            entry, root, partner = map(int, move)
+        for i in range(len(candidates.entry)):
+            entry, root, partner = candidates.at(i)
             after = space.step(state, costs, entry, root, partner)
             if after is None:
                 continue

@@ -26,8 +26,9 @@ from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem
 
 COSTS_FILE = "costs.npz"
-# What was measured; the rest is what lowerings share and add on the machine at hand.
-_FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale multiple".split()
+# What was measured, and how optimistic the multiples are; the rest is what lowerings share and add
+# on the machine at hand.
+_FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale multiple optimistic".split()
 
 
 def timed_costs(

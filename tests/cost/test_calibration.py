@@ -166,6 +166,15 @@ def test_what_was_not_timed_is_doubted_either_way():
     assert pessimistic.timed.tolist() == costs.timed.tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("optimistic", 0.0), ("peak", 1.5), ("ridge", -1.0), ("weight_only", np.nan)],
+)
+def test_a_hyperparameter_out_of_its_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"CostConfig.{name} is {value}"):
+        CostConfig(**{name: value})
+
+
 def test_how_far_optimism_goes_is_set():
     prior, config = {(1, 0, 1): 0.8}, CostConfig(optimistic=0.5)
     rates = calibrate([], DEFAULT_RATES, prior, config=config)

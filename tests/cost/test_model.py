@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from xrl_jax.cost import model
+from xrl_jax.cost.config import CostConfig
 from xrl_jax.cost.model import Oracle, without_overhead
 from xrl_jax.cost.regions import region_key
 from xrl_jax.cost.roofline import cost_table
@@ -168,6 +169,15 @@ def test_a_timeout_cut_short_by_the_budget_is_not_remembered():
     o.measure(wanted, clock=Stopwatch(6.0))
     (region,) = wanted.values()
     assert worker.asked[0][1] < 6.0 < o.config.region_timeout
+    assert o.store.get([region_key(region, ())]) == {}
+
+
+def test_what_an_impatient_search_gave_up_is_not_remembered_for_others():
+    o, _ = oracle(Timing.without("timeout", "no"))
+    o.config = CostConfig(region_timeout=5.0)
+    wanted = unknown(o, 3)
+    assert o.measure(wanted, clock=LONG) == 1  # here it counts as too slow
+    (region,) = wanted.values()
     assert o.store.get([region_key(region, ())]) == {}
 
 

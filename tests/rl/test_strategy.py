@@ -58,6 +58,24 @@ def test_small_graphs_have_more_rollouts_at_once() -> None:
     assert [rollouts(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
 
 
+def test_rollouts_fill_their_batches() -> None:
+    assert RolloutConfig(nodes=3000, batch=4).rollouts(256) == 8  # there is room for eleven
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ({"batch": 3}, "multiples of batch"),
+        ({"fewest": 16, "most": 8}, "fewest not more than most"),
+        ({"steps": 8}, "steps .8. must be at least look_every"),
+        ({"horizon": 0, "aimless": -1}, "horizon, aimless must be positive"),
+    ],
+)
+def test_numbers_of_rollouts_that_do_not_fit_are_named(how: dict[str, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        RolloutConfig(**how)
+
+
 def test_large_graphs_have_more_rewrites_in_a_step() -> None:
     rewrites = RolloutConfig(bucket_share=1 / 64, least_rewrites=8, most_rewrites=32).rewrites
     assert [rewrites(n) for n in (256, 1024, 2048, 4096)] == [8, 16, 32, 32]

@@ -62,7 +62,7 @@ def calibrate(
     """Rates fitted to timings, class by class; their order does not matter, to the last bit.
 
     A class with few samples keeps its rates. Where a class computes (conv, dot) flops decide: the
-    rate the fastest of its samples reach. Elsewhere an overhead and a
+    rate that all but the fastest of its samples reach at most. Elsewhere an overhead and a
     bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
     a sum. A lowering that was timed has the median of its multiples of that; one that was timed
     in another layout has those; any other the `prior` multiple of what the plain lowering has, as

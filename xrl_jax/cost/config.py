@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,7 +22,11 @@ class CostConfig:
         but a search prefers less of it, and small prepared arrays to large ones.
       least_share: of a node's time is left at least where its reads are paid by others.
       error_weight: seconds that a relative error of 1 is worth.
-      region_timeout: seconds that timing a region may take.
+      region_timeout: seconds that timing a region may take. What took longer than the default is
+        kept as too slow and not tried again.
+
+    Raises:
+      ValueError: a value is out of its range; the message names it.
     """
 
     optimistic: float = 0.75
@@ -33,6 +38,22 @@ class CostConfig:
     least_share: float = 0.2
     error_weight: float = 0.0
     region_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("optimistic", 1e-3, 1.0),
+            ("fewest_samples", 1, math.inf),
+            ("peak", 0.0, 1.0),
+            ("ridge", 0.0, math.inf),
+            ("most_change", 1.0, math.inf),
+            ("weight_only", 0.0, 1.0),
+            ("least_share", 0.0, 1.0),
+            ("error_weight", 0.0, math.inf),
+            ("region_timeout", 0.1, math.inf),
+        ):
+            if not low <= getattr(self, name) <= high:
+                value = getattr(self, name)
+                raise ValueError(f"CostConfig.{name} is {value}, not from {low} to {high}")
 
 
 DEFAULT = CostConfig()

@@ -214,8 +214,9 @@ class Oracle:
                 # Copies for the library that it did not take, XLA has made one of.
                 copies = 1 if region.in_partition and not job.custom_calls else region.copies
                 timing = without_overhead(timing, self.measurer.overhead_seconds, copies)
-        # Else it may not have been the region's fault.
-        if timing.status != "killed" and not self._cut_short(timing, timeout):
+        # Else it may not have been the region's fault, or others would have waited for longer.
+        impatient = timing.status == "timeout" and timeout < DEFAULT.region_timeout
+        if timing.status != "killed" and not impatient and not self._cut_short(timing, timeout):
             self.store.put({self._key(region): timing})
         return timing
 
@@ -227,15 +228,14 @@ class Oracle:
         """The timing as it would have been when the first of the store was taken: the machine may
         be busier now, or quieter.
         """
-        if timing.reference_seconds is None:
+        now = timing.reference_seconds
+        if now is None:
             return timing
         first = self.store.get([_LOAD]).get(_LOAD)
         if first is None:
-            first = Timing(
-                timing.reference_seconds, timing.reference_seconds, timing.reference_seconds
-            )
+            first = Timing(now, now, now)
             self.store.put({_LOAD: first})
-        k = first.seconds / timing.reference_seconds
+        k = first.seconds / now
         return replace(
             timing,
             seconds=k * timing.seconds,

@@ -68,9 +68,8 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     """
     first, candidates, valid = params.start.seconds, state.candidates, state.candidates.valid
     same = same_rule(candidates, params.table)
-    for_each = jnp.maximum(
-        candidates.n / params.slots, 1.0
-    )  # candidates that one in a slot stands for
+    # Candidates that one in a slot stands for.
+    for_each = jnp.maximum(candidates.n / params.slots, 1.0)
     saved = jnp.stack([candidates.seconds, jnp.minimum(candidates.seconds, 0.0)], axis=1)
     together = for_each * (same @ saved)
     seen = graph_features(state.graph, params.start.counts[state.owner], first)

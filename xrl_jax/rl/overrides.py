@@ -54,9 +54,8 @@ class RolloutOutcome(NamedTuple):
     seconds: float  # the least it met
     rewrites: int  # that led there
     end: float  # seconds at its end; infinite where it rewrote nothing
-    choices: Callable[
-        [], tuple[Override, ...]
-    ]  # see `choices`; one rollout's of a round are asked for
+    # See `choices`; one rollout's of a round are asked for.
+    choices: Callable[[], tuple[Override, ...]]
 
 
 def packed(overrides: Sequence[Override]) -> Overrides:

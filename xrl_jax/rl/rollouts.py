@@ -48,6 +48,9 @@ class RolloutConfig:
       aimless: looks without a better state, after which all rollouts end.
       few_slots, some_slots, most_slots: candidates that the policy sees: the first of these that
         suffices at the start.
+
+    Raises:
+      ValueError: numbers do not fit each other; the message names them.
     """
 
     nodes: int = 4096
@@ -65,9 +68,25 @@ class RolloutConfig:
     some_slots: int = 64
     most_slots: int = 128
 
+    def __post_init__(self) -> None:
+        low = [f.name for f in dataclasses.fields(self) if not getattr(self, f.name) > 0]
+        if low:
+            raise ValueError(f"of RolloutConfig, {', '.join(low)} must be positive")
+        if self.fewest % self.batch or self.most % self.batch or self.fewest > self.most:
+            raise ValueError(
+                f"RolloutConfig.fewest ({self.fewest}) and most ({self.most}) must be multiples of"
+                f" batch ({self.batch}), and fewest not more than most"
+            )
+        if self.steps < self.look_every:
+            raise ValueError(
+                f"RolloutConfig.steps ({self.steps}) must be at least look_every"
+                f" ({self.look_every})"
+            )
+
     def rollouts(self, bucket: int) -> int:
         """How many rollouts of graphs in this bucket are made at once; a multiple of the batch."""
-        return max(self.fewest, min(self.most, self.nodes // bucket))
+        fit = self.nodes // bucket // self.batch * self.batch
+        return max(self.fewest, min(self.most, fit))
 
     def rewrites(self, bucket: int) -> int:
         """How many rewrites of a macro-action are made in one step."""

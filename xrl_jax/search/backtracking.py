@@ -128,12 +128,8 @@ class Taso:
                 after = state.seconds + float(candidates.delta[i])
                 if after > bound:
                     break
-                candidate = (
-                    int(candidates.entry[i]),
-                    int(candidates.root[i]),
-                    int(candidates.partner[i]),
-                )
-                heapq.heappush(queue, (after, next(order), _Pending(state, steps, candidate)))
+                pending = _Pending(state, steps, candidates.at(i))
+                heapq.heappush(queue, (after, next(order), pending))
             run.report("backtracking")
         return best
 

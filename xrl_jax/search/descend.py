@@ -71,11 +71,7 @@ class Descent:
             for i in range(len(candidates.entry)):
                 if candidates.delta[i] >= -1e-9 or run.clock.done:
                     break
-                candidate = (
-                    int(candidates.entry[i]),
-                    int(candidates.root[i]),
-                    int(candidates.partner[i]),
-                )
+                candidate = candidates.at(i)
                 after = space.step(state, costs, *candidate)
                 if after is None or after.seconds >= state.seconds - 1e-9:
                     continue

@@ -55,11 +55,7 @@ class Random:
             if not len(candidates.entry) or run.out_of_budget(clock):
                 break
             i = int(rng.integers(len(candidates.entry)))
-            candidate = (
-                int(candidates.entry[i]),
-                int(candidates.root[i]),
-                int(candidates.partner[i]),
-            )
+            candidate = candidates.at(i)
             after = space.step(state, oracle.costs, *candidate)
             if after is None:
                 continue

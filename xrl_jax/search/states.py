@@ -50,6 +50,10 @@ class PricedCandidates:
     gone: np.ndarray  # [M] seconds of the nodes that go
     views: CostView  # [M, Q, ...] of the nodes they would make
 
+    def at(self, i: int) -> tuple[int, int, int]:
+        """Entry, root and partner of one of them."""
+        return int(self.entry[i]), int(self.root[i]), int(self.partner[i])
+
 
 @dataclass(frozen=True)
 class State:
