@@ -1,4 +1,4 @@
-"""All networks by all searches, side by side with jax.jit and ONNX Runtime.
+"""All networks by all searches, side by side with jax.jit, ONNX Runtime and OpenVINO.
 
   python -m experiments.benchmark --searches=random,local,greedy,taso --budget_seconds=300
 
@@ -6,8 +6,8 @@ Each search runs in a process of its own, from an empty timing store. What was c
 engine is kept in --out for those that come later, as it is on a user's machine: the first search
 and seed pay for it. Then everything of a network is timed in turn in this process: jax.jit with
 weights as arguments and closed over (and under the compile options a result uses), every search's
-result, ONNX Runtime with the same weights and as many threads, and an A/A control; every result is
-checked against float64 first. A speed-up is over the strongest jit. xrlflow is the policy's
+result, other runtimes with the same weights and as many threads, and an A/A control; every result
+is checked against float64 first. A speed-up is over the strongest jit. xrlflow is the policy's
 rollouts alone: what they find is not refined. The folder --out gets a folder for each network and
 search, benchmark.json and benchmark.png. A run that was killed goes on where it was; Ctrl-C prints
 what is there.
@@ -38,13 +38,8 @@ from absl import app, flags
 from experiments import models, over_seeds, targets
 from experiments.benchmark_table import plot, summary, table
 from experiments.children import run, search_command
-from experiments.side_by_side import (
-    LEFT_OUT,
-    SideBySide,
-    WrongResultError,
-    rival_of,
-    side_by_side,
-)
+from experiments.runtimes import RUNTIMES
+from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
 from experiments.targets import require_known
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.runtime.compile_cache import COMPILED
@@ -67,7 +62,7 @@ class Config:
     budget_seconds: float
     compare_seconds: float
     seed: int
-    rival: bool
+    runtimes: tuple[str, ...]
     out: Path
     budget_measurements: int | None = None
     engine: Path | None = None
@@ -75,6 +70,8 @@ class Config:
     def __post_init__(self) -> None:
         require_known("networks", self.networks, models.MODELS)
         require_known("searches", self.searches, SEARCHES)
+        if self.runtimes:
+            require_known("runtimes", self.runtimes, RUNTIMES)
 
     def command(self) -> str:
         """The command that repeats this; where results are kept is left out."""
@@ -84,7 +81,7 @@ class Config:
             words += [f"--budget_measurements={self.budget_measurements}"]
         words += [f"--seed={self.seed}"]
         words += [f"--compare_seconds={self.compare_seconds:g}"]
-        words += [] if self.rival else ["--norival"]
+        words += [f"--runtimes={','.join(self.runtimes)}"]
         return shlex.join(["python", "-m", "experiments.benchmark", *words])
 
 
@@ -147,7 +144,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
     made_of = {
         "searches": {s: runs[s]["ended"] for s in folders},
         "seconds": config.compare_seconds,
-        "rival": config.rival,
+        "runtimes": list(config.runtimes),
     }
     if kept.is_file():
         values = json.loads(kept.read_text(encoding="utf-8"))
@@ -156,9 +153,12 @@ def compared(config: Config, network: str) -> SideBySide | None:
     print(f"{network}: side by side", file=sys.stderr)
     try:
         target = targets.from_model(network, seed=config.seed)
-        peer = rival_of(target) if config.rival else LEFT_OUT
         result = side_by_side(
-            target, folders, seconds=config.compare_seconds, seed=config.seed, peer=peer
+            target,
+            folders,
+            seconds=config.compare_seconds,
+            seed=config.seed,
+            runtimes=in_runtimes(target, config.runtimes),
         )
     except WrongResultError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -207,7 +207,7 @@ def define_flags() -> None:
     flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights; the first, if there are more.")
     flags.DEFINE_integer("seeds", 1, "How many seeds.", lower_bound=1)
-    flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.")
+    flags.DEFINE_list("runtimes", list(RUNTIMES), "Other runtimes to compare with; may be empty.")
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
 
 
@@ -221,7 +221,7 @@ def config_of(values: flags.FlagValues) -> Config:
         values.budget_seconds,
         values.compare_seconds,
         values.seed,
-        values.rival,
+        tuple(values.runtimes),
         Path(values.out),
         values.budget_measurements,
     )

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments import models
-from experiments.side_by_side import RIVAL, SideBySide
+from experiments.runtimes import TITLES
+from experiments.side_by_side import SideBySide
 from xrl_jax.report.units import three_digits
+
+GREYS = ("tab:gray", "silver")  # of runtimes, in the picture
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -59,20 +62,15 @@ def summary(
         for when, measured in (("before", "baseline_ms"), ("after", "optimized_ms"))
         if each[measured]
     ]
-    rivals = {
-        r.network: r.ratios[f"{RIVAL}/{best_of(r)}"][0]
-        for r in results
-        if f"{RIVAL}/{best_of(r)}" in r.ratios
-    }
+    runtimes = {name: over_best(results, name) for name in runtimes_of(results)}
     return {
         "means": means,
         "taso_beats_local": [r.network for r in results if beyond_noise(r, "local", "taso")],
         "slower_than_jit": [
             r.network for r in results if any(e.high < 1.0 for e in r.entries.values())
         ],
-        "rival_over_best": rivals,
-        "rival_over_best_mean": geometric_mean(rivals.values()),
-        "ahead_of_rival": [n for n, ratio in rivals.items() if ratio > 1.0],
+        "runtime_over_best": runtimes,
+        "runtime_over_best_mean": {n: geometric_mean(of.values()) for n, of in runtimes.items()},
         "model_error_median": statistics.median(errors) if errors else None,
         "peak_bytes": max(
             (each["peak_bytes"] for of in reports.values() for each in of.values()), default=None
@@ -80,34 +78,54 @@ def summary(
     }
 
 
+def runtimes_of(results: Sequence[SideBySide]) -> list[str]:
+    """The runtimes that any network was tried in."""
+    return list(dict.fromkeys(name for r in results for name in r.runtimes))
+
+
+def over_best(results: Sequence[SideBySide], runtime: str) -> dict[str, float]:
+    """By network: seconds in a runtime / seconds of our fastest result."""
+    ratios = {r.network: r.ratios.get(f"{runtime}/{best_of(r)}") for r in results}
+    return {network: ratio[0] for network, ratio in ratios.items() if ratio is not None}
+
+
 def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
     """Markdown: a row for each network, means below, counts after that."""
     searches = list(dict.fromkeys(s for r in results for s in r.entries))
-    head = ["network", "strongest jit, ms", "A/A", *searches, f"{RIVAL}, ms", "rival / best"]
-    rows = [_row(r, searches) for r in results]
+    runtimes = runtimes_of(results)
+    head = ["network", "strongest jit, ms", "A/A", *searches]
+    head += [column for n in runtimes for column in (f"{TITLES[n]}, ms", "/ best")]
+    rows = [_row(r, searches, runtimes) for r in results]
     for group, means in figures["means"].items():
-        name = f"geometric mean, {group}"
-        rows.append([name, "", "", *(_number(means[s]) for s in searches), "", ""])
-    if figures["rival_over_best"]:
-        rows[-1][-1] = _number(figures["rival_over_best_mean"])
+        row = [f"geometric mean, {group}", "", "", *(_number(means[s]) for s in searches)]
+        rows.append(row + [""] * (len(head) - len(row)))
+    for place, name in enumerate(runtimes):  # the last row is of all networks
+        rows[-1][4 + len(searches) + 2 * place] = _number(figures["runtime_over_best_mean"][name])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     lines += [
         "",
         f"taso beats local beyond noise on: {_names(figures['taso_beats_local'])}",
         f"slower than the strongest jit: {_names(figures['slower_than_jit'])}",
-        f"ahead of {RIVAL}: {_names(figures['ahead_of_rival'])}",
     ]
+    for name, ratios in figures["runtime_over_best"].items():
+        ahead = _names([network for network, ratio in ratios.items() if ratio > 1.0])
+        lines.append(f"ahead of {TITLES[name]}: {ahead}")
     if figures["model_error_median"] is not None:
         share = 100 * figures["model_error_median"]
         lines.append(f"cost model against measured, median error: {share:.0f} %")
     if figures["peak_bytes"] is not None:
         lines.append(f"peak memory of a search: {figures['peak_bytes'] / 2**30:.2f} GiB")
-    lines += [f"no {RIVAL} for {r.network}: {r.rival_note}" for r in results if r.rival_note]
+    lines += [
+        f"no {TITLES[name]} for {r.network}: {entry.note}"
+        for r in results
+        for name, entry in r.runtimes.items()
+        if entry.note
+    ]
     return "\n".join(lines)
 
 
-def _row(result: SideBySide, searches: Sequence[str]) -> list[str]:
+def _row(result: SideBySide, searches: Sequence[str], runtimes: Sequence[str]) -> list[str]:
     best = best_of(result)
     cells = []
     for s in searches:
@@ -116,16 +134,17 @@ def _row(result: SideBySide, searches: Sequence[str]) -> list[str]:
             continue
         e = result.entries[s]
         cells.append(f"{_number(e.speedup)} ({_number(e.low)}-{_number(e.high)})")
-    rival = "-" if result.rival_seconds is None else _milliseconds(result.rival_seconds)
-    ratio = result.ratios.get(f"{RIVAL}/{best}")
+    for name in runtimes:
+        entry, ratio = result.runtimes.get(name), result.ratios.get(f"{name}/{best}")
+        seconds = None if entry is None else entry.seconds
+        cells += ["-" if seconds is None else _milliseconds(seconds)]
+        cells += ["-" if ratio is None else _number(ratio[0])]
     low, high = result.noise
     return [
         result.network,
         _milliseconds(min(result.jits.values())),
         f"{low:.3f}-{high:.3f}",
         *cells,
-        rival,
-        "-" if ratio is None else _number(ratio[0]),
     ]
 
 
@@ -142,15 +161,16 @@ def _names(names: Sequence[str]) -> str:
 
 
 def plot(results: Sequence[SideBySide], path: str | os.PathLike[str]) -> None:
-    """Bars of speed-ups over the strongest jit with their intervals, and the rival's."""
+    """Bars of speed-ups over the strongest jit with their intervals, and those of runtimes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     searches = list(dict.fromkeys(s for r in results for s in r.entries))
+    runtimes = runtimes_of(results)
     figure = Figure(figsize=(1.2 + 1.1 * len(results), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
-    width = 0.8 / (len(searches) + 1)
+    width = 0.8 / (len(searches) + len(runtimes))
     for k, s in enumerate(searches):
         there = [(i, r.entries[s]) for i, r in enumerate(results) if s in r.entries]
         axes.bar(
@@ -160,14 +180,15 @@ def plot(results: Sequence[SideBySide], path: str | os.PathLike[str]) -> None:
             yerr=[[e.speedup - e.low for _, e in there], [e.high - e.speedup for _, e in there]],
             label=s,
         )
-    with_rival = [(i, r) for i, r in enumerate(results) if r.rival_seconds]
-    axes.bar(
-        [i + len(searches) * width for i, _ in with_rival],
-        [min(r.jits.values()) / (r.rival_seconds or math.inf) for _, r in with_rival],
-        width,
-        label=RIVAL,
-        color="tab:grey",
-    )
+    for k, name in enumerate(runtimes, start=len(searches)):
+        seconds = [r.runtimes[name].seconds if name in r.runtimes else None for r in results]
+        axes.bar(
+            [i + k * width for i, s in enumerate(seconds) if s],
+            [min(r.jits.values()) / s for r, s in zip(results, seconds, strict=True) if s],
+            width,
+            label=TITLES[name],
+            color=GREYS[(k - len(searches)) % len(GREYS)],
+        )
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(results))])
     axes.set_xticklabels([r.network for r in results], rotation=30, ha="right")

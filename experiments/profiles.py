@@ -30,7 +30,7 @@ from rich.table import Table
 
 import xrl_jax
 from experiments import targets
-from experiments.rival import onnx_model, onnx_runtime
+from experiments.runtimes import onnx_model, onnx_runtime
 from experiments.targets import ConfigError, require_network
 from xrl_jax.backends.onnx.values import ExportError
 from xrl_jax.libraries.onednn.c_api import library
@@ -147,7 +147,7 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
     return Profile(taken, by_kind(told_by_onnx_runtime(events)))
 
 
-def table(network: str, ours: Profile, rival: Profile) -> Table:
+def table(network: str, ours: Profile, theirs: Profile) -> Table:
     """Both, side by side; milliseconds of a call."""
     shown = Table(title=f"{network}: milliseconds of a call", title_justify="left")
     shown.add_column("")
@@ -157,12 +157,12 @@ def table(network: str, ours: Profile, rival: Profile) -> Table:
     def add(what: str, mine: float, theirs: float) -> None:
         shown.add_row(what, *(f"{v:.2f}" if v else "" for v in (mine, theirs)))
 
-    kinds = {*ours.parts, *rival.parts}
-    largest = {k: max(ours.parts.get(k, 0.0), rival.parts.get(k, 0.0)) for k in kinds}
+    kinds = {*ours.parts, *theirs.parts}
+    largest = {k: max(ours.parts.get(k, 0.0), theirs.parts.get(k, 0.0)) for k in kinds}
     for kind in sorted(kinds, key=lambda k: -largest[k]):
-        add(kind, ours.parts.get(kind, 0.0), rival.parts.get(kind, 0.0))
-    add("the rest", *(max(p.call - sum(p.parts.values()), 0.0) for p in (ours, rival)))
-    add("a call", ours.call, rival.call)
+        add(kind, ours.parts.get(kind, 0.0), theirs.parts.get(kind, 0.0))
+    add("the rest", *(max(p.call - sum(p.parts.values()), 0.0) for p in (ours, theirs)))
+    add("a call", ours.call, theirs.call)
     return shown
 
 
@@ -179,13 +179,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     target = targets.from_model(network, seed=flags.FLAGS.seed)
-    ours, rival = of_result(target, folder), Profile(0.0, {})
+    ours, theirs = of_result(target, folder), Profile(0.0, {})
     try:
-        rival = of_onnx_runtime(target)
+        theirs = of_onnx_runtime(target)
     except (ExportError, ImportError, ValueError) as problem:
         print(f"ONNX Runtime is left out: {problem}", file=sys.stderr)
-    Console().print(table(network, ours, rival))
-    values = {"network": network, "ours": ours._asdict(), "ONNX Runtime": rival._asdict()}
+    Console().print(table(network, ours, theirs))
+    values = {"network": network, "ours": ours._asdict(), "ONNX Runtime": theirs._asdict()}
     out = Path(flags.FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{network}.json").write_text(json.dumps(values, indent=1), encoding="utf-8")

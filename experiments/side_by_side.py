@@ -1,20 +1,21 @@
-"""One network's results timed in turn: its forms under jax.jit, what searches made of it, and a
-rival.
+"""One network's results timed in turn: its forms under jax.jit, what searches made of it, and other
+runtimes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 import xrl_jax
 from experiments import targets
-from experiments.rival import RivalError, check_agreement, onnx_model, onnx_runtime
+from experiments.runtimes import RUNTIMES, DisagreementError, check_agreement, onnx_model
 from xrl_jax.accept.accuracy import assess, references
 from xrl_jax.accept.baselines import baselines, flat_original
 from xrl_jax.accept.samples import samples
@@ -26,7 +27,6 @@ from xrl_jax.measure.timing import Ratio
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 
-RIVAL = "ONNX Runtime"
 CONTROL = "A/A control"
 
 
@@ -56,6 +56,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class RuntimeEntry:
+    """Another runtime, side by side with everything else.
+
+    Attributes:
+      seconds: of one call; None where it does not run the network, and `note` says why.
+      error: of its results against the network's, relative.
+    """
+
+    seconds: float | None
+    error: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class SideBySide:
     """All of one network.
 
@@ -63,9 +77,8 @@ class SideBySide:
       jits: seconds of the network's forms under jax.jit.
       noise: interval of the strongest of them against itself, compiled again.
       entries: by search.
-      ratios: ratios["a/b"] = (seconds of a / seconds of b, low, high), for searches and the rival.
-      rival_seconds: None where there is no rival; `rival_note` then says why.
-      rival_error: of the rival's results against the network's.
+      ratios: ratios["a/b"] = (seconds of a / seconds of b, low, high), for searches and runtimes.
+      runtimes: by name of the runtime.
     """
 
     network: str
@@ -73,9 +86,7 @@ class SideBySide:
     noise: tuple[float, float]
     entries: dict[str, Entry]
     ratios: dict[str, tuple[float, float, float]]
-    rival_seconds: float | None
-    rival_error: float | None
-    rival_note: str
+    runtimes: dict[str, RuntimeEntry]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,40 +95,49 @@ class SideBySide:
     def from_dict(cls, values: Mapping[str, Any]) -> SideBySide:
         entries = {name: Entry(**entry) for name, entry in values["entries"].items()}
         ratios = {name: (r[0], r[1], r[2]) for name, r in values["ratios"].items()}
+        runtimes = {name: RuntimeEntry(**entry) for name, entry in values["runtimes"].items()}
         low, high = values["noise"]
-        return cls(**{**values, "entries": entries, "ratios": ratios, "noise": (low, high)})
+        read = {"entries": entries, "ratios": ratios, "runtimes": runtimes, "noise": (low, high)}
+        return cls(**{**values, **read})
 
 
-class Rival(NamedTuple):
-    """ONNX Runtime on a network: a call of no arguments and what lets its threads rest, or a note
-    that says why there is none.
-    """
+class InRuntime(NamedTuple):
+    """A network in a runtime: a call of no arguments and what lets its threads rest."""
 
-    call: Callable[[], Any] | None
-    wait_until_idle: Callable[[], Any] | None
-    error: float | None
-    note: str
+    call: Callable[[], Any]
+    wait_until_idle: Callable[[], Any]
+    error: float
 
 
-LEFT_OUT = Rival(None, None, None, "left out")
-
-
-def rival_of(target: targets.Target, model: Any = None) -> Rival:
-    """ONNX Runtime on the network, if it can run it and agrees.
+def in_runtimes(
+    target: targets.Target, names: Sequence[str], model: Any = None
+) -> dict[str, InRuntime | str]:
+    """The network in these runtimes; for one that cannot run it or disagrees, why.
 
     Args:
+      names: in `RUNTIMES`.
       model: the network's own ONNX model; None where it has none and one is written of it.
     """
+    if not names:
+        return {}
     weights, *inputs = target.args
-    try:
-        if model is None:
+    if model is None:
+        try:
             model = onnx_model(target.fn, weights, *inputs, name=target.name)
-        run = onnx_runtime(model, target_here().threads)
-        on_host = jax.device_get(inputs)
+        except (ExportError, ValueError) as problem:
+            return dict.fromkeys(names, f"{type(problem).__name__}: {problem}")
+    return {name: _in_runtime(name, model, target) for name in names}
+
+
+def _in_runtime(name: str, model: Any, target: targets.Target) -> InRuntime | str:
+    weights, *inputs = target.args
+    on_host = jax.device_get(inputs)
+    try:
+        run = RUNTIMES[name](model, target_here().threads)
         error = check_agreement(run, target.fn, weights, on_host)
-    except (ExportError, RivalError, ImportError, ValueError) as problem:
-        return Rival(None, None, None, f"{type(problem).__name__}: {problem}")
-    return Rival(functools.partial(run, *on_host), run.wait_until_idle, error, "")
+    except (DisagreementError, ImportError, ValueError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return InRuntime(functools.partial(run, *on_host), run.wait_until_idle, error)
 
 
 def checked(
@@ -143,7 +163,7 @@ def side_by_side(
     *,
     seconds: float,
     seed: int = 0,
-    peer: Rival = LEFT_OUT,
+    runtimes: Mapping[str, InRuntime | str] = MappingProxyType({}),
 ) -> SideBySide:
     """Time everything of one network in turn, in this process.
 
@@ -151,7 +171,7 @@ def side_by_side(
       target: the network.
       folders: what `experiments.optimize` wrote, by search.
       seconds: for the timing.
-      peer: see `rival_of`.
+      runtimes: see `in_runtimes`.
 
     Raises:
       WrongResultError: a result is not the network's function.
@@ -161,11 +181,11 @@ def side_by_side(
     leaves = jax.tree.leaves(target.args)
     entrants = dict(baselines(program, leaves))
     plain = list(entrants)
-    rivals_of: dict[str, list[str]] = {}  # forms of the original a search's result has to beat
+    jits_of: dict[str, list[str]] = {}  # forms of the original a search's result has to beat
     errors: dict[str, tuple[float, float]] = {}
     for search, folder in folders.items():
         fast = xrl_jax.load(folder / "optimized.xrl")
-        rivals_of[search] = list(plain)
+        jits_of[search] = list(plain)
         if fast.report.used == "original":
             continue
         errors[search] = checked(f"{network} by {search}", fast, program, leaves)
@@ -173,12 +193,14 @@ def side_by_side(
             under = baselines(program, leaves, fast.report.options)
             named = {f"{n} of {search}": call for n, call in under.items()}
             entrants |= named
-            rivals_of[search] += list(named)
+            jits_of[search] += list(named)
         entrants[search] = functools.partial(fast, *target.args)
-    after = {}
-    if peer.call is not None and peer.wait_until_idle is not None:
-        entrants[RIVAL] = peer.call
-        after[RIVAL] = functools.partial(rest_and_wake, peer.wait_until_idle, entrants[plain[0]])
+    running = {name: r for name, r in runtimes.items() if isinstance(r, InRuntime)}
+    entrants |= {name: r.call for name, r in running.items()}
+    after = {
+        name: functools.partial(rest_and_wake, r.wait_until_idle, entrants[plain[0]])
+        for name, r in running.items()
+    }
     first = compare(
         {n: entrants[n] for n in plain}, seconds=1.0, min_rounds=3, baseline=plain[0], seed=seed
     )
@@ -188,10 +210,10 @@ def side_by_side(
         entrants, seconds=seconds, min_rounds=7, baseline=strongest, seed=seed, after=after
     )
     noise = timed.ratio(strongest, CONTROL)
-    entries = {s: _entry(timed, s, rivals_of[s], errors.get(s)) for s in folders}
+    entries = {s: _entry(timed, s, jits_of[s], errors.get(s)) for s in folders}
     # Where a search returns the original, that is what it has: the strongest jit.
     sample_of = {s: s if s in timed.samples else e.strongest for s, e in entries.items()}
-    sample_of |= {RIVAL: RIVAL} if RIVAL in timed.samples else {}
+    sample_of |= {name: name for name in running}
     return SideBySide(
         network,
         {n: timed.timings[n].seconds for n in plain},
@@ -203,9 +225,12 @@ def side_by_side(
             for b in entries
             if sample_of[a] != sample_of[b]
         },
-        timed.timings[RIVAL].seconds if RIVAL in timed.samples else None,
-        peer.error,
-        peer.note,
+        {
+            name: RuntimeEntry(timed.timings[name].seconds, r.error)
+            if isinstance(r, InRuntime)
+            else RuntimeEntry(None, None, r)
+            for name, r in runtimes.items()
+        },
     )
 
 
@@ -214,7 +239,7 @@ def _plain(ratio: Ratio) -> tuple[float, float, float]:
 
 
 def rest_and_wake(wait_until_idle: Callable[[], Any], call: Callable[[], Any]) -> None:
-    """Let the rival's threads rest, then wake the cores, which dozed meanwhile, by an untimed call:
+    """Let a runtime's threads rest, then wake the cores, which dozed meanwhile, by an untimed call:
     whoever is next finds the machine as it is after anyone else.
     """
     wait_until_idle()
@@ -222,9 +247,9 @@ def rest_and_wake(wait_until_idle: Callable[[], Any], call: Callable[[], Any]) -
 
 
 def _entry(
-    timed: Comparison, search: str, rivals: list[str], error: tuple[float, float] | None
+    timed: Comparison, search: str, jits: list[str], error: tuple[float, float] | None
 ) -> Entry:
-    strongest = min(rivals, key=lambda n: timed.timings[n].seconds)
+    strongest = min(jits, key=lambda n: timed.timings[n].seconds)
     if error is None:  # the original is the result
         return Entry(timed.timings[strongest].seconds, 1.0, 1.0, 1.0, strongest, 0.0, 0.0)
     ratio = timed.ratio(strongest, search)

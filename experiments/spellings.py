@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     config = wild.Config(
         *(tuple(values.networks), values.search, values.budget_seconds, values.compare_seconds),
-        *(values.seed, False, Path(values.out)),
+        *(values.seed, (), Path(values.out)),
     )
     results: list[SideBySide] = []
     status = 0

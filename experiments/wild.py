@@ -4,8 +4,8 @@
   python -m experiments.wild --networks=transformers,ppocr_v4_rec
 
 Each network is optimised in a process of its own, from an empty timing store, then timed in turn
-with jax.jit (the strongest of weights as arguments and closed over), ONNX Runtime where it runs the
-network, and an A/A control; results are checked against float64 once more. The packages are the
+with jax.jit (the strongest of weights as arguments and closed over), other runtimes where they run
+the network, and an A/A control; results are checked against float64 once more. The packages are the
 extra `wild`: pip install -e ".[wild,onnx,onednn]"; what is not installed is left out. The folder
 --out gets a folder for each network and wild.json; what is there already is not done again. Ctrl-C
 prints what there is.
@@ -32,13 +32,8 @@ from experiments import targets
 from experiments.benchmark import INTERRUPTED, share_engine
 from experiments.benchmark_table import geometric_mean
 from experiments.children import run
-from experiments.side_by_side import (
-    LEFT_OUT,
-    SideBySide,
-    WrongResultError,
-    rival_of,
-    side_by_side,
-)
+from experiments.runtimes import RUNTIMES, TITLES
+from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
 from experiments.targets import ConfigError, Target
 from experiments.wild_networks import NETWORKS
 from xrl_jax.runtime.compile_cache import COMPILED
@@ -57,7 +52,7 @@ class Config:
     budget_seconds: float
     compare_seconds: float
     seed: int
-    rival: bool
+    runtimes: tuple[str, ...]
     out: Path
     here: bool = False
 
@@ -74,7 +69,8 @@ class Config:
         return [
             *(sys.executable, "-m", "experiments.wild", "--here", f"--networks={network}"),
             *(f"--search={self.search}", f"--compare_seconds={self.compare_seconds:g}"),
-            *(f"--seed={self.seed}", f"--rival={self.rival}", f"--out={self.out}"),
+            f"--seed={self.seed}",
+            *(f"--runtimes={','.join(self.runtimes)}", f"--out={self.out}"),
         ]
 
 
@@ -103,8 +99,8 @@ def optimised(config: Config, network: str) -> Path:
 
 
 def compared(config: Config, network: str) -> SideBySide:
-    """A network's result beside jax.jit and ONNX Runtime, in a process of its own: what one network
-    does to it is nothing to the next.
+    """A network's result beside jax.jit and other runtimes, in a process of its own: what one
+    network does to it is nothing to the next.
 
     Raises:
       ImportError: its package is not installed.
@@ -136,9 +132,12 @@ def compare_here(config: Config, network: str) -> None:
     fn, args, weights = NETWORKS[network].make()
     target = Target(network, fn, args, weights)
     folder = config.out / network
-    peer = rival_of(target, _onnx_model(network, target)) if config.rival else LEFT_OUT
     result = side_by_side(
-        target, {config.search: folder}, seconds=config.compare_seconds, seed=config.seed, peer=peer
+        target,
+        {config.search: folder},
+        seconds=config.compare_seconds,
+        seed=config.seed,
+        runtimes=in_runtimes(target, config.runtimes, _onnx_model(network, target)),
     )
     text = json.dumps(result.as_dict())
     (folder / "side_by_side.json").write_text(text, encoding="utf-8")
@@ -177,11 +176,11 @@ def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]
     drawn = Table(title=f"{config.search}, {config.budget_seconds:g} s each")
     drawn.add_column("network")
     headings = ("strongest jit", "result", "speed-up", "95 % interval", "noise")
-    for heading in (*headings, "ONNX Runtime / result", "error", "allowed", "took"):
+    ratios = [f"{TITLES[name]} / result" for name in config.runtimes]
+    for heading in (*headings, *ratios, "error", "allowed", "took"):
         drawn.add_column(heading, justify="right")
     for r in results:
         entry = r.entries[config.search]
-        ratio = r.ratios.get(f"ONNX Runtime/{config.search}")
         seconds = report_of(config, r.network)["total_seconds"]
         drawn.add_row(
             r.network,
@@ -190,7 +189,7 @@ def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]
             f"{entry.speedup:.2f}",
             f"{entry.low:.2f} to {entry.high:.2f}",
             f"{r.noise[0]:.2f} to {r.noise[1]:.2f}",
-            f"{ratio[0]:.2f}" if ratio else r.rival_note.partition(":")[0],
+            *(ratio_of(r, name, config.search) for name in config.runtimes),
             f"{entry.error:.1e}",
             f"{entry.tolerance:.1e}",
             f"{seconds:.0f} s",
@@ -198,6 +197,12 @@ def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]
     for network, why in missing.items():
         drawn.add_row(network, why)
     return drawn
+
+
+def ratio_of(result: SideBySide, runtime: str, search: str) -> str:
+    """How many times the result's time a runtime takes, or why it is not there."""
+    ratio = result.ratios.get(f"{runtime}/{search}")
+    return f"{ratio[0]:.2f}" if ratio else result.runtimes[runtime].note.partition(":")[0]
 
 
 def is_slower(result: SideBySide, search: str) -> bool:
@@ -215,13 +220,15 @@ def config_of(values: flags.FlagValues) -> Config:
     networks = tuple(dict.fromkeys(given)) if values.networks else tuple(NETWORKS)
     targets.require_known("networks", networks, [*NETWORKS, *by_family])
     targets.require_known("search", [values.search], SEARCHES)
+    if values.runtimes:
+        targets.require_known("runtimes", values.runtimes, RUNTIMES)
     return Config(
         networks,
         values.search,
         values.budget_seconds,
         values.compare_seconds,
         values.seed,
-        values.rival,
+        tuple(values.runtimes),
         Path(values.out),
         values.here,
     )
@@ -237,7 +244,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.", **to)
     flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time a result in turn.", **to)
     flags.DEFINE_integer("seed", 0, "Seed of searches.", **to)
-    flags.DEFINE_bool("rival", True, "Compare with ONNX Runtime.", **to)
+    meaning = "Other runtimes to compare with; may be empty."
+    flags.DEFINE_list("runtimes", list(RUNTIMES), meaning, **to)
     flags.DEFINE_string("out", "out/wild", "Folder of all results.", **to)
     flags.DEFINE_bool("here", False, "Compare what --out has, in this process, and end.", **to)
 

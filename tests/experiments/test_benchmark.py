@@ -27,7 +27,7 @@ from experiments.benchmark_table import (
     summary,
     table,
 )
-from experiments.side_by_side import RIVAL, Entry, SideBySide, rest_and_wake
+from experiments.side_by_side import Entry, RuntimeEntry, SideBySide, rest_and_wake
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,19 +41,15 @@ NET = SideBySide(
     jits={"jit, weights as arguments": 0.02, "jit, weights closed over": 0.01},
     noise=(0.98, 1.03),
     entries={"local": entry(1.25, 1.2, 1.3), "taso": entry(2.0, 1.9, 2.1)},
-    ratios={"local/taso": (1.6, 1.5, 1.7), f"{RIVAL}/taso": (0.5, 0.45, 0.55)},
-    rival_seconds=0.0025,
-    rival_error=1e-6,
-    rival_note="",
+    ratios={"local/taso": (1.6, 1.5, 1.7), "onnxruntime/taso": (0.5, 0.45, 0.55)},
+    runtimes={"onnxruntime": RuntimeEntry(0.0025, 1e-6)},
 )
 ODD = replace(
     NET,
     network="vit",
     entries={"local": entry(0.8, 0.7, 0.9), "taso": entry(0.5, 0.4, 0.6)},
     ratios={"local/taso": (1.02, 1.01, 1.03)},
-    rival_seconds=None,
-    rival_error=None,
-    rival_note="ImportError: no onnxruntime",
+    runtimes={"onnxruntime": RuntimeEntry(None, None, "ImportError: no onnxruntime")},
 )
 REPORT = {
     "predicted_ms_before": 12.0,
@@ -83,11 +79,10 @@ def test_what_is_slower_than_jit_is_told() -> None:
     assert summary([NET, ODD], {})["slower_than_jit"] == ["vit"]
 
 
-def test_the_rival_is_compared_with_the_best_result() -> None:
+def test_runtimes_are_compared_with_the_best_result() -> None:
     assert best_of(NET) == "taso"
     figures = summary([NET, ODD], {})
-    assert figures["rival_over_best"] == {"bert": 0.5}
-    assert figures["ahead_of_rival"] == []
+    assert figures["runtime_over_best"] == {"onnxruntime": {"bert": 0.5}}
 
 
 def test_the_models_error_is_the_median_over_before_and_after() -> None:
@@ -103,7 +98,21 @@ def test_the_table_has_a_row_for_each_network_and_says_what_is_missing() -> None
     )
     assert lines[4] == "| geometric mean, all |  |  | 1.00 | 1.00 |  | 0.50 |"
     assert "slower than the strongest jit: 1 (vit)" in lines
-    assert f"no {RIVAL} for vit: ImportError: no onnxruntime" in lines
+    assert "ahead of ONNX Runtime: none" in lines
+    assert "no ONNX Runtime for vit: ImportError: no onnxruntime" in lines
+
+
+def test_every_runtime_has_two_columns() -> None:
+    both = replace(
+        NET,
+        ratios={**NET.ratios, "openvino/taso": (1.25, 1.2, 1.3)},
+        runtimes={**NET.runtimes, "openvino": RuntimeEntry(0.00625, 1e-6)},
+    )
+    lines = table([both], summary([both], {})).splitlines()
+    assert lines[0].endswith("| local | taso | ONNX Runtime, ms | / best | OpenVINO, ms | / best |")
+    assert lines[2].endswith("| 2.00 (1.90-2.10) | 2.50 | 0.50 | 6.25 | 1.25 |")
+    assert lines[3] == "| geometric mean, all |  |  | 1.25 | 2.00 |  | 0.50 |  | 1.25 |"
+    assert "ahead of OpenVINO: 1 (bert)" in lines
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -117,7 +126,7 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
 
 def config(tmp_path: Path, **given: tuple[str, ...]) -> Config:
     networks, searches = given.get("networks", ("bert",)), given.get("searches", ("taso",))
-    return Config(networks, searches, 30.0, 1.0, 0, True, tmp_path)
+    return Config(networks, searches, 30.0, 1.0, 0, ("onnxruntime",), tmp_path)
 
 
 def test_unknown_names_are_refused_with_those_there_are(tmp_path: Path) -> None:
@@ -125,6 +134,8 @@ def test_unknown_names_are_refused_with_those_there_are(tmp_path: Path) -> None:
         config(tmp_path, networks=("bart",))
     with pytest.raises(ValueError, match="--searches: there is no tasso .known: "):
         config(tmp_path, searches=("tasso",))
+    with pytest.raises(ValueError, match="--runtimes: there is no tvm .known: onnxruntime, "):
+        replace(config(tmp_path), runtimes=("tvm",))
 
 
 def test_a_policy_is_compared_by_its_rollouts_alone(tmp_path: Path) -> None:
@@ -167,7 +178,7 @@ def test_the_table_tells_the_days_on_which_searches_ended() -> None:
     assert days({"bert": {"local": last, "taso": first}}) == "2026-01-01 to 2026-01-03"
 
 
-def test_after_the_rival_has_rested_an_untimed_call_wakes_the_cores() -> None:
+def test_after_a_runtime_has_rested_an_untimed_call_wakes_the_cores() -> None:
     calls: list[str] = []
     rest_and_wake(lambda: calls.append("rest"), lambda: calls.append("call"))
     assert calls == ["rest", "call"]
@@ -191,7 +202,7 @@ def test_seeds_have_folders_of_their_own_and_are_told_together(
 
 
 @pytest.mark.slow
-def test_one_network_by_one_search_with_the_rival(tmp_path: Path) -> None:
+def test_one_network_by_one_search_with_both_runtimes(tmp_path: Path) -> None:
     words = ["--networks=squeezenet", "--searches=local", "--budget_seconds=30"]
     words += ["--compare_seconds=2", f"--out={tmp_path}"]
     command = [sys.executable, "-m", "experiments.benchmark", *words]
@@ -199,7 +210,9 @@ def test_one_network_by_one_search_with_the_rival(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     values = json.loads((tmp_path / "benchmark.json").read_text())
     (network,) = values["networks"]
-    assert network["rival_seconds"] > 0 and network["rival_error"] < 1e-4
+    for runtime in ("onnxruntime", "openvino"):
+        of_runtime = network["runtimes"][runtime]
+        assert of_runtime["seconds"] > 0 and of_runtime["error"] < 1e-4
     assert network["entries"]["local"]["error"] <= network["entries"]["local"]["tolerance"]
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert again.stdout == done.stdout  # nothing is run or timed again

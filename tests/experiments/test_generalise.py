@@ -68,7 +68,7 @@ def test_greedys_time_is_told_in_multiples_of_the_policys() -> None:
         s: Entry(0.01 / v, v, v, v, "jit", 0.0, 1e-5) for s, v in (("greedy", 1.2), ("policy", 1.5))
     }
     ratios = {"greedy/policy": (1.25, 1.2, 1.3)}
-    found = SideBySide("vit", {"jit": 0.01}, (0.99, 1.01), entries, ratios, None, None, "")
+    found = SideBySide("vit", {"jit": 0.01}, (0.99, 1.01), entries, ratios, {})
     row = row_of_timings({"greedy": 70, "policy": 7}, found)
     assert row["greedy_over_policy"] == (1.25, 1.2, 1.3)
     assert row["speedup"] == {"greedy": 1.2, "policy": 1.5}

@@ -22,9 +22,7 @@ def result(network: str, taso: float, xrlflow: float) -> SideBySide:
         noise=(0.98, 1.02),
         entries={"greedy": entry(1.0), "taso": entry(taso), "xrlflow": entry(xrlflow)},
         ratios={f"{s}/xrlflow": (xrlflow / v, 0.0, 9.0) for s, v in (("taso", taso),)},
-        rival_seconds=None,
-        rival_error=None,
-        rival_note="",
+        runtimes={},
     )
 
 

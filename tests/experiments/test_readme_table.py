@@ -40,7 +40,7 @@ def test_markers_must_be_there_once_and_in_order(text: str) -> None:
 
 def written(folder: Path) -> None:
     """The folder of a benchmark of one network."""
-    config = Config(("bert",), ("local", "taso"), 30.0, 1.0, 0, False, folder)
+    config = Config(("bert",), ("local", "taso"), 30.0, 1.0, 0, (), folder)
     reports = {"bert": {"taso": {**REPORT, "machine": "Some CPU", "versions": "jax 1"}}}
     values = {"networks": [NET.as_dict()], "summary": summary([NET], reports), "reports": reports}
     values |= {"command": config.command(), "date": "2026-11-22"}
@@ -71,7 +71,7 @@ def test_a_benchmark_is_a_table_with_its_date_machine_and_command(tmp_path: Path
         "",
         "```sh",
         "python -m experiments.benchmark --networks=bert --searches=local,taso --budget_seconds=30 "
-        "--seed=0 --compare_seconds=1 --norival",
+        "--seed=0 --compare_seconds=1 --runtimes=",
         "```",
     ]
     assert "Measured on 2026-11-22, Some CPU; jax 1." in lines

@@ -45,6 +45,6 @@ def test_both_spellings_are_told_beside_each_other() -> None:
         "plain": Entry(0.010, 2.2, 2.1, 2.3, "jit", 1e-7, 4e-7),
     }
     ratios = {"as written/plain": (1.1, 1.05, 1.15)}
-    both = SideBySide("net", {"jit": 0.022}, (0.99, 1.01), entries, ratios, None, None, "left out")
+    both = SideBySide("net", {"jit": 0.022}, (0.99, 1.01), entries, ratios, {})
     (row,) = zip(*(column.cells for column in spellings.table([both]).columns), strict=True)
     assert row == ("net", "11.00", "10.00", "1.10", "1.05-1.15", "2.00, 2.20")

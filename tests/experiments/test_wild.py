@@ -25,7 +25,7 @@ def parsed(*words: str) -> wild.Config:
 
 def result(speedup: float, low: float, high: float, noise: tuple[float, float]) -> SideBySide:
     entry = Entry(1.0, speedup, low, high, "jit", 1e-7, 4e-7)
-    return SideBySide("mine", {"jit": speedup}, noise, {"taso": entry}, {}, None, None, "left out")
+    return SideBySide("mine", {"jit": speedup}, noise, {"taso": entry}, {}, {})
 
 
 def test_all_networks_are_run_unless_some_are_named() -> None:
@@ -51,10 +51,10 @@ def test_a_search_is_a_command_that_anyone_can_repeat() -> None:
 
 
 def test_a_comparison_is_a_process_of_its_own() -> None:
-    config = parsed("--networks=bert,vit", "--norival", "--out=mine")
+    config = parsed("--networks=bert,vit", "--runtimes=", "--out=mine")
     assert config.compared_by("vit")[1:] == [
         *("-m", "experiments.wild", "--here", "--networks=vit", "--search=taso"),
-        *("--compare_seconds=30", "--seed=0", "--rival=False", "--out=mine"),
+        *("--compare_seconds=30", "--seed=0", "--runtimes=", "--out=mine"),
     ]
 
 

@@ -48,8 +48,7 @@ def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
         try:
             return load(case.model, constants), [a for n, a in arrays.items() if n not in constants]
         except UnknownValueError as error:
-            wanted = [error.needs] if error.needs in arrays else parameters(arrays)
-            new = [name for name in wanted if name not in constants]
+            new = [name for name in arrays if name in error.needs and name not in constants]
             if not new:
                 raise
             constants.update((name, arrays[name]) for name in new)
@@ -63,12 +62,6 @@ def named_arrays(protos: Any, values: Sequence[Any]) -> dict[str, Any]:
             value = to_array(value)
         arrays[proto.name] = np.asarray(value) if isinstance(value, np.generic) else value
     return arrays
-
-
-def parameters(arrays: dict[str, Any]) -> list[str]:
-    """Inputs that may decide shapes through other nodes: whole numbers and scalars."""
-    known = ((n, a) for n, a in arrays.items() if isinstance(a, np.ndarray))
-    return [name for name, a in known if a.dtype.kind in "iub" or a.ndim == 0]
 
 
 # Cases whose expected values are computed on the spot, with errors beyond their own tolerance:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.search.fakes import FakeOracle
 from tests.search.test_strategies import program, rules, run
 from xrl_jax.rl.env import EnvParams, start_of
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.rl.policy import Policy
+from xrl_jax.rl.policy import Policy, load_policy
 from xrl_jax.rl.train import make_train
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -49,8 +51,8 @@ def trained() -> Policy:
 
 @cache
 def blank() -> Policy:
-    """One that knows nothing: all actions are alike to it."""
-    state, _ = jax.eval_shape(make_train(CONFIG), jax.random.key(0), params())
-    weights = jax.tree.map(lambda w: jnp.zeros(w.shape, w.dtype), state.weights)
-    names = tuple(r.name for r in rules().rules)
-    return Policy(SIZES, weights, names, trained="the trap")
+    """One that knows nothing: all actions are alike to it. Of the size of the shipped one, so that
+    rollouts compile once for both.
+    """
+    shipped = load_policy()
+    return replace(shipped, weights=jax.tree.map(np.zeros_like, shipped.weights))

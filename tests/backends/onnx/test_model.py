@@ -17,7 +17,7 @@ from jax import lax
 
 import xrl_jax
 from experiments import models
-from experiments.rival import check_agreement, error_of, onnx_model, onnx_runtime
+from experiments.runtimes import check_agreement, error_of, onnx_model, onnx_runtime
 from tests.experiments.test_models import SMALL
 from tests.quick import QUICK
 from xrl_jax.backends.onnx.model import model_proto

@@ -1,7 +1,8 @@
-"""ONNX Runtime as a rival: what an engineer would otherwise run the network with on this CPU."""
+"""Other inference runtimes for CPUs: what an engineer would otherwise run the network with."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,26 +24,29 @@ _WINDOW = 0.01  # seconds over which `wait_until_idle` looks at the CPU time
 Run = Callable[..., list[np.ndarray]]
 
 
-class RivalError(ValueError):
-    """A rival that computes something else; the message says by how much."""
+class DisagreementError(ValueError):
+    """A runtime that computes something else; the message says by how much."""
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """A model in ONNX Runtime, as a function of its inputs (NumPy arrays, in their order)."""
+class Loaded:
+    """A model in a runtime, as a function of its inputs (NumPy arrays, in their order).
+
+    Attributes:
+      session: the runtime's own object.
+    """
 
     session: Any
-    names: tuple[str, ...]
+    run: Run
 
     def __call__(self, *inputs: np.ndarray) -> list[np.ndarray]:
-        feeds = dict(zip(self.names, map(np.asarray, inputs), strict=True))
-        return self.session.run(None, feeds)
+        return self.run(*inputs)
 
     def wait_until_idle(self, *, at_most: float = 1.0) -> None:
         """Wait until this process uses no CPU, for at most so many seconds.
 
-        After a call the threads of ONNX Runtime wait busily for the next one for some 40 ms.
-        Whatever is timed meanwhile has a core less.
+        After a call the threads of a runtime wait busily for the next one (those of ONNX Runtime
+        for some 40 ms). Whatever is timed meanwhile has a core less.
         """
         end = time.monotonic() + at_most
         while time.monotonic() < end:
@@ -67,13 +71,13 @@ def onnx_runtime(
     spinning: bool = True,
     optimized_to: str | None = None,
     profile_to: str | None = None,
-) -> Runtime:
+) -> Loaded:
     """The model in ONNX Runtime on the CPU, all of its graph optimisations on.
 
     Args:
       threads: for one operator; operators run one after the other.
       spinning: whether its threads wait busily for the next call, which is its default; see
-        `Runtime.wait_until_idle`. Without it they stop, and start a little later.
+        `Loaded.wait_until_idle`. Without it they stop, and start a little later.
       optimized_to: a file for the optimised graph, to look at.
       profile_to: how the name of the file begins that `session.end_profiling()` writes.
 
@@ -84,12 +88,7 @@ def onnx_runtime(
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError("the rival needs ONNX Runtime: pip install onnxruntime") from error
-    size = model.ByteSize()
-    if size > LARGEST:
-        raise ValueError(
-            f"model {model.graph.name!r} has {size} bytes, ONNX Runtime takes {LARGEST}"
-        )
+        raise ImportError("this needs ONNX Runtime: pip install onnxruntime") from error
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
@@ -103,9 +102,66 @@ def onnx_runtime(
     if profile_to is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile_to
     session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        _serialized(model), options, providers=["CPUExecutionProvider"]
     )
-    return Runtime(session, tuple(value.name for value in session.get_inputs()))
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*inputs: np.ndarray) -> list[np.ndarray]:
+        feeds = dict(zip(names, map(np.asarray, inputs), strict=True))
+        return [np.asarray(value) for value in session.run(None, feeds)]
+
+    return Loaded(session, run)
+
+
+def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
+    """The model in OpenVINO on the CPU, set for the latency of one call, in float32.
+
+    Results are views of OpenVINO's own memory: they hold until the next call.
+
+    Raises:
+      ImportError: there is no openvino package.
+      ValueError: the model is too large for one protobuf, or OpenVINO refuses it.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise ImportError("this needs OpenVINO: pip install openvino") from error
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",  # its default may be bfloat16, which is less exact
+    }
+    core = openvino.Core()
+    try:
+        compiled = core.compile_model(
+            core.read_model(io.BytesIO(_serialized(model))), "CPU", settings
+        )
+    except RuntimeError as error:
+        raise ValueError(f"OpenVINO refuses it: {' '.join(str(error).split())}") from error
+    request = compiled.create_infer_request()
+
+    def run(*inputs: np.ndarray) -> list[np.ndarray]:
+        given = dict(enumerate(map(np.asarray, inputs)))
+        results = request.infer(given, share_inputs=True, share_outputs=True)
+        return [results[i] for i in range(len(compiled.outputs))]
+
+    return Loaded(request, run)
+
+
+# By the names of their packages.
+RUNTIMES: dict[str, Callable[[onnx.ModelProto, int], Loaded]] = {
+    "onnxruntime": onnx_runtime,
+    "openvino": openvino,
+}
+TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
+    """The model as one protobuf; raises ValueError where it is too large for that."""
+    size = model.ByteSize()
+    if size > LARGEST:
+        raise ValueError(f"model {model.graph.name!r} has {size} bytes, a protobuf {LARGEST}")
+    return model.SerializeToString()
 
 
 def check_agreement(
@@ -119,12 +175,12 @@ def check_agreement(
     """The error of `run(*inputs)` against `jax.jit(fn)(weights, *inputs)`, see `error_of`.
 
     Raises:
-      RivalError: it is above `tolerance`.
+      DisagreementError: it is above `tolerance`.
     """
     wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(fn)(weights, *inputs))]
     error = error_of(run(*inputs), wanted)
     if not error <= tolerance:
-        raise RivalError(f"the rival's outputs differ by {error:.2g}, more than {tolerance:.2g}")
+        raise DisagreementError(f"its outputs differ by {error:.2g}, more than {tolerance:.2g}")
     return error
 
 

@@ -1,0 +1,93 @@
+"""Other runtimes as functions, and what counts as agreement."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from experiments import runtimes
+from experiments.runtimes import RUNTIMES, Loaded, onnx_model, onnx_runtime
+
+X = np.array([1.0, 2.0, 4.0], np.float32)
+
+
+def scaled(weights: Any, x: Any) -> Any:
+    return weights * x, jnp.sum(x)
+
+
+@pytest.fixture(params=RUNTIMES)
+def tripling(request: pytest.FixtureRequest) -> Loaded:
+    """`scaled` with weight 3 in each runtime that is installed."""
+    pytest.importorskip(request.param)
+    return RUNTIMES[request.param](onnx_model(scaled, np.float32(3), X), 1)
+
+
+def test_runs_the_model_on_numpy_arrays(tripling: Loaded) -> None:
+    product, total = tripling(X)
+    np.testing.assert_array_equal(product, [3.0, 6.0, 12.0])
+    assert total == 7.0
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_leaves_the_cores_alone_once_it_is_idle(spinning: bool) -> None:
+    pytest.importorskip("onnxruntime")
+    kernels, x = np.ones((64, 64, 3, 3), np.float32), np.ones((1, 64, 56, 56), np.float32)
+    model = onnx_model(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
+    run = onnx_runtime(model, threads=2, spinning=spinning)
+    run(x)
+    run.wait_until_idle()
+    used = time.process_time()
+    time.sleep(0.02)
+    assert time.process_time() - used < 0.005
+
+
+def test_agreement_returns_the_error(tripling: Loaded) -> None:
+    assert runtimes.check_agreement(tripling, scaled, np.float32(3), [X]) == 0.0
+
+
+def test_disagreement_is_refused_with_its_size(tripling: Loaded) -> None:
+    with pytest.raises(runtimes.DisagreementError, match=r"differ by 0\.25, more than 0\.001"):
+        runtimes.check_agreement(tripling, scaled, np.float32(4), [X])
+
+
+def test_error_is_relative_to_the_largest_magnitude_of_each_output() -> None:
+    wanted = [np.array([1.0, -100.0]), np.array([0.0, 2.0])]
+    got = [np.array([2.0, -100.0]), np.array([0.0, 2.1])]
+    assert runtimes.error_of(got, wanted) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    "got", [[np.ones(2)], [np.ones(3), np.ones(3)], [np.array([1.0, np.nan, 1.0])]]
+)
+def test_other_shapes_and_values_that_are_not_finite_are_infinitely_wrong(got: Any) -> None:
+    assert runtimes.error_of(got, [np.ones(3)]) == np.inf
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx_model(scaled, np.float32(3), X)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"pip install {name}"):
+        RUNTIMES[name](model, 1)
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_too_large_a_model_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    monkeypatch.setattr(runtimes, "LARGEST", 10)
+    with pytest.raises(ValueError, match=r"model 'network' has \d+ bytes"):
+        RUNTIMES[name](onnx_model(scaled, np.float32(3), X), 1)
+
+
+def test_a_model_that_openvino_refuses_is_an_error_of_one_line() -> None:
+    pytest.importorskip("openvino")
+    model = onnx_model(scaled, np.float32(3), X)
+    model.graph.node[0].op_type = "Unheard"
+    with pytest.raises(ValueError, match="OpenVINO refuses it: .*Unheard"):
+        RUNTIMES["openvino"](model, 1)
