@@ -39,11 +39,11 @@ class Verdict(NamedTuple):
     """The last search beside the best of the others on one network.
 
     Attributes:
-      rival: the other search that is the fastest in the mean.
+      best_other: the other search that is the fastest in the mean.
       ratio: its seconds / the last search's.
     """
 
-    rival: str
+    best_other: str
     ratio: Mean
 
     @property
@@ -74,11 +74,11 @@ def verdict(results: Sequence[SideBySide], search: str) -> Verdict | None:
     others = {s: m for s, m in means.items() if s != search}
     if not others or search not in means:
         return None
-    rival = max(others, key=lambda s: others[s].value)
+    best_other = max(others, key=lambda s: others[s].value)
     # Where both return the original there is no ratio to time: they are the same program.
     same = (1.0, 1.0, 1.0)
-    ratios = [r.ratios.get(f"{rival}/{search}", same)[0] for r in results]
-    return Verdict(rival, mean_over_seeds(ratios))
+    ratios = [r.ratios.get(f"{best_other}/{search}", same)[0] for r in results]
+    return Verdict(best_other, mean_over_seeds(ratios))
 
 
 def summary(of_seeds: Sequence[Sequence[SideBySide]], search: str) -> dict[str, Any]:
@@ -107,9 +107,10 @@ def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[
     for network, results in rows.items():
         means, judged = speedups(results), verdict(results, search)
         cells = [str(means[s]) if s in means else "failed" for s in searches]
+        last = ("-", "-", "-")
         if judged is not None:
+            last = (str(judged.ratio), judged.best_other, judged.text)
             counts[judged.text] += 1
-        last = ("-", "-", "-") if judged is None else (str(judged.ratio), judged.rival, judged.text)
         lines.append("| " + " | ".join([network, *cells, *last]) + " |")
     told = ", ".join(f"{n} {text}" for text, n in counts.items())
     lines += ["", f"{search} beside the best of the others, {len(of_seeds)} seeds: {told}"]

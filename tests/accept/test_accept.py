@@ -126,8 +126,8 @@ def test_slower_is_not_used(times):
 
 def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
     suffix = " + options"
-    rival = {AS_ARGUMENTS + suffix: 0.5, CLOSED_OVER + suffix: 0.5}
-    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
+    under = {AS_ARGUMENTS + suffix: 0.5, CLOSED_OVER + suffix: 0.5}
+    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **under})
     found = accepted([replace(finalist(), options=OPTIONS)])
     assert found.used
     assert found.reason.endswith("which is as fast only with the same compile options")
@@ -136,8 +136,8 @@ def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
 
 def test_slower_than_the_original_with_the_same_options_is_not_used(times):
     suffix = " + options"
-    rival = {AS_ARGUMENTS + suffix: 0.4, CLOSED_OVER + suffix: 0.4}
-    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **rival})
+    under = {AS_ARGUMENTS + suffix: 0.4, CLOSED_OVER + suffix: 0.4}
+    times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **under})
     assert not accepted([replace(finalist(), options=OPTIONS)]).used
 
 

@@ -44,7 +44,7 @@ def test_one_seed_has_no_interval() -> None:
 def test_the_last_search_is_compared_with_the_best_of_the_others() -> None:
     judged = verdict([seed[0] for seed in SEEDS], "xrlflow")
     assert judged is not None
-    assert judged.rival == "taso"
+    assert judged.best_other == "taso"
     assert judged.ratio.value == pytest.approx(1.2, abs=0.01)
     assert judged.text == "ahead"
 
@@ -92,4 +92,4 @@ def test_the_table_counts_and_tells_what_a_search_cost_before() -> None:
 def test_the_summary_is_plain_data() -> None:
     row = summary(SEEDS, "xrlflow")["bert"]
     assert row["speedups"]["xrlflow"]["value"] == pytest.approx(1.5)
-    assert (row["verdict"]["rival"], row["verdict"]["text"]) == ("taso", "ahead")
+    assert (row["verdict"]["best_other"], row["verdict"]["text"]) == ("taso", "ahead")

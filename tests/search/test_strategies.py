@@ -150,7 +150,7 @@ def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next():
 
 
 def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
-    """What was predicted under an older table is no rival."""
+    """What was predicted under an older table is compared with nothing."""
 
     class Learning(FakeOracle):
         @property

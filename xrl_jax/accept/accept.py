@@ -193,7 +193,7 @@ def _accepted(
         accuracy.ok and timed.faster,
         reason,
         accuracy,
-        timed.rivals,
+        timed.jits,
         timed.baseline,
         timed.optimised,
         speedup,

@@ -30,7 +30,7 @@ _LONGER, _LEAST_LONGER = 5.0, 12.0
 class InTurn(NamedTuple):
     """The baselines and the candidate, timed in turn."""
 
-    rivals: dict[str, Timing]
+    jits: dict[str, Timing]  # the original, by form and compile options
     baseline: str  # the strongest of them
     optimised: Timing
     speedup: Ratio  # the strongest baseline / the candidate
@@ -81,13 +81,11 @@ def time_in_turn(
     """The candidate against the baselines, under its compile options too, and an A/A
     control; until all rounds together say whether it is faster, or the time for that is spent.
     """
-    rivals = baselines(program, leaves, first=original)
-    _compile_each(rivals)
-    first = compare(
-        rivals, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(rivals)), seed=seed
-    )
+    jits = baselines(program, leaves, first=original)
+    _compile_each(jits)
+    first = compare(jits, seconds=0.1 * seconds, min_rounds=3, baseline=next(iter(jits)), seed=seed)
     strongest = min(first.samples, key=lambda n: first.timings[n].seconds)
-    entrants = dict(rivals)
+    entrants = dict(jits)
     if fast.options:
         options = tuple(fast.options.items())
         entrants |= {
@@ -101,7 +99,7 @@ def time_in_turn(
     _compile_each({OPTIMISED: entrants[OPTIMISED]})
 
     def outcome(comparison: Comparison) -> InTurn:
-        return _outcome(comparison, strongest, tuple(rivals))
+        return _outcome(comparison, strongest, tuple(jits))
 
     comparison = _in_turn(
         entrants,
@@ -166,8 +164,8 @@ def _compile_each(fns: Mapping[str, Callable[[], Any]]) -> None:
 def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -> InTurn:
     """What a comparison tells; `strongest` of the `baselines` is its baseline."""
     ours = (CONTROL, OPTIMISED)
-    rivals = {n: t for n, t in comparison.timings.items() if n not in ours}
-    baseline = min(rivals, key=lambda n: rivals[n].seconds)
+    jits = {n: t for n, t in comparison.timings.items() if n not in ours}
+    baseline = min(jits, key=lambda n: jits[n].seconds)
     noise = comparison.ratio(strongest, CONTROL)
     optimised = comparison.timings[OPTIMISED]
     none = Ratio(0.0, 0.0, 0.0)
@@ -175,7 +173,7 @@ def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -
     plain = min(baselines, key=lambda n: comparison.timings[n].seconds)
     gain = comparison.ratio(plain, OPTIMISED) if optimised.ok else none
     return InTurn(
-        rivals,
+        jits,
         baseline,
         optimised,
         speedup,

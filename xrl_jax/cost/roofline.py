@@ -34,7 +34,7 @@ from xrl_jax.cost.view import (
 from xrl_jax.engine.delta import Price
 from xrl_jax.engine.instantiate import Asked
 from xrl_jax.graph import ops, work
-from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.graph.graph import TensorGraph, assert_one
 from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.runtime.engine_jit import wide
 
@@ -185,6 +185,7 @@ class CostTable:
 
     def repriced(self, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
         """`priced`, for a graph that differs in a few nodes from one that this table has priced."""
+        assert_one(graph, before.nodes.cost)
         view, old = view_graph(self.sharing, graph), view_graph(self.sharing, before)
 
         def differs(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -196,6 +197,7 @@ class CostTable:
 
     def priced(self, graph: TensorGraph) -> TensorGraph:
         """The graph with every node's cost set from the table."""
+        assert_one(graph)
         cost = self.costs(view_graph(self.sharing, graph))
         return graph._replace(nodes=graph.nodes._replace(cost=cost))
 

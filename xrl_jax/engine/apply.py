@@ -15,7 +15,13 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
 from xrl_jax.graph.bits import first_set
-from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.graph import (
+    Nodes,
+    TensorGraph,
+    args_of,
+    assert_one,
+    assert_one_candidate,
+)
 from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import P, Q, RuleTable
 from xrl_jax.lower import table as lower_table
@@ -46,6 +52,8 @@ def apply(
     Args:
       entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
     """
+    assert_one(graph)
+    assert_one_candidate(entry, root, partner)
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
     matched &= _may_choose(table, graph, jnp.maximum(entry, 0), root)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
@@ -77,6 +85,8 @@ def instantiated(
     table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
 ) -> Instantiated:
     """A candidate of this graph with the nodes it makes."""
+    assert_one(graph)
+    assert_one_candidate(entry, root, partner)
     bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
     new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
     return Instantiated(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)

@@ -25,7 +25,7 @@ from xrl_jax.engine.instantiate import applies
 from xrl_jax.engine.pairs import halves_of, pairs_at
 from xrl_jax.graph import ops
 from xrl_jax.graph.bits import at_ranks, ranked, words_of
-from xrl_jax.graph.graph import TensorGraph, args_of
+from xrl_jax.graph.graph import TensorGraph, args_of, assert_one
 from xrl_jax.graph.passes import joined
 from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
@@ -160,6 +160,7 @@ def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) 
     Args:
       capacity: survivors handled at once, by default four for each slot; affects speed only.
     """
+    assert_one(graph)
     n = graph.nodes.op.shape[0]
     masks = jnp.zeros((n, table.n_words), jnp.uint32)
     steps = jnp.where(graph.nodes.op != ops.HOLE, 0, _FAR)
@@ -180,6 +181,7 @@ def rematch(
     Args:
       rewrites: how many there were at most; affects speed only.
     """
+    assert_one(graph, masks, changed)
     args = args_of(graph)
     steps = jnp.where(changed, 0, _FAR)
     for _ in range(HEIGHT):
@@ -205,6 +207,7 @@ def candidates(
       size: M, room for candidates.
       pair_size: room for pairs before they are checked; `size` by default.
     """
+    assert_one(graph, masks)
     single = _single_rows(table)
     node, row, exists = ranked(masks & single, jnp.int32(0), size)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
@@ -252,6 +255,7 @@ def sample(
       Candidates; `count` is how many there are, pairs that turn out not to hold included, and more
       than `size` where only some are there.
     """
+    assert_one(graph, masks)
     single = _single_rows(table)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     halves = halves_of(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])

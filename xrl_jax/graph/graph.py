@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import jraph
@@ -66,6 +67,30 @@ if TYPE_CHECKING:
         n_edge: jax.Array  # [1] int32
 else:
     TensorGraph = jraph.GraphsTuple
+
+
+def assert_one(graph: TensorGraph, *per_node: jax.Array) -> None:
+    """Assert, while tracing, that this is one graph, and that arrays have a row for each node.
+
+    Raises:
+      AssertionError: it is a batch, or an array is of another graph; the message says which.
+    """
+    batch = "one graph at a time: a batch of graphs goes under jax.vmap"
+    chex.assert_rank(graph.nodes.op, 1, custom_message=batch)
+    n = graph.nodes.op.shape[0]
+    chex.assert_tree_shape_prefix(
+        (graph.nodes, per_node), (n,), custom_message=f"arrays with a row for each of {n} nodes"
+    )
+
+
+def assert_one_candidate(*indices: jax.Array) -> None:
+    """Assert, while tracing, that indices are scalars.
+
+    Raises:
+      AssertionError: they are not; the message says what to do.
+    """
+    batch = "one candidate at a time: many go under jax.vmap"
+    chex.assert_rank(indices, 0, custom_message=batch)
 
 
 def args_of(graph: TensorGraph) -> jax.Array:

@@ -29,6 +29,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -38,7 +39,7 @@ from xrl_jax.engine.apply import Instantiated, apply_instantiated, look
 from xrl_jax.engine.delta import deltas
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.graph import Nodes, TensorGraph
+from xrl_jax.graph.graph import Nodes, TensorGraph, assert_one
 from xrl_jax.language.table import CompiledRules, Q, RuleTable
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -191,6 +192,7 @@ def batch_specs(params: EnvParams, each: Any, same: Any) -> Any:
 def reset(key: jax.Array, params: EnvParams) -> EnvState:
     """The first state of an episode."""
     graph, masks, owner, _, seconds = params.start
+    assert_one(graph, masks, owner)
     return EnvState(
         graph,
         masks,
@@ -255,6 +257,8 @@ def step(
       action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
         bucket has no room, change nothing; within a macro-action the index does not count.
     """
+    assert_one(state.graph)
+    chex.assert_shape([action.index, action.mask], [(), (params.slots,)])
     begin, in_course, candidates = state.done, state.macro.left > 0, state.candidates
     asked = ~begin & ~in_course
     index = action.index

@@ -15,13 +15,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
-from xrl_jax.rl.features import GAINS, N_CANDIDATE, N_LOWERINGS, N_OPS, SAVES, Observation
+from xrl_jax.rl.features import (
+    GAINS,
+    N_CANDIDATE,
+    N_GLOBAL,
+    N_LOWERINGS,
+    N_NODE,
+    N_OPS,
+    SAVES,
+    Observation,
+)
 from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
 from xrl_jax.runtime.engine_jit import wide
@@ -115,6 +125,11 @@ class PolicyNetwork(nn.Module):
     @nn.compact
     def __call__(self, seen: Observation) -> Output:
         c = self.config
+        chex.assert_shape(
+            [seen.graph.numbers, seen.candidates, seen.whole],
+            [(None, N_NODE), (len(seen.rule), N_CANDIDATE), (N_GLOBAL,)],
+            custom_message="one observation at a time: many go under jax.vmap",
+        )
         graph, live = seen.graph, seen.graph.live[:, None]
         args, users = neighbours_of(graph)
         x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)

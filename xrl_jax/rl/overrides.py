@@ -111,7 +111,7 @@ class OverrideSearch:
       rng: shuffles what is tried.
       again: how often it may begin again.
       kept: the overrides that are.
-      rivals: of these the best becomes `kept`; `kept` is the first.
+      contenders: of these the best becomes `kept`; `kept` is the first.
       untried: overrides to try in addition, each by itself; None before the first rollout.
       changed: `kept` has changed since `untried` was filled.
       firsts: what was kept first, each time.
@@ -120,7 +120,7 @@ class OverrideSearch:
     rng: np.random.Generator
     again: int = 3
     kept: tuple[Override, ...] = ()
-    rivals: tuple[tuple[Override, ...], ...] = ((),)
+    contenders: tuple[tuple[Override, ...], ...] = ((),)
     untried: tuple[Override, ...] | None = None
     changed: bool = False
     firsts: tuple[Override, ...] = ()
@@ -128,22 +128,22 @@ class OverrideSearch:
     @property
     def pending(self) -> bool:
         """Whether there is anything left to try."""
-        return self.untried is None or bool(self.untried) or len(self.rivals) > 1
+        return self.untried is None or bool(self.untried) or len(self.contenders) > 1
 
     def plan(self, n: int) -> list[tuple[Override, ...]]:
         """Overrides of up to `n` rollouts, which take the most probable actions."""
-        room = max(n - len(self.rivals), 0)
+        room = max(n - len(self.contenders), 0)
         trying = (self.untried or ())[:room]
         self.untried = self.untried and self.untried[room:]
-        return [*self.rivals, *((*self.kept, override) for override in trying)]
+        return [*self.contenders, *((*self.kept, override) for override in trying)]
 
     def learn(
         self, plan: Sequence[tuple[Override, ...]], outcomes: Sequence[RolloutOutcome]
     ) -> None:
         """What came of the rollouts of the last plan."""
-        n = len(self.rivals)
+        n = len(self.contenders)
         best = min(range(n), key=lambda i: outcomes[i][:3])
-        base, now = outcomes[best], self.rivals[best]
+        base, now = outcomes[best], self.contenders[best]
         saves = sorted(
             (other[:3], tried[-1])
             for tried, other in zip(plan[n:], outcomes[n:], strict=True)
@@ -152,17 +152,17 @@ class OverrideSearch:
         if now and not self.kept:
             self.firsts += now[:1]
         self.changed |= now != self.kept
-        self.kept, self.rivals = now, (now,)
+        self.kept, self.contenders = now, (now,)
         if best == 0 and not now:
             saves = [each for each in saves if each[1] not in self.firsts]
         if best == 0 and saves:
             every = (*now, *(override for _, override in saves))
-            self.rivals = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
+            self.contenders = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
         if self.untried is None or (not self.untried and self.changed):
             self.untried, self.changed = self._shuffled(base.choices()), False
         elif not self.pending and self.kept and self.again:
             self.again -= 1
-            self.kept, self.rivals, self.untried = (), ((),), None
+            self.kept, self.contenders, self.untried = (), ((),), None
 
     def _shuffled(self, found: Sequence[Override]) -> tuple[Override, ...]:
         """What bars whole rules first."""

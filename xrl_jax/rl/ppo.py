@@ -24,6 +24,8 @@ def timed_reward(
     """The reward of a step, in percent, and the time that the next saving is counted from:
     100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow in the steps that are rewarded by time.
 
+    Elementwise, for arrays of one shape.
+
     Args:
       timed: time last rewarded, relative to the start of the episode.
       relative: the same after the step.
@@ -32,6 +34,7 @@ def timed_reward(
       records: only a time below all before is rewarded, so that rewards add up to what the best
         state saves.
     """
+    chex.assert_equal_shape([timed, relative, due, counts])
     due = due & (relative < timed) if records else due
     reward = jnp.where(due, 100.0 * (timed - relative), bonus)
     return jnp.where(counts, reward, 0.0), jnp.where(due | ~counts, relative, timed)

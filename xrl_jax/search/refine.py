@@ -48,7 +48,7 @@ class Refine:
       share: of the time left; the rest is for the check.
       check_compiles: programs that the check compiles; it must not begin too late for that.
       gain: what share of the program's time must be left at most, for moves to stay.
-      runs: a program and its rival are timed for about as many runs each.
+      runs: a program and the best so far are timed for about as many runs each.
       least_seconds, most_seconds: for one trial, compiling apart.
       radius: a neighbourhood reaches this far up and down: to the next convolution and beyond, with
         what is elementwise between them. Smaller ones are timed with warm caches, and err by more

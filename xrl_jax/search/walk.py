@@ -90,9 +90,9 @@ class Walk:
                     points = starting_points(program, problem.rules, oracle.costs, clock)
                 for n, point in enumerate(points):
                     clock = run.clock.part(1.0 / (len(points) - n))
-                    rivals = [each[0].program for _, each in found]
+                    earlier = [each[0].program for _, each in found]
                     # Even where no time is left: as it is, it may be the best there is.
-                    found.append((point, self._from(run, point, rivals, clock, key, phases)))
+                    found.append((point, self._from(run, point, earlier, clock, key, phases)))
                     if run.stop is StopReason.INTERRUPTED:
                         break
         except KeyboardInterrupt:
@@ -123,7 +123,7 @@ class Walk:
         self,
         run: Run,
         point: StartingPoint,
-        rivals: Sequence[Program],
+        earlier: Sequence[Program],
         clock: Stopwatch,
         key: jax.Array,
         phases: Sequence[Phase],
@@ -131,7 +131,7 @@ class Walk:
         """What the phases find from one starting point, in the order of `_combine`.
 
         Args:
-          rivals: the best programs of earlier starting points.
+          earlier: the best programs of earlier starting points.
         """
         program, oracle = point.program, run.problem.oracle
         starts: list[tuple[Space, State]] = []
@@ -142,8 +142,8 @@ class Walk:
                 run.go_on(program.counts, [s.seconds for _, s in starts])
                 keys = jax.random.split(key, len(phases))
                 for phase, phase_key in zip(phases, keys, strict=True):
-                    if found and rivals:  # all under one table: earlier predictions knew less
-                        least = min(predicted(rival, oracle.costs) for rival in rivals)
+                    if found and earlier:  # all under one table: earlier predictions knew less
+                        least = min(predicted(program, oracle.costs) for program in earlier)
                         if _combine(run, point, starts, found)[0].seconds > self.behind * least:
                             break
                     self._phase(
