@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,8 @@ def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
       ImportError: there is no openvino package.
       ValueError: the model is too large for one protobuf, or OpenVINO refuses it.
     """
+    # Importing it would send usage statistics, from a fork of this process.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino
     except ImportError as error:

@@ -585,6 +585,20 @@ def test_where_time_is_short_they_are_timed_and_nothing_is_searched(made_up, tmp
     assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * 2
 
 
+def test_where_time_is_too_short_to_compile_the_engine_that_is_said(made_up, tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "is_compiled", lambda *_: False)
+
+    def never(problem, budget, key):
+        raise AssertionError("there is no time for this")
+
+    short = Budget(seconds=25.0)
+    fast = xrl_jax.optimize(
+        jnp.tanh, X, search=pipeline(never), rules="add-zero", budget=short, cache_dir=tmp_path
+    )
+    assert fast.report.stop_reason is StopReason.COLD
+    assert "not begun: its engine takes some 45 s to compile" in str(fast.report)
+
+
 # The cache folder -------------------------------------------------------------------------------
 
 

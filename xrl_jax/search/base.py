@@ -56,6 +56,7 @@ class StopReason(enum.Enum):
     SECONDS = "out of time"
     MEASUREMENTS = "out of measurements"
     INTERRUPTED = "interrupted"
+    COLD = "not begun: its engine takes some 45 s to compile, once on this machine: give more time"
 
 
 @dataclass(frozen=True)

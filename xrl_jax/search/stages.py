@@ -83,15 +83,15 @@ class WeightsAsConstants:
 class Search:
     """A search with its share of the time; what was known before it comes first in the result.
 
-    What has to be compiled before any search is no part of the search's time. Where something is
-    known and time is short, there is no search.
+    What has to be compiled before any search is no part of the search's time. Where time is short
+    for that, or something is known and time is short, there is no search.
 
     Attributes:
       search: knows nothing of what came before it.
       share: of the time left.
       uses_engine: whether it calls the engine of `search.states`, which is then compiled first.
       least_seconds: for a search where something is known without.
-      least_cold_seconds: the same where the engine has to be compiled.
+      least_cold_seconds: for a search whose engine has to be compiled.
       finalists: timings kept for its best programs, or half of all where there are few.
     """
 
@@ -108,8 +108,8 @@ class Search:
             return before
         cold = self.uses_engine and not is_compiled(problem.program, problem.rules)
         least = self.least_cold_seconds if cold else self.least_seconds
-        if _known(problem) and clock.left < least:
-            return replace(before, stop=StopReason.SECONDS)
+        if clock.left < least and (cold or _known(problem)):
+            return replace(before, stop=StopReason.COLD if cold else StopReason.SECONDS)
         if not clock.done:
             problem.oracle.measure_loops()
             if self.uses_engine:
