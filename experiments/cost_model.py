@@ -81,16 +81,16 @@ def rewriting(
     graphs, taken = {}, 0
     start = predicted(program, oracle.costs)
     states = [space.start(g, oracle.costs) for g in in_one_bucket(program)]
-    shares = np.array([len(space.candidates(s, oracle.costs).entry) for s in states], float)
+    shares = np.array([len(space.candidates(s, oracle.costs).variant) for s in states], float)
     if not shares.sum():
         return program, 0
     for index in rng.choice(len(states), size=length, p=shares / shares.sum()):
         state = states[index]
         candidates = space.candidates(state, oracle.costs)
-        if not len(candidates.entry):
+        if not len(candidates.variant):
             continue
         # Sorted by place, not by prediction: the same walk whatever the model.
-        columns = (candidates.entry, candidates.root, candidates.partner)
+        columns = (candidates.variant, candidates.root, candidates.partner)
         listed = sorted(zip(*(c.tolist() for c in columns), strict=True))
         after = space.step(state, oracle.costs, *listed[int(rng.integers(len(listed)))])
         if after is None:

@@ -95,7 +95,7 @@ def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.A
         after = apply(table, graph, *candidate)
         return jnp.where(after.ok, n_live(after.graph), -1)
 
-    return jax.lax.map(one, (found.entry, found.root, found.partner), batch_size=64)
+    return jax.lax.map(one, (found.variant, found.root, found.partner), batch_size=64)
 
 
 def walk(
@@ -107,8 +107,8 @@ def walk(
         graph, masks = carry
         # Some may turn out not to hold: the first that does is taken.
         found = match_lib.sample(table, graph, masks, key, size=DRAWS)
-        at = jnp.argmax(found.entry >= 0)
-        after = apply(table, graph, found.entry[at], found.root[at], found.partner[at])
+        at = jnp.argmax(found.variant >= 0)
+        after = apply(table, graph, found.variant[at], found.root[at], found.partner[at])
         masks = match_lib.rematch(table, after.graph, masks, after.changed)
         return (after.graph, masks), after.ok
 
@@ -165,7 +165,7 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         "bucket": graph.nodes.op.shape[0],
         "nodes": int(n_live(graph)),
         "rules": len(rules.rules),
-        "rows": int(jnp.sum(table.row_role >= 0)),
+        "rows": int(jnp.sum(table.tree_root >= 0)),
         "candidates": count,
         "find": median(finding, table, graph),
         "apply": dict(zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)),
@@ -201,11 +201,11 @@ def compare(
         (median(finding, rules.table, graph), timed(oracle.candidates, rules.rules, host)[1:])
         for _ in range(ROUNDS)
     ]
-    entry_rule, count = np.asarray(rules.table.entry_rule), int(found.count)
+    variant_rule, count = np.asarray(rules.table.variant_rule), int(found.count)
     rows = np.stack(
-        [np.asarray(v)[:count] for v in (found.entry, found.root, found.partner)], axis=1
+        [np.asarray(v)[:count] for v in (found.variant, found.root, found.partner)], axis=1
     )
-    engine = {(rules.rules[entry_rule[e]].name, int(r), int(p)) for e, r, p in rows}
+    engine = {(rules.rules[variant_rule[e]].name, int(r), int(p)) for e, r, p in rows}
     return {
         "find": {c: statistics.median(own[c] for own, _ in rounds) for c in ("wall", "cpu")},
         "plain_find": {

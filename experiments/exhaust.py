@@ -102,9 +102,9 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
         costs = oracle.costs
         candidates = space.candidates(state, costs)
         there: list[int] = []
-        for i in range(len(candidates.entry)):
-            entry, root, partner = candidates.at(i)
-            after = space.step(state, costs, entry, root, partner)
+        for i in range(len(candidates.variant)):
+            variant, root, partner = candidates.at(i)
+            after = space.step(state, costs, variant, root, partner)
             if after is None:
                 continue
             identity = space.identity(after)
@@ -112,7 +112,7 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
                 if len(reached) == most_states:
                     raise ValueError(f"more than {most_states} states: use a smaller program")
                 index[identity] = len(reached)
-                name, place = space.rule_name(entry), space.place(state, root)
+                name, place = space.rule_name(variant), space.place(state, root)
                 reached.append(_Reached(after, at, name, place))
             there.append(index[identity])
         leads_to.append(there)

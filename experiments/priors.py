@@ -48,7 +48,7 @@ class Multiple:
     """One lowering of one region against the plain one."""
 
     op: str
-    kind: int  # see `view.variant_of`
+    kind: int  # see `view.lowering_kind_of`
     lowering: str
     multiple: float
 
@@ -83,7 +83,10 @@ def lowered(region: Region) -> list[Region]:
     """The region in every lowering that fits and is worth a trial here, the plain one first."""
     return [
         Region(
-            replace(region.node, lowering=i), region.args, (*region.variant[:2], i), region.platform
+            replace(region.node, lowering=i),
+            region.args,
+            (*region.lowering_kind[:2], i),
+            region.platform,
         )
         for i in applicable(region.node, region.args)
         if is_available(region.node.op, i, region.platform)
@@ -94,7 +97,7 @@ def multiples(timed: Mapping[Region, float], least: float) -> Iterator[Multiple]
     """Of one operator's lowerings in seconds, the plain one first; none below `least` of that."""
     (_, plain), *others = timed.items()
     for region, seconds in others if least <= plain < float("inf") else ():
-        _, kind, i = region.variant
+        _, kind, i = region.lowering_kind
         if np.isfinite(seconds):
             name = LOWERINGS[region.node.op][i].name
             yield Multiple(region.node.op, kind, name, seconds / plain)

@@ -75,7 +75,7 @@ class State(NamedTuple):
 class Seen(NamedTuple):
     """What there was before each of S steps, and the step."""
 
-    entry: jax.Array  # [S, M] int32, candidates; -1 empty
+    variant: jax.Array  # [S, M] int32, candidates; -1 empty
     root: jax.Array  # [S, M] int32
     partner: jax.Array  # [S, M] int32
     delta: jax.Array  # [S, M] float32 seconds
@@ -128,20 +128,20 @@ def walk(
     table: RuleTable, costs: CostTable, state: State, key: jax.Array, greedy: jax.Array
 ) -> tuple[State, Seen]:
     """`STEPS` steps: the best candidates while they gain, or random ones (a rule, then a place)."""
-    n, n_rules = state.graph.nodes.op.shape[0], table.entry_rule.shape[0]
+    n, n_rules = state.graph.nodes.op.shape[0], table.variant_rule.shape[0]
 
     def step(state: State, key: jax.Array) -> tuple[State, Seen]:
         masks = rematch(table, state.graph, state.masks, state.changed)
         found = candidates(table, state.graph, masks, size=4 * n, pair_size=n)
         price = costs.price_of_new(state.graph)
         delta = deltas(table, state.graph, found, price, keep=lambda new: ()).seconds
-        rule = jnp.where(found.entry >= 0, table.entry_rule[found.entry], n_rules)
+        rule = jnp.where(found.variant >= 0, table.variant_rule[found.variant], n_rules)
         often = jnp.zeros(n_rules + 1).at[rule].add(1.0)
-        chance = jnp.where(found.entry >= 0, -jnp.log(often[rule]), -jnp.inf)
+        chance = jnp.where(found.variant >= 0, -jnp.log(often[rule]), -jnp.inf)
         best = jnp.argmin(delta)
         i = jnp.where(greedy, best, jax.random.categorical(key, chance))
-        entry = jnp.where(greedy & (delta[best] >= -GAIN), -1, found.entry[i])
-        done = apply(table, state.graph, entry, found.root[i], found.partner[i])
+        variant = jnp.where(greedy & (delta[best] >= -GAIN), -1, found.variant[i])
+        done = apply(table, state.graph, variant, found.root[i], found.partner[i])
         seen = Seen(*found[:3], delta, roofline.total(state.graph), i, done.ok)
         return State(costs.priced(done.graph), masks, done.changed), seen
 
@@ -152,15 +152,19 @@ def note(
     rules: CompiledRules, rows: Sequence[Row], network: str, seen: Seen, *, first: bool
 ) -> None:
     """Enter what a walk (on the host) saw; its first state is the network's own if `first`."""
-    entry_rule = np.asarray(rules.table.entry_rule)
+    variant_rule = np.asarray(rules.table.variant_rule)
     seconds = seen.seconds.astype(np.float64)
     best_before = np.minimum.accumulate(seconds) * (1 - ROUNDING) - GAIN
     n_paying: list[Counter[int]] = []  # at how many places each rule pays, for each state
     for t in range(len(seen.ok)):
-        present = np.flatnonzero((seen.entry[t] >= 0) & np.isfinite(seen.delta[t]))
+        present = np.flatnonzero((seen.variant[t] >= 0) & np.isfinite(seen.delta[t]))
         by_place: dict[tuple[int, int, int], float] = {}
         for i in present:
-            at = (int(entry_rule[seen.entry[t, i]]), int(seen.root[t, i]), int(seen.partner[t, i]))
+            at = (
+                int(variant_rule[seen.variant[t, i]]),
+                int(seen.root[t, i]),
+                int(seen.partner[t, i]),
+            )
             by_place[at] = min(by_place.get(at, np.inf), float(seen.delta[t, i]))
         for rule, n in Counter(rule for rule, _, _ in by_place).items():
             row = rows[rule]
@@ -177,7 +181,7 @@ def note(
         step = int(seen.chosen[t - 1])
         if seconds[t - 1] + seen.delta[t - 1, step] < best_before[t - 1]:
             continue
-        row = rows[int(entry_rule[seen.entry[t - 1, step]])]
+        row = rows[int(variant_rule[seen.variant[t - 1, step]])]
         for rule, n in n_paying[t].items():
             name = rules.rules[rule].name
             if n > n_paying[t - 1][rule] and name not in (row.rule, *row.enables):
@@ -216,27 +220,27 @@ def gain(
     table: RuleTable,
     costs: CostTable,
     graph: TensorGraph,
-    entry: jax.Array,
+    variant: jax.Array,
     root: jax.Array,
     partner: jax.Array,
 ) -> jax.Array:
     """Seconds saved by a rewrite; -inf where it does not apply."""
-    done = apply(table, graph, entry, root, partner)
+    done = apply(table, graph, variant, root, partner)
     before, after = (roofline.total(costs.priced(g)) for g in (graph, done.graph))
     return jnp.where(done.ok, before - after, -jnp.inf)
 
 
 def try_small(rules: CompiledRules, costs: CostTable, rows: Sequence[Row], *, seed: int) -> None:
     """Enter the gain of each rule in the best of a few graphs drawn from its pattern."""
-    first_entry = np.searchsorted(np.asarray(rules.table.entry_rule), np.arange(len(rows)))
+    first_variant = np.searchsorted(np.asarray(rules.table.variant_rule), np.arange(len(rows)))
     gains = jax.jit(gain)
     for i, (rule, row) in enumerate(zip(rules.rules, rows, strict=True)):
         drawn = small_graphs(rule, np.random.default_rng([seed, i]))
         graphs = [build_on_host(d.nodes, d.roots, bucket=SMALL_BUCKET) for d in drawn]
         roots = np.array([[r + 1 for r in (*d.roots, -1)[:2]] for d in drawn], np.int32)
-        entry = np.full(len(drawn), first_entry[i], np.int32)
+        variant = np.full(len(drawn), first_variant[i], np.int32)
         stacked: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *graphs)
-        saved = gains(rules.table, costs, stacked, entry, roots[:, 0], roots[:, 1])
+        saved = gains(rules.table, costs, stacked, variant, roots[:, 0], roots[:, 1])
         best = float(jnp.max(saved))
         row.small_gain = best if np.isfinite(best) else None
 

@@ -62,8 +62,8 @@ def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
     """Of which a quarter of the timings are faster: the class's rate is 400 flops a second. Forms
     other than XLA's own get the benefit of the doubt, three quarters of it.
     """
-    mine = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    mine = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
     rates = calibrate(mine + other)
     assert rates.flop_rate["dot"] == pytest.approx(400.0)
     assert rates.multiple[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
@@ -71,10 +71,10 @@ def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
 
 
 def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
-    own = [replace(s, variant=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
+    own = [replace(s, lowering_kind=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
     mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
     prior = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
-    rates = calibrate([*mine, *(replace(s, variant=(0, 0, 0)) for s in own[1:])], prior=prior)
+    rates = calibrate([*mine, *(replace(s, lowering_kind=(0, 0, 0)) for s in own[1:])], prior=prior)
     assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
     # Nothing is known of another kind, in which XLA's own takes what it takes here.
     assert rates.multiple[9, 1, 0] == pytest.approx(4.0, rel=1e-3)
@@ -85,8 +85,8 @@ def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_time
     """Grouped convolutions (kind 2) usually take a tenth in the library, since XLA's own take ten
     times their roofline; of other kinds the library's took all of it.
     """
-    own = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    own = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
     rates = calibrate(own + other, prior={(9, 2, 1): 0.1, (9, 2, 5): 0.3})
     assert rates.multiple[9, 2, 1] == rates.multiple[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
     assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.3 * 2, rel=1e-3)
@@ -96,9 +96,9 @@ def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_ti
     """Kinds 0 and 3 are convolutions with features elsewhere and last. XLA's own form is no
     exception: or turning an image would seem to gain.
     """
-    first = [replace(s, variant=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
-    other = [replace(s, variant=(9, 0, 1)) for s in samples("dot", 4, 4)]
-    last = [replace(s, variant=(9, 3, 1)) for s in samples("dot", 8, 8)]
+    first = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
+    other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
+    last = [replace(s, lowering_kind=(9, 3, 1)) for s in samples("dot", 8, 8)]
     before, after = calibrate(first + other), calibrate(first + other + last)
     assert before.multiple[9, 3, 0] == before.multiple[9, 0, 0] == pytest.approx(2.0, rel=1e-3)
     assert before.multiple[9, 3, 1] == before.multiple[9, 0, 1]

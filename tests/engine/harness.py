@@ -72,7 +72,7 @@ def rules_of(*texts: str) -> CompiledRules:
 
 
 def table_of(rules: Sequence[Rule]) -> CompiledRules:
-    return compile_rules(rules, min_rows=ROWS, min_code=CODE)
+    return compile_rules(rules, min_trees=ROWS, min_code=CODE)
 
 
 def graph_of(text: str) -> TensorGraph:
@@ -86,12 +86,14 @@ def graph_of(text: str) -> TensorGraph:
 
 def listed(rules: CompiledRules, found: Candidates) -> list[tuple[int, Found]]:
     """Entry and name, root, partner of every candidate there is."""
-    count, size = int(found.count), found.entry.shape[0]
+    count, size = int(found.count), found.variant.shape[0]
     assert count <= size, f"{count} candidates, room for {size}"
     host = jax.tree.map(np.asarray, found)
-    names = [rules.rules[i].name for i in np.asarray(rules.table.entry_rule)[host.entry[:count]]]
+    names = [
+        rules.rules[i].name for i in np.asarray(rules.table.variant_rule)[host.variant[:count]]
+    ]
     rows = zip(
-        host.entry[:count].tolist(),
+        host.variant[:count].tolist(),
         host.root[:count].tolist(),
         host.partner[:count].tolist(),
         strict=True,
@@ -107,7 +109,9 @@ def find(rules: CompiledRules, graph: TensorGraph) -> list[Found]:
 def rewritten(rules: CompiledRules, graph: TensorGraph, index: int = 0) -> Applied:
     """The graph after the candidate at `index`."""
     found = full(rules.table, graph)[1]
-    return rewrite(rules.table, graph, found.entry[index], found.root[index], found.partner[index])
+    return rewrite(
+        rules.table, graph, found.variant[index], found.root[index], found.partner[index]
+    )
 
 
 def expected(rules: Sequence[Rule], graph: oracle.Graph) -> dict[Found, set]:

@@ -151,9 +151,9 @@ def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
 
 def test_a_candidate_that_does_not_match_changes_nothing() -> None:
     rules, graph = rules_of(harness.MERGE), graph_of(SIBLINGS)
-    for entry, root, partner in ((-1, 5, 6), (0, 5, 5), (0, 1, 6)):
+    for variant, root, partner in ((-1, 5, 6), (0, 5, 5), (0, 1, 6)):
         after = harness.rewrite(
-            rules.table, graph, np.int32(entry), np.int32(root), np.int32(partner)
+            rules.table, graph, np.int32(variant), np.int32(root), np.int32(partner)
         )
         assert not bool(after.ok) and not bool(after.full) and not after.changed.any()
         jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
@@ -206,7 +206,7 @@ def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
         found = harness.full(library.table, graph)[1]
         for i, (_, candidate) in enumerate(harness.listed(library, found)):
             after = harness.rewrite(
-                library.table, graph, found.entry[i], found.root[i], found.partner[i]
+                library.table, graph, found.variant[i], found.root[i], found.partner[i]
             )
             assert bool(after.ok), candidate
             assert bool(is_acyclic(after.graph)), candidate

@@ -56,14 +56,14 @@ def started(nodes, outputs) -> tuple[Space, State, PricedCandidates]:
 
 def change(space: Space, state: State, candidates: PricedCandidates, i: int) -> float:
     """Seconds that applying candidate `i` adds."""
-    place = (int(candidates.entry[i]), int(candidates.root[i]), int(candidates.partner[i]))
+    place = (int(candidates.variant[i]), int(candidates.root[i]), int(candidates.partner[i]))
     after = space.step(state, costs(), *place)
     assert after is not None
     return after.seconds - state.seconds
 
 
 def only(space: Space, candidates: PricedCandidates, rule: str) -> int:
-    (found,) = (i for i, e in enumerate(candidates.entry) if space.rule_name(e) == rule)
+    (found,) = (i for i, e in enumerate(candidates.variant) if space.rule_name(e) == rule)
     return found
 
 
@@ -105,7 +105,7 @@ def test_new_nodes_cost_what_they_would_cost_in_the_graph():
 
 def test_a_node_bound_twice_is_gained_once():
     space, state, candidates = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
-    i = next(i for i, e in enumerate(candidates.entry) if space.rule_name(e) == "tanh-away")
+    i = next(i for i, e in enumerate(candidates.variant) if space.rule_name(e) == "tanh-away")
     # mul and tanh go, and a new tanh comes.
     assert candidates.delta[i] == pytest.approx(-cost_of(state, 3), rel=1e-4)
     assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
@@ -125,7 +125,7 @@ def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_ow
     read, computed = (
         next(
             i
-            for i, (e, r) in enumerate(zip(candidates.entry, candidates.root, strict=True))
+            for i, (e, r) in enumerate(zip(candidates.variant, candidates.root, strict=True))
             if space.rule_name(e) == "square" and r == slot + 1
         )
         for slot in (5, 6)
@@ -169,12 +169,12 @@ def test_work_on_weights_gains_a_thousandth_of_what_it_would_cost_at_each_call()
 def test_candidates_of_some_rules_are_those_among_all_in_the_same_order():
     nodes, outputs = random_graph(np.random.default_rng(1), 40)
     space, state, candidates = started(nodes, outputs)
-    rule_of = np.asarray(space.rules.table.entry_rule)
+    rule_of = np.asarray(space.rules.table.variant_rule)
     allowed = (rule_of >= 0) & (rule_of % 2 == 0)
     some = space.candidates(state, costs(), allowed)
-    kept = allowed[candidates.entry]
+    kept = allowed[candidates.variant]
     assert 0 < kept.sum() < len(kept)
-    for field in ("entry", "root", "partner", "delta", "gone"):
+    for field in ("variant", "root", "partner", "delta", "gone"):
         np.testing.assert_array_equal(getattr(some, field), getattr(candidates, field)[kept])
 
 
@@ -184,8 +184,8 @@ def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
     space, state, candidates = started(nodes, outputs)
     ops_before = np.asarray(state.graph.nodes.op)
     close = 1e-6 * state.seconds + 1e-9  # sums of float32
-    for i in range(len(candidates.entry)):
-        place = (int(candidates.entry[i]), int(candidates.root[i]), int(candidates.partner[i]))
+    for i in range(len(candidates.variant)):
+        place = (int(candidates.variant[i]), int(candidates.root[i]), int(candidates.partner[i]))
         after = space.step(state, costs(), *place)
         assert after is not None
         given = after.seconds - state.seconds
@@ -200,6 +200,7 @@ def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
 
 def test_random_graphs_have_candidates_to_try():
     found = [
-        len(started(*random_graph(np.random.default_rng(seed), 40))[2].entry) for seed in range(12)
+        len(started(*random_graph(np.random.default_rng(seed), 40))[2].variant)
+        for seed in range(12)
     ]
     assert sum(found) >= 20

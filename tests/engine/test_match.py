@@ -14,7 +14,7 @@ from experiments import models
 from tests.engine import harness, oracle
 from tests.engine.harness import Found, find, graph_of, rules_of
 from tests.graph.generators import random_graph
-from xrl_jax.engine.match import candidates, match, rows_of_rule, sample
+from xrl_jax.engine.match import candidates, match, sample, trees_of_rule
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import build
@@ -52,7 +52,7 @@ def test_what_matches_can_be_asked_of_one_rule() -> None:
     )
     masks = harness.full(rules.table, graph)[0]
     for index, rule in enumerate(rules.rules):
-        mine = masks & rows_of_rule(rules.table, jnp.int32(index))
+        mine = masks & trees_of_rule(rules.table, jnp.int32(index))
         assert (
             np.flatnonzero(mine.any(axis=1)).tolist()
             == {"double": [4], "associate": [5]}[rule.name]
@@ -185,7 +185,7 @@ def test_candidates_are_the_oracles_on_random_graphs(
     for seed in seeds:
         graph = random_in_bucket(seed)
         found = harness.listed(library, harness.full(library.table, graph)[1])
-        assert len(set(found)) == len(found), "an entry is listed twice at one place"
+        assert len(set(found)) == len(found), "a variant is listed twice at one place"
         wanted = harness.expected(library.rules, oracle.host_graph(graph))
         assert {c for _, c in found} == set(wanted), f"seed {seed}"
 
@@ -221,7 +221,7 @@ def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledR
             if int(found.count) == 0:
                 break
             i = int(rng.integers(int(found.count)))
-            after = harness.rewrite(table, graph, found.entry[i], found.root[i], found.partner[i])
+            after = harness.rewrite(table, graph, found.variant[i], found.root[i], found.partner[i])
             if bool(after.full):
                 break
             graph = after.graph

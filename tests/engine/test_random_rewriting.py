@@ -65,7 +65,7 @@ class Steps(NamedTuple):
     """What a walk did; [S] steps, behind the axis of the batch if there is one."""
 
     graph: TensorGraph  # after each step
-    entry: jax.Array  # [S] int32
+    variant: jax.Array  # [S] int32
     ok: jax.Array  # [S] bool, whether there was a rewrite and room for it
     valid: jax.Array  # [S] bool
 
@@ -73,17 +73,19 @@ class Steps(NamedTuple):
 def wander(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH) -> Steps:
     """Random rewrites, one after the other; a rule is drawn first, then a place where it holds, so
     that rare rules get their turn."""
-    n, n_rules = graph.nodes.op.shape[0], table.entry_rule.shape[0]
+    n, n_rules = graph.nodes.op.shape[0], table.variant_rule.shape[0]
 
     def step(carry: Any, key: jax.Array) -> tuple[Any, Steps]:
         graph, masks, changed = carry
         masks = rematch(table, graph, masks, changed)
         found = candidates(table, graph, masks, size=4 * n, pair_size=n)
-        rule = jnp.where(found.entry >= 0, table.entry_rule[found.entry], n_rules)
+        rule = jnp.where(found.variant >= 0, table.variant_rule[found.variant], n_rules)
         often = jnp.zeros(n_rules + 1).at[rule].add(1.0)
-        i = jax.random.categorical(key, jnp.where(found.entry >= 0, -jnp.log(often[rule]), -np.inf))
-        after = apply(table, graph, found.entry[i], found.root[i], found.partner[i])
-        done = Steps(after.graph, found.entry[i], after.ok, is_valid(after.graph))
+        i = jax.random.categorical(
+            key, jnp.where(found.variant >= 0, -jnp.log(often[rule]), -np.inf)
+        )
+        after = apply(table, graph, found.variant[i], found.root[i], found.partner[i])
+        done = Steps(after.graph, found.variant[i], after.ok, is_valid(after.graph))
         return (after.graph, masks, after.changed), done
 
     start = (graph, jnp.zeros((n, table.n_words), jnp.uint32), jnp.ones(n, bool))
@@ -122,7 +124,7 @@ def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
     for i in range(len(steps.ok)):
         if not steps.ok[i]:
             return
-        names.append(rules.rules[int(rules.table.entry_rule[int(steps.entry[i])])].name)
+        names.append(rules.rules[int(rules.table.variant_rule[int(steps.variant[i])])].name)
         trail = f"{context}: {', '.join(names)}"
         graph = jax.tree.map(lambda leaf, i=i: leaf[i], steps.graph)
         check(graph, name=trail)

@@ -43,7 +43,7 @@ def test_the_library_has_many_rules_of_every_family() -> None:
 
 
 def test_the_library_leaves_room_for_a_hundred_patterns_of_the_user() -> None:
-    roles = compile_rules(all_rules()).table.row_role
+    roles = compile_rules(all_rules()).table.tree_root
     assert roles.shape == (640,)
     assert int((roles < 0).sum()) >= 100
 
@@ -176,12 +176,12 @@ def rewritten(
 ) -> Any:
     """The program with the first candidate applied until there is none."""
     program = from_jax(fn, *args, weights=weights)
-    table = compile_rules(select_rules(all_rules(), rules), min_rows=ROWS, min_code=CODE).table
+    table = compile_rules(select_rules(all_rules(), rules), min_trees=ROWS, min_code=CODE).table
     graph = program.graph
     for _ in range(40):
         found = find(table, graph)
         for k in range(min(int(found.count), 64)):
-            done = change(table, graph, found.entry[k], found.root[k], found.partner[k])
+            done = change(table, graph, found.variant[k], found.root[k], found.partner[k])
             if bool(done.ok):
                 graph = done.graph
                 break

@@ -53,10 +53,10 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         assert bool(is_acyclic(after.graph))
         whole = price(params.costs, after.graph)[0].nodes.cost  # as if nothing were known before
         np.testing.assert_allclose(after.graph.nodes.cost, whole, rtol=1e-5)
-        entries = np.asarray(after.candidates.entry)
+        variants = np.asarray(after.candidates.variant)
         assert np.isfinite(after.candidates.seconds).all()
         assert (
-            np.asarray(after.graph.nodes.op)[np.asarray(after.candidates.root)][entries >= 0] > 0
+            np.asarray(after.graph.nodes.op)[np.asarray(after.candidates.root)][variants >= 0] > 0
         ).all()
         if not outcome.counts:  # the step after an end begins the next episode
             assert outcome.reward == 0 and after.t == 0 and not ended

@@ -79,9 +79,9 @@ def chain() -> Program:
 
 def slots_of(state, rules: CompiledRules) -> dict[str, int]:
     """The slot of each rule's candidate."""
-    entry = np.asarray(state.candidates.entry)
-    index = np.asarray(rules.table.entry_rule)
-    return {rules.rules[index[e]].name: i for i, e in enumerate(entry) if e >= 0}
+    variant = np.asarray(state.candidates.variant)
+    index = np.asarray(rules.table.variant_rule)
+    return {rules.rules[index[e]].name: i for i, e in enumerate(variant) if e >= 0}
 
 
 def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
@@ -159,7 +159,7 @@ def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
     params = params_of(chain(), own(), slots=8, at_once=1)
     state, outcomes = RESET(jax.random.key(0), params), []
     can = np.asarray(ALLOWED(state.candidates, params.table))[8 * kind : 8 * (kind + 1)]
-    at = np.asarray(own().table.entry_rule)[np.asarray(state.candidates.entry)]
+    at = np.asarray(own().table.variant_rule)[np.asarray(state.candidates.variant)]
     slot = next(int(i) for i in np.flatnonzero(can) if own().rules[at[i]].name == rule)
     action = 8 * kind + slot
     while not outcomes or int(state.macro.left):
@@ -181,15 +181,17 @@ def test_a_macro_action_may_make_several_rewrites_in_a_step() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first = slots_of(state, own())["neg-neg"]
-    same = np.flatnonzero(np.asarray(state.candidates.entry) == int(state.candidates.entry[first]))
+    same = np.flatnonzero(
+        np.asarray(state.candidates.variant) == int(state.candidates.variant[first])
+    )
     state, outcome = taken(0, state, 8 * MACRO + int(same[0]), params)
-    assert (np.asarray(outcome.entry) >= 0).sum() == 3 and int(state.macro.left) == 0
+    assert (np.asarray(outcome.variant) >= 0).sum() == 3 and int(state.macro.left) == 0
     assert "neg-neg" not in slots_of(state, own())
 
 
 def negatives_of(state: EnvState) -> list[int]:
     """The slots of double negatives."""
-    at = np.asarray(own().table.entry_rule)[np.asarray(state.candidates.entry)]
+    at = np.asarray(own().table.variant_rule)[np.asarray(state.candidates.variant)]
     return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.candidates.valid))]
 
 
@@ -200,7 +202,7 @@ def test_a_macro_action_takes_what_is_in_the_mask() -> None:
     first, *others = negatives_of(state)
     tangents = {*map(int, np.flatnonzero(state.candidates.valid))} - {first, *others}
     after, outcome = taken(0, state, 8 * MACRO + first, params, [*others, *tangents])
-    roots = np.asarray(outcome.root)[np.asarray(outcome.entry) >= 0]
+    roots = np.asarray(outcome.root)[np.asarray(outcome.variant) >= 0]
     assert sorted(roots) == sorted(np.asarray(state.candidates.root)[others])
     assert int(after.macro.left) == 0 and len(negatives_of(after)) == 1
 

@@ -47,9 +47,9 @@ def params() -> EnvParams:
 
 def at(state: EnvState, name: str) -> list[int]:
     """The slots of a rule's candidates."""
-    entry = np.asarray(state.candidates.entry)
-    of_rule = np.asarray(rules().table.entry_rule)[np.maximum(entry, 0)] == number(name)
-    return np.flatnonzero(of_rule & (entry >= 0)).tolist()
+    variant = np.asarray(state.candidates.variant)
+    of_rule = np.asarray(rules().table.variant_rule)[np.maximum(variant, 0)] == number(name)
+    return np.flatnonzero(of_rule & (variant >= 0)).tolist()
 
 
 def with_overrides(*overrides: Override) -> tuple[Logits, EnvState]:
@@ -94,9 +94,9 @@ def followed(given: EnvParams, overrides: Overrides) -> Trail:
 
 def fired(trail: Trail) -> list[tuple[int, int]]:
     """Rules and their roots, in order."""
-    entry, root = np.asarray(trail.entry), np.asarray(trail.root)
-    rule = np.asarray(rules().table.entry_rule)[entry[entry >= 0]]
-    return [(int(a), int(b)) for a, b in zip(rule, root[entry >= 0], strict=True)]
+    variant, root = np.asarray(trail.variant), np.asarray(trail.root)
+    rule = np.asarray(rules().table.variant_rule)[variant[variant >= 0]]
+    return [(int(a), int(b)) for a, b in zip(rule, root[variant >= 0], strict=True)]
 
 
 def test_what_else_might_have_been_decided() -> None:
@@ -105,8 +105,10 @@ def test_what_else_might_have_been_decided() -> None:
     state = RESET(jax.random.key(0), given)
     first, *others = at(state, "neg-neg")
     root_of = np.asarray(state.candidates.root)
-    entry, root = (f[first].reshape(1, 1) for f in (state.candidates.entry, state.candidates.root))
-    made = Trail(entry, root, none, none, none, none, none[0], none[0])
+    variant, root = (
+        f[first].reshape(1, 1) for f in (state.candidates.variant, state.candidates.root)
+    )
+    made = Trail(variant, root, none, none, none, none, none[0], none[0])
     twice, odd = number("neg-neg"), number("tanh-odd")
     assert set(choices(given.start, rules(), made)) == {
         Override(twice, ANYWHERE, NEVER),

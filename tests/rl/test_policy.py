@@ -177,7 +177,7 @@ def test_decoding_stops_at_no_op_and_stays_there() -> None:
     assert np.asarray(after.done).sum() > 4
     for i in np.flatnonzero(after.done):
         steps = int(done.n[i]) - 1  # the first began the episode, the last was No-Op
-        rewrites = np.sum(np.asarray(trail.entry[i]) >= 0, axis=1)
+        rewrites = np.sum(np.asarray(trail.variant[i]) >= 0, axis=1)
         assert (rewrites[1:steps] >= 1).all() and (rewrites[steps:] == 0).all()
         np.testing.assert_array_equal(trail.seconds[i][steps:], after.seconds[i])
         least = min(float(params.start.seconds), float(np.asarray(trail.seconds[i]).min()))

@@ -31,9 +31,9 @@ class FirstFew:
         state, steps = turn.reached[0]
         for _ in range(self.steps):
             found = turn.space.candidates(state, costs)
-            if not len(found.entry):
+            if not len(found.variant):
                 break
-            best = int(found.entry[0]), int(found.root[0]), int(found.partner[0])
+            best = int(found.variant[0]), int(found.root[0]), int(found.partner[0])
             state = turn.space.step(state, costs, *best) or state
         return [(state, steps)]
 

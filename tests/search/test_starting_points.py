@@ -50,7 +50,7 @@ def plain(w: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
 @cache
 def rules() -> CompiledRules:
     families = ("layout", "movement", "identity", "fold")
-    return compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
+    return compile_rules(select_rules(standard_rules(), families), min_trees=ROWS)
 
 
 def points(program: Program, table: CompiledRules, seconds: float = 600.0) -> list[StartingPoint]:
@@ -104,7 +104,7 @@ def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
         '(rule sin-down (role sink-transpose) (source "ours") (evidence field)'
         " (lhs (sin (transpose ?x :as t))) (rhs (transpose (sin ?x) :like t)))"
     )
-    table = compile_rules((*rules().rules, *own), min_rows=ROWS)
+    table = compile_rules((*rules().rules, *own), min_trees=ROWS)
     program = from_jax(waves, W, X, weights=(0,))
     # Without it the transposes around each convolution stay on both sides of the sine.
     for known, transposes in ((rules(), 4), (table, 2)):
@@ -157,7 +157,7 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
     program = from_jax(fn, W, V, X, weights=(0, 1))
     families = ("layout", "movement", "identity", "fold", "lowering_conv", "lowering_dot")
     table = compile_rules(
-        available_rules(select_rules(standard_rules(), families), "cpu"), min_rows=ROWS
+        available_rules(select_rules(standard_rules(), families), "cpu"), min_trees=ROWS
     )
     dear = cost_table({}, replace(DEFAULT_RATES, multiple=dict.fromkeys(_library_forms(), 1e3)))
     first, *_ = starting_points(program, table, dear, Stopwatch(600.0))
@@ -215,7 +215,7 @@ def test_products_with_weights_have_features_first_between_the_borders() -> None
 
 def test_weights_on_the_left_are_stored_by_output() -> None:
     families = ("layout", "movement", "identity", "fold", "lowering_dot")
-    table = compile_rules(select_rules(standard_rules(), families), min_rows=ROWS)
+    table = compile_rules(select_rules(standard_rules(), families), min_trees=ROWS)
     *_, first, _ = points(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
     forms = [name_of(n) for n in nodes if n.op == "dot"]

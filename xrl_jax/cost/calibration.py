@@ -19,7 +19,7 @@ from xrl_jax.graph import ops
 from xrl_jax.libraries.registry import libraries
 from xrl_jax.lower.table import number_of
 
-Multiples = Mapping[tuple[int, int, int], float]  # of the roofline, by `variant_of`
+Multiples = Mapping[tuple[int, int, int], float]  # of the roofline, by `lowering_kind_of`
 
 
 @dataclass(frozen=True, order=True)
@@ -30,7 +30,7 @@ class Sample:
     flops: float
     bytes: float
     seconds: float
-    variant: tuple[int, int, int] = (0, 0, 0)  # see `variant_of`
+    lowering_kind: tuple[int, int, int] = (0, 0, 0)  # see `lowering_kind_of`
 
 
 _PASSES = 3  # of a sum of two arrays
@@ -39,7 +39,7 @@ _LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
 
 def priors(platform: str) -> Multiples:
     """Multiples of the plain lowering's time that others usually take on a platform of JAX, by
-    `variant_of`: what the libraries say (`Library.priors`).
+    `lowering_kind_of`: what the libraries say (`Library.priors`).
     """
     found: dict[tuple[int, int, int], float] = {}
     for library in libraries():
@@ -87,7 +87,7 @@ def calibrate(
     for s in samples:
         c = s.op_class
         expected = max(s.flops / flop_rate[c], s.bytes / bandwidth[c]) + overhead[c]
-        multiples.setdefault(s.variant, []).append(s.seconds / expected)
+        multiples.setdefault(s.lowering_kind, []).append(s.seconds / expected)
     timed = {at: float(np.median(m)) for at, m in multiples.items()}
     found = _with_untimed({in_other_layout(at): m for at, m in timed.items()} | timed, prior)
     found = {at: m * config.optimistic if at[2] else m for at, m in found.items()}

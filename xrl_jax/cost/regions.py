@@ -20,7 +20,7 @@ import numpy as np
 
 from xrl_jax.backends.hoist import split
 from xrl_jax.cost.calibration import Sample
-from xrl_jax.cost.view import CLASS_OF, CostView, variant_of
+from xrl_jax.cost.view import CLASS_OF, CostView, lowering_kind_of
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.hash import timing_key
@@ -49,7 +49,7 @@ class Region:
 
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
-    variant: tuple[int, int, int] = (0, 0, 0)  # see `view.variant_of`
+    lowering_kind: tuple[int, int, int] = (0, 0, 0)  # see `view.lowering_kind_of`
     platform: str = "cpu"  # of JAX, where it is timed
 
     @property
@@ -105,7 +105,7 @@ def region_of(view: CostView, at: tuple[int, ...], platform: str) -> Region:
         shape=shape(v.shape, int(v.rank)),
         dtype=ops.DTYPES[int(v.dtype)],
     )
-    op, kind, lowering = np.asarray(variant_of(v)).tolist()
+    op, kind, lowering = np.asarray(lowering_kind_of(v)).tolist()
     return Region(node, args, (op, kind, lowering), platform)
 
 
@@ -209,7 +209,7 @@ def _is_wrapped(region: Region) -> bool:
 def region_sample(region: Region, seconds: float) -> Sample:
     """What calibration learns from the region's time."""
     flops, n_bytes = work.node_work(region.node, region.args)
-    return Sample(region.op_class, flops, n_bytes, seconds, region.variant)
+    return Sample(region.op_class, flops, n_bytes, seconds, region.lowering_kind)
 
 
 def wrapping_passes(region: Region) -> tuple[float, ...]:

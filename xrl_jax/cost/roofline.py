@@ -26,8 +26,8 @@ from xrl_jax.cost.view import (
     CORRECTED,
     KINDS,
     CostView,
+    lowering_kind_of,
     signature,
-    variant_of,
     view_graph,
     view_new,
 )
@@ -92,7 +92,7 @@ class CostTable:
         traffic = jnp.where(is_elementwise, self._read_seconds(view), traffic)
         # Elementwise nodes share loops: which of the two decides cannot be told from one node.
         busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
-        seconds = (busy + self.overhead[c]) * self.multiple[tuple(variant_of(view))]
+        seconds = (busy + self.overhead[c]) * self.multiple[tuple(lowering_kind_of(view))]
         return jnp.where(c == 0, 0.0, seconds)
 
     def corrected_with(self, view: CostView) -> jax.Array:
@@ -264,7 +264,7 @@ def _arg_bytes(view: CostView) -> jax.Array:
 @dataclass(frozen=True)
 class Rates:
     """Roofline parameters by class: flops per second, bytes per second, seconds per node; the
-    correction of each of `CORRECTED`; by `variant_of`, what multiple of it was measured;
+    correction of each of `CORRECTED`; by `lowering_kind_of`, what multiple of it was measured;
     and the seconds that an elementwise loop takes for each array it reads or writes, beside its
     bytes.
     """

@@ -101,7 +101,7 @@ def _bits(flags: jax.Array) -> jax.Array:
     return jnp.sum(flags * (1 << jnp.arange(flags.shape[-1])), axis=-1)
 
 
-def variant_of(view: CostView) -> jax.Array:
+def lowering_kind_of(view: CostView) -> jax.Array:
     """Operator, kind and lowering [3] of one node."""
     conv, dot = ops.OPS["conv"], ops.OPS["dot"]
 
@@ -132,7 +132,7 @@ def view_graph(of: fusion.Sharing, graph: TensorGraph) -> CostView:
     )
 
 
-def in_other_layout(variant: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of a convolution's variant, that with features elsewhere; of others nothing that is."""
-    op, kind, lowering = variant
+def in_other_layout(lowering_kind: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of a convolution's lowering_kind, that with features elsewhere; of others nothing that is."""
+    op, kind, lowering = lowering_kind
     return op, (kind + _FEATURES_LAST) % KINDS, lowering

@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 def apply(
     table: RuleTable,
     graph: TensorGraph,
-    entry: jax.Array,
+    variant: jax.Array,
     root: jax.Array,
     partner: jax.Array,
 ) -> Applied:
@@ -50,31 +50,31 @@ def apply(
     to depend on each other, nothing is done.
 
     Args:
-      entry, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
+      variant, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
     """
     assert_one(graph)
-    assert_one_candidate(entry, root, partner)
-    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
-    matched &= _may_choose(table, graph, jnp.maximum(entry, 0), root)
-    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
-    candidate = Instantiated(entry, root, partner, new.nodes, new.args)
+    assert_one_candidate(variant, root, partner)
+    bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
+    matched &= _may_choose(table, graph, jnp.maximum(variant, 0), root)
+    new = instantiate(table, jnp.where(matched, variant, -1), bound, graph)
+    candidate = Instantiated(variant, root, partner, new.nodes, new.args)
     return _with_new(table, graph, passes.use_counts(graph), bound, candidate, new.ok)
 
 
 def _may_choose(
-    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array
+    table: RuleTable, graph: TensorGraph, variant: jax.Array, root: jax.Array
 ) -> jax.Array:
     """Whether a rule that chooses a lowering may do so at `root`; true for others. Matching has
     asked this of a candidate in its own graph.
     """
-    choice = table.entry_choice[entry]
+    choice = table.variant_choice[variant]
     return (choice < 0) | lower_table.fits(views_at(graph, root))[choice]
 
 
 class Instantiated(NamedTuple):
     """A candidate of a graph and the nodes it makes there, or many [K]."""
 
-    entry: jax.Array  # -1 for none, also where it does not apply
+    variant: jax.Array  # -1 for none, also where it does not apply
     root: jax.Array
     partner: jax.Array
     nodes: Nodes  # [Q, ...]; op 0 where not used
@@ -82,14 +82,14 @@ class Instantiated(NamedTuple):
 
 
 def instantiated(
-    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
+    table: RuleTable, graph: TensorGraph, variant: jax.Array, root: jax.Array, partner: jax.Array
 ) -> Instantiated:
     """A candidate of this graph with the nodes it makes."""
     assert_one(graph)
-    assert_one_candidate(entry, root, partner)
-    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
-    new = instantiate(table, jnp.where(matched, entry, -1), bound, graph)
-    return Instantiated(jnp.where(new.ok, entry, -1), root, partner, new.nodes, new.args)
+    assert_one_candidate(variant, root, partner)
+    bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
+    new = instantiate(table, jnp.where(matched, variant, -1), bound, graph)
+    return Instantiated(jnp.where(new.ok, variant, -1), root, partner, new.nodes, new.args)
 
 
 class Look(NamedTuple):
@@ -102,8 +102,8 @@ class Look(NamedTuple):
 
 def look(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Look:
     """The candidate in this graph."""
-    entry, root, partner, *_ = candidate
-    bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
+    variant, root, partner, *_ = candidate
+    bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
     seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
     return Look(bound, matched, seen)
 
@@ -119,7 +119,7 @@ def apply_instantiated(
       seen: how it looked (`look`) in the graph that it was made ready for.
     """
     now = look(table, graph, candidate)
-    ok = (candidate.entry >= 0) & now.matched & jnp.all(now.seen == seen)
+    ok = (candidate.variant >= 0) & now.matched & jnp.all(now.seen == seen)
     return _with_new(table, graph, uses, now.bound, candidate, ok)
 
 
@@ -154,9 +154,9 @@ def _with_new(
     new_args = jnp.where(new.args >= 0, where[jnp.maximum(new.args, 0)], 0)
     depth = _place(depth, new_args, jnp.where(ok, slots, 0), used)
     too_low = jnp.zeros(n, bool)
-    for role in range(2):
-        to = table.root_to[jnp.maximum(new.entry, 0), role]
-        old = jnp.where(ok & (to >= 0), bound[role * P], -2)
+    for which in range(2):
+        to = table.root_to[jnp.maximum(new.variant, 0), which]
+        old = jnp.where(ok & (to >= 0), bound[which * P], -2)
         instead = where[jnp.maximum(to, 0)]
         reads = args == old
         args = jnp.where(reads, instead, args)

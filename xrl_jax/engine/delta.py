@@ -81,21 +81,21 @@ def deltas(
     def wanted(context: Any, asked: Asked) -> tuple[Any, ...]:
         return asked.made.ok, *price.made(context, asked), keep(asked.made)
 
-    def make(entry: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[Any, ...]:
+    def make(variant: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[Any, ...]:
         """Whether it is ok, what it adds, what is kept, and the slots of the bound nodes [2P]."""
-        bound, matched = bind(table, jnp.maximum(entry, 0), root, partner, graph)
-        asked = jnp.where((entry >= 0) & matched, entry, -1)
+        bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
+        asked = jnp.where((variant >= 0) & matched, variant, -1)
         found = ask(wanted, table, asked, bound, graph, marks=price.marks, context=price.context)
         ok, seconds, marks, kept = found
-        for role in range(2):
-            more = price.replaced(bound[role * P], marks[role])
-            seconds += jnp.where(table.root_to[jnp.maximum(entry, 0), role] >= 0, more, 0.0)
+        for which in range(2):
+            more = price.replaced(bound[which * P], marks[which])
+            seconds += jnp.where(table.root_to[jnp.maximum(variant, 0), which] >= 0, more, 0.0)
         return ok, seconds, kept, bound
 
-    def take(entry: jax.Array, partner: jax.Array, bound: jax.Array) -> jax.Array:
+    def take(variant: jax.Array, partner: jax.Array, bound: jax.Array) -> jax.Array:
         """Seconds of what goes."""
         # References from the new nodes and from the replaced roots keep a bound node alive.
-        codes = jnp.concatenate([table.new_args[entry].reshape(-1), table.root_to[entry]])
+        codes = jnp.concatenate([table.new_args[variant].reshape(-1), table.root_to[variant]])
         kept = (
             jnp.zeros(2 * P, jnp.int32)
             .at[jnp.where((codes >= 0) & (codes < 2 * P), codes, 2 * P)]
@@ -117,6 +117,6 @@ def deltas(
         dead = jax.lax.fori_loop(0, 4, spread, dead)
         return jnp.sum(jnp.where(dead & first, cost[bound], 0.0))
 
-    ok, made, kept, bound = jax.vmap(make)(candidates.entry, candidates.root, candidates.partner)
-    gone = jax.vmap(take)(jnp.maximum(candidates.entry, 0), candidates.partner, bound)
+    ok, made, kept, bound = jax.vmap(make)(candidates.variant, candidates.root, candidates.partner)
+    gone = jax.vmap(take)(jnp.maximum(candidates.variant, 0), candidates.partner, bound)
     return Deltas(jnp.where(ok, made - gone, jnp.inf), gone, ok, kept)

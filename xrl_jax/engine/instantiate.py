@@ -1,10 +1,10 @@
 """From a match to what a rule would make there: do its conditions hold, which nodes are made, what
 do they cost.
 
-All bindings run together, each its entry's program, instruction by instruction; of the opcodes and
+All bindings run together, each its variant's program, instruction by instruction; of opcodes and
 shape rules only those at hand are computed. Networks repeat themselves, so that most bindings are
 like another one in all that programs and types can see: only different ones are worked on, those of
-one entry together. A batch of graphs is one longer list of bindings.
+one variant together. A batch of graphs is one longer list of bindings.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ class Asked(NamedTuple):
 
 
 def instantiate(
-    table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph
+    table: RuleTable, variant: jax.Array, bound: jax.Array, graph: TensorGraph
 ) -> NewNodes:
-    """The nodes an entry makes on a binding; vmap over bindings, graphs or both, the table being
+    """The nodes a variant makes on a binding; vmap over bindings, graphs or both, the table being
     the same.
 
     Args:
-      entry: scalar index; where it is negative, nothing is computed and the result is not ok.
+      variant: scalar index; where it is negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    return ask(_everything, table, entry, bound, graph)
+    return ask(_everything, table, variant, bound, graph)
 
 
-def applies(table: RuleTable, entry: jax.Array, bound: jax.Array, graph: TensorGraph) -> jax.Array:
+def applies(
+    table: RuleTable, variant: jax.Array, bound: jax.Array, graph: TensorGraph
+) -> jax.Array:
     """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
-    return ask(_whether, table, entry, bound, graph)
+    return ask(_whether, table, variant, bound, graph)
 
 
 def _everything(_: None, asked: Asked) -> NewNodes:
@@ -66,14 +68,14 @@ def _whether(_: None, asked: Asked) -> jax.Array:
 def ask(
     wanted: Callable[[Any, Asked], T],
     table: RuleTable,
-    entry: jax.Array,
+    variant: jax.Array,
     bound: jax.Array,
     graph: TensorGraph,
     *,
     marks: jax.Array | None = None,
     context: Any = None,
 ) -> T:
-    """What is wanted of the nodes that an entry makes on a binding: the less that is, the faster.
+    """What is wanted of the nodes that a variant makes on a binding: the less that is, the faster.
     Zero or meaningless where it does not hold. vmap as for `instantiate`.
 
     Args:
@@ -83,7 +85,7 @@ def ask(
       context: arrays that it goes by, the same for all.
     """
     seen = _Seen(graph.nodes, marks)
-    made = _ask_many(wanted, table, context, seen, entry[None], bound[None])
+    made = _ask_many(wanted, table, context, seen, variant[None], bound[None])
     return jax.tree.map(lambda v: v[0], made)
 
 
@@ -99,14 +101,16 @@ def _ask_many(
     table: RuleTable,
     context: Any,
     seen: _Seen,
-    entry: jax.Array,
+    variant: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """`ask` of entries [S] on bindings [S, 2P]."""
+    """`ask` of variants [S] on bindings [S, 2P]."""
 
     @jax.custom_batching.custom_vmap
-    def many(table: RuleTable, context: Any, seen: _Seen, entry: jax.Array, bound: jax.Array) -> T:
-        return _ask_different(wanted, table, context, seen, entry, bound)
+    def many(
+        table: RuleTable, context: Any, seen: _Seen, variant: jax.Array, bound: jax.Array
+    ) -> T:
+        return _ask_different(wanted, table, context, seen, variant, bound)
 
     @many.def_vmap
     def _(
@@ -115,7 +119,7 @@ def _ask_many(
         table: RuleTable,
         context: Any,
         seen: _Seen,
-        entry: jax.Array,
+        variant: jax.Array,
         bound: jax.Array,
     ) -> tuple[T, Any]:
         """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
@@ -125,17 +129,19 @@ def _ask_many(
         def repeat(v: jax.Array, is_batched: bool) -> jax.Array:
             return v if is_batched else jnp.broadcast_to(v, (size, *v.shape))
 
-        entry, bound = repeat(entry, batched[3]), repeat(bound, batched[4])
+        variant, bound = repeat(variant, batched[3]), repeat(bound, batched[4])
         if any(jax.tree.leaves(batched[2])):
             seen = jax.tree.map(repeat, seen, batched[2])
             n = seen.nodes.op.shape[1]
             bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
             seen = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), seen)
-        made = _ask_many(wanted, table, context, seen, entry.reshape(-1), bound.reshape(-1, 2 * P))
+        made = _ask_many(
+            wanted, table, context, seen, variant.reshape(-1), bound.reshape(-1, 2 * P)
+        )
         split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
         return split, jax.tree.map(lambda _: True, split)
 
-    return many(table, context, seen, entry, bound)
+    return many(table, context, seen, variant, bound)
 
 
 def _ask_different(
@@ -143,7 +149,7 @@ def _ask_different(
     table: RuleTable,
     context: Any,
     seen: _Seen,
-    entry: jax.Array,
+    variant: jax.Array,
     bound: jax.Array,
 ) -> T:
     """A chunk of different bindings at a time.
@@ -151,7 +157,7 @@ def _ask_different(
     Where all that is asked is whether they hold, many do not, and those that fail at once are left
     out before the others' programs are run: a chunk takes as long as its longest.
     """
-    s = entry.shape[0]
+    s = variant.shape[0]
     width = min(s, _WIDE_CHUNK if wide() else _CHUNK)
     if bound.size < seen.nodes.op.size:
         seen = jax.tree.map(lambda v: v[bound.reshape(-1)], seen)
@@ -160,12 +166,12 @@ def _ask_different(
     features = interpreter.features(nodes)
     if marks is not None:  # behind what programs read
         features = jnp.concatenate([features, marks[:, None]], axis=1)
-    leaders, like, count = _different(table, features, entry, bound)
+    leaders, like, count = _different(table, features, variant, bound)
     leaders = jnp.pad(leaders, (0, -s % width))
 
     def answer(at: jax.Array, registers: jax.Array, holds: jax.Array) -> T:
-        made = new_nodes(table, nodes, entry[at], bound[at], registers, holds)
-        to = table.root_to[jnp.maximum(entry[at], 0)]
+        made = new_nodes(table, nodes, variant[at], bound[at], registers, holds)
+        to = table.root_to[jnp.maximum(variant[at], 0)]
         of_bound = jnp.zeros_like(bound[at]) if marks is None else marks[bound[at]]
         return wanted(context, Asked(made, of_bound, to))
 
@@ -185,9 +191,9 @@ def _ask_different(
         def chunk(carry: tuple) -> tuple:
             start, registers, passed, out = carry
             at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
-            present = (start + jnp.arange(width) < count) & (entry[at] >= 0)
+            present = (start + jnp.arange(width) < count) & (variant[at] >= 0)
             registers, holds = interpreter.run(
-                table.code, length, entry[at], features, bound[at], present, registers
+                table.code, length, variant[at], features, bound[at], present, registers
             )
 
             def more() -> T:
@@ -201,7 +207,7 @@ def _ask_different(
         return leaders, like, passed, registers, out
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
-    example = jax.eval_shape(answer, leaders[:width], registers, entry[:width] >= 0)
+    example = jax.eval_shape(answer, leaders[:width], registers, variant[:width] >= 0)
     blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
     first = 0 if wanted is _whether and s >= 4 * width else 1
     begin = leaders, like, jnp.arange(len(leaders)) < count, registers, blank
@@ -218,35 +224,37 @@ def _packed(wanted: jax.Array) -> jax.Array:
 
 
 def _different(
-    table: RuleTable, features: jax.Array, entry: jax.Array, bound: jax.Array
+    table: RuleTable, features: jax.Array, variant: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One of each kind of binding, by entry, short programs first: indices [S], for each the
-    place of its like among these [S] (out of range where `entry` is negative), and how many.
+    """One of each kind of binding, by variant, short programs first: indices [S], for each the
+    place of its like among these [S] (out of range where `variant` is negative), and how many.
 
-    Bindings are alike if their entries are equal and their nodes have equal features, by a hash of
+    Bindings are alike if their variants are equal and their nodes have equal features, by a hash of
     64 bits.
     """
-    s = entry.shape[0]
+    s = variant.shape[0]
     if s <= _CHUNK:  # one pass does them all
         every = jnp.arange(s, dtype=jnp.int32)
         return every, every, jnp.int32(s)
     hashes = dot_words(features.astype(jnp.uint32))
     position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
     seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
-    identity = jnp.concatenate([seen, entry[:, None].astype(jnp.uint32)], axis=1)
-    # Sorted are words of entry, hash and index: sorting indices along takes five times as long.
-    # Of the hash a few bits suffice to bring equal bindings together. Bindings of one entry go
+    identity = jnp.concatenate([seen, variant[:, None].astype(jnp.uint32)], axis=1)
+    # Sorted are words of variant, hash and index: sorting indices along takes five times as long.
+    # Of the hash a few bits suffice to bring equal bindings together. Bindings of one variant go
     # together, too: they have the same instructions, and mostly fail at the same ones.
     index_bits, entry_bits = (s - 1).bit_length(), len(table.by_length).bit_length()
-    rank = jnp.where(entry >= 0, table.by_length[entry], len(table.by_length)).astype(jnp.uint32)
+    rank = jnp.where(variant >= 0, table.by_length[variant], len(table.by_length)).astype(
+        jnp.uint32
+    )
     key = (rank << (32 - entry_bits)) | (dot_words(identity)[:, 0] >> entry_bits)
     key = (key >> index_bits << index_bits) | jnp.arange(s, dtype=jnp.uint32)
     order = (jnp.sort(key) & ((1 << index_bits) - 1)).astype(jnp.int32)
     ordered = identity[order]
     new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
-    new &= entry[order] >= 0
+    new &= variant[order] >= 0
     none = jnp.zeros(s, jnp.int32)
     leaders = none.at[_packed(new)].set(order, mode="drop", unique_indices=True)
     like = none.at[order].set(jnp.cumsum(new) - 1, unique_indices=True)
-    like = jnp.where(entry >= 0, like, _NOWHERE)
+    like = jnp.where(variant >= 0, like, _NOWHERE)
     return leaders, like, jnp.sum(new)

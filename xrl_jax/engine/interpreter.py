@@ -188,8 +188,8 @@ def run(
     """Run a program on each of many bindings, all at the same instruction.
 
     Args:
-      code: [E, I, 6] int32, columns opcode, a, b, c, imm, and whether the result is checked.
-      length: [E], how many instructions there are.
+      code: [V, I, 6] int32, columns opcode, a, b, c, imm, and whether the result is checked.
+      length: [V], how many instructions there are.
       program: [C] int32, which of the E programs to run.
       features: [N, F] int32.
       bound: [C, 2P] int32, slots.

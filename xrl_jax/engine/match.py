@@ -1,16 +1,16 @@
 """Finding all candidates of a rule table in a tensor graph, and again after a change.
 
-1. Bit masks: a node's operator and its arguments' operators each select a set of rows (pattern
+1. Bit masks: a node's operator and its arguments' operators each select a set of trees (pattern
    trees); their intersection is what may match at the node.
-2. Compress: the few (node, row) pairs whose bit is set.
+2. Compress: the few (node, tree) pairs whose bit is set.
 3. Bind and evaluate: positions by following argument slots, then conditions and types in the
    bytecode, on the survivors only.
 
 Rules with two roots are joined at the consumers of the operand they share, never over all pairs of
-nodes. The masks of a graph are kept; after a rewrite a row is matched again only where its pattern
+nodes. The masks of a graph are kept; after a rewrite a tree is matched again only where its pattern
 reaches down to the change.
 
-Letters: N nodes, T rows, W words of T bits, C capacity of a chunk, M candidates.
+Letters: N nodes, T trees, W words of T bits, C capacity of a chunk, M candidates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
 from xrl_jax.lower.table import fits
 
 _FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
-# Nodes, and what survives of their rows, looked at at once after a rewrite: at least so many, and
+# Nodes, and what survives of their trees, looked at at once after a rewrite: at least so many, and
 # so many for each rewrite. In one pass all that are alike are one.
 _AT_LEAST, _FOR_EACH = 64, (8, 32)
 
@@ -40,39 +40,39 @@ _AT_LEAST, _FOR_EACH = 64, (8, 32)
 class Candidates(NamedTuple):
     """Where rules apply, compressed to the front; slots beyond `count` are empty."""
 
-    entry: jax.Array  # [M] int32, index into the table's entries; -1 empty
+    variant: jax.Array  # [M] int32, index into the table's variants; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32, second root; 0 for none
     count: jax.Array  # scalar int32, how many there are (may exceed M: then some are missing)
 
 
-def _rows_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
-    """Phase 1: [D, W] uint32, rows that may match at each of `nodes` [D]: by operators, and where a
-    row chooses a lowering, by whether that may be chosen.
+def _trees_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
+    """Phase 1: [D, W] uint32, trees that may match at each of `nodes` [D]: by operators, and where
+    one chooses a lowering, by whether that may be chosen.
     """
     code = graph.nodes.op
     args = args_of(graph)[nodes]
     bits = table.root_bits[code[nodes]]
     for slot in range(N_ARG_BITS):
         bits &= table.arg_bits[slot, code[args[:, slot]]]
-    choice = table.entry_choice[table.row_entry]
+    choice = table.variant_choice[table.tree_variant]
     allowed = (choice < 0) | jax.vmap(fits)(views_at(graph, nodes))[:, choice]
     return bits & jax.vmap(words_of)(allowed)
 
 
-def _single_rows(table: RuleTable) -> jax.Array:
-    """Rows of rules with one root, as words [W]."""
-    return words_of((table.entry_rows[table.row_entry, 1] < 0) & (table.row_role >= 0))
+def _single_trees(table: RuleTable) -> jax.Array:
+    """Trees of rules with one root, as words [W]."""
+    return words_of((table.variant_trees[table.tree_variant, 1] < 0) & (table.tree_root >= 0))
 
 
-def rows_of_role(table: RuleTable, role: int) -> jax.Array:
-    """Rows that are the root `role` of their entry, as words [W]."""
-    return words_of(table.row_role == role)
+def trees_of_root(table: RuleTable, which: int) -> jax.Array:
+    """Trees that are the root `which` of their variant, as words [W]."""
+    return words_of(table.tree_root == which)
 
 
-def rows_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
-    """Rows of one rule, given by its index, as words [W]."""
-    return words_of((table.entry_rule[table.row_entry] == rule) & (table.row_role >= 0))
+def trees_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
+    """Trees of one rule, given by its index, as words [W]."""
+    return words_of((table.variant_rule[table.tree_variant] == rule) & (table.tree_root >= 0))
 
 
 def _match_nodes(
@@ -83,7 +83,7 @@ def _match_nodes(
     n_nodes: int,
     capacity: int,
 ) -> jax.Array:
-    """Masks [N, W] with each node's rows matched anew that reach at least `steps` [N] down,
+    """Masks [N, W] with each node's trees matched anew that reach at least `steps` [N] down,
     `n_nodes` nodes and `capacity` survivors at a time; vmap over everything but the table."""
 
     @jax.custom_batching.custom_vmap
@@ -125,22 +125,22 @@ def _match_some(
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
         nodes, _, exists = ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
-        possible = _rows_possible(table, graph, nodes) & table.tall_bits[steps[nodes]]
+        possible = _trees_possible(table, graph, nodes) & table.tall_bits[steps[nodes]]
         possible = jnp.where(exists[:, None], possible, 0)
         n_possible = jnp.sum(jax.lax.population_count(possible))
 
         def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, hit = carry
-            at, row, exists = ranked(possible, first, capacity)
-            bound, binds = bind_all(table, row, nodes[at], graph)
+            at, tree, exists = ranked(possible, first, capacity)
+            bound, binds = bind_all(table, tree, nodes[at], graph)
             binds &= exists
-            entry = table.row_entry[row]
-            single = table.entry_rows[entry, 1] < 0
+            variant = table.tree_variant[tree]
+            single = table.variant_trees[variant, 1] < 0
             joint = jnp.pad(bound, ((0, 0), (0, P)))
-            ok = all_apply(table, jnp.where(binds & single, entry, -1), joint, graph)
-            bit = jnp.uint32(1) << (row % 32).astype(jnp.uint32)
+            ok = all_apply(table, jnp.where(binds & single, variant, -1), joint, graph)
+            bit = jnp.uint32(1) << (tree % 32).astype(jnp.uint32)
             bit = jnp.where(binds & (ok | ~single), bit, jnp.uint32(0))
-            return first + capacity, hit.at[nodes[at], row // 32].add(bit)
+            return first + capacity, hit.at[nodes[at], tree // 32].add(bit)
 
         hit = jax.lax.while_loop(lambda c: c[0] < n_possible, some_survivors, (jnp.uint32(0), hit))[
             1
@@ -152,7 +152,7 @@ def _match_some(
 
 
 def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) -> jax.Array:
-    """Masks [N, W] uint32 of the whole graph: bit r of node n is set where row r matches at n.
+    """Masks [N, W] uint32 of the whole graph: bit r of node n is set where tree r matches at n.
 
     For a rule with one root the rule holds there; for one root of a two-root rule its tree binds
     there.
@@ -175,7 +175,7 @@ def rematch(
     *,
     rewrites: int = 1,
 ) -> jax.Array:
-    """Masks after rewrites: rows are matched again at the nodes from which they reach down to one
+    """Masks after rewrites: trees are matched again at the nodes from which they reach down to one
     of `changed` [N] bool, the others kept.
 
     Args:
@@ -201,31 +201,33 @@ def candidates(
     size: int,
     pair_size: int | None = None,
 ) -> Candidates:
-    """All candidates of the matched graph: single roots by node and row, then pairs.
+    """All candidates of the matched graph: single roots by node and tree, then pairs.
 
     Args:
       size: M, room for candidates.
       pair_size: room for pairs before they are checked; `size` by default.
     """
     assert_one(graph, masks)
-    single = _single_rows(table)
-    node, row, exists = ranked(masks & single, jnp.int32(0), size)
+    single = _single_trees(table)
+    node, tree, exists = ranked(masks & single, jnp.int32(0), size)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
-    entry = jnp.where(exists, table.row_entry[row], -1)
+    variant = jnp.where(exists, table.tree_variant[tree], -1)
     halves = halves_of(table, graph, masks & ~single, pair_size or size)
     each = jnp.arange(pair_size or size)
-    pair_entry, root, partner = pairs_at(table, graph, halves, jnp.where(each < halves.n, each, -1))
+    pair_variant, root, partner = pairs_at(
+        table, graph, halves, jnp.where(each < halves.n, each, -1)
+    )
     overflow = (halves.missing > 0) | (halves.n > len(each))
     most = jnp.maximum(halves.n, len(each) + halves.missing)
-    n_pairs = jnp.where(overflow, most, jnp.sum(pair_entry >= 0)).astype(jnp.int32)
+    n_pairs = jnp.where(overflow, most, jnp.sum(pair_variant >= 0)).astype(jnp.int32)
     # Pairs go behind the singles, wherever there is room.
-    at = jnp.where(pair_entry >= 0, n_single + jnp.cumsum(pair_entry >= 0) - 1, size)
+    at = jnp.where(pair_variant >= 0, n_single + jnp.cumsum(pair_variant >= 0) - 1, size)
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[at].set(new, mode="drop")
 
     return Candidates(
-        put(entry, pair_entry),
+        put(variant, pair_variant),
         put(jnp.where(exists, node, 0), root),
         put(jnp.zeros(size, jnp.int32), partner),
         n_single + n_pairs,
@@ -256,18 +258,18 @@ def sample(
       than `size` where only some are there.
     """
     assert_one(graph, masks)
-    single = _single_rows(table)
+    single = _single_trees(table)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     halves = halves_of(table, graph, masks & ~single, 2 * graph.nodes.op.shape[0])
     n = n_single + halves.n
     slot = jnp.arange(size, dtype=jnp.int32)
     drawn = jnp.floor((slot + jax.random.uniform(key)) * (n / size)).astype(jnp.int32)
     number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
-    node, row, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
+    node, tree, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
     of_pair = jnp.where(number >= n_single, number - n_single, -1)
-    pair_entry, root, partner = pairs_at(table, graph, halves, of_pair, checked=checked)
+    pair_variant, root, partner = pairs_at(table, graph, halves, of_pair, checked=checked)
     return Candidates(
-        jnp.where(exists, table.row_entry[row], pair_entry),
+        jnp.where(exists, table.tree_variant[tree], pair_variant),
         jnp.where(exists, node, root),
         jnp.where(exists, 0, partner),
         n + halves.missing,

@@ -61,7 +61,7 @@ def _shapes(code: jax.Array, attrs: jax.Array, args: jax.Array, n: jax.Array) ->
 def _types(
     table: RuleTable,
     nodes: Nodes,
-    entry: jax.Array,
+    variant: jax.Array,
     bound: jax.Array,
     attrs: jax.Array,
     holds: jax.Array,
@@ -69,8 +69,12 @@ def _types(
     """Types [C, 2P + Q + 1, T] by binding code, the last one blank, and where all of them are right
     [C]; `attrs` [C, Q, K] are those of the new nodes.
     """
-    each = jnp.arange(len(entry))
-    new_op, new_args, new_dtype = table.new_op[entry], table.new_args[entry], table.new_dtype[entry]
+    each = jnp.arange(len(variant))
+    new_op, new_args, new_dtype = (
+        table.new_op[variant],
+        table.new_args[variant],
+        table.new_dtype[variant],
+    )
     kind, place = (jnp.asarray(v, jnp.int32) for v in (_DTYPE_KIND, _DTYPE_FIELD))
 
     def make(q: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -97,14 +101,14 @@ def _types(
     columns = [c[:, None] for c in (nodes.rank, nodes.dtype, nodes.weight_only.astype(jnp.int32))]
     old = jnp.concatenate([nodes.shape, *columns], axis=1)[bound]
     types = jnp.concatenate(
-        [old, jnp.broadcast_to(_BLANK, (len(entry), Q + 1, len(_BLANK)))], axis=1
+        [old, jnp.broadcast_to(_BLANK, (len(variant), Q + 1, len(_BLANK)))], axis=1
     )
     n_new = jnp.sum(new_op != ops.HOLE, axis=1)
     most = jnp.max(jnp.where(holds, n_new, 0))
     types, ok = jax.lax.fori_loop(0, most, make, (types, holds))
     # Each root's replacement has the shape and dtype of the root, and depends on inputs only if the
     # root does: what reads it keeps its flag and its cost.
-    to = table.root_to[entry]
+    to = table.root_to[variant]
     same = jnp.all(types[each[:, None], to] == types[:, : 2 * P : P], axis=2)
     return types, ok & jnp.all((to < 0) | same, axis=1)
 
@@ -113,36 +117,38 @@ def _types(
 def new_nodes(
     table: RuleTable,
     nodes: Nodes,
-    entry: jax.Array,
+    variant: jax.Array,
     bound: jax.Array,
     registers: jax.Array,
     holds: jax.Array,
 ) -> NewNodes:
-    """`NewNodes` [C, ...] of entries [C] on bindings [C, 2P] with their registers [I, C, K]; ok
+    """`NewNodes` [C, ...] of variants [C] on bindings [C, 2P] with their registers [I, C, K]; ok
     only where `holds` [C]."""
-    entry = jnp.maximum(entry, 0)
-    each = jnp.arange(len(entry))[:, None]
-    new_op, new_args = table.new_op[entry], table.new_args[entry]
-    attrs = registers[table.new_attrs[entry], each]  # [C, Q, K]
-    types, ok = _types(table, nodes, entry, bound, attrs, holds)
+    variant = jnp.maximum(variant, 0)
+    each = jnp.arange(len(variant))[:, None]
+    new_op, new_args = table.new_op[variant], table.new_args[variant]
+    attrs = registers[table.new_attrs[variant], each]  # [C, Q, K]
+    types, ok = _types(table, nodes, variant, bound, attrs, holds)
     new = types[:, 2 * P : -1]
-    args, like_args = (types[each[:, None], codes] for codes in (new_args, table.like_args[entry]))
+    args, like_args = (
+        types[each[:, None], codes] for codes in (new_args, table.like_args[variant])
+    )
     # A lowering is right for an operator with these attributes on operands of these types.
-    like = table.new_like[entry]
+    like = table.new_like[variant]
     was = jnp.take_along_axis(bound, jnp.maximum(like, 0), axis=1)
     alike = (like >= 0) & jnp.all(args == like_args, axis=(2, 3))
     keeps = alike & jnp.all(attrs == nodes.attrs[was], axis=2)
     made = Nodes(
         new_op,
         jnp.where((new_op != ops.HOLE)[:, :, None], attrs, 0),
-        jnp.where(keeps, nodes.lowering[was], table.new_lowering[entry]),
+        jnp.where(keeps, nodes.lowering[was], table.new_lowering[variant]),
         new[:, :, :_RANK],
         new[:, :, _RANK],
         new[:, :, _DTYPE],
-        table.new_value[entry],
-        jnp.full((len(entry), Q), -1, jnp.int32),
+        table.new_value[variant],
+        jnp.full((len(variant), Q), -1, jnp.int32),
         new[:, :, _WEIGHT_ONLY] != 0,
-        jnp.zeros((len(entry), Q), jnp.float32),
+        jnp.zeros((len(variant), Q), jnp.float32),
     )
     return NewNodes(
         made,

@@ -65,7 +65,7 @@ class Halves(NamedTuple):
     together: a first root meets the second roots of its run. Pairs are numbered through.
     """
 
-    entry: jax.Array  # [S]
+    variant: jax.Array  # [S]
     node: jax.Array  # [S]
     bound: jax.Array  # [S, P]
     order: jax.Array  # [S] the second roots by run
@@ -77,23 +77,23 @@ class Halves(NamedTuple):
 
 def halves_of(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int) -> Halves:
     """The halves among the matches `masks` [N, W], of which there are at most `size`."""
-    node, row, exists = ranked(masks, jnp.int32(0), size)
+    node, tree, exists = ranked(masks, jnp.int32(0), size)
     n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
-    entry, role = table.row_entry[row], table.row_role[row]
-    bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, row, node, graph)[0]
-    operand = bound[jnp.arange(size), table.shared[entry, role]]
-    n_entries = table.entry_rule.shape[0]
+    variant, which = table.tree_variant[tree], table.tree_root[tree]
+    bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, tree, node, graph)[0]
+    operand = bound[jnp.arange(size), table.shared[variant, which]]
+    n_variants = table.variant_rule.shape[0]
     n_nodes = graph.nodes.op.shape[0]
-    key = jnp.where(exists, operand * n_entries + entry, n_nodes * n_entries)
-    first_key = jnp.where(exists & (role == 0), key, -1)
-    second_key = jnp.where(exists & (role == 1), key, n_nodes * n_entries)
+    key = jnp.where(exists, operand * n_variants + variant, n_nodes * n_variants)
+    first_key = jnp.where(exists & (which == 0), key, -1)
+    second_key = jnp.where(exists & (which == 1), key, n_nodes * n_variants)
     order = jnp.argsort(second_key)
     ordered = second_key[order]
     low = jnp.searchsorted(ordered, first_key, side="left")
     high = jnp.searchsorted(ordered, first_key, side="right")
     ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0))
     missing = jnp.maximum(n_halves - size, 0)
-    return Halves(entry, node, bound, order, low, ends, ends[-1], missing)
+    return Halves(variant, node, bound, order, low, ends, ends[-1], missing)
 
 
 def pairs_at(
@@ -104,18 +104,18 @@ def pairs_at(
     *,
     checked: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The two-root candidates with these numbers [M]: entry (-1 for the number -1 and where the
+    """The two-root candidates with these numbers [M]: variant (-1 for the number -1 and where the
     pair does not hold), root, partner.
 
     Args:
       checked: false for pairs, too, whose conditions do not hold, or that have no types.
     """
-    entry, node, bound, order, low, ends, *_ = halves
-    present, size = numbers >= 0, len(entry)
+    variant, node, bound, order, low, ends, *_ = halves
+    present, size = numbers >= 0, len(variant)
     left = jnp.clip(jnp.searchsorted(ends, numbers, side="right"), 0, size - 1)
     offset = numbers - jnp.where(left > 0, ends[left - 1], 0)
     right = order[jnp.clip(low[left] + offset, 0, size - 1)]
-    e = jnp.where(present, entry[left], 0)
+    e = jnp.where(present, variant[left], 0)
     root, partner = jnp.where(present, node[left], 0), jnp.where(present, node[right], 0)
     keep = present & (root != partner) & (~table.symmetric[e] | (root < partner))
     cross = table.cross_same[e]

@@ -43,7 +43,7 @@ class Candidate:
       root: slot of the node that is replaced.
       partner: slot of the second one, for rules that replace two; else 0.
       place: the replaced nodes in text, numbered by slot.
-      entry: which commutative variant of the rule, an index into the table.
+      variant: which commutative variant of the rule, an index into the table.
       rules: the table it was found with.
     """
 
@@ -52,7 +52,7 @@ class Candidate:
     root: int
     partner: int
     place: str
-    entry: int = field(repr=False)
+    variant: int = field(repr=False)
     rules: CompiledRules = field(repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ def _apply(candidate: Candidate, graph: TensorGraph, root: int, partner: int) ->
     return _applied(
         candidate.rules.table,
         graph,
-        jnp.int32(candidate.entry),
+        jnp.int32(candidate.variant),
         jnp.int32(root),
         jnp.int32(partner),
     )
@@ -143,9 +143,9 @@ def _compiled(rules: tuple[Rule, ...]) -> CompiledRules:
 
 @engine_jit
 def _applied(
-    table: RuleTable, graph: TensorGraph, entry: jax.Array, root: jax.Array, partner: jax.Array
+    table: RuleTable, graph: TensorGraph, variant: jax.Array, root: jax.Array, partner: jax.Array
 ) -> apply_lib.Applied:
-    return apply_lib.apply(table, graph, entry, root, partner)
+    return apply_lib.apply(table, graph, variant, root, partner)
 
 
 @functools.partial(engine_jit, static_argnames="size")
@@ -154,9 +154,9 @@ def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidate
     graph = passes.remove_dead(graph)
     found = match_lib.candidates(table, graph, match_lib.match(table, graph), size=size)
     made = deltas(table, graph, found, NO_PRICE, keep=lambda new: new).kept
-    entry = jnp.maximum(found.entry, 0)
+    variant = jnp.maximum(found.variant, 0)
     bound = jax.vmap(lambda e, r, p: bind(table, e, r, p, graph)[0])(
-        entry, found.root, found.partner
+        variant, found.root, found.partner
     )
 
     def node(codes: jax.Array) -> jax.Array:
@@ -167,7 +167,7 @@ def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidate
 
     value = jax.lax.bitcast_convert_type(made.nodes.value, jnp.int32)
     parts = [made.nodes.op, made.nodes.attrs, made.nodes.lowering, made.nodes.dtype, value]
-    parts += [node(made.args), node(table.root_to[entry])]
+    parts += [node(made.args), node(table.root_to[variant])]
     return found, jnp.concatenate([p.reshape(size, -1) for p in parts], axis=1)
 
 
@@ -178,15 +178,15 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
             break
     else:
         raise GraphError(f"more than {_SIZES[-1]} candidates in one graph: use fewer rules")
-    entries, roots, partners = (np.asarray(a) for a in found[:3])
+    variants, roots, partners = (np.asarray(a) for a in found[:3])
     nodes = jax.tree.map(np.asarray, graph.nodes)  # once: reads from the device are slow
-    rule_of, results = np.asarray(compiled.table.entry_rule), np.asarray(made)
+    rule_of, results = np.asarray(compiled.table.variant_rule), np.asarray(made)
     seen: set[tuple[int, int, int, bytes]] = set()
     places: set[tuple[int, int, int]] = set()
     listed = []
-    for i in np.flatnonzero(entries >= 0):
-        entry, root, partner = int(entries[i]), int(roots[i]), int(partners[i])
-        key = (int(rule_of[entry]), root, partner, results[i].tobytes())
+    for i in np.flatnonzero(variants >= 0):
+        variant, root, partner = int(variants[i]), int(roots[i]), int(partners[i])
+        key = (int(rule_of[variant]), root, partner, results[i].tobytes())
         if key in seen:  # two commutative variants of a pattern that make the same nodes
             continue
         turned = key[:3] in places
@@ -197,8 +197,8 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
             place += " (operands turned)"
         if index:
             place = f"{place} of body {index - 1}"
-        name = compiled.rules[int(rule_of[entry])].name
-        listed.append(Candidate(name, index, root, partner, place, entry, compiled))
+        name = compiled.rules[int(rule_of[variant])].name
+        listed.append(Candidate(name, index, root, partner, place, variant, compiled))
     return listed
 
 

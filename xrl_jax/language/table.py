@@ -1,11 +1,10 @@
 """Rules compiled into arrays: what a pattern is, not how it is matched.
 
-A rule becomes one entry for each way its commutative operators can be turned; an entry has one or
-two rows (pattern trees). All arrays have bucketed sizes, so that adding a rule within the bucket
-changes values, not shapes, and nothing recompiles.
+A rule has one variant for each order of its commutative operators' arguments, of one or two pattern
+trees. All arrays have bucketed sizes: adding a rule within the bucket recompiles nothing.
 
-Letters: E entries, T rows, P positions of a tree, I instructions, Q new nodes, A arguments, W words
-of T bits.
+Letters: V variants, T trees, P positions of a tree, I instructions, Q new nodes, A arguments, W
+words of T bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ A = ops.MAX_ARGS
 N_ARG_BITS = 3  # how many arguments' operators the bit masks see
 HEIGHT = 4  # patterns reach at most this many argument steps below their root
 _INSTRUCTION_BUCKETS = (64, 96, 128, 192, 256)
-_ROW_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
+_TREE_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
 
 
 @jax.tree_util.register_dataclass
@@ -38,34 +37,34 @@ _ROW_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
 class RuleTable:
     """All rules of a search as arrays; see the module docstring for the letters."""
 
-    root_bits: jax.Array  # [N_OPS, W] uint32, rows whose root may be this operator
-    arg_bits: jax.Array  # [N_ARG_BITS, N_OPS, W] uint32, rows whose argument may be this operator
-    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, rows that reach at least so many steps down
-    row_entry: jax.Array  # [T] int32
-    row_role: jax.Array  # [T] int32, which root of its entry; -1 for rows not used
+    root_bits: jax.Array  # [N_OPS, W] uint32, trees whose root may be this operator
+    arg_bits: jax.Array  # [N_ARG_BITS, N_OPS, W] uint32, trees whose argument may be this operator
+    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, trees that reach at least so many steps down
+    tree_variant: jax.Array  # [T] int32
+    tree_root: jax.Array  # [T] int32, which root of its variant; -1 for trees not used
     pos_op: jax.Array  # [T, P] int32, operator; 0 a variable; -1 not used
     pos_parent: jax.Array  # [T, P] int32, an earlier position
     pos_slot: jax.Array  # [T, P] int32, which argument of the parent
     pos_arity: jax.Array  # [T, P] int32
     pos_same: jax.Array  # [T, P] int32, an earlier position that must be the same node; -1 for none
-    entry_rule: jax.Array  # [E] int32, index into the list of rules
-    entry_choice: jax.Array  # [E] int32, index into `lower.table.CHOICES`; -1 where none is made
-    entry_rows: jax.Array  # [E, 2] int32; -1 for no second root
-    symmetric: jax.Array  # [E] bool, the two roots may change places
-    shared: jax.Array  # [E, 2] int32, position of the shared operand in either tree
-    cross_same: jax.Array  # [E, P] int32, position of tree 0 the second tree's must equal; -1
-    code: jax.Array  # [E, I, 6] int32, see `interpreter.run`
-    length: jax.Array  # [E] int32
-    by_length: jax.Array  # [E] int32, place of an entry among all, short programs first
-    new_op: jax.Array  # [E, Q] int32; 0 not used
-    new_attrs: jax.Array  # [E, Q] int32, register
-    new_lowering: jax.Array  # [E, Q] int32
-    new_like: jax.Array  # [E, Q] int32, position of the node whose lowering it may keep; -1 none
-    like_args: jax.Array  # [E, Q, A] int32, positions of that node's arguments; -1 for none
-    new_args: jax.Array  # [E, Q, A] int32: binding position, 2P + new node, or -1
-    new_dtype: jax.Array  # [E, Q] int32, code (as in new_args) whose dtype a constant takes; -1
-    new_value: jax.Array  # [E, Q] float32
-    root_to: jax.Array  # [E, 2] int32, what replaces either root; -1 for none
+    variant_rule: jax.Array  # [V] int32, index into the list of rules
+    variant_choice: jax.Array  # [V] int32, index into `lower.table.CHOICES`; -1 where none is made
+    variant_trees: jax.Array  # [V, 2] int32; -1 for no second root
+    symmetric: jax.Array  # [V] bool, the two roots may change places
+    shared: jax.Array  # [V, 2] int32, position of the shared operand in either tree
+    cross_same: jax.Array  # [V, P] int32, position of tree 0 the second tree's must equal; -1
+    code: jax.Array  # [V, I, 6] int32, see `interpreter.run`
+    length: jax.Array  # [V] int32
+    by_length: jax.Array  # [V] int32, place of a variant among all, short programs first
+    new_op: jax.Array  # [V, Q] int32; 0 not used
+    new_attrs: jax.Array  # [V, Q] int32, register
+    new_lowering: jax.Array  # [V, Q] int32
+    new_like: jax.Array  # [V, Q] int32, position of the node whose lowering it may keep; -1 none
+    like_args: jax.Array  # [V, Q, A] int32, positions of that node's arguments; -1 for none
+    new_args: jax.Array  # [V, Q, A] int32: binding position, 2P + new node, or -1
+    new_dtype: jax.Array  # [V, Q] int32, code (as in new_args) whose dtype a constant takes; -1
+    new_value: jax.Array  # [V, Q] float32
+    root_to: jax.Array  # [V, 2] int32, what replaces either root; -1 for none
 
     @property
     def n_words(self) -> int:
@@ -74,7 +73,7 @@ class RuleTable:
 
 @dataclass(frozen=True)
 class CompiledRules:
-    """A rule table with the rules it came from; `entry_rule` indexes `rules`."""
+    """A rule table with the rules it came from; `variant_rule` indexes `rules`."""
 
     rules: tuple[Rule, ...]
     table: RuleTable
@@ -125,16 +124,16 @@ def _flatten(root: Pattern) -> _Tree:
     return tree
 
 
-def _turnings(p: Pattern | Var) -> list[Pattern | Var]:
+def _commuted(p: Pattern | Var) -> list[Pattern | Var]:
     """The pattern with the arguments of its commutative operators in every order."""
     if isinstance(p, Var):
         return [p]
-    turned: list[Pattern | Var] = []
-    for args in itertools.product(*(_turnings(a) for a in p.args)):
-        turned.append(replace(p, args=args))
+    commuted: list[Pattern | Var] = []
+    for args in itertools.product(*(_commuted(a) for a in p.args)):
+        commuted.append(replace(p, args=args))
         if ops.OPS[p.op].commutative and args[0] != args[1]:
-            turned.append(replace(p, args=(args[1], args[0])))
-    return turned
+            commuted.append(replace(p, args=(args[1], args[0])))
+    return commuted
 
 
 def _canonical(rule: Rule) -> str:
@@ -166,15 +165,15 @@ def _canonical(rule: Rule) -> str:
 
 def variants(rule: Rule) -> list[Rule]:
     seen: dict[str, Rule] = {}
-    for lhs in itertools.product(*(_turnings(p) for p in rule.lhs)):
+    for lhs in itertools.product(*(_commuted(p) for p in rule.lhs)):
         variant = replace(rule, lhs=lhs)
         key = min(shape_text(lhs), shape_text(lhs[::-1])) if rule.symmetric else _canonical(variant)
         seen.setdefault(key, variant)
     return list(seen.values())
 
 
-class _Entry:
-    """One compiled entry, before it is put into the table."""
+class _Variant:
+    """One compiled variant, before it is put into the table."""
 
     def __init__(self, rule: Rule):
         self.rule = rule
@@ -281,13 +280,12 @@ def _bucket(n: int, buckets: Sequence[int], what: str) -> int:
     raise RuleError(f"{n} {what} exceed the largest table, {buckets[-1]}")
 
 
-def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0) -> CompiledRules:
+def compile_rules(rules: Sequence[Rule], *, min_trees: int = 0, min_code: int = 0) -> CompiledRules:
     """The table of `rules`.
 
     Args:
       rules: checked rules, names distinct.
-      min_rows: at least this many rows are reserved, so that rules can be added without another
-        bucket.
+      min_trees: room for at least so many, so that rules can be added without another bucket.
       min_code: the same for instructions.
 
     Raises:
@@ -297,40 +295,40 @@ def compile_rules(rules: Sequence[Rule], *, min_rows: int = 0, min_code: int = 0
     twice = {n for n in names if names.count(n) > 1}
     if twice:
         raise RuleError(f"rules named twice: {', '.join(sorted(twice))}")
-    entries = [(i, _Entry(v)) for i, r in enumerate(rules) for v in variants(r)]
-    n_rows = sum(len(e.trees) for _, e in entries)
-    t = _bucket(max(n_rows, min_rows, 1), _ROW_BUCKETS, "pattern trees")
-    longest = max((len(e.program.code) for _, e in entries), default=1)
+    compiled = [(i, _Variant(v)) for i, r in enumerate(rules) for v in variants(r)]
+    n_trees = sum(len(e.trees) for _, e in compiled)
+    t = _bucket(max(n_trees, min_trees, 1), _TREE_BUCKETS, "pattern trees")
+    longest = max((len(e.program.code) for _, e in compiled), default=1)
     n_code = _bucket(max(longest, min_code), _INSTRUCTION_BUCKETS, "instructions of a rule")
     a = _blank(t, n_code)
-    rows = itertools.count()
-    for e, (rule_index, entry) in enumerate(entries):
-        a["entry_rule"][e] = rule_index
-        _put_entry(a, e, entry)
-        for role, tree in enumerate(entry.trees):
-            _put_row(a, next(rows), e, role, tree)
+    numbers = itertools.count()
+    for v, (rule_index, variant) in enumerate(compiled):
+        a["variant_rule"][v] = rule_index
+        _put_variant(a, v, variant)
+        for which, tree in enumerate(variant.trees):
+            _put_tree(a, next(numbers), v, which, tree)
     a["by_length"] = np.argsort(np.argsort(a["length"], kind="stable")).astype(np.int32)
     arrays = {f.name: jnp.asarray(a[f.name]) for f in fields(RuleTable)}
     return CompiledRules(tuple(rules), RuleTable(**arrays))
 
 
 def _blank(t: int, n_code: int) -> dict[str, np.ndarray]:
-    """The fields of a table with room for `t` entries of `n_code` instructions, none in it yet."""
+    """The fields of a table with room for `t` variants of `n_code` instructions, none in it yet."""
     w = t // 32
     return {
         "root_bits": np.zeros((ops.N_OPS, w), np.uint32),
         "arg_bits": np.zeros((N_ARG_BITS, ops.N_OPS, w), np.uint32),
         "tall_bits": np.zeros((HEIGHT + 2, w), np.uint32),
-        "row_entry": np.zeros(t, np.int32),
-        "row_role": np.full(t, -1, np.int32),
+        "tree_variant": np.zeros(t, np.int32),
+        "tree_root": np.full(t, -1, np.int32),
         "pos_op": np.full((t, P), -1, np.int32),
         "pos_parent": np.zeros((t, P), np.int32),
         "pos_slot": np.zeros((t, P), np.int32),
         "pos_arity": np.full((t, P), -1, np.int32),
         "pos_same": np.full((t, P), -1, np.int32),
-        "entry_rule": np.full(t, -1, np.int32),
-        "entry_choice": np.full(t, -1, np.int32),
-        "entry_rows": np.full((t, 2), -1, np.int32),
+        "variant_rule": np.full(t, -1, np.int32),
+        "variant_choice": np.full(t, -1, np.int32),
+        "variant_trees": np.full((t, 2), -1, np.int32),
         "symmetric": np.zeros(t, bool),
         "shared": np.zeros((t, 2), np.int32),
         "cross_same": np.full((t, P), -1, np.int32),
@@ -348,37 +346,39 @@ def _blank(t: int, n_code: int) -> dict[str, np.ndarray]:
     }
 
 
-def _put_entry(a: Mapping[str, np.ndarray], e: int, entry: _Entry) -> None:
-    if entry.rule.lowering is not None:
-        op, name = entry.rule.lowering
-        a["entry_choice"][e] = CHOICE[op, number_of(op, name)]
-    lhs = entry.rule.lhs
-    a["symmetric"][e] = entry.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
-    a["shared"][e] = entry.shared
-    if len(entry.trees) == 2:
-        for name, at in entry.trees[1].names.items():
-            if name in entry.trees[0].names:
-                a["cross_same"][e, at] = entry.trees[0].names[name]
-    for i, (c, checked) in enumerate(zip(entry.program.code, entry.program.checked, strict=True)):
-        a["code"][e, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
-    a["length"][e] = len(entry.program.code)
-    a["root_to"][e, : len(entry.root_to)] = entry.root_to
-    for q, (term, args, _, source) in enumerate(entry.new):
-        a["new_op"][e, q] = ops.OPS[term.op].code
-        a["new_attrs"][e, q] = entry.program.results[q]
-        a["new_lowering"][e, q] = number_of(term.op, term.lowering) if term.lowering else 0
-        a["new_like"][e, q], like_args = entry.model(term)
-        a["like_args"][e, q, : len(like_args)] = like_args
-        a["new_args"][e, q, : len(args)] = args
-        a["new_dtype"][e, q] = source
-        a["new_value"][e, q] = term.value
+def _put_variant(a: Mapping[str, np.ndarray], v: int, variant: _Variant) -> None:
+    if variant.rule.lowering is not None:
+        op, name = variant.rule.lowering
+        a["variant_choice"][v] = CHOICE[op, number_of(op, name)]
+    lhs = variant.rule.lhs
+    a["symmetric"][v] = variant.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
+    a["shared"][v] = variant.shared
+    if len(variant.trees) == 2:
+        for name, at in variant.trees[1].names.items():
+            if name in variant.trees[0].names:
+                a["cross_same"][v, at] = variant.trees[0].names[name]
+    for i, (c, checked) in enumerate(
+        zip(variant.program.code, variant.program.checked, strict=True)
+    ):
+        a["code"][v, i] = (c.code, c.a, c.b, c.c, c.imm, checked)
+    a["length"][v] = len(variant.program.code)
+    a["root_to"][v, : len(variant.root_to)] = variant.root_to
+    for q, (term, args, _, source) in enumerate(variant.new):
+        a["new_op"][v, q] = ops.OPS[term.op].code
+        a["new_attrs"][v, q] = variant.program.results[q]
+        a["new_lowering"][v, q] = number_of(term.op, term.lowering) if term.lowering else 0
+        a["new_like"][v, q], like_args = variant.model(term)
+        a["like_args"][v, q, : len(like_args)] = like_args
+        a["new_args"][v, q, : len(args)] = args
+        a["new_dtype"][v, q] = source
+        a["new_value"][v, q] = term.value
 
 
-def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tree) -> None:
+def _put_tree(a: Mapping[str, np.ndarray], number: int, v: int, which: int, tree: _Tree) -> None:
     n = len(tree.ops)
-    a["row_entry"][row] = e
-    a["row_role"][row] = role
-    a["entry_rows"][e, role] = row
+    a["tree_variant"][number] = v
+    a["tree_root"][number] = which
+    a["variant_trees"][v, which] = number
     for name, values in (
         ("pos_op", tree.ops),
         ("pos_parent", tree.parents),
@@ -386,8 +386,8 @@ def _put_row(a: Mapping[str, np.ndarray], row: int, e: int, role: int, tree: _Tr
         ("pos_arity", tree.arities),
         ("pos_same", tree.same),
     ):
-        a[name][row, :n] = values
-    word, bit = row // 32, np.uint32(1 << (row % 32))
+        a[name][number, :n] = values
+    word, bit = number // 32, np.uint32(1 << (number % 32))
     a["tall_bits"][: tree.height + 1, word] |= bit
     a["root_bits"][tree.ops[0], word] |= bit
     for slot in range(N_ARG_BITS):

@@ -239,7 +239,7 @@ class Library(Protocol):
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         """What its lowerings usually take in multiples of the plain one, by operator and kind of
-        node (`cost.view.variant_of`): "name 0.5 other 0.9". They say what to time first, no more.
+        node (`cost.view.lowering_kind_of`): "name 0.5 other 0.9". They say what to time first.
         """
         return {}
 

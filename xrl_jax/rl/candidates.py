@@ -36,7 +36,7 @@ class Moment(NamedTuple):
     owner: jax.Array  # [N] int32
     counts: jax.Array  # [N] float32, of the graphs of the program
     first: jax.Array  # seconds where the episode began
-    entry: jax.Array  # [M] int32; -1 empty
+    variant: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
 
@@ -56,7 +56,7 @@ def moment(state: EnvState, params: EnvParams) -> Moment:
         state.owner,
         start.counts,
         start.seconds,
-        candidates.entry,
+        candidates.variant,
         candidates.root,
         candidates.partner,
     )
@@ -72,16 +72,16 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
     def seen(graph: TensorGraph, owner: jax.Array) -> GraphFeatures:
         return graph_features(graph, kept.counts[owner], kept.first)
 
-    def made(entry: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
-        candidate = instantiated(params.table, kept.graph, entry, root, partner)
+    def made(variant: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
+        candidate = instantiated(params.table, kept.graph, variant, root, partner)
         alone = jax.tree.map(lambda v: v[None], candidate)
         after = rewritten(params, kept.graph, kept.owner, alone)
         return seen(after.graph, after.owner)
 
-    candidates = jax.vmap(made)(kept.entry, kept.root, kept.partner)
+    candidates = jax.vmap(made)(kept.variant, kept.root, kept.partner)
     now = seen(kept.graph, kept.owner)
     graphs = jax.tree.map(lambda c, n: jnp.concatenate([c, n[None]]), candidates, now)
-    return CandidateGraphs(graphs, kept.entry >= 0)
+    return CandidateGraphs(graphs, kept.variant >= 0)
 
 
 class GraphSummary(nn.Module):

@@ -53,9 +53,9 @@ def by_chance(state: EnvState, params: EnvParams) -> Logits:
 
 
 class Trail(NamedTuple):
-    """What was done in each step; entry -1 where nothing was rewritten."""
+    """What was done in each step; variant -1 where nothing was rewritten."""
 
-    entry: jax.Array  # [T, K] int32
+    variant: jax.Array  # [T, K] int32
     root: jax.Array  # [T, K] int32
     owner: jax.Array  # [T, K] int32, of the root before the step, as all that follows
     op: jax.Array  # [T, K] int32
@@ -114,7 +114,7 @@ def follow(
         best = either(after.seconds < rollout.best.seconds, met, rollout.best)
         f, root = state.graph.nodes, outcome.root
         return Rollout(after, n, best), Trail(
-            jnp.where(over, -1, outcome.entry),
+            jnp.where(over, -1, outcome.variant),
             root,
             state.owner[root],
             f.op[root],

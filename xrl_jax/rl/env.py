@@ -91,7 +91,7 @@ class Action(NamedTuple):
 class CandidateSlots(NamedTuple):
     """The candidates of a state, in slots that may be empty."""
 
-    entry: jax.Array  # [M] int32; -1 empty
+    variant: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
     seconds: jax.Array  # [M] float32 it would add to one run of the program; 0 where empty
@@ -102,7 +102,7 @@ class CandidateSlots(NamedTuple):
 
     @property
     def valid(self) -> jax.Array:
-        return self.entry >= 0
+        return self.variant >= 0
 
 
 class MacroAction(NamedTuple):
@@ -135,7 +135,7 @@ class Outcome(NamedTuple):
     counts: jax.Array  # bool; false for the step that begins an episode
     asked: jax.Array  # bool, the action's index counted; within a macro-action the mask alone do
     applied: jax.Array  # bool, the graph was rewritten
-    entry: jax.Array  # [K] int32, the rewrites; -1 for none
+    variant: jax.Array  # [K] int32, the rewrites; -1 for none
     root: jax.Array  # [K] int32
 
 
@@ -274,10 +274,10 @@ def step(
     most = min(params.at_once, params.slots)
     found, cheapest = jax.lax.top_k(jnp.where(takes, -candidates.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < macro.left)
-    entry = jnp.where(takes, candidates.entry[cheapest], -1)
+    variant = jnp.where(takes, candidates.variant[cheapest], -1)
     place = candidates.root[cheapest], candidates.partner[cheapest]
     new = jax.tree.map(lambda v: v[cheapest], (candidates.nodes, candidates.args))
-    made = rewritten(params, state.graph, state.owner, Instantiated(entry, *place, *new))
+    made = rewritten(params, state.graph, state.owner, Instantiated(variant, *place, *new))
     masks = match.rematch(params.table, made.graph, state.masks, made.changed, rewrites=most)
     graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, macro.rule)
@@ -287,7 +287,7 @@ def step(
     seconds = seconds_of(graph, owner, params.start.counts)
     t = jnp.where(begin, 0, state.t + asked)
     truncated = ~begin & ~no_op & (t >= params.horizon) & (macro.left == 0)
-    shown = jnp.where(macro.left > 0, match.rows_of_rule(params.table, macro.rule), ~jnp.uint32(0))
+    shown = jnp.where(macro.left > 0, match.trees_of_rule(params.table, macro.rule), ~jnp.uint32(0))
     after = EnvState(
         graph,
         masks,
@@ -307,22 +307,22 @@ def step(
         ~begin,
         asked,
         applied,
-        jnp.where(made.ok, entry, -1),
+        jnp.where(made.ok, variant, -1),
         place[0],
     )
 
 
 def rules_of(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
     """[M] int32, the rule of each candidate; -1 empty."""
-    return jnp.where(candidates.valid, table.entry_rule[jnp.maximum(candidates.entry, 0)], -1)
+    return jnp.where(candidates.valid, table.variant_rule[jnp.maximum(candidates.variant, 0)], -1)
 
 
 def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
     """How often a rule matches; of rules with two roots, the more frequent of these."""
-    rows = match.rows_of_rule(table, rule)
+    trees = masks & match.trees_of_rule(table, rule)
     first, second = (
-        jnp.sum(jax.lax.population_count(masks & rows & match.rows_of_role(table, role)))
-        for role in (0, 1)
+        jnp.sum(jax.lax.population_count(trees & match.trees_of_root(table, which)))
+        for which in (0, 1)
     )
     return jnp.maximum(first, second).astype(jnp.int32)
 
@@ -353,7 +353,7 @@ def rewritten(
     Args:
       candidates: those that there are first.
     """
-    entry, table = candidates.entry, params.table
+    variant, table = candidates.variant, params.table
     seen = jax.vmap(look, in_axes=(None, None, 0))(table, graph, candidates).seen
 
     def one(i: jax.Array, carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
@@ -365,11 +365,11 @@ def rewritten(
         after = Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
         return made.uses, after
 
-    nothing = jnp.zeros(owner.shape, bool), jnp.zeros(len(entry), bool)
+    nothing = jnp.zeros(owner.shape, bool), jnp.zeros(len(variant), bool)
     start = passes.use_counts(graph), Rewritten(graph, owner, *nothing)
     # As many turns in all environments of a batch: else each turn would copy the graphs of all, to
     # leave those as they are that have no more.
-    turns = largest_of_batch(jnp.sum(entry >= 0))
+    turns = largest_of_batch(jnp.sum(variant >= 0))
     made = jax.lax.fori_loop(0, turns, one, start)[1]
     return made._replace(graph=params.costs.repriced(made.graph, graph))
 
@@ -395,6 +395,6 @@ def _moves(
     # Where there is no candidate, what was made depends on what else is in the batch.
     nodes, args = jax.tree.map(of_those, change.kept)
     times = params.start.counts[owner[found.root]]
-    entry = jnp.where(change.ok, found.entry, -1)
+    variant = jnp.where(change.ok, found.variant, -1)
     seconds, gone = (jnp.where(change.ok, times * s, 0.0) for s in (change.seconds, change.gone))
-    return CandidateSlots(entry, found.root, found.partner, seconds, gone, nodes, args, found.count)
+    return CandidateSlots(variant, *found[1:3], seconds, gone, nodes, args, found.count)

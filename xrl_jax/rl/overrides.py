@@ -84,15 +84,15 @@ def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Override,
     those that match where the rollout began, that did not fire there.
     """
     table, live = rules.table, np.asarray(start.graph.nodes.op) > 0
-    rule_of = np.asarray(table.entry_rule)
-    made = np.asarray(trail.entry) >= 0
-    fired = zip(rule_of[np.asarray(trail.entry)[made]], np.asarray(trail.root)[made], strict=True)
+    rule_of = np.asarray(table.variant_rule)
+    made = np.asarray(trail.variant) >= 0
+    fired = zip(rule_of[np.asarray(trail.variant)[made]], np.asarray(trail.root)[made], strict=True)
     done = {(int(rule), int(root)) for rule, root in fired}
     words = np.asarray(start.masks)
     matched = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(bool)
-    roots, rows = np.nonzero(matched & (np.asarray(table.row_role) == 0))
-    of_rows = rule_of[np.asarray(table.row_entry)[rows]]
-    there = {(int(rule), int(root)) for rule, root in zip(of_rows, roots, strict=True)}
+    roots, rows = np.nonzero(matched & (np.asarray(table.tree_root) == 0))
+    of_trees = rule_of[np.asarray(table.tree_variant)[rows]]
+    there = {(int(rule), int(root)) for rule, root in zip(of_trees, roots, strict=True)}
     each = [
         *(Override(rule, root, _BARRED) for rule, root in sorted(done) if live[root]),
         *(Override(rule, root, _FIRST) for rule, root in sorted(there - done)),

@@ -233,7 +233,7 @@ def _in_one(batches: list[Any]) -> Any:
 
 def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> RolloutOutcome:
     """What came of one rollout."""
-    made = trail.entry >= 0
+    made = trail.variant >= 0
     rewrites = int(made[: int(best.steps)].sum())
     end = float(trail.seconds[-1]) if made.any() else math.inf
     what_else = functools.partial(choices, start, rules, trail)
@@ -242,16 +242,16 @@ def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Ro
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
     """The program of the cheapest state of one rollout."""
-    rule_of = np.asarray(rules.table.entry_rule)
+    rule_of = np.asarray(rules.table.variant_rule)
     seconds = [float(start.seconds), *map(float, trail.seconds)]
     steps = []
     for t in range(int(best.steps)):
-        made = np.flatnonzero(trail.entry[t] >= 0)
+        made = np.flatnonzero(trail.variant[t] >= 0)
         for k in made:
             at, graph = (t, k), int(trail.owner[t, k])
             of_root = (np.asarray(f)[at] for f in (trail.op, trail.shape, trail.rank))
             place = place_text(int(trail.root[at]), *of_root)
             gain = (seconds[t] - seconds[t + 1]) / len(made) / float(start.counts[graph])
-            steps.append(Step(graph, rules.rules[rule_of[trail.entry[at]]].name, place, gain))
+            steps.append(Step(graph, rules.rules[rule_of[trail.variant[at]]].name, place, gain))
     program = divided(begun.program, best.graph, best.owner)
     return Found(program, float(best.seconds), (*begun.steps, *steps))

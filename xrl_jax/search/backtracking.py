@@ -31,7 +31,7 @@ class _Pending(NamedTuple):
 
     parent: State
     steps: list[Step]
-    candidate: tuple[int, int, int] | None  # entry, root, partner
+    candidate: tuple[int, int, int] | None  # variant, root, partner
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Taso:
             bound = self.alpha * best[0][0].seconds
             if state.seconds > bound:  # dearer than its parent's candidate was predicted to be
                 continue
-            for i in range(min(len(candidates.entry), self.per_state)):
+            for i in range(min(len(candidates.variant), self.per_state)):
                 after = state.seconds + float(candidates.delta[i])
                 if after > bound:
                     break
@@ -138,12 +138,12 @@ def _made(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reac
     """The pending state, under current costs; None where its candidate does not apply."""
     if pending.candidate is None:
         return space.reprice(pending.parent, costs), pending.steps
-    entry, root, partner = pending.candidate
+    variant, root, partner = pending.candidate
     parent = space.reprice(pending.parent, costs)
-    child = space.step(parent, costs, entry, root, partner)
+    child = space.step(parent, costs, variant, root, partner)
     if child is None:
         return None
     step = Step(
-        index, space.rule_name(entry), space.place(parent, root), parent.seconds - child.seconds
+        index, space.rule_name(variant), space.place(parent, root), parent.seconds - child.seconds
     )
     return child, [*pending.steps, step]

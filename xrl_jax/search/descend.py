@@ -68,7 +68,7 @@ class Descent:
             run.keep(index, [(state, steps)])
             costs = run.problem.oracle.costs
             improved = False
-            for i in range(len(candidates.entry)):
+            for i in range(len(candidates.variant)):
                 if candidates.delta[i] >= -1e-9 or run.clock.done:
                     break
                 candidate = candidates.at(i)
@@ -102,7 +102,7 @@ class Descent:
 
         Args:
           promising: which candidates [M] are.
-          allowed: [E] which entries of the rule table count; all by default.
+          allowed: [V] which variants of the rule table count; all by default.
         """
         run, space, clock = turn.run, turn.space, turn.clock
         oracle, limit = run.problem.oracle, run.budget.measurements
@@ -119,7 +119,7 @@ class Descent:
             if not new and not known:
                 break
             state = space.reprice(state, oracle.costs)
-        run.candidates += len(candidates.entry)
+        run.candidates += len(candidates.variant)
         return state, candidates
 
     def _hopeful(self, candidates: PricedCandidates) -> np.ndarray:

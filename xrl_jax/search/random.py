@@ -51,10 +51,10 @@ class Random:
         limit = self.limit * reached[0][0].seconds
         for _ in range(self.horizon):
             candidates = space.candidates(state, oracle.costs)
-            run.candidates += len(candidates.entry)
-            if not len(candidates.entry) or run.out_of_budget(clock):
+            run.candidates += len(candidates.variant)
+            if not len(candidates.variant) or run.out_of_budget(clock):
                 break
-            i = int(rng.integers(len(candidates.entry)))
+            i = int(rng.integers(len(candidates.variant)))
             candidate = candidates.at(i)
             after = space.step(state, oracle.costs, *candidate)
             if after is None:

@@ -63,18 +63,18 @@ class MacroAction(NamedTuple):
     """Rewriting to a fixpoint: candidates that are applied until there is none.
 
     Attributes:
-      entries: [E] bool, of these entries of the rule table.
+      variants: [V] bool, of these variants of the rule table.
       gain: only where they gain; else whatever they cost.
       roots: [N] bool for a graph, only at these nodes; at all of them for None.
     """
 
-    entries: np.ndarray
+    variants: np.ndarray
     gain: bool = False
     roots: Callable[[TensorGraph], np.ndarray] | None = None
 
 
 def in_role(rules: CompiledRules, *roles: Role) -> np.ndarray:
-    """[E] bool: which entries of the rule table belong to rules with one of these roles."""
+    """[V] bool: which variants of the rule table belong to rules with one of these roles."""
     return entries_of(rules, lambda r: not set(roles).isdisjoint(r.roles))
 
 
@@ -92,20 +92,20 @@ def run_macro(
         if clock.done:
             break
         state = space.matched(state)
-        candidates = space.candidates(state, costs, macro.entries)
-        wanted = np.ones(len(candidates.entry), bool)
+        candidates = space.candidates(state, costs, macro.variants)
+        wanted = np.ones(len(candidates.variant), bool)
         if macro.gain:
             wanted &= candidates.delta < 0
         if macro.roots:
             wanted &= macro.roots(state.graph)[candidates.root]
         chosen = np.flatnonzero(wanted)
-        columns = (candidates.entry[chosen], candidates.root[chosen], candidates.partner[chosen])
+        columns = (candidates.variant[chosen], candidates.root[chosen], candidates.partner[chosen])
         listed = list(zip(*(c.tolist() for c in columns), strict=True))
         after, taken = space.steps(state, costs, listed)
         for i in taken:
-            entry, root, _ = listed[i]
+            variant, root, _ = listed[i]
             gain = -float(candidates.delta[chosen[i]])
-            steps = [*steps, Step(index, space.rule_name(entry), space.place(state, root), gain)]
+            steps = [*steps, Step(index, space.rule_name(variant), space.place(state, root), gain)]
         state = after
         if not taken:
             break

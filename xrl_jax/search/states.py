@@ -43,7 +43,7 @@ _AT_ONCE = 256  # rewrites between two visits of the host
 class PricedCandidates:
     """All candidates of a state, on the host, with what they would change."""
 
-    entry: np.ndarray  # [M]
+    variant: np.ndarray  # [M]
     root: np.ndarray  # [M]
     partner: np.ndarray  # [M]
     delta: np.ndarray  # [M] seconds added
@@ -52,7 +52,7 @@ class PricedCandidates:
 
     def at(self, i: int) -> tuple[int, int, int]:
         """Entry, root and partner of one of them."""
-        return int(self.entry[i]), int(self.root[i]), int(self.partner[i])
+        return int(self.variant[i]), int(self.root[i]), int(self.partner[i])
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def _deltas(
     table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates, start: jax.Array
 ) -> tuple[Any, Any, Any]:
     """Of the candidates from `start` on, `_PRICED_AT_ONCE` of them."""
-    entry, root, partner = (
+    variant, root, partner = (
         jax.lax.dynamic_slice_in_dim(c, start, _PRICED_AT_ONCE) for c in found[:3]
     )
-    part = Candidates(entry, root, partner, found.count)
+    part = Candidates(variant, root, partner, found.count)
     price = costs.price_of_new(graph)
     result = deltas(table, graph, part, price, keep=jax.vmap(view_new))
     return result.seconds, result.gone, result.kept
@@ -125,7 +125,7 @@ def _apply(
 
     def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         i, graph, changed, ok, _ = carry
-        at = candidates.entry[i], candidates.root[i], candidates.partner[i]
+        at = candidates.variant[i], candidates.root[i], candidates.partner[i]
         made = apply(table, graph, *at)
         i = jnp.where(made.full, i, i + 1)
         return i, made.graph, changed | made.changed, ok.at[i - 1].max(made.ok), made.full
@@ -147,9 +147,9 @@ def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -
 
 
 def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
-    """[E] bool: which entries of the rule table belong to wanted rules."""
+    """[V] bool: which variants of the rule table belong to wanted rules."""
     fits = np.array([wanted(r) for r in rules.rules], bool)
-    rule_of = np.asarray(rules.table.entry_rule)
+    rule_of = np.asarray(rules.table.variant_rule)
     return fits[rule_of] & (rule_of >= 0)
 
 
@@ -159,7 +159,7 @@ class Space:
 
     rules: CompiledRules
     digests: jax.Array
-    # Room for candidates: as much as a state was met to need, by the entries that were allowed.
+    # Room for candidates: as much as a state was met to need, by the variants that were allowed.
     room: dict[bytes, int] = field(default_factory=dict)
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
@@ -188,7 +188,7 @@ class Space:
         """The candidates of a state, cheapest first.
 
         Args:
-          allowed: [E] which entries of the rule table count; all for None.
+          allowed: [V] which variants of the rule table count; all for None.
         """
         table = self.rules.table
         state = self.matched(state)
@@ -212,22 +212,22 @@ class Space:
         delta, gone, views = jax.tree.map(lambda *vs: np.concatenate(vs), *parts)
         order = np.argsort(delta, kind="stable")
         order = order[np.isfinite(delta[order])]
-        entry, root, partner = (np.asarray(c)[order] for c in found[:3])
+        variant, root, partner = (np.asarray(c)[order] for c in found[:3])
         view = jax.tree.map(lambda v: v[order], views)
-        return PricedCandidates(entry, root, partner, delta[order], gone[order], view)
+        return PricedCandidates(variant, root, partner, delta[order], gone[order], view)
 
     def _words(self, allowed: np.ndarray) -> np.ndarray:
-        """The rows of entries [E] as words [W] of the masks."""
-        rows = allowed[np.asarray(self.rules.table.row_entry)]
-        return np.packbits(rows, bitorder="little").view(np.uint32)
+        """The trees of variants [V] as words [W] of the masks."""
+        trees = allowed[np.asarray(self.rules.table.tree_variant)]
+        return np.packbits(trees, bitorder="little").view(np.uint32)
 
     def step(
-        self, state: State, costs: CostTable, entry: int, root: int, partner: int
+        self, state: State, costs: CostTable, variant: int, root: int, partner: int
     ) -> State | None:
         """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
         when it is full.
         """
-        after, taken = self.steps(state, costs, [(entry, root, partner)])
+        after, taken = self.steps(state, costs, [(variant, root, partner)])
         return after if taken else None
 
     def steps(
@@ -240,7 +240,7 @@ class Space:
         be found again.
 
         Args:
-          candidates: entry, root and partner of each.
+          candidates: variant, root and partner of each.
         """
         taken: list[int] = []
         first = 0
@@ -260,11 +260,11 @@ class Space:
             taken += [first + int(i) for i in np.flatnonzero(made.ok)]
             first += int(made.done)
             if bool(made.full):
-                entry, root, partner = candidates[first]
+                variant, root, partner = candidates[first]
                 _, _, slots = graph_lib.nodes_of(state.graph)
                 place = {slot: i + 1 for i, slot in enumerate(slots)}
                 grown = self.start(graph_lib.grow(state.graph), costs)
-                at = entry, place.get(root, 0), place.get(partner, 0)
+                at = variant, place.get(root, 0), place.get(partner, 0)
                 after, made_there = self.steps(grown, costs, [at])
                 return after, [*taken, *(first + i for i in made_there)]
         return state, taken
@@ -274,8 +274,8 @@ class Space:
         h = np.asarray(_identity(state.graph, self.digests))
         return int(h[0]), int(h[1])
 
-    def rule_name(self, entry: int) -> str:
-        return self.rules.rules[int(np.asarray(self.rules.table.entry_rule)[entry])].name
+    def rule_name(self, variant: int) -> str:
+        return self.rules.rules[int(np.asarray(self.rules.table.variant_rule)[variant])].name
 
     def place(self, state: State, root: int) -> str:
         """A short text of the node a candidate is anchored at."""

@@ -161,8 +161,8 @@ def _chunks(rules: Sequence[Rule]) -> Iterable[list[Rule]]:
         yield chunk
 
 
-def _rewrite(table: Any, graph: TensorGraph, entry: Any, root: Any, partner: Any) -> Any:
-    done = apply(table, graph, entry, root, partner)
+def _rewrite(table: Any, graph: TensorGraph, variant: Any, root: Any, partner: Any) -> Any:
+    done = apply(table, graph, variant, root, partner)
     return done.graph, done.ok
 
 
@@ -172,11 +172,11 @@ _ENGINE = engine_jit(jax.vmap(_rewrite, in_axes=(None, 0, 0, 0, 0)))
 def _verify_chunk(
     rules: Sequence[Rule], *, seed: int, samples: int, evidence: str | None, rounds: int
 ) -> list[Verdict]:
-    table = compile_rules(rules, min_rows=ROWS, min_code=CODE).table
+    table = compile_rules(rules, min_trees=ROWS, min_code=CODE).table
     states: list[_State] = []
     tested: list[_Tested] = []
     for i, rule in enumerate(rules):
-        turned = variants(rule)
+        tried = variants(rule)
         equal = samples + (_EQUAL_COMPUTED if _computes(rule) else _EQUAL)
         own = [
             _Tested(
@@ -184,10 +184,10 @@ def _verify_chunk(
                 v,
                 hints_of(rule.conditions),
                 np.random.default_rng([seed, len(tested) + k, len(rule.name)]),
-                max(2, -(-samples // len(turned))),
-                -(-equal // len(turned)),
+                max(2, -(-samples // len(tried))),
+                -(-equal // len(tried)),
             )
-            for k, v in enumerate(turned)
+            for k, v in enumerate(tried)
         ]
         tested += own
         states.append(_State(Verdict(rule.name, evidence or rule.evidence, True, 0, 0.0), own))
@@ -242,7 +242,7 @@ def _drawn(tested: _Tested, wanted: int, *, equal: bool = False) -> Iterator[Ins
 def _fired(
     table: Any, batch: Sequence[tuple[int, Instance]]
 ) -> Iterator[tuple[int, Instance, TensorGraph]]:
-    """The instances where the rule fires, with their entry and what the engine makes of them."""
+    """The instances where the rule fires, with their variant and what the engine makes of them."""
     for start in range(0, len(batch), BATCH):
         part = batch[start : start + BATCH]
         for (e, instance), after in zip(part, _rewritten(table, part), strict=True):
@@ -271,10 +271,10 @@ def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorG
     graphs = [graph_lib.build_on_host(i.nodes, i.roots, bucket=BUCKET) for _, i in part]
     graphs += graphs[-1:] * (BATCH - len(part))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *graphs)
-    entry = np.array([e for e, _ in filled], np.int32)
+    variant = np.array([e for e, _ in filled], np.int32)
     root = np.array([i.roots[0] + 1 for _, i in filled], np.int32)
     partner = np.array([i.roots[1] + 1 if len(i.roots) > 1 else 0 for _, i in filled], np.int32)
-    graph, ok = jax.device_get(_ENGINE(table, stacked, entry, root, partner))
+    graph, ok = jax.device_get(_ENGINE(table, stacked, variant, root, partner))
     return [jax.tree.map(lambda a, i=i: a[i], graph) if ok[i] else None for i in range(len(part))]
 
 
