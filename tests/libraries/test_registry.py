@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.view import view_of
 from xrl_jax.libraries import registry
-from xrl_jax.libraries.base import CustomCall, Library
+from xrl_jax.libraries.base import CustomCall, Facts, Library, Lowering
 
 ROOT = Path(__file__).parents[2]
 # A distribution with a library of one lowering: all that it takes.
@@ -86,6 +89,19 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 def test_xla_comes_first_and_has_every_operator() -> None:
     assert registry.libraries()[0].name == "xla"
+
+
+def test_conditions_are_a_tuple() -> None:
+    with pytest.raises(TypeError, match="lowering 'fast': `when` is a tuple of conditions"):
+        Lowering("fast", lambda node, x: x, when="nonempty")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("condition", ["is_single", "is_sinlge"])
+def test_a_condition_that_is_named_is_a_property(condition: str) -> None:
+    node = Node("tanh", (0,), shape=(3,), dtype="float32")
+    facts = Facts(np, view_of(node, [node]), "tanh")
+    with pytest.raises(TypeError, match=f"{condition!r} is no property of Facts: name one, or"):
+        facts.holds(condition)
 
 
 def test_a_library_that_there_is_not_is_refused() -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import xrl_jax
 from xrl_jax.measure import comparison
 from xrl_jax.measure.comparison import call_seconds, calls_per_turn, compare, interleave, measure
 from xrl_jax.measure.timing import Ratio, Timing, median_interval, paired_ratio
@@ -279,6 +280,11 @@ def test_measure_times_a_function_and_says_what_xla_made_of_it():
     jitted = measure(jax.jit(lambda y: jnp.tanh(y) @ y), np.ones((16, 16), np.float32), seconds=0.0)
     assert plain.ok and plain.repeats == 5 and plain.seconds > 0.0 < plain.compile_seconds
     assert plain.hlo_hash == jitted.hlo_hash != ""
+
+
+def test_measure_names_what_it_cannot_time():
+    with pytest.raises(TypeError, match="measure takes one program or function, got dict"):
+        xrl_jax.measure({"plain": jnp.sin})  # type: ignore[arg-type]
 
 
 def test_measure_makes_inputs_for_shapes():

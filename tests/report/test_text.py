@@ -62,6 +62,11 @@ def test_text_says_what_the_errors_are_measured_against() -> None:
     ) in lines
 
 
+def test_rules_of_a_program_that_is_not_returned_are_called_so() -> None:
+    text = str(small_report(used="original"))
+    assert "rewrites by 2 rules, in a program that is not returned (predicted gain" in text
+
+
 def test_text_without_rewrites_bodies_and_options() -> None:
     lines = str(small_report(steps=(), body_counts=(), options=(), seed=None)).splitlines()
     assert "rules fired: none" in lines

@@ -101,6 +101,16 @@ def test_a_wrong_axis_is_refused_that_types_only_where_sizes_are_equal(seed: int
     assert verdict.counterexample.startswith("the sides differ")
 
 
+def test_a_difference_in_an_exact_domain_says_where_numbers_are_compared() -> None:
+    """Nothing is known of log there: what is true of it is not found to be so."""
+    (rule,) = load_rules("""
+        (rule log-of-sqrt (source "powers") (evidence exp)
+          (lhs (log (sqrt ?x))) (rhs (mul (log ?x) (const 0.5 :dtype-of ?x))))""")
+    refused = verify_rules([rule])[0].counterexample
+    assert "by evidence exp, where nothing is assumed of functions other than its own" in refused
+    assert verify_rules([rule], evidence="float64")[0].ok
+
+
 BEYOND_THE_RANK = """
 (rule softmax-of-transpose (source "s") (evidence exp)
   (lhs (softmax (transpose ?x :perm p :as t) :axes m))

@@ -30,7 +30,8 @@ def measure(
       seconds: to spend on timing, after compiling.
 
     Raises:
-      TypeError: arguments of another structure or type than the program was made for.
+      TypeError: no program or function, or arguments of another structure or type than it was made
+        for.
 
     >>> timing = xrl_jax.measure(jnp.tanh, jnp.ones(3), seconds=0.1)
     >>> timing.low <= timing.seconds <= timing.high
@@ -38,6 +39,8 @@ def measure(
     """
     options = program_or_fn.options if isinstance(program_or_fn, Fast) else {}
     program = program_or_fn.program if isinstance(program_or_fn, Fast) else program_or_fn
+    if not callable(program):
+        raise TypeError(f"measure takes one program or function, got {type(program).__name__}")
     if not isinstance(program, Program):
         return comparison.measure(program, *args, seconds=seconds)
     with own_settings():

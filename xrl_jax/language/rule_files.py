@@ -120,6 +120,15 @@ def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:
     return [r for r, at in chosen if at is None or is_available(at[0], number_of(*at), platform)]
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by an unknown name."""
+    if name.endswith(".rules"):
+        return f": give the rules of a file as rules=xrl_jax.load_rules({name!r})"
+    names = {*known, *(r.name for r in all_rules())}
+    near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.4)
+    return f"; near it: {', '.join(near)}" if near else ""
+
+
 def select_rules(
     rules: Sequence[Rule], spec: Iterable[str | Rule] | str | None
 ) -> tuple[Rule, ...]:
@@ -148,9 +157,7 @@ def select_rules(
                 f"{' and '.join(held_back.assumes)}: allow it by assume={held_back.assumes!r}"
             )
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.4)
-            hint = f"; near it: {', '.join(near)}" if near else ""
-            raise ValueError(f"there is no rule or family {name!r}{hint}")
+            raise ValueError(f"there is no rule or family {name!r}{_hint(name, known)}")
 
     def named(rule: Rule, names: Sequence[str]) -> bool:
         return rule.name in names or rule.family in names

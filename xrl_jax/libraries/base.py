@@ -93,8 +93,20 @@ class Facts:
         return dtype == ops.DTYPE_CODE["float32"]
 
     def holds(self, condition: Condition) -> Any:
-        """Whether a condition holds."""
-        return getattr(self, condition) if isinstance(condition, str) else condition(self)
+        """Whether a condition holds.
+
+        Raises:
+          TypeError: its name is that of no property of these facts.
+        """
+        if not isinstance(condition, str):
+            return condition(self)
+        kind = getattr(type(self), condition, None)
+        if not isinstance(kind, property | functools.cached_property):
+            raise TypeError(
+                f"{condition!r} is no property of {type(self).__name__}: name one, or give a "
+                "function of facts"
+            )
+        return getattr(self, condition)
 
     @property
     def nonempty(self) -> Any:
@@ -138,6 +150,10 @@ class Lowering:
     source: str = ""
     platforms: tuple[str, ...] = ()
     without_library: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.when, tuple):
+            raise TypeError(f"lowering {self.name!r}: `when` is a tuple of conditions")
 
 
 @dataclass(frozen=True)

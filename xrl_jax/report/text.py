@@ -332,7 +332,8 @@ def _rule_lines(r: Report) -> Iterator[str]:
         where = step.place if step.graph == 0 else f"body {step.graph}: {step.place}"
         places.setdefault(step.rule, []).append(where)
     total = f"{len(r.steps)} rewrites by {len(gains)} rules"
-    yield f"rules fired: {total} (predicted gain, first place)"
+    kept = "" if r.used == "optimized" else ", in a program that is not returned"
+    yield f"rules fired: {total}{kept} (predicted gain, first place)"
     rows = sorted(gains, key=lambda rule: -gains[rule])
     width = max(len(rule) for rule in rows[:_MAX_RULES])
     for rule in rows[:_MAX_RULES]:

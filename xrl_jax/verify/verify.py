@@ -43,10 +43,7 @@ from xrl_jax.verify.evaluate import CannotEvaluateError
 from xrl_jax.verify.instances import Hints, Instance, hints_of, propose
 
 BUCKET = 64  # nodes of an instance's graph
-ROWS = (
-    256  # pattern trees of a table; with CODE fixed, every table runs in the same compiled engine
-)
-CODE = 128
+ROWS, CODE = 256, 128  # room of a table: fixed, so that one compiled engine serves all
 BATCH = 128
 _SHARES = 3  # samples that share the kinds of special values between them
 _TOLERANCE = 1e-9  # of float64, relative to the largest element
@@ -296,7 +293,7 @@ def _compare(
             problem = str(reason)
     limit = _TOLERANCE if verdict.evidence == "float64" else 0.0
     if not problem and error > limit:
-        problem = f"the sides differ (error {error:.3g})"
+        problem = f"the sides differ (error {error:.3g}){_hint(verdict.evidence)}"
     breaks = verdict.breaks
     if not problem and not breaks and not any(n.lowering for n in (*before.nodes, *nodes)):
         kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _SHARES == 0]
@@ -312,6 +309,16 @@ def _compare(
         )
     else:
         state.verdict = replace(verdict, samples=samples, bound=bound, breaks=breaks)
+
+
+def _hint(evidence: str) -> str:
+    """What a difference in this domain may come from, other than a wrong rule."""
+    if evidence == "float64":
+        return ""
+    return (
+        f" by evidence {evidence}, where nothing is assumed of functions other than its own: "
+        "(evidence float64) compares numbers"
+    )
 
 
 @cache
