@@ -9,9 +9,7 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from absl import flags
 
@@ -53,21 +51,13 @@ SLOW = {"docs/searches.md": [pytest.mark.slow]}  # tracing the engine takes most
 def test_the_python_of_a_page_runs_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A minute is for readers; two seconds are enough to see that it runs.
-    code = python_of(page).replace("seconds=60", "seconds=2")
+    # Minutes are for readers; two seconds are enough to see that it runs.
+    code = re.sub(r"seconds=\d\d+", "seconds=2", python_of(page))
     if "onnx" in code:
         pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XRL_JAX_CACHE", str(tmp_path / "cache"))
     exec(compile(code, page, "exec"), {"__name__": "page"})
-
-
-def test_the_lowering_of_the_page_is_right() -> None:
-    page: dict[str, Any] = {"__name__": "page"}
-    exec(python_of("docs/lowerings_and_libraries.md"), page)
-    x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    exact = 1 / (1 + np.exp(-x.astype(np.float64)))
-    np.testing.assert_allclose(page["row"].fn(None, x), exact, rtol=0, atol=4e-7)
 
 
 def commands_of(page: str) -> list[list[str]]:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.lower.generators import Sample, random_node
-from tests.quick import QUICK
-from xrl_jax.graph import kinds, ops
-from xrl_jax.graph.attributes import with_kind
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 from xrl_jax.graph.shapes import SHAPE_RULES
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower
+from xrl_jax.verify.lowerings import differences
+from xrl_jax.verify.samplers.nodes import Sample, random_node
 from xrl_jax.verify.samplers.table import SAMPLERS
 
 BOUND = ("hole", "input", "weight", "array", "opaque", "call")
@@ -39,63 +37,15 @@ def specs(sample: Sample) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in sample.args]
 
 
-def arrays(sample: Sample, rng: np.random.Generator) -> list[np.ndarray]:
-    """Values that the dtype holds exactly, so that float64 sees the same ones."""
-    out = []
-    for arg in sample.args:
-        kind = jnp.dtype(arg.dtype)
-        values = (
-            rng.normal(size=arg.shape) if kind.kind not in "iu" else rng.integers(0, 9, arg.shape)
-        )
-        out.append(np.asarray(values, kind))
-    return out
-
-
-def in_float64(sample: Sample) -> Node:
-    """The node as it is with float64 arguments."""
-    node = sample.node
-    if node.dtype not in ops.FLOAT_DTYPES:
-        return node
-    attrs = with_kind(node, kinds.DTYPE, ops.DTYPE_CODE["float64"])
-    return Node(node.op, node.args, attrs, shape=node.shape, dtype="float64")
-
-
-def check_forms(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:
+def check_lowerings(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:
     """Compare the lowerings that apply, but those `done`, with float64; their names."""
-    node, wide = sample.node, in_float64(sample)
-    values = arrays(sample, rng)
-    forms = [LOWERINGS[node.op][i] for i in applicable(node, sample.args)]
-    forms = [form for form in forms if form.name not in done]
-    if not forms:
-        return set()
-    exact = [v.astype(np.float64) if wide is not node else v for v in values]
-
-    def run(*args: Any) -> tuple[list[Any], Any, Any]:
-        narrow, doubles = args[: len(values)], args[len(values) :]
-        results = [form.fn(node, *narrow) for form in forms]
-        sizes = [jnp.abs(d) for d in doubles] if wide is not node else doubles
-        return results, lower(wide, *doubles), lower(wide, *sizes)
-
-    args = (*values, *exact)
-    results, reference, scale = jax.jit(run).lower(*args).compile(compiler_options=QUICK)(*args)
-    reference = np.asarray(reference)
-    for form, result in zip(forms, results, strict=True):
-        assert result.shape == node.shape and result.dtype.name == node.dtype, form.name
-        if node.dtype in ops.FLOAT_DTYPES:
-            eps = float(jnp.finfo(node.dtype).eps)
-            size = np.abs(scale) + np.abs(reference)
-            if form.name.startswith("winograd") and size.size:
-                # Sums of a whole tile cancel in each result: it errs by the tile's largest.
-                size = np.full_like(size, size.max())
-            bound = 16 * eps * size + float(jnp.finfo(node.dtype).tiny)
-            with np.errstate(invalid="ignore"):
-                error = np.abs(np.asarray(result, np.float64) - reference)
-            # Equal infinities: empty windows of maxima.
-            same = np.asarray(result, np.float64) == reference
-            assert np.all(same | (error <= bound)), f"{form.name} of {node}: {np.nanmax(error)}"
-        else:
-            assert np.array_equal(result, reference), f"{form.name} of {node}"
-    return {form.name for form in forms}
+    found = [LOWERINGS[sample.node.op][i] for i in applicable(sample.node, sample.args)]
+    lowerings = [lowering for lowering in found if lowering.name not in done]
+    if lowerings:
+        problems = differences(sample, lowerings, sample.values(rng))
+        wrong = {w.name: p for w, p in zip(lowerings, problems, strict=True) if p}
+        assert not wrong
+    return {lowering.name for lowering in lowerings}
 
 
 def check_rules(op: str, example: int) -> None:
@@ -119,10 +69,9 @@ def test_shape_and_dtype_rules_agree_with_jax(op: str) -> None:
 @pytest.mark.parametrize("op", CHOSEN)
 def test_every_lowering_equals_the_plain_one(op: str) -> None:
     met: set[str] = set()
-    with jax.enable_x64(True):
-        for example in range(160):  # the first node that each form applies to
-            rng = rng_for(op, example)
-            met |= check_forms(random_node(op, rng), rng, done=frozenset(met))
+    for example in range(160):  # the first node that each lowering applies to
+        rng = rng_for(op, example)
+        met |= check_lowerings(random_node(op, rng), rng, done=frozenset(met))
     assert met == {form.name for form in LOWERINGS[op]}
 
 
@@ -135,7 +84,7 @@ def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
         made = random_node(op, rng)
         for i in (absorbing - met) & set(applicable(made.node, made.args)):
             if absorbs(replace(made.node, lowering=i), made.args):
-                check_epilogues(replace(made.node, lowering=i), arrays(made, rng), rng)
+                check_epilogues(replace(made.node, lowering=i), made.values(rng), rng)
                 met.add(i)
         if met == absorbing:
             break
@@ -160,10 +109,9 @@ def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generat
 @pytest.mark.slow
 @pytest.mark.parametrize("op", CHOSEN)
 def test_every_lowering_equals_the_plain_one_on_many_nodes(op: str) -> None:
-    with jax.enable_x64(True):
-        for example in range(100, 300):
-            rng = rng_for(op, example)
-            check_forms(random_node(op, rng), rng, done=frozenset())
+    for example in range(100, 300):
+        rng = rng_for(op, example)
+        check_lowerings(random_node(op, rng), rng, done=frozenset())
 
 
 @pytest.mark.slow

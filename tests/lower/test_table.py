@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests.lower.generators import random_node
 from tests.lower.test_conformance import CHOSEN, rng_for
 from xrl_jax.graph.graph import GraphError, Node
 from xrl_jax.graph.view import NodeView, view_of
@@ -22,6 +21,7 @@ from xrl_jax.lower.table import (
     name_of,
     number_of,
 )
+from xrl_jax.verify.samplers.nodes import random_node
 
 EXAMPLES = 60
 _fits = jax.jit(jax.vmap(fits))

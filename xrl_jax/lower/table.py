@@ -100,8 +100,13 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     rows = LOWERINGS[node.op]
     if len(rows) == 1:
         return (0,)
-    facts = _facts(np, view_of(node, args), node.op)
+    facts = facts_of(node, args)
     return tuple(i for i, row in enumerate(rows) if all(facts.holds(test) for test in row.when))
+
+
+def facts_of(node: Node, args: tuple[Node, ...]) -> Facts:
+    """What conditions may ask of a node, on the host."""
+    return _facts(np, view_of(node, args), node.op)
 
 
 def fits(view: NodeView) -> jax.Array:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.graph import ops
@@ -36,6 +37,16 @@ class Sample:
 
     node: Node
     args: tuple[Node, ...]
+
+    def values(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Random arguments that their dtypes hold exactly, so that float64 sees the same ones."""
+        found = []
+        for arg in self.args:
+            dtype = jnp.dtype(arg.dtype)
+            whole = dtype.kind in "iu"
+            found.append(rng.integers(0, 9, arg.shape) if whole else rng.normal(size=arg.shape))
+            found[-1] = np.asarray(found[-1], dtype)
+        return found
 
 
 def random_node(op: str, rng: np.random.Generator) -> Sample:

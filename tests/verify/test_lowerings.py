@@ -1,0 +1,57 @@
+"""Verdicts on lowerings: right ones, wrong ones, and those that lose special values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from xrl_jax.libraries.base import Facts, Lowering
+from xrl_jax.verify.lowerings import verify_lowering
+
+
+def is_single(facts: Facts) -> Any:
+    return facts.is_single(facts.view.dtype)
+
+
+def test_a_right_lowering_keeps_special_values_too() -> None:
+    by_tanh = Lowering("tanh", lambda node, x: 0.5 * jnp.tanh(0.5 * x) + 0.5, (is_single,))
+    verdict = verify_lowering("logistic", by_tanh)
+    assert (verdict.rule, verdict.ok, verdict.samples) == ("logistic-as-tanh", True, 8)
+    assert verdict.breaks == ""
+
+
+def test_a_wrong_lowering_is_refused_with_a_number_and_the_node() -> None:
+    verdict = verify_lowering(
+        "logistic", Lowering("half", lambda node, x: 0.5 + 0 * x, (is_single,))
+    )
+    assert not verdict.ok
+    assert verdict.counterexample.startswith("0.5 instead of ")
+    assert "for Node(op='logistic'" in verdict.counterexample
+
+
+def test_another_dtype_is_refused() -> None:
+    wide = Lowering("wide", lambda node, x: jnp.float64(jnp.tanh(x)), (is_single,))
+    assert verify_lowering("tanh", wide).counterexample.startswith("float64[")
+
+
+def test_what_special_values_are_lost_is_said() -> None:
+    """Of infinity this makes inf / inf."""
+    ratio = Lowering("ratio", lambda node, x: jnp.exp(x) / (1 + jnp.exp(x)), (is_single,))
+    verdict = verify_lowering("logistic", ratio)
+    assert verdict.ok
+    assert verdict.breaks.startswith("with infinities among the inputs, nan instead of 1 for Node(")
+
+
+def test_conditions_that_never_hold_are_no_verification() -> None:
+    verdict = verify_lowering(
+        "tanh", Lowering("never", lambda node, x: x, (lambda _: False,)), samples=1
+    )
+    assert not verdict.ok
+    assert verdict.counterexample == "its conditions held for none of 60 random nodes"
+
+
+def test_an_operator_that_there_is_not_is_named() -> None:
+    with pytest.raises(KeyError, match="there is no operator 'tahn'"):
+        verify_lowering("tahn", Lowering("fast", lambda node, x: x))

@@ -1,0 +1,184 @@
+"""Lowerings verified by machine: what one computes, beside the plain lowering in its own precision
+and in float64, on random nodes, dtypes and attributes, and on special values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.graph import kinds, ops
+from xrl_jax.graph.attributes import with_kind
+from xrl_jax.graph.graph import Node
+from xrl_jax.graph.view import view_of
+from xrl_jax.libraries.base import Facts, Lowering
+from xrl_jax.lower.table import facts_of, lower
+from xrl_jax.runtime.settings import own_settings
+from xrl_jax.verify.samplers.nodes import Sample, random_node
+from xrl_jax.verify.verify import Verdict
+
+ORDINARY, SPECIAL = 16.0, 64.0  # units in the last place that may be lost, of what is summed up
+_MOST_DRAWS = 60  # of nodes, for each that is to be compared
+# The cheapest to compile: what is compiled here runs once.
+_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": "0"}
+
+Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def _at_places(value: float) -> Change:
+    def change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.where(rng.random(x.shape) < 0.1, value, x).astype(x.dtype)
+
+    return change
+
+
+# What becomes of the first argument; by the name that a verdict gives it.
+SPECIAL_VALUES: dict[str, Change] = {
+    "NaN": _at_places(np.nan),
+    "infinities": _at_places(np.inf),
+    "outliers": lambda x, rng: np.where(rng.random(x.shape) < 0.1, 1e6 * x, x).astype(x.dtype),
+}
+
+
+@own_settings()
+def verify_lowering(
+    op: str,
+    lowering: Lowering,
+    *,
+    facts: type[Facts] | None = None,
+    seed: int = 0,
+    samples: int = 8,
+) -> Verdict:
+    """The verdict on one way for an operator to become code.
+
+    Args:
+      op: its name, as in `graph.ops`.
+      facts: what the conditions of the lowering ask; by default as for the operator's other ones.
+      samples: nodes to compare on.
+
+    Returns:
+      A verdict as on the rule that chooses the lowering. `breaks` says what special values are
+      lost: then the lowering has to be `bounded`.
+
+    Raises:
+      KeyError: there is no such operator.
+
+    >>> from xrl_jax.libraries.base import Lowering
+    >>> from xrl_jax.verify.lowerings import verify_lowering
+    >>> wrong = Lowering("twice", lambda node, x: x, when=("nonempty",))
+    >>> verify_lowering("tanh", wrong, samples=1).ok
+    False
+    """
+    if op not in ops.OPS:
+        raise KeyError(f"there is no operator {op!r}")
+    name, compared, breaks = f"{op}-as-{lowering.name}", 0, ""
+    for example in range(_MOST_DRAWS * samples):
+        rng = np.random.default_rng([seed, ops.OPS[op].code, example])
+        sample = random_node(op, rng)
+        asked = facts_of(sample.node, sample.args)
+        if facts is not None:
+            asked = facts(np, view_of(sample.node, sample.args), op)
+        if not all(asked.holds(test) for test in lowering.when):
+            continue
+        values, compared = sample.values(rng), compared + 1
+        (problem,) = differences(sample, [lowering], values)
+        if problem:
+            return Verdict(name, "float64", False, compared, 0.0, problem)
+        breaks = breaks or _lost(sample, lowering, values, rng)
+        if compared == samples:
+            break
+    if not compared:
+        why = f"its conditions held for none of {_MOST_DRAWS * samples} random nodes"
+        return Verdict(name, "float64", False, 0, 0.0, why)
+    return Verdict(name, "float64", True, compared, 0.0, breaks=breaks)
+
+
+def _lost(
+    sample: Sample, lowering: Lowering, values: Sequence[np.ndarray], rng: np.random.Generator
+) -> str:
+    """Which special values a lowering loses, in words; "" for none."""
+    first, *others = values
+    if {sample.node.dtype, first.dtype.name} != {"float32"} or 0 in sample.node.shape:
+        return ""
+    for name, change in SPECIAL_VALUES.items():
+        changed = [change(first, rng), *others]
+        (problem,) = differences(sample, [lowering], changed, units=SPECIAL)
+        if problem:
+            return f"with {name} among the inputs, {problem}"
+    return ""
+
+
+def differences(
+    sample: Sample,
+    lowerings: Sequence[Lowering],
+    values: Sequence[np.ndarray],
+    *,
+    units: float = ORDINARY,
+) -> list[str]:
+    """What is wrong with each lowering's result for these arguments; "" for nothing.
+
+    Args:
+      units: in the last place that a result may err, relative to the sum of the magnitudes that it
+        is made of; none for whole numbers.
+    """
+    node, wide = sample.node, _in_float64(sample.node)
+    exact = [v.astype(np.float64) for v in values] if wide is not node else values
+
+    def run(narrow: list[Any], doubles: list[Any]) -> Any:
+        sizes = doubles
+        if wide is not node:
+            sizes = [jnp.where(jnp.isfinite(d), jnp.abs(d), 0.0) for d in doubles]
+        reference = lower(node, *narrow), lower(wide, *doubles), lower(wide, *sizes)
+        return reference, [lowering.fn(node, *narrow) for lowering in lowerings]
+
+    with jax.enable_x64(True):
+        compiled = jax.jit(run).lower(list(values), list(exact))
+        reference, results = compiled.compile(compiler_options=_OPTIONS)(list(values), list(exact))
+    plain, reference, size = map(np.asarray, reference)
+    return [
+        _difference(node, lowering, plain, reference, size, np.asarray(result), units)
+        for lowering, result in zip(lowerings, results, strict=True)
+    ]
+
+
+def _difference(
+    node: Node,
+    lowering: Lowering,
+    plain: np.ndarray,
+    reference: np.ndarray,
+    size: np.ndarray,
+    result: np.ndarray,
+    units: float,
+) -> str:
+    if (result.shape, result.dtype.name) != (node.shape, node.dtype):
+        return f"{result.dtype}{list(result.shape)} instead of {node.dtype}{list(node.shape)}"
+    if node.dtype not in ops.FLOAT_DTYPES:
+        return "" if np.array_equal(result, reference) else f"another result for {node}"
+    info, got = jnp.finfo(node.dtype), result.astype(np.float64)
+    own = plain.astype(np.float64)
+    # In float64 XLA makes dense convolutions of grouped ones, in which NaN spreads.
+    wanted = np.where(np.isfinite(own) & np.isfinite(reference), reference, own)
+    size = np.abs(np.where(np.isfinite(own), own, 0.0)) + np.abs(size)
+    if lowering.algorithm == "tiles" and size.size:
+        # Sums of a whole tile cancel in each result: it errs by the tile's largest.
+        size = np.full_like(size, size.max())
+    bound = units * float(info.eps) * size + float(info.tiny)
+    with np.errstate(invalid="ignore"):
+        near = np.isfinite(wanted) & (np.abs(got - wanted) <= bound)
+    right = near | (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+    if right.all():
+        return ""
+    at = np.argmin(right)
+    return f"{got.reshape(-1)[at]:.9g} instead of {wanted.reshape(-1)[at]:.9g} for {node}"
+
+
+def _in_float64(node: Node) -> Node:
+    """The node as it is with float64 arguments; others than of floats as they are."""
+    if node.dtype not in ops.FLOAT_DTYPES:
+        return node
+    attrs = with_kind(node, kinds.DTYPE, ops.DTYPE_CODE["float64"])
+    return Node(node.op, node.args, attrs, shape=node.shape, dtype="float64")
