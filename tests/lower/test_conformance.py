@@ -19,7 +19,7 @@ from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 from xrl_jax.graph.shapes import SHAPE_RULES
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower
-from xrl_jax.verify.lowerings import differences
+from xrl_jax.verify.lowerings import comparison
 from xrl_jax.verify.samplers.nodes import Sample, random_node
 from xrl_jax.verify.samplers.table import SAMPLERS
 
@@ -42,8 +42,8 @@ def check_lowerings(sample: Sample, rng: np.random.Generator, *, done: frozenset
     found = [LOWERINGS[sample.node.op][i] for i in applicable(sample.node, sample.args)]
     lowerings = [lowering for lowering in found if lowering.name not in done]
     if lowerings:
-        problems = differences(sample, lowerings, sample.values(rng))
-        wrong = {w.name: p for w, p in zip(lowerings, problems, strict=True) if p}
+        found = comparison(sample, lowerings)(sample.values(rng))
+        wrong = {w.name: f.problem for w, f in zip(lowerings, found, strict=True) if f.problem}
         assert not wrong
     return {lowering.name for lowering in lowerings}
 

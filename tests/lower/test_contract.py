@@ -10,7 +10,7 @@ import pytest
 
 from tests.lower.test_conformance import CHOSEN, rng_for
 from xrl_jax.lower.table import LOWERINGS, applicable
-from xrl_jax.verify.lowerings import SPECIAL, SPECIAL_VALUES, differences
+from xrl_jax.verify.lowerings import SPECIAL, SPECIAL_VALUES, comparison
 from xrl_jax.verify.samplers.nodes import random_node
 
 _EXAMPLES, _TIMES = 160, 2  # nodes of an operator; how many of them each lowering is tried on
@@ -31,8 +31,8 @@ def broken(op: str, kind: str) -> tuple[set[str], set[str]]:
         lowerings = [lowering for lowering in found if tried[lowering.name] < _TIMES]
         if lowerings:
             tried.update(lowering.name for lowering in lowerings)
-            problems = differences(sample, lowerings, values, units=SPECIAL)
-            wrong |= {w.name for w, p in zip(lowerings, problems, strict=True) if p}
+            differences = comparison(sample, lowerings)(values, units=SPECIAL)
+            wrong |= {w.name for w, d in zip(lowerings, differences, strict=True) if d.problem}
     return set(tried), wrong
 
 

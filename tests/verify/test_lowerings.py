@@ -31,6 +31,17 @@ def test_a_wrong_lowering_is_refused_with_a_number_and_the_node() -> None:
     assert "for Node(op='logistic'" in verdict.counterexample
 
 
+def test_the_largest_error_is_told_and_may_be_as_large_as_stated() -> None:
+    def rounded(node: Any, x: Any) -> Any:
+        return jnp.tanh(x).astype("bfloat16").astype("float32")
+
+    refused = verify_lowering("tanh", Lowering("rounded", rounded, (is_single,)))
+    assert not refused.ok and 1e-4 < refused.bound < 2.0**-8
+    stated = Lowering("rounded", rounded, (is_single,), error={"float32": 2.0**-8})
+    verdict = verify_lowering("tanh", stated)
+    assert verdict.ok and 1e-4 < verdict.bound < 2.0**-8
+
+
 def test_another_dtype_is_refused() -> None:
     wide = Lowering("wide", lambda node, x: jnp.float64(jnp.tanh(x)), (is_single,))
     assert verify_lowering("tanh", wide).counterexample.startswith("float64[")

@@ -5,7 +5,7 @@ and in float64, on random nodes, dtypes and attributes, and on special values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,19 @@ _MOST_DRAWS = 60  # of nodes, for each that is to be compared
 _OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": "0"}
 
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+class Difference(NamedTuple):
+    """What a lowering's result differs by from the plain one's."""
+
+    error: float  # the largest, relative to the sum of the magnitudes that a result is made of
+    problem: str = ""  # what is wrong; "" for nothing
+
+
+class Compare(Protocol):
+    """See `comparison`."""
+
+    def __call__(self, values: Sequence[np.ndarray], units: float = ...) -> list[Difference]: ...
 
 
 def _at_places(value: float) -> Change:
@@ -75,105 +88,107 @@ def verify_lowering(
     """
     if op not in ops.OPS:
         raise KeyError(f"there is no operator {op!r}")
-    name, compared, breaks = f"{op}-as-{lowering.name}", 0, ""
+    name, compared, largest, breaks = f"{op}-as-{lowering.name}", 0, 0.0, ""
     for example in range(_MOST_DRAWS * samples):
         rng = np.random.default_rng([seed, ops.OPS[op].code, example])
         sample = random_node(op, rng)
-        asked = facts_of(sample.node, sample.args)
-        if facts is not None:
+        if facts is None:
+            asked = facts_of(sample.node, sample.args)
+        else:
             asked = facts(np, view_of(sample.node, sample.args), op)
         if not all(asked.holds(test) for test in lowering.when):
             continue
-        values, compared = sample.values(rng), compared + 1
-        (problem,) = differences(sample, [lowering], values)
-        if problem:
-            return Verdict(name, "float64", False, compared, 0.0, problem)
-        breaks = breaks or _lost(sample, lowering, values, rng)
+        compare, values, compared = comparison(sample, [lowering]), sample.values(rng), compared + 1
+        (found,) = compare(values)
+        largest = max(largest, found.error)
+        if found.problem:
+            return Verdict(name, "float64", False, compared, largest, found.problem)
+        breaks = breaks or _lost(sample, compare, values, rng)
         if compared == samples:
             break
     if not compared:
         why = f"its conditions held for none of {_MOST_DRAWS * samples} random nodes"
         return Verdict(name, "float64", False, 0, 0.0, why)
-    return Verdict(name, "float64", True, compared, 0.0, breaks=breaks)
+    return Verdict(name, "float64", True, compared, largest, breaks=breaks)
 
 
 def _lost(
-    sample: Sample, lowering: Lowering, values: Sequence[np.ndarray], rng: np.random.Generator
+    sample: Sample, compare: Compare, values: Sequence[np.ndarray], rng: np.random.Generator
 ) -> str:
-    """Which special values a lowering loses, in words; "" for none."""
+    """Which special values the lowering compared loses, in words; "" for none."""
     first, *others = values
     if {sample.node.dtype, first.dtype.name} != {"float32"} or 0 in sample.node.shape:
         return ""
     for name, change in SPECIAL_VALUES.items():
-        changed = [change(first, rng), *others]
-        (problem,) = differences(sample, [lowering], changed, units=SPECIAL)
-        if problem:
-            return f"with {name} among the inputs, {problem}"
+        (found,) = compare([change(first, rng), *others], units=SPECIAL)
+        if found.problem:
+            return f"with {name} among the inputs, {found.problem}"
     return ""
 
 
-def differences(
-    sample: Sample,
-    lowerings: Sequence[Lowering],
-    values: Sequence[np.ndarray],
-    *,
-    units: float = ORDINARY,
-) -> list[str]:
-    """What is wrong with each lowering's result for these arguments; "" for nothing.
+def comparison(sample: Sample, lowerings: Sequence[Lowering]) -> Compare:
+    """Compares lowerings on a node, compiled once for all values.
 
-    Args:
-      units: in the last place that a result may err, relative to the sum of the magnitudes that it
-        is made of; none for whole numbers.
+    Returns:
+      compare(values, units=ORDINARY) -> the difference of each lowering; `units` in the last place
+      are what a result may err, relative to the sum of the magnitudes that it is made of, or more
+      where the lowering says so (`Lowering.error`); none for whole numbers.
     """
     node, wide = sample.node, _in_float64(sample.node)
-    exact = [v.astype(np.float64) for v in values] if wide is not node else values
+    is_float = wide is not node
 
     def run(narrow: list[Any], doubles: list[Any]) -> Any:
         sizes = doubles
-        if wide is not node:
+        if is_float:
             sizes = [jnp.where(jnp.isfinite(d), jnp.abs(d), 0.0) for d in doubles]
         reference = lower(node, *narrow), lower(wide, *doubles), lower(wide, *sizes)
         return reference, [lowering.fn(node, *narrow) for lowering in lowerings]
 
-    with jax.enable_x64(True):
-        compiled = jax.jit(run).lower(list(values), list(exact))
-        reference, results = compiled.compile(compiler_options=_OPTIONS)(list(values), list(exact))
-    plain, reference, size = map(np.asarray, reference)
-    return [
-        _difference(node, lowering, plain, reference, size, np.asarray(result), units)
-        for lowering, result in zip(lowerings, results, strict=True)
-    ]
+    compiled = jax.jit(run, compiler_options=_OPTIONS)
+
+    def compare(values: Sequence[np.ndarray], units: float = ORDINARY) -> list[Difference]:
+        exact = [v.astype(np.float64) for v in values] if is_float else list(values)
+        with jax.enable_x64(True):
+            references, results = compiled(list(values), exact)
+        exactly = tuple(map(np.asarray, references))
+        return [
+            _difference(node, lowering, exactly, np.asarray(result), units)
+            for lowering, result in zip(lowerings, results, strict=True)
+        ]
+
+    return compare
 
 
 def _difference(
     node: Node,
     lowering: Lowering,
-    plain: np.ndarray,
-    reference: np.ndarray,
-    size: np.ndarray,
+    references: Sequence[np.ndarray],
     result: np.ndarray,
     units: float,
-) -> str:
+) -> Difference:
+    plain, reference, size = references
     if (result.shape, result.dtype.name) != (node.shape, node.dtype):
-        return f"{result.dtype}{list(result.shape)} instead of {node.dtype}{list(node.shape)}"
+        is_not = f"{result.dtype}{list(result.shape)} instead of {node.dtype}{list(node.shape)}"
+        return Difference(np.inf, is_not)
     if node.dtype not in ops.FLOAT_DTYPES:
-        return "" if np.array_equal(result, reference) else f"another result for {node}"
-    info, got = jnp.finfo(node.dtype), result.astype(np.float64)
-    own = plain.astype(np.float64)
+        same = np.array_equal(result, reference)
+        return Difference(0.0) if same else Difference(np.inf, f"another result for {node}")
+    info, got, own = jnp.finfo(node.dtype), result.astype(np.float64), plain.astype(np.float64)
     # In float64 XLA makes dense convolutions of grouped ones, in which NaN spreads.
     wanted = np.where(np.isfinite(own) & np.isfinite(reference), reference, own)
-    size = np.abs(np.where(np.isfinite(own), own, 0.0)) + np.abs(size)
+    size = np.abs(np.where(np.isfinite(own), own, 0.0)) + np.abs(size) + float(info.tiny)
     if lowering.algorithm == "tiles" and size.size:
         # Sums of a whole tile cancel in each result: it errs by the tile's largest.
         size = np.full_like(size, size.max())
-    bound = units * float(info.eps) * size + float(info.tiny)
     with np.errstate(invalid="ignore"):
-        near = np.isfinite(wanted) & (np.abs(got - wanted) <= bound)
-    right = near | (got == wanted) | (np.isnan(got) & np.isnan(wanted))
-    if right.all():
-        return ""
-    at = np.argmin(right)
-    return f"{got.reshape(-1)[at]:.9g} instead of {wanted.reshape(-1)[at]:.9g} for {node}"
+        error = np.where(np.isfinite(wanted), np.abs(got - wanted) / size, np.inf)
+    error[(got == wanted) | (np.isnan(got) & np.isnan(wanted))] = 0.0
+    allowed = max(units * float(info.eps), lowering.error.get(node.dtype, 0.0))
+    if not error.size or (error <= allowed).all():
+        return Difference(float(error.max(initial=0.0)))
+    at = np.argmin(error <= allowed)
+    numbers = f"{got.reshape(-1)[at]:.9g} instead of {wanted.reshape(-1)[at]:.9g}"
+    return Difference(float(error.reshape(-1)[at]), f"{numbers} for {node}")
 
 
 def _in_float64(node: Node) -> Node:
