@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments import models, over_seeds, targets
 from experiments.benchmark_table import plot, summary, table
@@ -296,6 +296,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    logging.set_verbosity(logging.ERROR)  # else JAX tells of every backend that is missing
     n = flags.FLAGS.seeds
     return run_seed(config)[1] if n == 1 else run_seeds(config, n)
 
