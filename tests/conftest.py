@@ -1,4 +1,4 @@
-"""What all tests share: reproducible property tests, a compilation cache, and printed figures.
+"""Set-up for all tests: reproducible property tests, a compilation cache, and printed figures.
 
 A test that measures something worth reading calls `record_property("figure", "what was found")`;
 the lines are printed at the end of the run, whichever process ran the test.
@@ -14,7 +14,7 @@ import hypothesis
 import jax
 import pytest
 
-# The same examples at every run: a failure is the change's doing. Slow generation is no failure.
+# The same examples at every run, so that a failure is due to a change. Slow generation is allowed.
 hypothesis.settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -22,10 +22,11 @@ hypothesis.settings.load_profile("ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what XLA compiled between runs: most of the tests' time is compilation.
+    """Keep compiled functions between runs, because most of the tests' time is compilation.
 
-    Processes may share the folder: an entry that another one is still writing reads as damaged,
-    which JAX answers by compiling. XRL_JAX_TEST_CACHE names another folder, or is empty for none.
+    Processes may share the folder: JAX sees an entry that another process is still writing as
+    damaged, and compiles the function itself. XRL_JAX_TEST_CACHE names another folder; if it is
+    empty, nothing is kept.
     """
     folder = os.environ.get("XRL_JAX_TEST_CACHE", str(config.rootpath / ".pytest_cache" / "xla"))
     if folder:
@@ -34,14 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-_MAPS = Path("/proc/self/maps")  # Linux's; each compiled function has some
+_MAPS = Path("/proc/self/maps")  # memory maps under Linux; each compiled function has some
 _MOST_MAPS = 20_000  # a process may have 65,530, and XLA aborts where it gets no more
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Keep what a test leaves out of later garbage collections: `optimize` makes eleven, and each
-    would take as long as there is much. Between files, give up compiled functions once there are
-    many of them.
+    """Exclude the objects that a test leaves behind from later garbage collections.
+
+    `optimize` makes eleven collections, each of which takes longer the more objects there are.
+    Between files, compiled functions are dropped if the process has many memory maps.
     """
     another = nextitem is None or nextitem.path != item.path
     if another and _MAPS.is_file() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:

@@ -1,4 +1,4 @@
-"""Compile options of tests that compile much and run it once."""
+"""Compile options for tests that compile large functions and run them once."""
 
 from __future__ import annotations
 

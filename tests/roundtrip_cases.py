@@ -1,9 +1,9 @@
-"""The table of small JAX functions that must come back bit-identical by `from_jax` and `to_jax`.
+"""The table of small JAX functions whose results `from_jax` and `to_jax` must keep bit-identical.
 
 It covers every primitive of `jax.lax` that takes arrays (`test_roundtrip.py` checks that against
-JAX itself), the transformations whose jaxprs look different from what people write by hand, every
-dtype, and the odd shapes and outputs that front ends forget. It is one table, hence one file: a new
-primitive or a found bug is one more row. Rows are laid out by hand.
+JAX itself), the transformations whose jaxprs differ from those of hand-written code, every dtype,
+and the odd shapes and outputs that front ends forget. It is one table, hence one file: a new
+primitive or a bug adds a row. Rows are formatted by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 
 class Point(NamedTuple):
-    """A pytree of a kind of its own."""
+    """A custom pytree node."""
 
     x: Any
     y: Any
@@ -43,7 +43,7 @@ class Case:
 
 
 def real(*shape: int, dtype: Any = np.float32, low: float = -2.0, high: float = 2.0) -> np.ndarray:
-    """Reproducible numbers between `low` and `high`; other bounds give other numbers."""
+    """Return reproducible random values from `low` to `high`; other bounds give other values."""
     seed = [*shape, int(abs(low) * 97), int(abs(high) * 89)]
     return np.random.default_rng(seed).uniform(low, high, shape).astype(dtype)
 
@@ -61,7 +61,7 @@ def complexes(*shape: int, dtype: Any = np.complex64) -> np.ndarray:
 
 
 def spd(n: int) -> np.ndarray:
-    """A symmetric positive definite matrix, far from singular."""
+    """Return a symmetric positive definite matrix, far from singular."""
     a = real(n, n)
     return a @ a.T + n * np.eye(n, dtype=np.float32)
 
@@ -519,7 +519,7 @@ def raised(x: jax.Array, power: int) -> jax.Array:
 
 
 def mapped_over_devices(x: jax.Array) -> tuple[jax.Array, ...]:
-    """The collectives, over a mesh of one device."""
+    """Apply the collectives, over a mesh of one device."""
     mesh = jax.make_mesh(
         (1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1]
     )
@@ -676,7 +676,7 @@ CASES += [
          (np.array([1, 2, 3, 4], np.uint32),)),
 ]
 
-# --- the edges of the signature: structure, constants, scalars, sizes of zero
+# --- edge cases of signatures: structure, constants, scalars, sizes of zero
 CONSTANT = real(3, 3)
 CASES += [
     Case("staged_constant", lambda x: lax.stage(CONSTANT[0]) + x, (ANY,)),

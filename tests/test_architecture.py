@@ -1,4 +1,6 @@
-"""The shape of the code base: who imports whom, where effects live, and what an import costs."""
+"""The structure of the code base: which layers import which, where side effects are, and what an
+import loads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "xrl_jax"
 
-# The way of the data. Each layer may import itself and the layers before it.
+# The order in which data flows. Each layer may import itself and the layers before it.
 LAYERS = (
     *("runtime", "graph", "libraries", "lower", "program", "language", "engine", "transform"),
     *("frontends", "backends", "verify", "measure", "cost", "search", "accept", "rl"),
@@ -64,7 +66,7 @@ def name_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[Import]:
-    """Every import in a file as absolute module names; `from a import b` gives `a.b`."""
+    """Yield every import in a file as absolute module names; `from a import b` gives `a.b`."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
 
     def visit(node: ast.AST, late: bool) -> Iterator[Import]:
@@ -108,7 +110,7 @@ def module_of(path: Path) -> str:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Late imports and those for type checkers included; but for the package's own lazy names."""
+    """Late imports and those for type checkers count too; the package's own lazy names do not."""
     modules = {module_of(p): p for p in sources("xrl_jax") if p.parent != PACKAGE}
     edges: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -181,7 +183,7 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 @pytest.fixture(scope="module")
 def after_import() -> dict[str, list[str]]:
-    """What `import xrl_jax` adds to `import jax`, in a fresh interpreter."""
+    """Return what `import xrl_jax` adds to `import jax`, in a fresh interpreter."""
     program = """
 import json, sys
 import jax
@@ -221,6 +223,8 @@ def test_constraints_hold_names_and_exact_versions_only() -> None:
 
 
 def test_what_jax_export_needs_is_asked_for() -> None:
-    """JAX does not ask for it, and here it came with what only the tests need."""
+    """`jax.export` needs flatbuffers, on which JAX does not depend; where tests run, packages that
+    only they need install it.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert any(name.startswith("flatbuffers") for name in project["dependencies"])

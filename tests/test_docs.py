@@ -1,4 +1,4 @@
-"""The documents are right: their Python runs, and the commands, files, names and links they give
+"""The documents are right: their Python code runs, and the commands, files, names and links in them
 exist.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 )
-LONGEST = {"README.md": 200, "BUILD_NOTES.md": 160, "docs/outside.md": 60}  # lines; else a page
+LONGEST = {"README.md": 200, "BUILD_NOTES.md": 160, "docs/outside.md": 60}  # lines; else PAGE
 PAGE = 150
 
 every_page = pytest.mark.parametrize("page", PAGES)
@@ -31,7 +31,9 @@ def text_of(page: str) -> str:
 
 
 def python_of(page: str) -> str:
-    """The Python blocks of a page, one after the other, with lines as they are in the page."""
+    """Return the Python blocks of a page, in order and at the line numbers that they have in the
+    page.
+    """
     lines, inside = [], False
     for line in text_of(page).splitlines():
         if line.startswith("```"):
@@ -42,7 +44,7 @@ def python_of(page: str) -> str:
     return "\n".join(lines)
 
 
-SLOW = {"docs/searches.md": [pytest.mark.slow]}  # tracing the engine takes most of it
+SLOW = {"docs/searches.md": [pytest.mark.slow]}  # most of its time is tracing the engine
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ SLOW = {"docs/searches.md": [pytest.mark.slow]}  # tracing the engine takes most
 def test_the_python_of_a_page_runs_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Minutes are for readers; two seconds are enough to see that it runs.
+    # Budgets of minutes are for readers; two seconds are enough to see that the code runs.
     code = re.sub(r"seconds=\d\d+", "seconds=2", python_of(page))
     if "onnx" in code:
         pytest.importorskip("onnx")
@@ -61,14 +63,14 @@ def test_the_python_of_a_page_runs_in_order(
 
 
 def commands_of(page: str) -> list[list[str]]:
-    """The words of each command that runs an experiment: its module, then its flags."""
+    """Return the words of each command that runs an experiment: its module, then its flags."""
     text = text_of(page).replace("\\\n", " ")
     found = re.findall(r"python -m (experiments\.\w+)((?:\s+--[^\s`]+)*)", text)
     return [[module, *given.split()] for module, given in found]
 
 
 def strings_of(module: str) -> set[str]:
-    """The strings in an experiment's source and in those of the experiments it imports."""
+    """Return the strings in an experiment's source and in those of the experiments it imports."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
@@ -123,7 +125,7 @@ def test_the_make_targets_it_names_exist(page: str) -> None:
 
 @every_page
 def test_the_files_it_names_exist(page: str) -> None:
-    """Paths are from the top of the repository or from `xrl_jax`; * may stand for a name."""
+    """Paths are relative to the repository or to `xrl_jax`; * may stand for a name."""
     named = re.findall(
         r"`([\w/*.-]+\.(?:py|toml)|(?:xrl_jax|docs|rules|tests)/[\w/*.-]+)`", text_of(page)
     )

@@ -1,7 +1,7 @@
-"""The front door: what it returns is right, and nothing that happens on the way loses it.
+"""`optimize`: its result is right, and no failure or interruption on the way loses it.
 
-Most tests make up the timings (`made_up`): regions all take the same time, so that taking work away
-is what gains, and the final timing says that the result is twice as fast.
+Most tests use made-up timings (`made_up`): all regions take the same time, so that removing work is
+what gains, and the final timing says that the result is twice as fast.
 """
 
 from __future__ import annotations
@@ -58,16 +58,17 @@ X = jax.random.normal(KEYS[2], (6, 6))
 
 
 def network(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Two contractions, and two transposes that do nothing."""
+    """Compute two contractions, with two transposes between them that have no effect."""
     h = jnp.tanh(x @ params["v"])
     return jnp.transpose(jnp.transpose(h)) @ params["w"]
 
 
 class MadeUpWorker(Worker):
-    """A millisecond for everything; a program takes half as long as its reference.
+    """A worker that returns a millisecond for everything; a program takes half as long as its
+    reference.
 
     Attributes:
-      interrupt: of a job, whether it is the moment for Ctrl-C.
+      interrupt: whether to press Ctrl-C at a job, given its reference.
     """
 
     overhead_seconds = 0.0  # type: ignore[assignment]
@@ -82,13 +83,13 @@ class MadeUpWorker(Worker):
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
-    """Made-up times for regions, programs and the final timing."""
+    """Replace the times of regions, programs and the final timing by made-up ones."""
 
     class Mine(MadeUpWorker):
         pass
 
     monkeypatch.setattr(front, "Worker", Mine)
-    # It would go on for ever: every program is twice as fast as the one before.
+    # It would never end: every program would be twice as fast as the one before.
     monkeypatch.setattr(Refine, "refined", lambda self, problem, start, *_: start)
     monkeypatch.setattr(last_timing, "compare", fake_compare({OPTIMISED: 0.5}))
     return Mine
@@ -96,9 +97,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpWorker]:
 
 @pytest.fixture
 def optimize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`optimize` with a few rules that are known to be right."""
+    """Return `optimize` with a few rules that are known to be right."""
     monkeypatch.setattr(front, "verified", lambda rules, trusted: rules)
-    # It would leave nothing for the rules to do.
+    # Canonicalisation would leave nothing for the rules to do.
     monkeypatch.setattr(front, "canonical", lambda program: program)
     return functools.partial(
         xrl_jax.optimize,
@@ -131,19 +132,19 @@ def test_a_small_network_end_to_end(optimize):
 
 
 def made_up_programs(self, problem, best, *_):
-    """In place of `TimeWhole.timed`: the first takes half of the original's time."""
+    """Replace `TimeWhole.timed`: the first program takes half of the original's time."""
     timing = Timing(1e-3, 1e-3, 1e-3, relative=0.5)
     return [dataclasses.replace(best[0], timing=timing)]
 
 
 def endless(node, *arrays):
-    """A lowering that never ends."""
+    """Lower a contraction to code that never ends."""
     x = jax.lax.while_loop(lambda x: x[0, 0] < jnp.inf, jnp.sin, arrays[0])
     return x @ arrays[1]
 
 
 class Killed(Worker):
-    """A worker whose process is killed when a region has taken five seconds."""
+    """A worker whose process is killed once the timing of a region has taken five seconds."""
 
     def submit(self, jobs, *, reference=None, **options):
         pid = (self.overhead_seconds, self.pid)[1]
@@ -167,8 +168,8 @@ PROMISING = roofline.Rates(
 
 @pytest.fixture
 def endless_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form "swapped" of a contraction never ends, and is always worth timing: what was not
-    timed yet takes no time by the roofline, whatever a busy machine says the others take.
+    """Make the lowering "swapped" of contractions endless, and always worth timing: by the
+    roofline, what was not timed yet takes no time, whatever a busy machine says the others take.
     """
     monkeypatch.setattr(calibration, "calibrate", lambda samples, rates, prior, config: rates)
     forms = list(lowerings.LOWERINGS["dot"])
@@ -199,7 +200,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
 @pytest.mark.usefixtures("endless_form")
 @pytest.mark.parametrize("status", ["timeout", "killed"])
 @pytest.mark.parametrize(
-    "alone",  # seconds of the endless form's region, where the others take a millisecond
+    "alone",  # seconds of the endless lowering's region; other regions take a millisecond
     [None, 0.5e-3, 1e-3],
     ids=["as a region", "as a program", "in a neighbourhood"],
 )
@@ -225,7 +226,7 @@ def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
     assert "swapped" not in str(fast.program)
 
 
-# The same again --------------------------------------------------------------------------------
+# Reproducibility, and kinds of searches ---------------------------------------------------------
 
 
 def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypatch):
@@ -249,7 +250,7 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
 def test_the_best_programs_are_timed_with_what_the_search_leaves_of_the_budget(
     optimize, made_up, monkeypatch
 ):
-    """Of ten timings five are for loops and the search, and as many for programs."""
+    """Of ten timings, five are for loops and the search, and five for programs."""
     spent: list[tuple[int, int | None]] = []
 
     def search(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
@@ -275,7 +276,7 @@ def test_a_search_of_ones_own_is_followed_as_it_is_and_its_best_program_is_timed
     assert report.used == "optimized" and report.search == "greedy"
 
 
-# What may go in ---------------------------------------------------------------------------------
+# Functions and arguments that are accepted ------------------------------------------------------
 
 
 def test_work_that_does_nothing_is_taken_away(made_up, optimize):
@@ -449,7 +450,7 @@ def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
         seen.append(reference)
         return (
             reference is None and len(seen) == 4
-        )  # dot, transpose, the turned transpose, then a new form
+        )  # dot, transpose, the merged transpose, then a new lowering
 
     made_up.interrupt = staticmethod(late)
     fast = optimize(network, PARAMS, X, weights=0, search="taso")
@@ -459,7 +460,7 @@ def test_ctrl_c_in_the_search_returns_what_was_found(made_up, optimize):
 
 @pytest.fixture
 def interruptible():
-    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    # Tests that a shell runs in the background ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -480,7 +481,7 @@ def test_a_ctrl_c_whose_exception_is_dropped_ends_the_search_all_the_same(
     made_up.interrupt = staticmethod(early)
     fast = optimize(network, PARAMS, X, weights=0, search="taso")
     assert fast.report.stop_reason is StopReason.INTERRUPTED
-    # Whether constants pay, that region, and the original whole.
+    # Jobs: whether constants pay, the first region, and the whole original.
     assert len(seen) == 3
     same(fast(PARAMS, X), network(PARAMS, X))
 
@@ -531,7 +532,7 @@ def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch
 def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
     completed, kernels, made_up, tmp_path
 ):
-    """But not beside what is judged alone."""
+    """Nothing is timed beside the result of a search that is judged on its own."""
 
     def nothing(problem, budget, key):
         found = (Found(problem.program, 1.0),)

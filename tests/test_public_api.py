@@ -1,4 +1,6 @@
-"""The public names: all there, with the signatures others rely on, and loaded when used."""
+"""The public names: all exist, have the signatures that others rely on, and are loaded on first
+use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function of the table comes back from `from_jax` and `to_jax` bit for bit as it went in."""
+"""Every function of the table gives bit-identical results after `from_jax` and `to_jax`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def program_of(case: Case) -> Any:
 
 
 def run(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The result of `fn`, compiled under one name: equal modules are then one cache entry."""
+    """Return the result of `fn`, compiled under one name, so that equal modules share a cache
+    entry.
+    """
 
     def roundtrip(*args: Any) -> Any:
         return fn(*args)
@@ -44,7 +46,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def to_bytes(leaf: jax.Array) -> tuple[str, tuple[int, ...], np.ndarray, np.ndarray]:
-    """The dtype, the shape, the bytes `[size, itemsize]`, and which elements are NaN `[size]`."""
+    """Return dtype, shape, bytes `[size, itemsize]`, and which elements are NaN `[size]`."""
     array = np.asarray(
         jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
     )

@@ -1,4 +1,4 @@
-"""Whatever a user has set in JAX: the engine works, and the user's function sees the settings."""
+"""Under any JAX settings of a user, the engine works and the user's function sees the settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALL: dict[str, Any] = {
 
 @contextlib.contextmanager
 def setting(**values: Any) -> Iterator[None]:
-    """For all threads, as a user sets them at the start of a script."""
+    """Set values for all threads, as a user does at the start of a script."""
     before = {name: getattr(jax.config, name) for name in values}
     for name, value in values.items():
         jax.config.update(name, value)

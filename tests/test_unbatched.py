@@ -1,4 +1,4 @@
-"""Pure functions take one graph, candidate or state, and say so when they are given a batch."""
+"""Pure functions take one graph, candidate or state, and refuse a batch with a clear error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = jax.random.key(0)
 
 
 def one() -> TensorGraph:
-    """tanh(x)"""
+    """Return the graph of tanh(x)."""
     return graph_of(
         """
         %1: float32[3] = input() ref=@0
@@ -34,7 +34,7 @@ def one() -> TensorGraph:
 
 
 def two(value: Any) -> Any:
-    """A batch of two of it."""
+    """Return a batch of two copies of a value."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), value)
 
 

@@ -1,5 +1,5 @@
-"""Networks that are defined nowhere in this repository: those that come with the onnx package, with
-random weights, through the public API.
+"""Networks that are not defined in this repository, optimised through the public API: those of the
+onnx package, with random weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A superoptimiser for tensor graphs in JAX: verified rewrites, measured costs, and search.
 
-The public names are listed in `__all__` and load their modules when they are first used, so that
-the import stays light.
+The public names are listed in `__all__`. The module of each is imported when the name is first
+used, so that `import xrl_jax` is fast.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _MODULES = {
 
 
 class _Package(ModuleType):
-    """Keeps a submodule from hiding the public function of the same name when it is imported."""
+    """Module type that keeps an imported submodule from hiding the public function of its name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

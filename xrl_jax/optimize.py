@@ -1,4 +1,4 @@
-"""The front door: a function in, a verified function that is at least as fast out."""
+"""The entry point: `optimize` turns a function into a verified one that is at least as fast."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ from xrl_jax.transform.canonical import canonical
 from xrl_jax.transform.unroll import unrolled
 from xrl_jax.verify.verify import verified
 
-_LEAST_LAST, _MOST_LAST = 0.3, 0.6  # of the seconds, for the last check and timing
-_LEAST_TIMING, _MOST_TIMING = 3.0, 30.0  # seconds, for the last timing
-_LEAST_SEARCH = 1e-3  # seconds: with less than a search needs, it returns the original
-_TOO_LONG = 4.0  # times the seconds: such a check is not begun
+_LEAST_LAST, _MOST_LAST = 0.3, 0.6  # share of the budget for the check and the final timing
+_LEAST_TIMING, _MOST_TIMING = 3.0, 30.0  # seconds for the final timing
+_LEAST_SEARCH = 1e-3  # seconds for a search when no time is left: it returns the original
+_TOO_LONG = 4.0  # a check that would take more than this many budgets is not begun
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be optimised, and how.
+    """A program to optimise and the settings for it.
 
     Attributes:
       given: the user's function as a program.
-      original: the same as it is run while it is optimised: see `_to_judge`.
-      program: where the search begins: the original in its canonical spelling.
-      rules: that may be used; `table` has those that are worth a trial here, compiled.
+      original: the same program in the form that is run during optimisation, see `_to_judge`.
+      program: the start of the search: the original in canonical form.
+      rules: the rules that may be used; those available on this platform are compiled in `table`.
       arguments: flat example arguments, or their shapes.
     """
 
@@ -130,47 +130,51 @@ def optimize(
     cost_config: CostConfig = DEFAULT,
     progress: bool = True,
 ) -> Fast:
-    """A function that computes what `fn` does and is faster on this machine, or `fn` itself where
-    none was found.
+    """Return a function that computes the same values as `fn` and is faster on this machine.
+
+    If no faster function is found, the result runs `fn` itself.
 
     Args:
       fn: a JAX function of pytrees (arrays it closes over are weights), or a Program.
-      example_args: arrays, numbers or `jax.ShapeDtypeStruct`; for a Program they may be left out. A
-        number that `fn` must know while it is traced, and what is no array, is static: for others
-        the result runs `fn` itself.
-      weights: positions of arguments that stay the same between calls.
-      search: a name (see `xrl_jax.strategies.SEARCHES`) or a strategy, which is followed as it is;
-        `xrl_jax.search.chain.pipeline` completes a search of one's own as those with names are.
-      rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
-        one off. Rules that are not the library's are verified first.
-      budget: seconds and measurements that may be spent; 60 seconds by default. Of the seconds 30
-        to 60 % are kept for the last check and timing. Where these take longer, the progress
-        display says so; where they take four times the budget, the original is returned unchecked.
-      key: decides what a search draws at random; `jax.random.key(0)` by default.
-      tolerance: relative error allowed against float64; None for four times the original's own.
-      assume: what may be taken for granted of values. ("finite",) allows rules that lose NaN,
-        infinities or the range of floats somewhere; without it none of them is used but those given
-        as Rule objects. ("in-domain",): a result that was checked on numbers up to a bound does not
-        look whether its arguments are; without it, the original runs where they are not.
-      cache_dir: where timings and results are kept; None for the user's cache folder. A second
-        search of the same program goes on from the result of the first.
+      example_args: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`s; optional for a Program.
+        Leaves of other types, and numbers whose value is needed to trace `fn`, are static. If a
+        call has other shapes, dtypes or static values, the result runs `fn` itself.
+      weights: positions of the arguments that stay the same between calls. Values that depend on
+        weights only are computed once.
+      search: the name of a search (see `xrl_jax.strategies.SEARCHES`), or a strategy, which is run
+        unchanged; `xrl_jax.search.chain.pipeline` adds the stages that named searches have.
+      rules: None for all verified rules; otherwise names, families or Rule objects, where "-name"
+        excludes a rule. Rules that are not in xrl_jax's library are verified first.
+      budget: limits on seconds and measurements; 60 seconds by default. Of the seconds, 30 to 60 %
+        are reserved for the check of the result and its final timing. If these take longer, the
+        progress display says so; if they would take more than four times the budget, the original
+        is returned and nothing is checked.
+      key: random key for the search; `jax.random.key(0)` by default.
+      tolerance: largest relative error allowed, compared with float64; None for four times the
+        error of the original.
+      assume: assumptions about values, e.g. ("finite",). "finite" allows rules that may lose NaN,
+        infinities or part of the range of floats; without it, such rules are used only if given as
+        Rule objects. "in-domain" skips a test of the arguments: a result that was checked only on
+        values up to a bound otherwise runs the original for arguments that exceed the bound.
+      cache_dir: folder for timings and results; None for the user's cache folder. A second search
+        of the same program starts from the result of the first.
       cost_config: hyperparameters of the cost model.
-      progress: show a live display.
+      progress: whether to show a live display.
 
     Under `jax.disable_jit`, `jax_debug_nans` and `jax_debug_infs` the result runs `fn` itself.
-    While `fn` is optimised, its callbacks run once or a few times; those without results do not.
+    During optimisation the callbacks of `fn` run once or a few times; those without results never.
 
-    Ctrl-C ends the phase it falls into and goes on with what was found so far: after the search,
-    only the best program is timed and checked, and after the check, its timing in the worker
-    decides.
+    Ctrl-C ends the current phase; the next one continues with the results so far. During the
+    search, only the best program found is then timed and checked; during the check, the original is
+    returned; during the final timing, earlier timings in the worker process decide.
 
     Returns:
-      A `Fast`: same signature and results as `fn`; its `report` tells what was done.
+      A `Fast` with the signature and the results of `fn`; its `report` describes the optimisation.
 
     Raises:
-      RuleError: a rule that is not the library's fails its verification.
+      RuleError: a rule that is not in the library fails its verification.
       TraceError: `fn` cannot be traced.
-      ValueError: an unknown search, rule or assumption, by name.
+      ValueError: a search, rule or assumption is unknown; the message names it.
 
     >>> def fn(x):
     ...     return jnp.tanh(x) + 0.0
@@ -195,10 +199,10 @@ def _optimised(
     *,
     progress: bool,
 ) -> Fast:
-    """Search, check, time, report.
+    """Run the search, check and time its result, and make the report.
 
     Args:
-      whole: the budget's clock; part of it has passed.
+      whole: the clock of the budget, already running.
     """
     with (
         own_settings(),
@@ -213,12 +217,12 @@ def _optimised(
         kept, too_short = _kept_for_the_end(task.original, run, budget.seconds, live)
         clock = replace(whole, seconds=budget.seconds - kept)  # of the search
         left = replace(budget, seconds=max(clock.left, _LEAST_SEARCH))
-        # Where timings cannot be kept, nothing can; the store has said so.
+        # If timings cannot be stored, results cannot either; the store has warned.
         record = None if store.in_memory else _record(task, folder, store)
         with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
             found = _searched(task, oracle, record, live, left, key)
         search_seconds = clock.elapsed
-        worker.close()  # it holds the programs it timed, weights and all
+        worker.close()  # it holds the programs it timed, with their weights
         accepted = _judged(task, found, oracle, live, whole, too_short)
     with on_cpu():
         report = make_report(
@@ -239,7 +243,7 @@ def _optimised(
 
 
 def _record(task: _Task, folder: str | os.PathLike[str], store: TimingStore) -> Path:
-    """Where the result of this task is kept."""
+    """Return the path of the record that keeps this task's result."""
     return record_path(folder, task.program, task.table.rules, store.target)
 
 
@@ -251,7 +255,7 @@ def _searched(
     budget: Budget,
     key: jax.Array | None,
 ) -> SearchResult:
-    """What the strategy finds, its best programs timed whole."""
+    """Run the strategy, then time its best programs as a whole."""
     recalled = None if record is None else recall(record, task.program)
     problem = Problem(task.program, task.table, oracle, live, live.phase, recalled)
     strategy = chain(task.strategy, TimeWhole())
@@ -266,10 +270,10 @@ def _judged(
     whole: Stopwatch,
     too_short: str,
 ) -> Acceptance:
-    """The best program that is right, timed in turn with the original.
+    """Accept the first of the best programs that passes the check, and time it with the original.
 
     Args:
-      too_short: why there is no time for that; "" where there is.
+      too_short: why there is no time for this; "" if there is.
     """
     if too_short:
         return unchecked(found.best, too_short)
@@ -286,9 +290,9 @@ def _judged(
 
 
 def _fast(given: Program, accepted: Acceptance, report: Report) -> Fast:
-    """What is returned to the user."""
+    """Return the function that the user gets."""
     if not accepted.used:
-        # The original in its strongest form: nothing returned is slower than what was timed.
+        # The original in its fastest variant, so that the result is not slower than any baseline.
         as_constants = accepted.baseline.startswith(CLOSED_OVER)
         return Fast(given, given.fn, report=report, close_over=as_constants)
     return Fast(
@@ -304,7 +308,7 @@ def _fast(given: Program, accepted: Acceptance, report: Report) -> Fast:
 
 
 def _last_timing_seconds(found: SearchResult, whole: Stopwatch) -> float:
-    """Seconds for the last timing; the least where Ctrl-C has ended the search."""
+    """Return the seconds for the final timing; the least if Ctrl-C ended the search."""
     left = 0.0 if found.interrupted else whole.left
     return min(max(0.5 * left, _LEAST_TIMING), _MOST_TIMING)
 
@@ -312,9 +316,14 @@ def _last_timing_seconds(found: SearchResult, whole: Stopwatch) -> float:
 def _kept_for_the_end(
     program: Program, run: float, seconds: float, live: LiveProgress
 ) -> tuple[float, str]:
-    """Of the budget, the seconds that are kept for the check and the last timing of a program that
-    runs for `run` seconds, and why there is no time for these; "" where there is. Where they take
-    longer than that, it is said.
+    """Return the seconds reserved for the check and the final timing, and why there is no time for
+    them ("" if there is).
+
+    Prints a message if they are likely to take longer than the reserved seconds.
+
+    Args:
+      run: seconds of one run of the program.
+      seconds: the whole budget.
     """
     last, least = last_seconds(program, run), last_seconds(program)
     kept = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
@@ -331,8 +340,8 @@ def _to_judge(
     example_args: tuple[Any, ...],
     weights: int | Sequence[int],
 ) -> Program:
-    """The program as it is run while it is optimised: its callbacks are not the user's, and its
-    function is traced under the user's settings, whatever ours are.
+    """Return the program as it is run during optimisation: with stand-ins for its callbacks, and
+    with its function traced under the user's JAX settings, not under xrl_jax's own.
     """
     if has_callbacks(given):
         if isinstance(fn, Program):

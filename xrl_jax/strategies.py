@@ -1,4 +1,6 @@
-"""Searches by name. A search is a `search.base.Strategy`; adding one is a module and an entry here.
+"""Searches by name.
+
+A search is a `search.base.Strategy`. To add one, write a module and add an entry to `SEARCHES`.
 
 >>> from xrl_jax.search.chain import name_of
 >>> name_of(find_strategy("taso"))
@@ -20,12 +22,12 @@ from xrl_jax.search.random import Random
 
 
 class Named(NamedTuple):
-    """A search and what completes it.
+    """A search and the stages that complete it.
 
     Attributes:
-      search: makes it, with the default of every hyperparameter.
-      uses_engine: whether it calls the engine of `search.states`, which is compiled beforehand.
-      complete: the stages around it.
+      search: returns the search with default hyperparameters.
+      uses_engine: whether it calls the engine of `search.states`, which is then compiled first.
+      complete: adds the stages before and after the search.
     """
 
     search: Callable[[], Strategy]
@@ -33,11 +35,11 @@ class Named(NamedTuple):
     complete: Callable[..., Strategy] = pipeline
 
     def strategy(self) -> Strategy:
-        """The search with its stages."""
+        """Return the search with its stages."""
         return self.complete(self.search(), uses_engine=self.uses_engine)
 
     def alone(self) -> Strategy:
-        """The search judged by what it finds itself."""
+        """Return the search such that only its own results are judged."""
         return alone(self.search(), uses_engine=self.uses_engine)
 
 
@@ -50,19 +52,19 @@ def _xrlflow() -> Strategy:
 SEARCHES: Mapping[str, Named] = MappingProxyType(
     {
         "random": Named(Random),
-        "local": Named(Local, complete=alone),  # what others are compared with is not refined
+        "local": Named(Local, complete=alone),  # a baseline for other searches, so not refined
         "greedy": Named(Greedy),
         "taso": Named(Taso),
-        "xrlflow": Named(_xrlflow, uses_engine=False),  # it has its own
+        "xrlflow": Named(_xrlflow, uses_engine=False),  # it has its own engine
     }
 )
 
 
 def named(search: str) -> Named:
-    """The search of that name.
+    """Return the search of that name.
 
     Raises:
-      ValueError: there is none of that name; the message has the nearest.
+      ValueError: there is no search of that name; the message suggests the nearest name.
     """
     if search not in SEARCHES:
         near = difflib.get_close_matches(search, SEARCHES, n=1)
@@ -72,9 +74,9 @@ def named(search: str) -> Named:
 
 
 def find_strategy(search: str | Strategy) -> Strategy:
-    """The strategy of that name, or the strategy itself.
+    """Return the strategy of that name, or the strategy itself.
 
     Raises:
-      ValueError: there is none of that name; the message has the nearest.
+      ValueError: there is no search of that name; the message suggests the nearest name.
     """
     return named(search).strategy() if isinstance(search, str) else search

@@ -1,4 +1,6 @@
-"""The last word: right and faster beyond noise, or the original with the reason."""
+"""The final decision: a result that is right and faster beyond noise, or the original and the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,19 @@ BEFORE = Timing(0.8, 0.79, 0.81, repeats=9, relative=0.5)  # in the worker: twic
 
 
 def with_op(op: str) -> Program:
-    """The program with another function in place of tanh."""
+    """Return the program with another function in place of tanh."""
     nodes, outputs, _ = nodes_of(PROGRAM.graph)
     changed = [replace(n, op=op) if n.op == "tanh" else n for n in nodes]
     return PROGRAM.with_graphs([build(changed, outputs)])
 
 
 def finalist(program: Program = PROGRAM, timing: Timing = BEFORE, place: str = "") -> Found:
-    """A program that was timed, with one step that tells it from others."""
+    """Return a program that was timed, with one step that distinguishes it from others."""
     return Found(program, 0.8, (Step(0, "rule", place, 0.1),), timing=timing)
 
 
 def test_the_end_takes_longer_where_weights_are_large_and_runs_are_slow() -> None:
-    """Four nodes, and 24 bytes of weights, which are nothing."""
+    """The first program has four nodes and 24 bytes of weights, too few to affect the estimate."""
     compiling = last_seconds(PROGRAM)
     assert 2.0 < compiling < 2.2
     assert last_seconds(PROGRAM, 0.0) == pytest.approx(compiling, rel=1e-6)
@@ -62,7 +64,7 @@ OPTIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 
 
 def fake_compare(seconds: dict[str, float], spread: float = 0.01):
-    """`comparison.compare` with made-up seconds by name; what fails to run still fails."""
+    """Return a `comparison.compare` with made-up seconds by name; what fails to run still fails."""
 
     def compare(fns, *, baseline, seed, **_):
         timings, drawn = {}, {}
@@ -106,7 +108,7 @@ def test_right_and_faster_is_used(times):
 def test_where_weights_are_traced_the_faster_one_without_preparing_them_runs(times):
     faster = {AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5, UNPREPARED: 1.6}
     times(seconds=faster)
-    assert accepted([finalist()]).traced_speedup == pytest.approx(1.25)  # over jit of arguments
+    assert accepted([finalist()]).traced_speedup == pytest.approx(1.25)  # over AS_ARGUMENTS
     times(seconds={**faster, UNPREPARED: 2.4})
     found = accepted([finalist()])
     assert found.used and found.traced_speedup == 1.0
@@ -152,8 +154,8 @@ def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
     ("gain", "noise", "is_open"),
     [
         (Ratio(1.05, 1.02, 1.08), 1.00, False),  # faster
-        (Ratio(1.02, 0.99, 1.06), 1.00, True),  # perhaps
-        (Ratio(1.02, 1.01, 1.03), 1.04, False),  # by less than noise
+        (Ratio(1.02, 0.99, 1.06), 1.00, True),  # perhaps faster
+        (Ratio(1.02, 1.01, 1.03), 1.04, False),  # faster by less than noise
         (Ratio(0.95, 0.93, 0.99), 1.00, False),  # slower
     ],
 )
@@ -229,7 +231,7 @@ def test_ctrl_c_in_the_final_timing_leaves_the_workers_timings(monkeypatch):
     assert found.speedup.low == pytest.approx(1.6 / 0.81)
     assert found.baseline == ORIGINAL and found.baselines[ORIGINAL].seconds == pytest.approx(1.6)
     assert "the final timing was interrupted" in found.reason
-    assert found.traced_speedup == 1.0  # nobody knows
+    assert found.traced_speedup == 1.0  # this was not timed
 
 
 def test_ctrl_c_in_the_final_timing_without_earlier_timings_gives_the_original(monkeypatch):
@@ -304,7 +306,9 @@ def test_integers_keys_and_empty_arrays_are_not_drawn_again(x):
 
 
 def grouped(form: str):
-    """A convolution of two groups in a form of this name."""
+    """Return a convolution of two groups, the same with the lowering of this name, and its
+    arguments.
+    """
     w, x = jnp.full((4, 2, 1, 1), 0.5), jnp.ones((1, 4, 3, 3))
 
     def conv(w, x):
@@ -327,7 +331,7 @@ def test_a_form_that_is_not_right_on_all_arguments_has_a_domain(times):
 
 
 def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
-    """Unguarded, the dense form takes NaN from one group to the other."""
+    """Without a guard, the dense lowering carries NaN from one group to the other."""
     times(seconds={OPTIMISED: 0.5})
     program, dense, args = grouped("dense")
     found = accepted([finalist(dense)], program, args, guarded=False)

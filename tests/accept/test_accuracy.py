@@ -1,4 +1,4 @@
-"""A result may err a few times as much as the original does against float64, and not more."""
+"""A result's error against float64 may be a few times the original's error, and not more."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_empty_results_agree():
 
 
 def test_one_element_may_err_by_what_rounding_explains_there():
-    """The largest value of the array hides nothing."""
+    """The bound holds for each element, so a large value elsewhere does not hide its error."""
     x = jnp.asarray([1e6, 1.0, 1.0])
 
-    def spread(x):  # as a transform of neighbours in one tile would
+    def spread(x):  # as a transform of the values in one tile does
         return x * 2 + 1e-8 * jnp.max(x)
 
     accuracy = check(lambda x: x * 2, spread, x)

@@ -1,4 +1,4 @@
-"""What a result has to beat: the original compiled in the forms a user would run it in."""
+"""The baselines of a result: the original, compiled in the ways in which a user would run it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def test_the_bar_of_a_sum_is_that_of_its_terms():
 
 
 def test_what_is_masked_has_no_say_in_the_largest():
-    """-1e9 is added to what an attention ignores; the largest score is as exact as ever."""
+    """An attention's mask adds -1e9 to ignored scores, which leaves the largest score as exact as
+    before.
+    """
     x = jnp.asarray([0.1, THIRD, 1.0])
 
     def fn(x):
@@ -100,7 +102,7 @@ def test_what_is_masked_has_no_say_in_the_largest():
 
 
 def recurrent_layer(state, row):
-    """The state after one more row, twice."""
+    """Return the state after one more row, twice."""
     state = jnp.tanh(state @ jnp.outer(row, row) / 48 + row)
     return state, state
 

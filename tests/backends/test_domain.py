@@ -1,4 +1,4 @@
-"""A result that is right on ordinary numbers only looks at its arguments."""
+"""A result that is right only on ordinary values checks the arguments of its calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_outside_of_the_domain_the_original_runs(fast):
     with pytest.warns(UserWarning, match="beyond the finite numbers up to 4 that it was checked"):
         result = fast(W, NAN)
     np.testing.assert_array_equal(result, jax.jit(conv)(W, NAN))
-    with warnings.catch_warnings():  # once is enough
+    with warnings.catch_warnings():  # the warning comes only once
         warnings.simplefilter("error")
         assert int(jnp.isnan(fast(W, NAN)).sum()) == 8 * 4
         np.testing.assert_allclose(fast(W, X), conv(W, X), rtol=1e-5)
@@ -98,7 +98,7 @@ def test_a_saved_function_has_its_original_with_it(fast, tmp_path):
 
 
 def test_a_saved_function_keeps_nan_outside_of_its_domain(tmp_path):
-    """XLA's kernel for a bound and a sum in one makes NaN a number."""
+    """XLA's fused kernel for clipping and a sum turns NaN into a number."""
 
     def pooled(w, x):
         return jnp.maximum(conv(w, x), 0).sum((2, 3))

@@ -243,7 +243,7 @@ def test_an_unknown_named_tuple_gets_a_class_of_its_own() -> None:
 @partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["act"])
 @dataclass
 class Layer:
-    """What a library of networks has for a layer."""
+    """A layer as libraries of networks define it."""
 
     weight: Any
     act: Any
@@ -315,7 +315,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 
 def repacked(file: Path, to: Path, change=lambda head: None, **parts: bytes | None) -> Path:
-    """The file with a changed header, and with parts replaced, added or (None) left out."""
+    """Copy the file with a changed header, and with parts replaced, added or (None) left out."""
     with zipfile.ZipFile(file) as archive:
         content: dict[str, Any] = {n: archive.read(n) for n in archive.namelist()}
     content |= {name.replace("__", "."): data for name, data in parts.items()}
@@ -364,7 +364,7 @@ def test_no_flipped_byte_goes_unnoticed_or_ends_in_another_error(
         broken[place] ^= 1 << int(rng.integers(8))
         (tmp_path / "f").write_bytes(broken)
         try:
-            assert read_archive(tmp_path / "f", FORMAT) == good  # dates and the like
+            assert read_archive(tmp_path / "f", FORMAT) == good  # dates and the like may differ
         except LoadError:
             refusals += 1
     assert refusals > 500

@@ -1,4 +1,4 @@
-"""Weight-only work goes to the preparation, and only what pays."""
+"""Weight-only work is moved out of the call to the preparation of weights, if that pays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = jnp.arange(6.0).reshape(2, 3)
 
 
 def primitives(hoisted, *inputs) -> list[str]:
-    """Names of the primitives of the call."""
+    """Return the names of the primitives of the call."""
     jaxpr = jax.make_jaxpr(hoisted.call)(hoisted.avals, inputs)
     return [e.primitive.name for e in jaxpr.eqns]
 

@@ -1,4 +1,4 @@
-"""Rates, multiples of forms and corrections, from timings with round numbers."""
+"""Rates, multiples of lowerings and corrections, from timings with round numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xrl_jax.lower.table import number_of
 
 
 def samples(op_class: str, *rates: float) -> list[Sample]:
-    """Samples of 100 flops and 1000 bytes that take 1 / rate seconds."""
+    """Return samples of 100 flops and 1000 bytes that take 1 / rate seconds."""
     return [Sample(op_class, 100.0, 1000.0, 1.0 / r) for r in rates]
 
 
@@ -35,7 +35,7 @@ def test_calibration_takes_the_rate_that_the_faster_quarter_reaches():
 
 
 def line(op_class: str, overhead: float, bandwidth: float) -> list[Sample]:
-    """Samples of 1 to 1000 bytes that take an overhead and their bytes' time."""
+    """Return samples of 1 to 1000 bytes that take an overhead plus the time of their bytes."""
     return [Sample(op_class, 1.0, b, overhead + b / bandwidth) for b in (1.0, 10.0, 100.0, 1000.0)]
 
 
@@ -59,8 +59,8 @@ def test_three_samples_teach_no_rate():
 
 
 def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
-    """Of which a quarter of the timings are faster: the class's rate is 400 flops a second. Forms
-    other than XLA's own get the benefit of the doubt, three quarters of it.
+    """The class's rate is 400 flops a second, which the faster quarter of the timings reach. All
+    but the plain lowering have an optimistic estimate, three quarters of their multiple.
     """
     mine = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
     other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
@@ -76,14 +76,14 @@ def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
     prior = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
     rates = calibrate([*mine, *(replace(s, lowering_kind=(0, 0, 0)) for s in own[1:])], prior=prior)
     assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
-    # Nothing is known of another kind, in which XLA's own takes what it takes here.
+    # In a kind without timings, the plain lowering is assumed to take what it takes here.
     assert rates.multiple[9, 1, 0] == pytest.approx(4.0, rel=1e-3)
     assert rates.multiple[9, 1, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
 
 
 def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_timed():
-    """Grouped convolutions (kind 2) usually take a tenth in the library, since XLA's own take ten
-    times their roofline; of other kinds the library's took all of it.
+    """Grouped convolutions (kind 2) usually take a tenth in the library, because XLA's take ten
+    times their roofline. But in the kind that was timed, the library's took all of it.
     """
     own = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
     other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
@@ -93,8 +93,8 @@ def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_time
 
 
 def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_timed():
-    """Kinds 0 and 3 are convolutions with features elsewhere and last. XLA's own form is no
-    exception: or turning an image would seem to gain.
+    """Kinds 0 and 3 are convolutions with features elsewhere and last. The plain lowering is no
+    exception; otherwise transposing an image would seem to gain.
     """
     first = [replace(s, lowering_kind=(9, 0, 0)) for s in samples("dot", 1, 2, 2)]
     other = [replace(s, lowering_kind=(9, 0, 1)) for s in samples("dot", 4, 4)]
@@ -129,7 +129,9 @@ def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_of_timings_does_not_matter(seed):
-    """To the last bit: a store gives them in another order than they were made in."""
+    """Rates are equal to the last bit: a store returns timings in another order than they were made
+    in.
+    """
     rng = np.random.default_rng(seed)
     timed = [Sample("reduce", 1.0, *rng.uniform(1.0, 2.0, 2)) for _ in range(9)]
     assert calibrate(timed) == calibrate([timed[i] for i in rng.permutation(9)])
@@ -157,7 +159,9 @@ def test_corrections_vary_by_log_normal_factors_and_nothing_else_does():
 
 
 def test_what_was_not_timed_is_doubted_either_way():
-    """A form at 0.8 of XLA's: 0.6 with the benefit of the doubt, and as much above it without."""
+    """A lowering usually takes 0.8 of the plain one's time: 0.75 of this is the optimistic
+    estimate, and 1 / 0.75 of it the pessimistic one.
+    """
     prior = {(1, 0, 1): 0.8}
     costs = cost_table({(0, 1): 1e-3}, calibrate([], DEFAULT_RATES, prior))
     pessimistic = pessimistic_costs(costs)

@@ -1,4 +1,4 @@
-"""What a node pays depends on where its arguments come from."""
+"""The cost of a node depends on where its arguments come from."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ZERO = Node("const", shape=(), value=0.0)
 
 
 def product_that_absorbs() -> np.ndarray:
-    """[operators, lowerings] bool: one lowering of the product."""
+    """Return [operators, lowerings] bool, true for one lowering of the product."""
     table = np.zeros((len(ops.OP_NAMES), fusion.MOST_LOWERINGS), bool)
     table[ops.OPS["dot"].code, number_of("dot", "onednn")] = True
     return table
 
 
 ABSORBS = jnp.asarray(product_that_absorbs())
-# Of machines that have a library's kernels as calls of XLA's, one by one, and in calls of many.
+# Sharing on machines where a library's kernels are single calls, and where a call holds many.
 ALONE = fusion.Sharing(
     absorbs=ABSORBS,
     members=jnp.zeros_like(ABSORBS),
@@ -58,7 +58,7 @@ TABLE = roofline.cost_table({}, sharing=ALONE)
 
 
 def absorbing() -> int:
-    """A form of the product that takes an epilogue, where there is one."""
+    """Return a lowering of the product that takes an epilogue."""
     return number_of("dot", "onednn")
 
 
@@ -67,13 +67,13 @@ ORIGINS = engine_jit(fusion.origins)
 
 
 def priced(nodes: Sequence[Node], table: roofline.CostTable | None = None) -> TensorGraph:
-    """The graph of these nodes, with the last as output."""
+    """Return the priced graph of these nodes, with the last as output."""
     graph = build(nodes, [len(nodes) - 1], bucket=64)
     return PRICED(TABLE if table is None else table, graph)
 
 
 def costs(nodes: Sequence[Node], table: roofline.CostTable | None = None) -> list[float]:
-    """What the nodes cost, with the last as output."""
+    """Return the costs of the nodes, with the last as output."""
     return np.asarray(priced(nodes, table).nodes.cost)[1 : len(nodes) + 1].tolist()
 
 
@@ -83,7 +83,7 @@ def node(op: str, *args: int) -> Node:
 
 @pytest.fixture
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has the library, and so calls of many kernels."""
+    """Price as on a machine that has the library, and so calls of many kernels."""
     monkeypatch.setattr(sys.modules[__name__], "TABLE", replace(TABLE, sharing=IN_CALLS))
 
 
@@ -117,7 +117,7 @@ def test_what_a_call_absorbs_costs_its_overhead_and_other_arrays_alone() -> None
     *_, added, rectified, negated = costs(nodes)
     assert added == pytest.approx(STEP + PASS)
     assert rectified == pytest.approx(STEP)
-    assert negated == pytest.approx(STEP + PASS + ONE)  # no epilogue holds it
+    assert negated == pytest.approx(STEP + PASS + ONE)  # it cannot be in an epilogue
 
 
 def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
@@ -131,7 +131,9 @@ def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
 
 
 def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
-    """Whatever its form, it is computed before the call; the sum is part of the other product."""
+    """Whatever its lowering, it is computed before the call; the sum is fused into the other
+    product.
+    """
     fixed = Node("weight", ref=1, shape=(4, 4))
     product = replace(DOT, lowering=absorbing())
     nodes = [X, W, fixed, product, replace(product, args=(2, 1)), node("add", 4, 3)]
@@ -142,8 +144,8 @@ def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
 
 
 def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -> None:
-    """Product, sum with an input, transpose, product: one call, after a sine another. The sum
-    is part of the product and reads the input.
+    """Product, sum with an input, transpose and product form one call; the product after a sine is
+    another. The sum is fused into the first product and reads the input.
     """
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
     turn = pack_attrs("transpose", {"perm": (1, 0)})
@@ -167,7 +169,7 @@ def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -
 
 
 def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) -> None:
-    """A product of the library, its sine, XLA's product of the first and one of the second."""
+    """The graph has a product by the library, its sine, and XLA's products of each of these."""
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
     ours = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
     nodes = [square, weight, ours]
@@ -183,7 +185,9 @@ def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) 
 def test_what_a_body_returned_one_call_before_comes_from_its_partition(
     again: int, is_ours: bool, partitions: None
 ) -> None:
-    """A product with the negative of the input: in the partition where the layer before is."""
+    """The product takes the negative of the input. If the input is the body's result of the
+    previous call, both are in that call's partition.
+    """
     x = Node("input", attrs=pack_attrs("input", {"carried": again}), ref=0, shape=(8, 8))
     weight = Node("weight", ref=0, shape=(8, 8))
     ours = Node("dot", (2, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
@@ -194,11 +198,13 @@ def test_what_a_body_returned_one_call_before_comes_from_its_partition(
         assert (negative, product) == pytest.approx((0.1 * read, compute))
     else:
         assert negative == pytest.approx(read + 64 / 5e10 + STEP)
-        assert product == pytest.approx(compute + COSTS.enter + read)  # which is written
+        assert product == pytest.approx(compute + COSTS.enter + read)  # the negative is written
 
 
 def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
-    """Exponentials and sums of the last axis of a product; for those of the first it is left."""
+    """Exponentials and reductions over the last axis of a product join its partition; reductions
+    over the first axis leave it.
+    """
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
     ours = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
 
@@ -216,7 +222,9 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
 
 
 def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) -> None:
-    """A product of the library and its negative, or XLA's."""
+    """A product by the library and its negative have them, a product by XLA and its negative do
+    not.
+    """
     scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0, "partition dot": 3.0}
     doubled = roofline.cost_table(
         {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
@@ -231,7 +239,7 @@ def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) 
 
 
 def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions: None) -> None:
-    """A product of the library and XLA's product of it."""
+    """The graph has a product by the library and XLA's product of it."""
     scale = {**roofline.DEFAULT_RATES.scale, "crossing": 3.0}
     dearer = roofline.cost_table(
         {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
@@ -243,7 +251,7 @@ def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions
 
 
 def test_shares_are_by_correction(partitions: None) -> None:
-    """A product of the library, its negative and its sine, which XLA computes."""
+    """The graph has a product by the library, its negative, and its sine, which XLA computes."""
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)
     found = engine_jit(lambda table, graph: table.shares(graph))(TABLE, priced(nodes))

@@ -1,4 +1,4 @@
-"""The oracle: what is worth timing, what the store knows, and what was spent."""
+"""The oracle: which regions are worth timing, what the store knows, and what was spent."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SUM = pack_attrs("reduce_sum", {"axes": 1})
 SHARING = cost_table({}).sharing
 VIEW = engine_jit(lambda graph: view_graph(SHARING, graph))
 SECONDS = engine_jit(lambda costs, view: costs.seconds(view))
-LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
+LONG = Stopwatch(1e6)  # starts when tests are collected, perhaps an hour before they run
 
 
 class FakeWorker(Worker):
-    """Answers with the timings it is given, in turn; without an answer, a millisecond.
+    """A worker that returns the given timings in turn, and then timings of a millisecond.
 
     Attributes:
       asked: (key, timeout) of every job.
@@ -62,7 +62,7 @@ def oracle(*answers: Timing, store: TimingStore | None = None) -> tuple[Oracle, 
 
 
 def sums(*widths: int, op: str = "input"):
-    """A graph with one sum over [4, width] for each width."""
+    """Return a graph with one sum over [4, width] for each width."""
     nodes: list[Node] = []
     for i, width in enumerate(widths):
         nodes.append(Node(op, shape=(4, width), ref=i))
@@ -216,13 +216,13 @@ def test_a_program_that_cannot_be_timed_is_tried_and_counted_once(status):
 
 
 def test_a_reference_that_cannot_be_timed_is_tried_and_counted_once():
-    o, worker = oracle()  # which answers as if it could not hold the reference
+    o, worker = oracle()  # its answers have no time relative to the reference
     lost = Job("lost", b"0")
     assert o.time_against(Job("a", b"1"), lost).relative is None
     assert o.time_against(Job("b", b"2"), lost).relative is None
     assert not o.time_job(lost).ok
     assert worker.references == ["lost"]
-    assert (o.spending.failures, o.spending.measurements) == (1, 3)  # it, and the two jobs
+    assert (o.spending.failures, o.spending.measurements) == (1, 3)  # reference and two jobs
     assert o.store.items() == []
 
 

@@ -1,4 +1,4 @@
-"""A neighbourhood holds what is near a node, and computes what the network does there."""
+"""Neighbourhoods: programs of the nodes near a node, which compute the same as the network."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def around(radius: int, **others) -> Program:
 
 
 def text(program: Program) -> tuple[list[str], list[str]]:
-    """The nodes with their arguments, and the outputs."""
+    """Return the nodes with their arguments, and the outputs."""
     nodes, outputs, _ = nodes_of(program.graph)
     return [" ".join([n.op, *(nodes[a].op for a in n.args)]) for n in nodes], [
         nodes[o].op for o in outputs

@@ -1,4 +1,4 @@
-"""Whole programs: their jobs, and what their timings say, made up here."""
+"""Whole programs: their jobs, and what is learned from their timings, made up here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MACHINE = Target("cpu", "made up", 1, "jax 0", "")
 
 
 def programs(n: int) -> list[Program]:
-    """n programs, told apart by how often they add."""
+    """Return n programs that differ in the number of their additions."""
 
     def fn(times):
         return lambda w, x: x @ (w * 2.0) + sum([x[0, 0]] * times)
@@ -33,8 +33,8 @@ def programs(n: int) -> list[Program]:
 
 
 class Pair(Oracle):
-    """Answers the question whether constants pay: seconds without them, against one with them, so
-    that the worker keeps these.
+    """An oracle that answers whether constants pay with the relative time of a job without
+    constants. The reference is the job with them, so that the worker keeps it.
     """
 
     def __init__(self, relative: float | None) -> None:
@@ -89,7 +89,7 @@ def test_a_job_has_the_weights_prepared_and_only_inputs_left():
     job = program_job(programs(1)[0])
     exported = jax.export.deserialize(bytearray(job.artifact))
     assert [a.shape for a in exported.in_avals] == [(3, 2), (4, 3)]
-    assert "multiply" not in exported.mlir_module()  # w * 2 was done before
+    assert "multiply" not in exported.mlir_module()  # w * 2 is computed before the call
 
 
 def test_jobs_of_different_options_have_different_keys():
@@ -117,6 +117,7 @@ def test_shares_count_a_body_as_often_as_it_runs():
     found = shares(program, table)
     once = {c: s / 5 for c, s in found.items()}
     assert set(found) == {"movement", "elementwise"}
-    # At 15 GB/s: 64 bytes read and written; 64 read, for the transpose is in the sum's loop.
+    # At 15 GB/s: the transpose reads and writes 64 bytes; the sum reads 64 more, because its loop
+    # computes the transpose.
     assert once["movement"] == pytest.approx(1e-6 + 128 / 1.5e10, rel=1e-5)
     assert once["elementwise"] == pytest.approx(2e-7 + 16 / 5e10 + 64 / 1.5e10, rel=1e-5)

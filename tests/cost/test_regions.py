@@ -1,4 +1,4 @@
-"""A region is one node as XLA meets it in a network; its key says what is timed."""
+"""A region is one node, timed as XLA compiles it in a network; its key identifies what is timed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_wrapping_reads_and_writes_inputs_and_result_once_more():
 
 
 def test_small_regions_are_timed_as_copies_that_need_each_other():
-    """Each copy reads what the one before has made: -1, then -6 as its floor."""
+    """An element of each copy's result enters the scalar that the next one's inputs are compared
+    with.
+    """
     assert REGION.copies == 16
     job = region_job(REGION, ())
     exported = jax.export.deserialize(bytearray(job.artifact))
@@ -154,13 +156,13 @@ def test_large_and_empty_regions_and_integers_are_timed_as_they_are(shape, dtype
 
 
 def test_convolutions_of_xla_are_timed_as_they_are():
-    """XLA:CPU computes them otherwise inside of a loop."""
+    """XLA:CPU compiles convolutions differently inside a loop."""
     image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
     assert Region(Node("conv", (0, 1), shape=(1, 3, 4, 4)), (image, kernel)).copies == 1
 
 
 def test_on_a_gpu_they_are_timed_as_copies_too():
-    """There a call on its own pays for being launched, and waited for."""
+    """The time of a single call would include its launch and the wait for its result."""
     image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
     conv = Node("conv", (0, 1), shape=(1, 3, 4, 4))
     assert Region(conv, (image, kernel), platform="gpu").copies == 16

@@ -1,4 +1,4 @@
-"""Costs inside jit: signatures, the table of timings, the roofline, and what timings teach it."""
+"""Costs inside jit: signatures, the table of timings, the roofline, and its calibrated rates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE = roofline.cost_table({})
 VIEW = jax.jit(functools.partial(view_graph, TABLE.sharing))
 SIGNATURES = jax.jit(signature)
 SECONDS = jax.jit(lambda table, view: table.seconds(view))
-# A machine one can compute with in one's head.
+# A machine with round numbers.
 PLAIN = Rates(
     flop_rate=dict.fromkeys(CLASSES, 1000.0),
     bandwidth=dict.fromkeys(CLASSES, 100.0),
@@ -54,7 +54,7 @@ def dot(shape=(4, 8), lowering=0, dtype="float32") -> Node:
 
 
 def view(*nodes: Node) -> CostView:
-    """Views of a graph of these nodes; the last one is its output."""
+    """Return the views of a graph of these nodes; the last one is its output."""
     return VIEW(build(nodes, [len(nodes) - 1], bucket=64))
 
 
@@ -168,7 +168,7 @@ def test_a_reshape_is_free():
     assert cost((matrix(), Node("reshape", (0,), attrs, shape=(24,)))) == 0.0
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])  # where steps are narrow, and wide
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])  # with narrow and with wide steps
 def test_seconds_of_some_nodes_are_theirs_and_0_elsewhere(monkeypatch, platform):
     monkeypatch.setattr(engine_jit, "platform", lambda: platform)
     table, nodes = roofline.cost_table({}, PLAIN), (*DOT, Node("tanh", (2,), shape=(4, 8)))
@@ -187,7 +187,7 @@ def test_the_total_of_a_priced_graph_is_the_sum_of_its_nodes():
     assert float(roofline.total(priced)) == pytest.approx((4.16 + 0.5) + (0.544 + 1.28 + 0.5))
 
 
-# Forms -------------------------------------------------------------------------------------------
+# Lowerings --------------------------------------------------------------------------------------
 
 CONV_LAST = {
     "lhs_layout": ops.LAYOUT_CODE[0, 3, 1, 2],
@@ -205,7 +205,7 @@ CONV_LAST = {
     ("kernel", "groups", "kind"), [((3, 3), 1, 3), ((1, 1), 1, 4), ((3, 3), 2, 5)]
 )
 def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, groups, kind):
-    """Here with features last; with features elsewhere they are kinds 0, 1 and 2."""
+    """Features are last here; with features elsewhere they are kinds 0, 1 and 2."""
     attrs = pack_attrs("conv", {**CONV_LAST, "groups": groups, "high": [k - 1 for k in kernel]})
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
     w = Node("weight", shape=(*kernel, 4 // groups, 6), ref=1)
@@ -242,13 +242,13 @@ def test_work_on_weights_counts_for_the_share_that_is_set():
 
 
 def test_the_error_that_a_lowering_adds_is_worth_seconds():
-    """Sums of Winograd's tiles err more than another order of the same sums, which adds nothing."""
+    """Sums of transformed tiles add an error; another order of the same sums adds none."""
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
     w = Node("weight", shape=(3, 3, 4, 6), ref=1)
     attrs = pack_attrs("conv", {**CONV_LAST, "groups": 1, "high": [2, 2]})
 
     def parts(lowering: str, weight: float) -> tuple[float, float]:
-        """The error of the graph, and what its convolution costs beyond its seconds."""
+        """Return the error of the graph, and the cost of its convolution beyond its seconds."""
         number = number_of("conv", lowering)
         graph = build([x, w, Node("conv", (0, 1), attrs, number, (1, 8, 8, 6))], [2], bucket=16)
         table = roofline.cost_table({}, PLAIN, config=CostConfig(error_weight=weight))

@@ -1,5 +1,6 @@
-"""What the engine's tests share: one table size and one bucket, so that each function is compiled
-once, and host-side views."""
+"""Helpers of the engine's tests: one table size and one bucket, so that each function is compiled
+once, and views of results on the host.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Found(NamedTuple):
 
 
 def matched(table: RuleTable, graph: TensorGraph) -> tuple[jax.Array, Candidates]:
-    """Masks and candidates of a graph."""
+    """Return the masks and candidates of a graph."""
     masks = match_lib.match(table, graph)
     return masks, match_lib.candidates(table, graph, masks, size=SIZE)
 
@@ -67,7 +68,7 @@ rewrite: Callable[..., Any] = engine_jit(apply)
 
 
 def rules_of(*texts: str) -> CompiledRules:
-    """Rule texts in a table of the size that all tests share."""
+    """Compile rule texts into a table of the size that all tests share."""
     return table_of(load_rules("\n".join(texts)))
 
 
@@ -76,7 +77,9 @@ def table_of(rules: Sequence[Rule]) -> CompiledRules:
 
 
 def graph_of(text: str) -> TensorGraph:
-    """A literal graph in the bucket that all tests share; slots are as numbered in the text."""
+    """Return the graph of a text in the bucket that all tests share; slots are as numbered in the
+    text.
+    """
     graph = oracle.host_graph(parse_graph("graph {\n" + text + "\n}"))
     nodes = [
         replace(graph.node(s), args=tuple(a - 1 for a in graph.node(s).args)) for s in graph.slots()
@@ -85,7 +88,7 @@ def graph_of(text: str) -> TensorGraph:
 
 
 def listed(rules: CompiledRules, found: Candidates) -> list[tuple[int, Found]]:
-    """Entry and name, root, partner of every candidate there is."""
+    """Return the variant of every candidate, with its rule's name, its root and partner."""
     count, size = int(found.count), found.variant.shape[0]
     assert count <= size, f"{count} candidates, room for {size}"
     host = jax.tree.map(np.asarray, found)
@@ -102,12 +105,12 @@ def listed(rules: CompiledRules, found: Candidates) -> list[tuple[int, Found]]:
 
 
 def find(rules: CompiledRules, graph: TensorGraph) -> list[Found]:
-    """All candidates, sorted."""
+    """Return all candidates, sorted."""
     return sorted(c for _, c in listed(rules, full(rules.table, graph)[1]))
 
 
 def rewritten(rules: CompiledRules, graph: TensorGraph, index: int = 0) -> Applied:
-    """The graph after the candidate at `index`."""
+    """Apply the candidate at `index`."""
     found = full(rules.table, graph)[1]
     return rewrite(
         rules.table, graph, found.variant[index], found.root[index], found.partner[index]
@@ -115,7 +118,7 @@ def rewritten(rules: CompiledRules, graph: TensorGraph, index: int = 0) -> Appli
 
 
 def expected(rules: Sequence[Rule], graph: oracle.Graph) -> dict[Found, set]:
-    """The oracle's candidates with the structures that their rewrites lead to."""
+    """Return the oracle's candidates, each with the structures that its rewrites lead to."""
     results: dict[Found, set] = {}
     for c in oracle.candidates(rules, graph):
         after = oracle.apply(graph, c)

@@ -37,7 +37,7 @@ class Mutant:
 
 
 def mutants_of(rule: Rule) -> Iterator[Mutant]:
-    """All mutants of a rule, named after it."""
+    """Yield all mutants of a rule, named after it."""
     count = 0
     for kind, change, made in _changes(rule):
         if made != rule:
@@ -64,7 +64,7 @@ def _changes(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
 
 
 def _expressions(e: SExpr) -> Iterator[tuple[str, SExpr]]:
-    """The expression with one number or function changed."""
+    """Yield the expression with one number or function changed."""
     if isinstance(e, Atom):
         if e.text.lstrip("-").isdigit():
             yield f"{e.text} to {int(e.text) + 1}", replace(e, text=str(int(e.text) + 1))
@@ -119,12 +119,12 @@ def _changed(t: Term | Var) -> Iterator[tuple[str, str, Term | Var]]:
 
 
 def text(e: SExpr) -> str:
-    """An expression as it is written."""
+    """Return the text of an expression."""
     return e.text if isinstance(e, Atom) else f"({' '.join(map(text, e.items))})"
 
 
 def sample(rules: tuple[Rule, ...], n: int, keep: Callable[[Mutant], bool]) -> list[Mutant]:
-    """`n` mutants, spread evenly over rules and changes."""
+    """Return `n` mutants, spread evenly over rules and changes."""
     every = [m for r in rules for m in mutants_of(r) if keep(m)]
     step = max(len(every) // n, 1)
     return every[::step][:n]

@@ -1,10 +1,8 @@
-"""Matching and rewriting in plain Python, the measure of the engine: for each rule, each node,
-backtracking.
+"""A matcher and rewriter in plain Python, with which the engine is compared.
 
-Nothing of the rule table or its bytecode is used: patterns are followed as they stand in the
-`Rule`, commutative operators are
-tried in both orders, and conditions are interpreted as expressions. This is how TASO's matcher
-works (Jia et al. 2019).
+It tries each rule at each node with backtracking and uses neither the rule table nor its bytecode:
+patterns are followed as the `Rule` states them, commutative operators are tried in both orders, and
+conditions are interpreted as expressions. TASO's matcher works in this way (Jia et al. 2019).
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Candidate(NamedTuple):
 
 
 def host_graph(graph: TensorGraph) -> Graph:
-    """The graph as it stands, slots kept."""
+    """Return the graph on the host; nodes keep their slots."""
     host = jax.tree.map(np.asarray, graph)
     f, table = host.nodes, host.senders.reshape(-1, ops.MAX_ARGS)
     nodes = [
@@ -80,7 +78,7 @@ def host_graph(graph: TensorGraph) -> Graph:
 
 
 def matches(pattern: Pattern | Var, slot: int, graph: Graph, binding: Binding) -> Iterator[Binding]:
-    """Every way in which the pattern holds at a node, as extensions of `binding`."""
+    """Yield each extension of `binding` with which the pattern matches at a node."""
     if isinstance(pattern, Var):
         if binding.get(pattern.name, slot) == slot:
             yield {**binding, pattern.name: slot}
@@ -108,7 +106,9 @@ def _match_args(
 
 
 def candidates(rules: Sequence[Rule], graph: Graph) -> list[Candidate]:
-    """All places where rules apply; of a symmetric rule, the roots in the order of their slots."""
+    """Return all places where rules apply; the roots of a symmetric rule are in the order of their
+    slots.
+    """
     found: list[Candidate] = []
     for rule in rules:
         rule = _with_names(rule)
@@ -127,7 +127,9 @@ _ROOTS = ("the first root", "the second root")
 
 
 def _with_names(rule: Rule) -> Rule:
-    """The rule with a name for each operator of the left-hand side that has attributes to read."""
+    """Return the rule with a name for every operator of the left-hand side, so that its attributes
+    can be read.
+    """
     count = itertools.count()
 
     def named(p: Pattern | Var) -> Pattern | Var:
@@ -155,7 +157,7 @@ def _places(rule: Rule, graph: Graph) -> Iterator[Binding]:
 
 
 def depends(graph: Graph, slot: int, on: int) -> bool:
-    """Whether a path of arguments leads from `slot` to `on`."""
+    """Return whether a path of arguments leads from `slot` to `on`."""
     stack, seen = [slot], set()
     while stack:
         at = stack.pop()
@@ -168,8 +170,9 @@ def depends(graph: Graph, slot: int, on: int) -> bool:
 
 
 def _numbers(rule: Rule, graph: Graph, binding: Binding) -> dict[str, Vector] | None:
-    """The numbers that pattern and `let` bind; None where an attribute or condition does not
-    hold."""
+    """Return the integer vectors that the pattern's attributes and `let` bind; None if an attribute
+    or a condition does not hold.
+    """
     numbers: dict[str, Vector] = {}
     queue: list[Pattern | Var] = []
     for root in rule.lhs:
@@ -197,7 +200,7 @@ def _numbers(rule: Rule, graph: Graph, binding: Binding) -> dict[str, Vector] | 
 
 
 def _wrapped(n: int) -> int:
-    """As 32 bits have it."""
+    """Wrap an integer to 32 bits."""
     return (n + 2**31) % 2**32 - 2**31
 
 
@@ -206,7 +209,7 @@ def _clip(n: int, low: int, high: int) -> int:
 
 
 def _field(node: Node, name: str) -> Vector:
-    """An attribute in the first lanes; one of a single integer in all."""
+    """Return an attribute as K lanes: a list fills the first ones, a single integer all of them."""
     value = node.attr(name)
     return [value] * K if isinstance(value, int) else [*value, *[0] * (K - len(value))]
 
@@ -271,7 +274,7 @@ _VECTOR: dict[str, Callable[..., Vector]] = {
 
 
 def evaluate(e: SExpr, graph: Graph, binding: Binding, numbers: dict[str, Vector]) -> Vector:
-    """The vector of K integers that an expression stands for."""
+    """Return the vector of K integers that an expression evaluates to."""
     if isinstance(e, Atom):
         return numbers[e.text] if e.text in numbers else [int(e.text)] * K
     words = [i.text if isinstance(i, Atom) else "" for i in e.items]
@@ -323,7 +326,7 @@ def _property(name: str, node: Node, words: Sequence[str], graph: Graph, slot: i
 
 
 def weight_only(graph: Graph, slot: int) -> bool:
-    """Whether a node depends on weights and constants alone."""
+    """Return whether a node depends on weights and constants only."""
     node = graph.node(slot)
     if node.op in ("weight", "array", "const", "iota"):
         return True
@@ -335,7 +338,7 @@ def weight_only(graph: Graph, slot: int) -> bool:
 
 
 def apply(graph: Graph, candidate: Candidate) -> Graph | None:
-    """The rewritten graph; None where the right-hand side does not type."""
+    """Return the rewritten graph; None if the right-hand side does not type."""
     made = _right_side(graph, candidate)
     if made is None:
         return None
@@ -347,8 +350,9 @@ def apply(graph: Graph, candidate: Candidate) -> Graph | None:
 def _right_side(
     graph: Graph, candidate: Candidate
 ) -> tuple[list[Node | None], dict[int, int]] | None:
-    """All nodes with the new ones behind them, and what replaces the roots; None where it does not
-    type."""
+    """Return all nodes, the new ones last, and the replacements of the roots; None if the
+    right-hand side does not type.
+    """
     rule = candidate.rule
     nodes = list(graph.nodes)
     known: Binding = dict(candidate.binding)
@@ -450,7 +454,7 @@ def _without_dead(graph: Graph) -> Graph:
 
 
 def structure(graph: Graph) -> tuple:
-    """A value that is equal for graphs which are equal up to the numbers of their slots."""
+    """Return a value that is equal for graphs that differ in the numbering of their slots only."""
     texts: dict[int, int] = {}
 
     def visit(slot: int) -> int:

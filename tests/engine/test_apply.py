@@ -1,4 +1,4 @@
-"""Applying candidates: small graphs by hand, then against the plain-Python rewriter."""
+"""Rewriting: tests on small hand-written graphs, then comparison with the plain-Python rewriter."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ def test_a_node_made_like_another_keeps_its_lowering() -> None:
     ],
 )
 def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> None:
-    """The operand on the right is no weight; attributes are others."""
+    """The lowering is dropped if operand types differ (the right operand is no weight) or if
+    attributes differ.
+    """
     graph = graph_of("""
       %1: float32[8,8] = input() ref=@0
       %2: float32[8,8] = weight() ref=@1
@@ -144,7 +146,7 @@ def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> No
 def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
     chain = "\n".join(f"%{i}: float32[4,5] = tanh(%{i - 1})" for i in range(8, 126))
     graph = graph_of(SIBLINGS.replace("return %5, %6, %7", f"{chain}\nreturn %5, %6, %125"))
-    after = rewritten(rules_of(harness.MERGE), graph)  # makes four nodes, and two slots are free
+    after = rewritten(rules_of(harness.MERGE), graph)  # creates four nodes; two slots are free
     assert bool(after.full) and not bool(after.ok)
     jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
 
@@ -160,8 +162,8 @@ def test_a_candidate_that_does_not_match_changes_nothing() -> None:
 
 
 def test_a_lowering_that_is_not_right_any_more_is_not_chosen() -> None:
-    """A weight that has been turned since needs no transposition; what is chosen is not chosen
-    again.
+    """A candidate does nothing in a later graph if its lowering is not applicable there, because
+    the weight is contracted over its other axis, or if the lowering is already chosen.
     """
     rules = harness.table_of(select_rules(standard_rules(), ["dot-as-flat"]))
     text = """
@@ -236,12 +238,12 @@ CROSSED = """
 def merged(
     rules: harness.CompiledRules, graph: harness.TensorGraph, root: int, partner: int
 ) -> harness.Applied:
-    """The table's first rule at these roots, whether it is a candidate or not."""
+    """Apply the table's first rule at these roots, whether they are a candidate or not."""
     return harness.rewrite(rules.table, graph, *(np.int32(i) for i in (0, root, partner)))
 
 
 def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
-    """Either pair of products may be merged; both together would wait for each other."""
+    """Each pair of products may be merged on its own; merging both would create a cycle."""
     rules, graph = rules_of(harness.MERGE), graph_of(CROSSED)
     first = merged(rules, graph, 4, 8)
     assert bool(first.ok)
@@ -254,7 +256,9 @@ def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
 def one_after_the_other(
     rules: harness.RuleTable, graph: harness.TensorGraph, roots: jax.Array
 ) -> list[harness.Applied]:
-    """The table's first rule at each of these roots, made ready on the graph as it is."""
+    """Instantiate the table's first rule at each root in `graph`, then apply the candidates in
+    turn.
+    """
     candidates = [instantiated(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
     done, now, uses = [], graph, use_counts(graph)
     for candidate in candidates:
@@ -286,7 +290,9 @@ def test_candidates_that_were_made_ready_together_apply_one_after_the_other() ->
 
 
 def test_a_candidate_that_was_made_ready_for_what_looks_otherwise_by_now_is_left() -> None:
-    """The second would turn %3 back, whose place another permutation has taken."""
+    """The second candidate matches %3, which the first replaces by a transpose with another
+    permutation.
+    """
     graph = graph_of("""
       %1: float32[2,3,4] = input() ref=@0
       %2: float32[3,4,2] = transpose(%1) {perm=(1, 2, 0)}

@@ -1,4 +1,4 @@
-"""What a candidate promises from its match alone is what applying it gives, or less."""
+"""The cost change predicted for a candidate from its match alone is never below the actual one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.states import PricedCandidates, Space, State
 
-# With one root and with two, with operands that die and with operands that live on.
+# Rules with one root and with two, whose operands become dead or stay in use.
 OWN = """
 (rule neg-neg (source "test") (lhs (neg (neg ?x))) (rhs ?x))
 (rule add-neg (source "test") (lhs (add ?x (neg ?y))) (rhs (sub ?x ?y)))
@@ -55,7 +55,7 @@ def started(nodes, outputs) -> tuple[Space, State, PricedCandidates]:
 
 
 def change(space: Space, state: State, candidates: PricedCandidates, i: int) -> float:
-    """Seconds that applying candidate `i` adds."""
+    """Return the seconds that applying candidate `i` adds."""
     place = (int(candidates.variant[i]), int(candidates.root[i]), int(candidates.partner[i]))
     after = space.step(state, costs(), *place)
     assert after is not None
@@ -76,7 +76,7 @@ def cost_of(state: State, slot: int) -> float:
 
 
 X, Y = node("input", ref=0), node("input", ref=1)
-READ = 4 * 6 * 4 / 1.5e10  # seconds to read one of them
+READ = 4 * 6 * 4 / 1.5e10  # seconds to read one of the inputs
 
 
 def test_a_chain_that_dies_is_gained_but_for_the_read_that_its_reader_now_pays():
@@ -106,13 +106,15 @@ def test_new_nodes_cost_what_they_would_cost_in_the_graph():
 def test_a_node_bound_twice_is_gained_once():
     space, state, candidates = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
     i = next(i for i, e in enumerate(candidates.variant) if space.rule_name(e) == "tanh-away")
-    # mul and tanh go, and a new tanh comes.
+    # mul and tanh are removed, and a new tanh is created.
     assert candidates.delta[i] == pytest.approx(-cost_of(state, 3), rel=1e-4)
     assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
 
 
 def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_own():
-    """square(view(x)) and square(view(tanh(y))): programs see two squares of views."""
+    """The graph is square(view(x)) and square(view(tanh(y))). The rule's bytecode sees a square of
+    a view in both, but only the first view is read from memory.
+    """
 
     def view(arg: int) -> Node:
         return Node("reshape", (arg,), shape=(24,))
@@ -134,7 +136,7 @@ def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_ow
     assert candidates.delta[computed] == pytest.approx(
         change(space, state, candidates, computed), rel=1e-3
     )
-    # mul reads the input twice; what is computed in its loop it reads not at all.
+    # mul reads the input twice (square once), but not a value that is computed in its own loop.
     assert candidates.delta[read] - candidates.delta[computed] == pytest.approx(READ, rel=1e-3)
 
 
@@ -146,7 +148,7 @@ def test_what_dies_outside_of_the_pattern_is_not_promised():
     space, state, candidates = started(nodes, [4])
     i = only(space, candidates, "slice-of-concat-left")
     gained = change(space, state, candidates, i)
-    # Here ?y itself is bound; the tanh is lost with it, and that can be seen from the match.
+    # ?y itself is bound here, so the match shows that the tanh becomes dead.
     assert gained == pytest.approx(candidates.delta[i], rel=1e-4)
     concat = Node("concat", (0, 3), join, shape=(8, 6))
     cutting = Node("slice", (4,), cut, shape=(2, 6))
@@ -183,7 +185,7 @@ def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
     nodes, outputs = random_graph(np.random.default_rng(seed), 40)
     space, state, candidates = started(nodes, outputs)
     ops_before = np.asarray(state.graph.nodes.op)
-    close = 1e-6 * state.seconds + 1e-9  # sums of float32
+    close = 1e-6 * state.seconds + 1e-9  # rounding of float32 sums
     for i in range(len(candidates.variant)):
         place = (int(candidates.variant[i]), int(candidates.root[i]), int(candidates.partner[i]))
         after = space.step(state, costs(), *place)
@@ -191,7 +193,7 @@ def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
         given = after.seconds - state.seconds
         assert given <= candidates.delta[i] + close
         bound, _ = BIND(space.rules.table, *(jnp.int32(p) for p in place), state.graph)
-        # A slot whose operator changed lost its node, whether or not a new one took its place.
+        # A slot whose operator changed lost its node, whether or not a new node took the slot.
         gone = (ops_before > 0) & (np.asarray(after.graph.nodes.op) != ops_before)
         gone &= np.asarray(state.graph.nodes.cost) > 0
         if set(np.flatnonzero(gone).tolist()) <= set(np.asarray(bound).tolist()):

@@ -1,4 +1,4 @@
-"""Finding candidates: small graphs by hand, then against the plain-Python matcher."""
+"""Matching: tests on small hand-written graphs, then comparison with the plain-Python matcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_commutative_operator_matches_either_way_round() -> None:
     left = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%4, %3)\n return %5"
     right = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%3, %4)\n return %5"
     rules = rules_of(harness.ASSOCIATE)
-    # Two ways to turn the inner sum: (x + y) + z = x + (y + z) and = y + (x + z).
+    # The inner sum matches in two operand orders: the result is x + (y + z) or y + (x + z).
     assert find(rules, graph_of(left)) == [Found("associate", 5, 0)] * 2
     assert find(rules, graph_of(right)) == [Found("associate", 5, 0)] * 2
 
@@ -118,7 +118,7 @@ def test_a_pair_of_which_one_depends_on_the_other_is_refused() -> None:
 
 
 def siblings(n: int) -> harness.TensorGraph:
-    """Products of one input with n weights."""
+    """Return a graph of products of one input with n weights."""
     dot = "float32[4,5] = dot(%1, %{}) {{lhs_contract=[1], rhs_contract=[0]}}"
     weights = "\n".join(f"%{i}: float32[8,5] = weight() ref=@{i}" for i in range(2, n + 2))
     dots = "\n".join(f"%{i + n}: {dot.format(i)}" for i in range(2, n + 2))
@@ -134,7 +134,9 @@ def test_too_many_candidates_are_counted() -> None:
 def sampled(
     rules: harness.CompiledRules, graph: harness.TensorGraph, size: int, n: int
 ) -> tuple[list[list[tuple[int, int, int]]], int]:
-    """Entry, root and partner of what each of n samples lists, and how many it counts."""
+    """Return (variant, root, partner) of each candidate in each of n samples, and the number of
+    candidates that a sample reports.
+    """
     masks = harness.full(rules.table, graph)[0]
     draw_all = engine_jit(
         jax.vmap(functools.partial(sample, size=size), in_axes=(None, None, None, 0))
@@ -159,7 +161,7 @@ def test_a_sample_is_every_candidate_where_there_is_room(library: harness.Compil
 
 
 def test_without_room_every_candidate_is_as_likely() -> None:
-    # 8 products are 28 pairs, numbered among 64 ordered ones: 16 slots hold a quarter of each.
+    # 8 products form 28 pairs, numbered among 64 ordered ones; 16 slots hold a quarter of these.
     rows, count = sampled(rules_of(harness.MERGE), siblings(8), 16, 2048)
     assert count == 64
     assert all(len(set(row)) == len(row) for row in rows)
@@ -236,7 +238,7 @@ def test_a_rule_more_in_the_bucket_compiles_nothing(
     graph = random_in_bucket(0)
     fewer = find(library, graph)
     more = harness.table_of([*library.rules, *rules_of(harness.DOUBLE).rules])
-    monkeypatch.delattr(harness.match_lib, "match")  # it would be asked for by another trace
+    monkeypatch.delattr(harness.match_lib, "match")  # another trace would call it
     assert len(find(more, graph)) >= len(fewer)
 
 

@@ -1,9 +1,9 @@
-"""Mutants: wrong rules made mechanically. The verifier refuses them, or they compute the same after
-all.
+"""Mutants: rules changed mechanically. The verifier must refuse every mutant that is wrong.
 
-A survivor is tried again with many more samples, and by the other verifier (double precision); one
-that is refuted there would show a hole. What stays is equivalent: the change touches a condition
-that only says when the rule pays, that the types of the result imply, or lanes that nothing reads.
+A mutant that survives is verified again with many more samples, and also with the evidence of
+double precision. If only the latter refutes it, the verifier has a hole. A mutant that survives
+both is equivalent to its rule: the change concerns a condition that only says when the rule pays, a
+condition that the types of the result imply, or lanes that are never read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _spec.loader.exec_module(mutants)
 
 
 def reason(mutant) -> str:
-    """Why a survivor is no worse than its rule."""
+    """Return why a surviving mutant is equivalent to its rule."""
     if "weight-only" in mutant.change:
         return "the condition says when the rule pays, not when it is right"
     if mutant.kind in ("dropped condition", "wrong condition"):
@@ -37,8 +37,8 @@ def reason(mutant) -> str:
 
 
 def survivors(chosen, record_property, *, samples: int, deep: int) -> list[str]:
-    """Names of survivors that the other verifier refutes; prints the counts and the equivalent
-    ones.
+    """Return the names of survivors that only double precision refutes; record the counts, and
+    print the equivalent mutants.
     """
     first = verify_rules([m.rule for m in chosen], samples=samples, rounds=6)
     left = [m for m, v in zip(chosen, first, strict=True) if v.ok]
@@ -72,5 +72,5 @@ def test_no_mutant_of_any_kind_is_missed(record_property) -> None:
     chosen = mutants.sample(rules, 240, lambda m: True)
     assert len(chosen) >= 200
     assert len(Counter(m.kind for m in chosen)) >= 8
-    # Some mistakes show in one graph of 260.
+    # Some mutants differ from their rule in only one of 260 graphs.
     assert survivors(chosen, record_property, samples=12, deep=800) == []

@@ -1,4 +1,4 @@
-"""Rewriting programs by hand: candidates, and the program after one of them."""
+"""Rewriting programs by hand: listing the candidates, and applying one of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_full_graph_grows() -> None:
     program = from_jax(fn, X, X, fold=False)
     nodes, outputs, _ = nodes_of(program.graph)
     assert len(nodes) == 63
-    program = replace(program, graph=build(nodes, outputs, bucket=64))  # slot 0 is a hole: full
+    program = replace(program, graph=build(nodes, outputs, bucket=64))  # full, as slot 0 is a hole
     found = candidates(program, [DISTRIBUTE])[0]
     after = apply(program, found)
     assert after.graph.nodes.op.shape == (128,)

@@ -1,10 +1,9 @@
-"""Any sequence of rewrites keeps the function: 10,000 random steps, and every graph on the way is
-checked.
+"""Any sequence of rewrites preserves the function: 10,000 random rewrites, each of them checked.
 
-8,000 steps rewrite random graphs, 500 each of the four networks at reduced width; every graph has
-to be valid (hence acyclic) and to compute in double precision what the start computes. For every
-500th step a walk goes through a network at full size: the graph after each of its steps is checked
-in the same way, the last one also by its values.
+8,000 rewrites are made in random graphs and 500 in each of four networks of reduced width. After
+each one the graph must be valid (hence acyclic) and compute in double precision the same values as
+the first graph. In addition, one walk through a network of full size is made for every 500
+rewrites: each graph on it must be valid, and the last one must compute the same values.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from xrl_jax.verify.domains import Floats
 from xrl_jax.verify.evaluate import evaluate
 
 N_STEPS = 10_000
-N_NETWORK = 500  # steps of each network at reduced width
-PER_FULL = 500  # steps for which there is one walk at full size
+N_NETWORK = 500  # rewrites of each network at reduced width
+PER_FULL = 500  # rewrites for which there is one walk at full size
 LENGTH = 25  # steps of a walk, at most
-N_SPECIAL, PER_TEST = 1024, 64  # random graphs whose special values are looked at
+N_SPECIAL, PER_TEST = 1024, 64  # random graphs checked on special values
 BATCH = 16  # random graphs rewritten at once
-TOLERANCE = 1e-7  # of the largest value of an output; rounding alone is eight digits smaller
+TOLERANCE = 1e-7  # relative to an output's largest value; rounding alone is eight digits smaller
 REDUCED: Mapping[str, dict[str, Any]] = {
     "bert": dict(layers=1, width=8, heads=2, vocabulary=10, tokens=4),
     "inceptionv3": dict(image_size=75, width=0.05, classes=5),
@@ -62,7 +61,7 @@ Values = Mapping[int, Any]  # by `ref`
 
 
 class Steps(NamedTuple):
-    """What a walk did; [S] steps, behind the axis of the batch if there is one."""
+    """The steps of a walk; [S] steps, after the batch axis if there is one."""
 
     graph: TensorGraph  # after each step
     variant: jax.Array  # [S] int32
@@ -71,8 +70,9 @@ class Steps(NamedTuple):
 
 
 def wander(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH) -> Steps:
-    """Random rewrites, one after the other; a rule is drawn first, then a place where it holds, so
-    that rare rules get their turn."""
+    """Apply random rewrites one after the other. A rule is drawn first, then one of its matches, so
+    that rare rules are applied as well.
+    """
     n, n_rules = graph.nodes.op.shape[0], table.variant_rule.shape[0]
 
     def step(carry: Any, key: jax.Array) -> tuple[Any, Steps]:
@@ -110,7 +110,7 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], context: str) -> 
 
 
 class Done(NamedTuple):
-    """A step that was taken."""
+    """A rewrite that was applied."""
 
     rule: str
     graph: TensorGraph
@@ -118,8 +118,9 @@ class Done(NamedTuple):
 
 
 def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
-    """The steps of one walk (on the host) up to the first for which there was no room or no rule;
-    all graphs are well formed, and all forms right."""
+    """Yield the steps of one walk (on the host) up to the first without a candidate or without
+    room. Assert that all graphs are well formed and all lowerings applicable.
+    """
     names: list[str] = []
     for i in range(len(steps.ok)):
         if not steps.ok[i]:
@@ -145,13 +146,15 @@ def library() -> CompiledRules:
 
 
 def random_values(nodes: Sequence[Node], seed: int) -> Values:
-    """A random value for each argument."""
+    """Return a random value for each argument, by `ref`."""
     rng = np.random.default_rng(seed)
     return {n.ref: rng.uniform(-1.0, 1.0, n.shape) for n in nodes if n.ref >= 0}
 
 
 def rewrite_random_graphs(rules: CompiledRules, seeds: range, fired: Counter[str]) -> None:
-    """A walk through each of `BATCH` random graphs; every graph is checked and computed."""
+    """Walk through a random graph for each of `BATCH` seeds; check the structure and values of
+    every graph.
+    """
     drawn = [random_graph(np.random.default_rng(seed), 24) for seed in seeds]
     graphs = [build(*g, bucket=harness.BUCKET) for g in drawn]
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
@@ -190,7 +193,7 @@ def test_many_random_rewrites_keep_the_function(library: CompiledRules, record_p
 
 
 def program_of(nodes: Sequence[Node], outputs: Sequence[int], graph: TensorGraph) -> Program:
-    """A random graph as a program of its inputs and weights."""
+    """Return a random graph as a program whose arguments are its inputs and weights."""
     sources = sorted((n for n in nodes if n.ref >= 0), key=lambda n: n.ref)
     avals = tuple(jax.ShapeDtypeStruct(n.shape, n.dtype) for n in sources)
     return Program(
@@ -206,8 +209,9 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[int], graph: TensorGraph
 
 
 def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
-    """The rewritten program, with its kernels in the library, beside the original: on ordinary
-    numbers, zeros and outliers, as large as a domain goes, and with NaN and infinities.
+    """Compare the rewritten program, with its kernels handed to the library, with the original. The
+    samples are ordinary values, zeros and outliers, the largest values of a domain, NaN and
+    infinities.
     """
     rng = np.random.default_rng(seed)
     leaves = [jnp.asarray(rng.uniform(-1.0, 1.0, a.shape), a.dtype) for a in program.in_avals]
@@ -215,7 +219,7 @@ def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
     fast = Fast(right_everywhere(handed), None, options=QUICK, original=program)
     checks = samples(program, leaves)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it would run the original
+        warnings.simplefilter("error")  # a warning means that the original is run
         return assess(
             jax.jit(to_jax(program), compiler_options=QUICK),
             lambda *args: fast(*args),
@@ -225,7 +229,9 @@ def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
 
 
 def check_special_values(rules: CompiledRules, first: int, n: int = BATCH) -> None:
-    """Walks through `BATCH` random graphs; the ends of the first `n` are judged."""
+    """Walk through `BATCH` random graphs; assert that the last graph of each of the first `n` walks
+    is accurate.
+    """
     seeds = range(first, first + BATCH)
     drawn = [random_graph(np.random.default_rng(seed), 24) for seed in seeds]
     graphs = [build(*g, bucket=harness.BUCKET) for g in drawn]
@@ -249,7 +255,9 @@ def test_rewrites_keep_special_values(library: CompiledRules) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, N_SPECIAL, PER_TEST))
 def test_many_rewrites_keep_special_values(library: CompiledRules, first: int) -> None:
-    """NaN and infinities are where the original's are, and every element is within its bound."""
+    """NaN and infinities appear where the original has them, and every element is within its error
+    bound.
+    """
     for start in range(first, first + PER_TEST, BATCH):
         check_special_values(library, start)
 
@@ -258,8 +266,9 @@ def test_many_rewrites_keep_special_values(library: CompiledRules, first: int) -
 
 
 def network(name: str, options: Mapping[str, Any]) -> tuple[TensorGraph, Values]:
-    """The graph of a network with room to rewrite, and its arguments in double precision; an
-    equation that the op table cannot say may be any function of its operands."""
+    """Return a network's graph, with room to rewrite, and its arguments in double precision. An
+    equation that the op table cannot express may be any function of its operands.
+    """
     model = models.get(name, **options)
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)
     args = [np.asarray(x, np.float64) for x in jax.tree.leaves((model.weights, *model.inputs))]
@@ -278,13 +287,15 @@ def network(name: str, options: Mapping[str, Any]) -> tuple[TensorGraph, Values]
 
 
 def some_function(shape: tuple[int, ...], seed: int) -> Callable[..., np.ndarray]:
-    """A function of any arrays that is sensitive to each of them."""
+    """Return a function of any arrays that is sensitive to each of them."""
     base = np.random.default_rng(seed).normal(size=shape)
     return lambda *args: base + sum(np.sin(k + np.mean(a)) for k, a in enumerate(args))
 
 
 def expected(graph: TensorGraph, values: Values) -> list[np.ndarray]:
-    """What the network computes; something to compare with, not one number throughout."""
+    """Return the network's outputs; assert that they are finite and not constant, so worth
+    comparing.
+    """
     want = results(graph, values)
     assert all(np.all(np.isfinite(w)) and np.std(w) > 1e-6 for w in want)
     return want

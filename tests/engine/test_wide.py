@@ -1,4 +1,4 @@
-"""A GPU does in few wide steps what a CPU does in many narrow ones."""
+"""The engine's wide steps (on a GPU) give the same results as its narrow ones (on a CPU)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from xrl_jax.rl.decode import by_chance
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, ended, step
 from xrl_jax.runtime import engine_jit
 
-pytestmark = pytest.mark.slow  # what is cleared other tests of the process have to compile again
+pytestmark = pytest.mark.slow  # it clears caches, so other tests compile again
 RULES = harness.table_of(standard_rules())
 
 
 @pytest.fixture(autouse=True)
 def caches() -> Iterator[None]:
-    """What was traced for narrow steps is traced anew, and what for wide ones is not kept."""
+    """Clear JAX's caches, so that no other test uses the traces for wide steps."""
     yield
     jax.clear_caches()
 
 
 def both(made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """In narrow steps, then in wide ones."""
+    """Return the result of `made` with narrow steps and with wide ones."""
     narrow = jax.device_get(made())
     jax.clear_caches()
     monkeypatch.setattr(engine_jit, "platform", lambda: "gpu")

@@ -1,4 +1,4 @@
-"""What `--fn` may name, rightly and wrongly."""
+"""Valid and invalid targets for `--fn`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def forward(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """tanh(x @ weight)"""
+    """Return tanh(x @ weight)."""
     return jnp.tanh(x @ weight)
 
 

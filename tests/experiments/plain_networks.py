@@ -1,4 +1,4 @@
-"""Layers in plain NumPy, with which the tests write the networks a second time."""
+"""Layers in plain NumPy, from which the tests build the networks independently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 def np_conv(
     x: np.ndarray, kernel: np.ndarray, stride: int, pad: int, groups: int = 1
 ) -> np.ndarray:
-    """Direct convolution: one einsum per output position."""
+    """Compute a direct convolution: one einsum per output position."""
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     outs, size = kernel.shape[0], kernel.shape[2]
     rows, cols = ((n - size) // stride + 1 for n in x.shape[2:])
@@ -23,7 +23,7 @@ def np_conv(
 
 
 def np_pool(x: np.ndarray, pad: int) -> np.ndarray:
-    """3x3 max pool with stride 2."""
+    """Apply 3x3 max pooling with stride 2."""
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)), constant_values=-np.inf)
     rows, cols = ((n - 3) // 2 + 1 for n in x.shape[2:])
     y = np.zeros((*x.shape[:2], rows, cols))

@@ -1,7 +1,7 @@
 """Plain NumPy (float64) implementations of the sequence networks, for one example and four heads.
 
-Written apart from the networks: heads, tokens and steps one after the other, masks as what is left
-out, kernels of several gates side by side.
+They are written independently of the networks: heads, tokens and steps are computed one after the
+other, masked positions are left out, and the kernels of several gates are concatenated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dense(layer: Any, x: np.ndarray) -> np.ndarray:
 
 
 def norm(layer: Any, x: np.ndarray, epsilon: float) -> np.ndarray:
-    """Layer norm by the second moment, row after row."""
+    """Apply layer norm row by row, with the variance from the second moment."""
     rows = []
     for row in x:
         mean = row.mean()
@@ -46,7 +46,7 @@ Weigh = Callable[[int, np.ndarray, np.ndarray], np.ndarray]  # head, query, key 
 
 
 def by_heads(query: np.ndarray, key: np.ndarray, value: np.ndarray, weigh: Weigh) -> np.ndarray:
-    """The values [K, D] as each head weighs them, side by side: [Q, D]."""
+    """Return the values [K, D] as weighted by each head, concatenated: [Q, D]."""
     size = query.shape[1] // HEADS
     parts = []
     for head in range(HEADS):
@@ -58,7 +58,7 @@ def by_heads(query: np.ndarray, key: np.ndarray, value: np.ndarray, weigh: Weigh
 def attend(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, seen: np.ndarray | bool = True
 ) -> np.ndarray:
-    """Softmax attention to the positions that are `seen`, broadcast to [Q, K]."""
+    """Apply softmax attention to the positions that are `seen`, broadcast to [Q, K]."""
 
     def weigh(head: int, query: np.ndarray, key: np.ndarray) -> np.ndarray:
         scores = np.exp(query @ key.T / math.sqrt(query.shape[1])) * seen
@@ -166,7 +166,9 @@ def np_tt(weights: Any, audio: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def gates(weights: Any, x: np.ndarray, hidden: np.ndarray) -> tuple[list[Any], list[Any]]:
-    """The eight products with the input and with the hidden state, from one product each."""
+    """Return two lists of eight products, with the input and with the hidden state, each computed
+    as one product.
+    """
     return tuple(  # type: ignore[return-value]
         np.split(side @ np.concatenate(weights[name], axis=1), 8, axis=1)
         for name, side in (("input", x), ("hidden", hidden))
@@ -199,7 +201,7 @@ def np_nasrnn_taso(weights: Any, *xs: np.ndarray) -> np.ndarray:
 
 
 def linear_attention(layer: Any, x: np.ndarray, transposed: bool) -> np.ndarray:
-    """x plus its attention without softmax."""
+    """Return x plus its attention without softmax."""
 
     def weigh(head: int, query: np.ndarray, key: np.ndarray) -> np.ndarray:
         scores = query @ (key.T if transposed else key)

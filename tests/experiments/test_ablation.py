@@ -1,4 +1,4 @@
-"""The ladder from X-RLflow's settings to ours."""
+"""The ladder of settings from X-RLflow's to those of xrl_jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's means, table and bookkeeping, on made-up figures; one real run behind `slow`."""
+"""The benchmark's means, table and bookkeeping, on made-up figures; one real run is marked slow."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_means_are_geometric_and_of_groups_that_are_whole() -> None:
     figures = summary([NET, ODD], {})
     assert figures["means"] == {
         "all": {"local": pytest.approx(1.0), "taso": pytest.approx(1.0)}
-    }  # neither of the seven nor of the twelve all are there
+    }  # some of the seven and of the twelve networks are missing
 
 
 def test_one_search_beats_another_where_its_interval_is_beyond_the_noise() -> None:
     assert beyond_noise(NET, "local", "taso")
-    assert not beyond_noise(ODD, "local", "taso")  # 1.01 is within 1.03
-    assert not beyond_noise(NET, "random", "taso")  # was not timed
+    assert not beyond_noise(ODD, "local", "taso")  # 1.01 is within the noise of 1.03
+    assert not beyond_noise(NET, "random", "taso")  # random was not timed
     assert summary([NET, ODD], {})["taso_beats_local"] == ["bert"]
 
 
@@ -87,7 +87,7 @@ def test_runtimes_are_compared_with_the_best_result() -> None:
 
 def test_the_models_error_is_the_median_over_before_and_after() -> None:
     figures = summary([NET], {"bert": {"taso": REPORT}})
-    assert figures["model_error_median"] == pytest.approx(0.1)  # of 0.2 and 0
+    assert figures["model_error_median"] == pytest.approx(0.1)  # the median of 0.2 and 0
     assert figures["peak_bytes"] == 2**30
 
 
@@ -166,7 +166,7 @@ def test_searches_share_the_compiled_engine_and_no_timings(tmp_path: Path) -> No
 def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "bert" / "taso"
     folder.mkdir(parents=True)
-    made_by = command_of(config(tmp_path), "bert", "taso", Path())[1:]  # wherever it was kept
+    made_by = command_of(config(tmp_path), "bert", "taso", Path())[1:]  # in any folder
     kept = {"made_by": made_by, "ended": "2026-01-01", "status": 0, "peak_bytes": 7}
     (folder / "run.json").write_text(json.dumps(kept))
     assert run_search(config(tmp_path), "bert", "taso") == kept

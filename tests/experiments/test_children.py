@@ -1,4 +1,4 @@
-"""What is known of a process that an experiment has started."""
+"""Memory, status and output of processes that an experiment starts."""
 
 from __future__ import annotations
 

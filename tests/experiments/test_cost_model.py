@@ -1,4 +1,4 @@
-"""How predictions fit, on made-up figures."""
+"""How well predictions fit timings, on made-up figures."""
 
 from __future__ import annotations
 

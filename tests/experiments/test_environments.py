@@ -1,4 +1,4 @@
-"""Networks as environments: how they are named, and that they share a batch."""
+"""Networks as environments: their names and options, and a batch of several networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_what_is_not_written_so_is_refused(text: str, message: str) -> None:
 
 
 def test_networks_of_one_result_and_of_many_share_a_batch() -> None:
-    """One, and nine, as DALL-E's layers have: more than a graph has room for at first."""
+    """One network has one result; the other has nine, as DALL-E's layers have, which is more than a
+    graph has room for at first.
+    """
     x = jnp.ones((2, 2))
     one = from_jax(lambda x: x @ x, x)
     nine = from_jax(lambda x: [(x + n) @ x for n in range(9)], x)

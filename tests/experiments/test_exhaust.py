@@ -1,4 +1,4 @@
-"""Every state of a small graph is visited; its optimum, and what gains alone reach, are known."""
+"""Exhaustive search of a small graph whose optimum, and least cost by gains alone, are known."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from xrl_jax.search.base import Problem
 
 
 def test_states_optimum_and_what_gains_alone_reach() -> None:
-    """Two contractions of four forms each and two transposes, together or not."""
+    """The graph has two contractions with four lowerings each, and two transposes, which may be
+    merged.
+    """
     found = exhaust(Problem(program(), rules(), FakeOracle()))
-    assert found.states == 4 * 4 * 3  # the transposes: two, one that does nothing, none
+    assert found.states == 4 * 4 * 3  # transposes: two, one that does nothing, or none
     assert found.start == pytest.approx(2.4e-3, abs=1e-5)
-    assert found.downhill == pytest.approx(1.6e-3, abs=1e-5)  # as greedy search
+    assert found.downhill == pytest.approx(1.6e-3, abs=1e-5)  # the end of greedy search
     assert found.optimum == pytest.approx(1.0e-3, abs=1e-5)
 
 

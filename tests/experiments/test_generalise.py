@@ -1,4 +1,4 @@
-"""How far a policy carries: flags and figures; the evaluation itself on a graph one can draw."""
+"""How well a policy generalises: flags and figures, and the evaluation itself on a small graph."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_greedy_search_takes_every_negation_away_and_a_policy_reaches_no_less() 
 
 
 def by_gain_alone(params: dict) -> dict:
-    """Weights that count nothing but what an action is predicted to gain."""
+    """Return weights under which only an action's predicted gain counts."""
     kernel = 50.0 * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
     shapes = {name: jnp.shape(p.get("kernel", 0.0)) for name, p in params.items()}
     (name,) = [name for name, shape in shapes.items() if shape == kernel.shape]

@@ -1,4 +1,4 @@
-"""What a process tells of its memory."""
+"""The peak memory that a process reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ print(peak_bytes() >> 20)
 
 
 def test_the_peak_is_told_after_it_and_is_that_of_the_process_alone() -> None:
-    """300 MiB and what importing takes; the process that starts it holds 1,024."""
+    """The process allocates 300 MiB besides its imports; its parent holds 1,024 MiB."""
     held = bytearray(os.urandom(1)) * (1 << 30)
     done = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True)
     assert 300 < int(done.stdout) < 900 < len(held) >> 20

@@ -94,8 +94,8 @@ def np_bert(
 
 
 def np_inception(weights: Any, x: np.ndarray) -> np.ndarray:
-    """The blocks by the paper's figures: stem, 3 x figure 5, figure 10, 4 x figure 6, the reduction
-    to 8x8, 2 x figure 7.
+    """Compute Inception-v3. Its blocks are those of the paper's figures: stem, 3 x figure 5, figure
+    10, 4 x figure 6, the reduction to 8x8, 2 x figure 7.
     """
 
     def conv(layer: Any, x: np.ndarray, stride: int = 1, same: bool = True) -> np.ndarray:
@@ -152,7 +152,7 @@ REFERENCES = {
 
 
 def wide(tree: Any) -> Any:
-    """Float arrays as float64, integers as they are."""
+    """Convert float32 arrays to float64; leave other arrays unchanged."""
     return jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, tree)
 
 
@@ -204,12 +204,12 @@ def test_full_sizes_are_the_published_ones() -> None:
         return sum(leaf.size for leaf in jax.tree.leaves(models.get(name).weights))
 
     assert parameters("squeezenet") == 1_235_496
-    # 25,028,904 trained parameters; a stored mean and variance for each normalised channel.
+    # 25,028,904 trained parameters, and a stored mean and variance for each normalised channel.
     assert parameters("resnext50") == 25_028_904 + 2 * 34_112
     # 23,834,568 trained parameters without the auxiliary classifier, and 17,216 normalised
     # channels.
     assert parameters("inceptionv3") == 23_834_568 + 2 * 17_216
-    # The published 109,482,240 count a table of 512 positions; this one has 128.
+    # The published 109,482,240 include a table of 512 positions; this one has 128.
     assert parameters("bert") == 109_482_240 - (512 - 128) * 768
 
 

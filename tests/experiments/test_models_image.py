@@ -34,8 +34,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "nasneta_taso": {"image_size": 40, "cells": 2, "stages": 2, "filters": 4, "stem": 4},
 }
 
-# The cells of NASNet-A, sum by sum, with the operations by the numbers of their operands: 0 is the
-# current hidden state, 1 the earlier one, 2 the first sum, and so on.
+# The cells of NASNet-A, sum by sum. Each operation is followed by the index of its operand: 0 is
+# the current hidden state, 1 the earlier one, 2 the first sum, and so on.
 NORMAL = "conv 0 + conv 1, conv 1 + conv 1, mean 0 + same 1, mean 1 + mean 1, conv 0 + same 0"
 REDUCTION = "conv 0 + conv 1, max 0 + conv 1, mean 0 + conv 1, mean 2 + same 3, conv 2 + max 0"
 TASO_NORMAL = "conv 0 + same 0, conv 1 + conv 0, mean 0 + same 1, mean 1 + mean 1, conv 1 + conv 1"
@@ -49,7 +49,7 @@ def relu(x: np.ndarray) -> np.ndarray:
 
 
 def folded(kernel: np.ndarray, norm: Any, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """The kernel of a convolution with the batch norm after it, and its bias."""
+    """Return the kernel and the bias of a convolution with the batch norm after it folded in."""
     slope = norm["scale"] / np.sqrt(norm["var"] + epsilon)
     return kernel * slope.reshape(-1, 1, 1, 1), norm["bias"] - slope * norm["mean"]
 
@@ -90,7 +90,7 @@ def np_mobilenetv2(weights: Any, x: np.ndarray) -> np.ndarray:
     x = np.clip(np_conv(x, kernel, 2, 1) + bias.reshape(-1, 1, 1), 0, 6)
     first, *others = weights["blocks"]
     x = linear(first["project"], depthwise(first["depthwise"], x, 1))
-    halving, unequal = (1, 3, 6, 13), (1, 3, 6, 10, 13, 16)  # blocks by their numbers, from 0
+    halving, unequal = (1, 3, 6, 13), (1, 3, 6, 10, 13, 16)  # indices of blocks
     for number, layer in enumerate(others, start=1):
         y = np.clip(linear(layer["expand"], x), 0, 6)
         y = linear(layer["project"], depthwise(layer["depthwise"], y, 1 + (number in halving)))
@@ -118,7 +118,9 @@ def np_vgg19(weights: Any, x: np.ndarray) -> np.ndarray:
 
 
 def pads_late(pixels: int, size: int, stride: int) -> tuple[int, int]:
-    """Padding for pixels / stride results (rounded up), what is left over at the end."""
+    """Return the padding for pixels / stride results (rounded up); an odd remainder goes to the
+    end.
+    """
     total = max((-(-pixels // stride) - 1) * stride + size - pixels, 0)
     return total // 2, total - total // 2
 
@@ -133,7 +135,7 @@ def np_conv_padded(x: np.ndarray, kernel: np.ndarray, stride: int, pads: Pads) -
 
 
 def np_pool_inside(x: np.ndarray, stride: int, pads: Pads, reduce: Any) -> np.ndarray:
-    """3x3 pooling of the pixels inside the image."""
+    """Apply 3x3 pooling to the pixels inside the image, without the padding."""
     (top, _), (left, _) = (pads(pixels, 3, stride) for pixels in x.shape[2:])
     rows, cols = (-(-pixels // stride) for pixels in x.shape[2:])
     y = np.zeros((*x.shape[:2], rows, cols))
@@ -152,7 +154,9 @@ def np_cell(
     stride: int,
     pads: Pads,
 ) -> list[np.ndarray]:
-    """The two hidden states and the five sums of a table; the sums' operands are not strided."""
+    """Return the two hidden states and the five sums of a table. Only operations on the hidden
+    states are strided.
+    """
     states, layers = list(states), iter(layers)
     for entry in table.split(","):
         total = np.float64(0)
@@ -174,7 +178,7 @@ def np_nasneta(weights: Any, x: np.ndarray) -> np.ndarray:
         return np_conv_padded(x, kernel, stride, pads_late) + bias.reshape(-1, 1, 1)
 
     def separable(layers: Any, x: np.ndarray, stride: int) -> np.ndarray:
-        """Each depthwise convolution and the 1x1 after it as one full convolution."""
+        """Compute each depthwise convolution and the 1x1 after it as one full convolution."""
         for layer, step in zip(layers, (stride, 1), strict=True):
             kernel = np.einsum("ocij,chw->ochw", layer["pointwise"], layer["depthwise"][:, 0])
             x = conv(kernel, layer["norm"], relu(x), step)
@@ -200,7 +204,7 @@ def np_nasneta(weights: Any, x: np.ndarray) -> np.ndarray:
         states = [conv(squeeze["conv"], squeeze["norm"], relu(x)), adjust(layer["adjust"], earlier)]
         table, stride = (NORMAL, 1) if kind == "n" else (REDUCTION, 2)
         states = np_cell(table, states, layer["separable"], separable, stride, pads_late)
-        # The states that no sum of the cell uses; the normal cell's also hands on the earlier one.
+        # The states that no sum of the cell uses, and in the normal cell also the earlier one.
         unused = states[1:] if kind == "n" else states[3:]
         earlier, x = x, np.concatenate(unused, axis=1)
     return relu(x).mean(axis=(2, 3)) @ weights["head"]["kernel"] + weights["head"]["bias"]
@@ -235,7 +239,7 @@ REFERENCES = {
 
 
 def dead_equations(fn: Callable[..., Any], *args: Any) -> int:
-    """How many equations of a function's jaxpr, and how many of its arguments, are for nothing."""
+    """Return the number of unused equations and unused arguments of a function's jaxpr."""
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     live, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return len(jaxpr.eqns) - len(live.eqns) + used.count(False)

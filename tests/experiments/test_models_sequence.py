@@ -81,13 +81,13 @@ def small(name: str, *, seed: int = 3, **options: Any) -> Model:
 
 
 def outputs(model: Model, *inputs: Any) -> list[np.ndarray]:
-    """What the network computes from `inputs`, by default its example."""
+    """Return the network's outputs for `inputs`, by default its example inputs."""
     out = jax.jit(model.fn)(model.weights, *(inputs or model.inputs))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(out)]
 
 
 def wide(tree: Any) -> Any:
-    """Float arrays as float64, integers as they are."""
+    """Convert float32 arrays to float64; leave other arrays unchanged."""
     return jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, tree)
 
 
@@ -118,13 +118,15 @@ def test_scanned_network_equals_the_unrolled_one(name: str) -> None:
 
 
 def equations(jaxpr: Jaxpr) -> int:
-    """Number of equations, those of inner jaxprs among them."""
+    """Return the number of equations, including those of inner jaxprs."""
     inner = (sub for e in jaxpr.eqns for sub in jaxprs_in_params(e.params))
     return len(jaxpr.eqns) + sum(equations(sub) for sub in inner)
 
 
 def dead(model: Model) -> tuple[int, list[str]]:
-    """How many equations reach no output, and the paths of the weights and inputs that do not."""
+    """Return how many equations reach no output, and the paths of weights and inputs that reach
+    none.
+    """
     arguments = (model.weights, *model.inputs)
     jaxpr = jax.make_jaxpr(model.fn)(*arguments).jaxpr
     live, used = dce_jaxpr(jaxpr, used_outputs=True)
@@ -164,7 +166,7 @@ def test_image_tokens_after_this_one_do_not_reach_it() -> None:
     scores, new_keys, new_values = outputs(model)
     got, *_ = outputs(model, *start, position, keys + junk, values + junk)
     np.testing.assert_allclose(got, scores, rtol=1e-5, atol=1e-6)
-    # The step wrote this position and nothing else.
+    # The step writes only this position.
     for old, new in ((keys, new_keys), (values, new_values)):
         changed = np.any(old != new, axis=(0, 1, 3, 4))
         np.testing.assert_array_equal(np.flatnonzero(changed), [position])
@@ -190,7 +192,7 @@ def test_a_frame_reaches_what_its_left_context_allows() -> None:
     changed = audio.copy()
     changed[:, 3] += 1.0
     differs = np.any(outputs(model)[0] != outputs(model, changed, labels)[0], axis=(0, 2, 3))
-    # Two layers with two frames of context each carry frame 3 four frames on, and never back.
+    # Each of two layers carries frame 3 on by its left context of two frames, and never back.
     np.testing.assert_array_equal(np.flatnonzero(differs), [3, 4, 5, 6, 7])
 
 
@@ -208,7 +210,7 @@ def test_full_sizes() -> None:
         return sum(leaf.size for leaf in jax.tree.leaves(NETWORKS[name]().weights))
 
     assert parameters("vit") == 86_567_656  # the published count, head of 1000 classes included
-    # The rest has no published count; the sums are over the matrices of the papers and graphs.
+    # No counts are published for the others; these are sums over the papers' and graphs' matrices.
     assert parameters("nasrnn") == 16 * 512**2
     assert parameters("nasrnn_taso") == 5 * 16 * 512**2 + 512
     assert parameters("bert_taso") == 8 * 4 * 1024**2

@@ -36,7 +36,7 @@ def parsed(*words: str) -> Config:
 
 
 class FakeFast:
-    """What `optimize` returns, as far as the command uses it."""
+    """The parts of the result of `optimize` that the command uses."""
 
     report = small_report(name="forward", seed=None)
     program = "a program"
@@ -47,7 +47,7 @@ class FakeFast:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The calls of `xrl_jax.optimize`, which does nothing here."""
+    """Replace `xrl_jax.optimize` by a function that does nothing; return the list of its calls."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def fake(*args: Any, **kwargs: Any) -> FakeFast:
@@ -145,7 +145,7 @@ def test_the_command_of_an_onnx_file() -> None:
     )
 
 
-# What is handed to optimize ----------------------------------------------------------------------
+# Arguments of optimize ---------------------------------------------------------------------------
 
 
 def test_optimize_gets_what_the_flags_say(calls: list[Any]) -> None:
@@ -310,7 +310,7 @@ def test_what_is_written_for_an_onnx_file_takes_its_inputs(tmp_path: Path) -> No
     np.testing.assert_array_equal(fn(np.ones((2, 4), np.float32)), [[4, 4, 4]] * 2)
 
 
-# A shell has what it runs in the background ignore Ctrl-C, these tests perhaps.
+# Processes that a shell runs in the background, such as these tests perhaps, ignore Ctrl-C.
 WITH_CTRL_C = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "os.execv(sys.argv[1], sys.argv[1:])"
@@ -334,7 +334,7 @@ def test_ctrl_c_keeps_what_was_found_and_reports_it(tmp_path: Path) -> None:
         assert process.stderr is not None
         try:
             first = process.stderr.readline()  # the search is running when it shows its first line
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+            os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
             text, errors = process.communicate(timeout=300)
         finally:
             if process.poll() is None:

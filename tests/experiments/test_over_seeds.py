@@ -1,4 +1,4 @@
-"""What several seeds say together, on made-up figures."""
+"""Results of several seeds together, on made-up figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def entry(speedup: float) -> Entry:
 
 
 def result(network: str, taso: float, xrlflow: float) -> SideBySide:
-    """A network on which greedy search returns the original."""
+    """Return the result of a network on which greedy search returns the original."""
     return SideBySide(
         network=network,
         jits={"jit": 0.01},
@@ -32,7 +32,7 @@ SEEDS = [[result("bert", 1.2, 1.5)], [result("bert", 1.25, 1.5)], [result("bert"
 def test_a_mean_over_seeds_is_geometric_with_students_interval() -> None:
     mean = mean_over_seeds([1.0, 4.0])
     assert mean.value == pytest.approx(2.0)
-    half = 12.706 * math.log(2.0)  # t of one degree of freedom; the standard error is log 2
+    half = 12.706 * math.log(2.0)  # Student's t, one degree of freedom; the standard error is log 2
     assert math.log(mean.high / mean.value) == pytest.approx(half, rel=1e-4)
     assert math.log(mean.value / mean.low) == pytest.approx(half, rel=1e-4)
 

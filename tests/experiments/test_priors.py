@@ -1,4 +1,4 @@
-"""The table of usual multiples: from timings to the lines of a library."""
+"""Priors of lowerings, relative to the plain one: from timings to lines of a library's source."""
 
 from __future__ import annotations
 

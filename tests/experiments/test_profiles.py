@@ -1,4 +1,4 @@
-"""What profilers say, summed by kind of operator."""
+"""Times reported by profilers, summed by kind of operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's table of results is made of what the benchmark wrote, and of nothing else."""
+"""The README's table of results is made from the files of a benchmark only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_markers_must_be_there_once_and_in_order(text: str) -> None:
 
 
 def written(folder: Path) -> None:
-    """The folder of a benchmark of one network."""
+    """Write the folder of a benchmark of one network."""
     config = Config(("bert",), ("local", "taso"), 30.0, 1.0, 0, (), folder)
     reports = {"bert": {"taso": {**REPORT, "machine": "Some CPU", "versions": "jax 1"}}}
     values = {"networks": [NET.as_dict()], "summary": summary([NET], reports), "reports": reports}

@@ -1,4 +1,4 @@
-"""The table of rules: what a walk tells of each rule, and the verdicts."""
+"""The table of rules: what a walk records of each rule, and the verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ OPENS, CLOSES, SAVES = 0, 1, 2
 
 
 def walked(*states: tuple[float, dict[int, float]], taken: tuple[int, ...]) -> list[Row]:
-    """Rows after a walk through states (seconds, change by rule), by the rules in `taken`."""
+    """Return the rows after a walk through states (seconds, change by rule), by the rules in
+    `taken`.
+    """
     rows = [Row(r.name, r.family, r.evidence) for r in RULES.rules]
     width = max(len(changes) for _, changes in states)
     shape = (len(states), width)

@@ -23,14 +23,14 @@ def scaled(weights: Any, x: Any) -> Any:
 
 
 def need(package: str) -> None:
-    """Skip the test where a package is not installed; it is not imported."""
+    """Skip the test if a package is not installed, without importing it."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
 
 
 @pytest.fixture(params=RUNTIMES)
 def tripling(request: pytest.FixtureRequest) -> Loaded:
-    """`scaled` with weight 3 in each runtime that is installed."""
+    """Load `scaled` with weight 3 in each runtime that is installed."""
     need(request.param)
     return RUNTIMES[request.param](onnx_model(scaled, np.float32(3), X), 1)
 

@@ -1,4 +1,4 @@
-"""The same networks in two spellings: plain functions, and what is told of both."""
+"""The same networks in two spellings: the plain functions, and the report on both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment works on, and what is said when it cannot be found."""
+"""Targets of experiments, and the errors for targets that do not exist or do not fit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_missing_import_of_the_module_is_not_blamed_on_the_flag(
 
 @pytest.fixture
 def onnx_file(tmp_path: Path) -> str:
-    """y = n x w: x [batch, 4], w ones [4, 3], n one number."""
+    """Save a model of y = (x w) n with x [batch, 4], w = ones [4, 3] and n [1]; return its path."""
     onnx = pytest.importorskip("onnx")
     float32 = onnx.TensorProto.FLOAT
     value = onnx.helper.make_tensor_value_info

@@ -1,4 +1,4 @@
-"""Cost tables from timings: what a search has asked for is in them; they are kept as files."""
+"""Cost tables from timings: they hold all that a search has asked for, and are saved as files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrl_jax.measure.timing import Timing
 
 
 def loops_too(region: Region) -> Timing:
-    """Made-up timings, of elementwise loops as well."""
+    """Return made-up timings, also for elementwise loops."""
     return made_up(region) if region.node.op in SECONDS else Timing(1e-5, 1e-5, 1e-5, repeats=9)
 
 
@@ -30,7 +30,7 @@ def test_every_form_that_taso_has_tried_is_in_the_table() -> None:
     oracle = FakeOracle(loops_too)
     table = timed_costs({"one": program}, compiled_rules(), oracle, seconds=60.0, seed=0)
     known = np.asarray(table.timed)[np.asarray(table.keys)[:, 0] != 0xFFFFFFFF]
-    # Wrapping is taken off again: what is left of a form is at most its made-up time.
+    # The time of wrapping operations is subtracted, so no entry exceeds its made-up time.
     assert [r.node.op for r in oracle.timed].count("dot") == len(known) == len(SECONDS["dot"])
     assert known.max() <= max(SECONDS["dot"])
 

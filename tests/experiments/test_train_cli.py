@@ -1,4 +1,4 @@
-"""The training command: its flags, its lines, and that it goes on after kill -9."""
+"""The training command: flags, lines of the log, and resuming after kill -9."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     subprocess.run(command(parts), cwd=ROOT, check=True, capture_output=True)
     once, twice = (load_policy(out / "policy.msgpack") for out in (whole, parts))
     jax.tree.map(np.testing.assert_array_equal, twice.weights, once.weights)
-    # How long it took is said, too, and is another time.
+    # The text ends with the duration of the training, which differs.
     assert twice.trained.split(" in ")[0] == once.trained.split(" in ")[0]
     rows = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
     assert [r["update"] for r in rows] == [*range(1, 11)]

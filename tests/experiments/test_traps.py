@@ -1,4 +1,4 @@
-"""Families in which greedy search is caught; here with costs that follow from arithmetic alone."""
+"""Families of graphs that trap greedy search, with costs computed from numbers of operations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHOLE = 2 * 128 * 256 * 256  # operations of a product of [128, 256] and [256, 2
 
 
 def by_operations(region: Region) -> Timing:
-    """A nanosecond for each."""
+    """Return a timing of one nanosecond for each operation."""
     flops, _ = node_work(region.node, region.args)
     seconds = flops * 1e-9
     return Timing(seconds, seconds, seconds, repeats=9)
@@ -44,12 +44,14 @@ def costs_of(name: str) -> Costs:
 
 
 def operations(seconds: float) -> float:
-    """In products of [128, 256] and [256, 256]; what elementwise operators take is far below."""
+    """Convert seconds to products of [128, 256] and [256, 256]. Elementwise operators add far less
+    than one such product.
+    """
     return seconds / (WHOLE * 1e-9)
 
 
 def test_an_adapter_is_a_trap_where_its_rank_is_low() -> None:
-    """x w + (x a) b, with a and b of rank 16, -> x w + x (a b) -> x (w + a b)."""
+    """With a and b of rank 16: x w + (x a) b -> x w + x (a b), at a loss, -> x (w + a b)."""
     costs = costs_of("adapter")
     found = exhaust(costs.problem(member(costs.family, [(16, 1)])))
     assert found.states == 4

@@ -1,4 +1,4 @@
-"""What the cold and the warm search cost, and their commands, on made-up figures."""
+"""The costs of the cold and of the warm search, and their commands, on made-up figures."""
 
 from __future__ import annotations
 

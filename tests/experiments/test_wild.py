@@ -1,4 +1,4 @@
-"""The suite of networks that others wrote: what is run, how results are judged and told."""
+"""The suite of third-party networks: which are run, and how results are judged and reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_comparison_is_a_process_of_its_own() -> None:
     ("interval", "noise", "slower"),
     [
         ((1.2, 1.1, 1.3), (0.95, 1.05), False),
-        ((0.97, 0.95, 0.99), (0.90, 1.05), False),  # as a function may be to itself
+        ((0.97, 0.95, 0.99), (0.90, 1.05), False),  # within the noise of a function beside itself
         ((0.80, 0.75, 0.85), (0.95, 1.05), True),
     ],
 )

@@ -1,4 +1,6 @@
-"""What a function prints, logs or asks of the host is not repeated while it is optimised."""
+"""Callbacks of a function (prints, logs, requests to the host) are not repeated while it is
+optimised.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`from_jax` on literal small functions: which nodes come out, which bodies, which bindings."""
+"""`from_jax` on small functions: the nodes, bodies and bindings of the resulting program."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count(graph: TensorGraph, op: str) -> int:
 
 
 def sources_of(program: Program, graph: TensorGraph) -> set[tuple[str, int]]:
-    """(op, position) of every input of a graph."""
+    """Return (op, position) of every input of a graph."""
     return {
         (n.op, program.bindings[n.ref].position)  # type: ignore[union-attr]
         for n in nodes_of(graph)[0]
@@ -351,7 +351,7 @@ def test_scan_is_a_call_of_a_body_that_runs_length_times() -> None:
     def scan(w: jax.Array, h: jax.Array, xs: jax.Array) -> Any:
         return lax.scan(lambda h, x: (jnp.tanh(h @ w + x), h * 2), h, xs)
 
-    # Constants and scanned rows of weights are weights; a carry is none, even if it starts as one.
+    # Constants and scanned rows of weights are weights; a carry is not, even if it starts as one.
     program = from_jax(scan, W, X[0], np.zeros((5, 3), "f"), weights=(0, 1, 2))
     call = call_of(program, only(main(program), "call"))
     assert (call.kind, call.bodies) == ("scan", (0,))

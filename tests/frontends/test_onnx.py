@@ -1,4 +1,4 @@
-"""load_onnx: what it returns, and what it says about damaged or unsupported models."""
+"""load_onnx: its results, and its errors for damaged or unsupported models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrl_jax.graph.bindings import Array
 
 
 def linear_model():
-    """y = relu(x W + b) with x [2, 3], W [3, 2], b [2]."""
+    """Return a model of y = relu(x W + b) with x [2, 3], W [3, 2], b [2]."""
     nodes = [
         helper.make_node("MatMul", ["x", "W"], ["h"], name="multiply"),
         helper.make_node("Add", ["h", "b"], ["s"], name="shift"),
@@ -274,7 +274,9 @@ class TestDamaged:
 
 class TestExternalData:
     def save(self, folder, location, **entries):
-        """The linear model with W in an external file of 24 bytes."""
+        """Save the linear model with W in an external file. Return the path of the model and the 24
+        bytes of W, which the caller writes.
+        """
         proto = linear_model()
         weight = proto.graph.initializer[0]
         data = weight.raw_data

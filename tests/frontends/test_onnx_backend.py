@@ -24,7 +24,7 @@ SAMPLE_SIZE = 200
 
 
 def through_program(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
-    """The callable under test: (model, known inputs) to a function of the other inputs."""
+    """Convert a model with known inputs to a function of the other inputs: the code under test."""
     program = to_jax(from_onnx(model, constants=constants))
 
     def call(*arrays: np.ndarray) -> Any:
@@ -42,7 +42,9 @@ def all_cases() -> list[Any]:
 
 
 def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
-    """Load a case; inputs that decide shapes are given as known values. Returns call and rest."""
+    """Load a case, with inputs that decide shapes as known values. Return the function and its
+    arguments.
+    """
     constants: dict[str, np.ndarray] = {}
     while True:
         try:
@@ -55,7 +57,7 @@ def load_case(case: Any, arrays: dict[str, Any], load: Callable[..., Any]):
 
 
 def named_arrays(protos: Any, values: Sequence[Any]) -> dict[str, Any]:
-    """Arrays by name; some cases hold them as protobufs or scalars."""
+    """Return arrays by name; some cases hold them as protobufs or scalars."""
     arrays = {}
     for proto, value in zip(protos, values, strict=False):
         if isinstance(value, onnx.TensorProto):
@@ -64,8 +66,8 @@ def named_arrays(protos: Any, values: Sequence[Any]) -> dict[str, Any]:
     return arrays
 
 
-# Cases whose expected values are computed on the spot, with errors beyond their own tolerance:
-# under NumPy 2.5 this one expects 2e-7 where 0 is right, and what it gets.
+# Tolerances for cases whose expected values are computed when they are loaded, with errors beyond
+# their own tolerance: under NumPy 2.5 this one expects 2e-7, while the result is 0, which is right.
 _ROUNDED = {"test_dft_inverse_opset19": 1e-6}
 
 
@@ -103,7 +105,7 @@ def run_case(
 
 
 def compare(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> str:
-    """Say how outputs differ, or return an empty string."""
+    """Return a text that says how outputs differ, empty if they agree."""
     if len(actual) != len(expected):
         return f"{len(actual)} outputs instead of {len(expected)}"
     for got, want in zip(actual, expected, strict=True):
@@ -133,7 +135,7 @@ def sample(cases: Sequence[Any], size: int, seed: int) -> list[Any]:
 
 
 def report(results: dict[str, str]) -> str:
-    """Counts, and the unsupported names with theirs."""
+    """Return a text with the number of cases by result, and by name where they are unsupported."""
     counts = Counter(result.split(":")[0] for result in results.values())
     names = Counter(r.split(": ", 1)[1] for r in results.values() if r.startswith("unsupported"))
     head = ", ".join(f"{counts[k]} {k}" for k in ("passed", "unsupported", "wrong", "crashed"))

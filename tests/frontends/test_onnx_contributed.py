@@ -1,4 +1,4 @@
-"""Operators that ONNX Runtime's optimiser writes, against ONNX Runtime."""
+"""Operators that ONNX Runtime's optimiser writes, compared with ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX model leaves open about its inputs, and how it is given."""
+"""Sizes and values that an ONNX model leaves open about its inputs, and how callers give them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from xrl_jax.frontends.onnx import OnnxError, UnsupportedOnnxError, from_onnx, l
 
 
 def open_model(*shape):
-    """y = relu(x), x of the given shape: sizes, names or None."""
+    """Return a model of y = relu(x), with x of the given shape: sizes, names or None."""
     node = helper.make_node("Relu", ["x"], ["y"])
     return model([node], [tensor("x", shape)], [tensor("y", shape)])
 
 
 def two_inputs():
-    """mask [batch, seq] times x [seq, 3], and n [2], which leaves nothing open."""
+    """Return a model of mask [batch, seq] times x [seq, 3], and of n [2], which leaves nothing
+    open.
+    """
     nodes = [helper.make_node("MatMul", ["mask", "x"], ["y"])]
     inputs = [tensor("x", ["seq", 3]), tensor("mask", ["batch", "seq"]), tensor("n", [2])]
     return model([*nodes, helper.make_node("Neg", ["n"], ["z"])], inputs, [tensor("y", None)])
@@ -79,7 +81,7 @@ class TestSizes:
 
 
 def reshape_model(*between):
-    """y = reshape(x, s), where s may first go through nodes."""
+    """Return a model of y = reshape(x, s), where s may first go through other nodes."""
     target = between[-1].output[0] if between else "s"
     node = helper.make_node("Reshape", ["x", target], ["y"], name="reshape")
     inputs = [tensor("x", [6]), tensor("s", [2], INT64)]
@@ -87,7 +89,7 @@ def reshape_model(*between):
 
 
 def branch(name, columns):
-    """reshape(x, [-1, columns]) times ones [columns, 2]."""
+    """Return a graph that multiplies reshape(x, [-1, columns]) by ones [columns, 2]."""
     nodes = [
         helper.make_node("Reshape", ["x", f"s{name}"], [f"r{name}"], name=f"fold_{name}"),
         helper.make_node("MatMul", [f"r{name}", f"w{name}"], [name]),
@@ -100,7 +102,9 @@ def branch(name, columns):
 
 
 def by_rate(condition, *constants, then=6, other=5):
-    """One of two branches on x [1, 6], by a condition on the input rate."""
+    """Return a model with two branches on x [1, 6], of which a condition on the input rate takes
+    one.
+    """
     choose = helper.make_node(
         "If",
         [condition[-1].output[0]],

@@ -1,7 +1,7 @@
 """The light networks of the onnx package, with random weights, agree with onnxruntime.
 
-As shipped their weights are one repeated number and their outputs uniform, so that agreement
-would prove nothing. Weights are drawn at random here, and the values before the softmax compared.
+As shipped, their weights repeat one number and their outputs are uniform, so that agreement would
+prove nothing. Here weights are drawn at random, and the values before the softmax are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOW_NETWORKS = (
 
 
 def draw(role: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Weights that keep activations of order one."""
+    """Draw weights that keep activations of order one."""
     if role == "kernel":
         return rng.normal(0, math.sqrt(2 / math.prod(shape[1:])), shape).astype(np.float32)
     if role == "positive":
@@ -34,7 +34,9 @@ def draw(role: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndar
 
 
 def role_of(model: onnx.ModelProto, name: str) -> str:
-    """Kernels, values that must be positive (scales and variances), or others."""
+    """Return the role of a weight: "kernel", "positive" (scales and variances), or "bias" (any
+    other).
+    """
     for node in model.graph.node:
         slots = [i for i, read in enumerate(node.input) if read == name]
         for slot in slots:
@@ -50,7 +52,7 @@ def role_of(model: onnx.ModelProto, name: str) -> str:
 
 
 def with_random_weights(name: str) -> onnx.ModelProto:
-    """Load a light network; its weights become random initialisers, its output the logits."""
+    """Load a light network with random initialisers as its weights and its logits as output."""
     model = onnx.load(LIGHT / f"light_{name}.onnx")
     rng = np.random.default_rng(0)
     shapes = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -84,7 +86,7 @@ def compare_with_onnxruntime(name: str) -> None:
     (expected,) = session.run(None, {loaded.input_names[0]: image})
     actual = np.asarray(jax.jit(loaded.fn)(loaded.weights, image))
     spread = expected.std()
-    assert spread > 1e-3 * np.abs(expected).max()  # else agreement would mean nothing
+    assert spread > 1e-3 * np.abs(expected).max()  # otherwise agreement would prove nothing
     np.testing.assert_allclose(actual, expected, atol=2e-4 * spread, rtol=2e-4)
 
 

@@ -1,4 +1,4 @@
-"""Operators whose meaning or form changed between opsets, against onnxruntime."""
+"""Operators whose meaning or attributes changed between opsets, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ CASES: list[tuple[str, int, tuple[int, ...], dict[str, Any], list[Any]]] = [
 
 
 def build(op, opset, shape, attributes, further):
-    """A model of one node; returns it and the number of outputs."""
+    """Return a model of one node; the node takes x and the constants."""
     outputs = {"Split": 2, "TopK": 2}.get(op, 1)
     constants = [
         None if value is None else numpy_helper.from_array(np.asarray(value), f"c{i}")

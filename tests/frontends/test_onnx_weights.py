@@ -1,4 +1,4 @@
-"""Which arrays of an ONNX model are weights, and which are known, however they are stored."""
+"""Which arrays of an ONNX model are weights and which are known values, however they are stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ UPSAMPLED = [[[[1, 1, 1, 1], [1, 1, 1, 1]] * 2]]
 
 
 def stored(as_constant: bool, values: Any, dtype: Any = np.float32):
-    """The array w: as a Constant node or as an initialiser."""
+    """Return the nodes and the initialisers that store the array w: one Constant node or
+    initialiser.
+    """
     value = numpy_helper.from_array(np.asarray(values, dtype), "w")
     if as_constant:
         return [make_node("Constant", [], ["w"], value=value)], []

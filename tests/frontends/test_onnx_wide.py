@@ -1,4 +1,4 @@
-"""Without x64, models whose 64-bit arithmetic may matter are warned about, and others are not."""
+"""Without x64, loading warns of models whose 64-bit arithmetic may matter, and of no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ DOUBLE, INT32, BOOL = TensorProto.DOUBLE, TensorProto.INT32, TensorProto.BOOL
 
 
 def warned(nodes, inputs, constants=(), kind: int = INT64) -> str:
-    """What loading a model warns of, empty for nothing; the last node makes the output."""
+    """Return the warning that loading a model gives, or an empty string. The last node computes the
+    output.
+    """
     proto = model(nodes, inputs, [tensor(nodes[-1].output[0], None, kind)], constants)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -37,7 +39,9 @@ X = tensor("x", [4])
 
 
 def hashed(multiplier: int):
-    """A multiplicative hash of rounded floats, the last node named hash."""
+    """Return nodes, inputs and constants of a multiplicative hash of rounded floats. The last node
+    is named hash.
+    """
     nodes = [
         make_node("Cast", ["x"], ["i"], to=INT64),
         make_node("Mul", ["i", "factor"], ["h"], name="hash"),
@@ -198,7 +202,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("op", LIMITS)
 def test_the_extremes_of_operations_are_known(op: str) -> None:
-    """A factor that takes the largest possible result just beyond 32 bits is noticed."""
+    """A factor that takes the largest possible result just beyond 32 bits causes a warning."""
     (a0, a1), (b0, b1) = LIMITS[op]
     constants = [int64("a0", a0), int64("a1", a1), int64("b0", b0), int64("b1", b1)]
     nodes = [

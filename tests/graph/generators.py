@@ -1,6 +1,7 @@
-"""Random valid graphs over the native ops, for property tests of what reads or rewrites graphs.
+"""Random valid graphs over the native operators, for property tests of code that reads or rewrites
+graphs.
 
-Shapes are small, values stay finite (each node has a bound), and what rewrite rules look for is
+Shapes are small, values stay finite (each node has a bound), and patterns of rewrite rules are
 likely: shared operands, sibling dots and convolutions, chains of movement, broadcasts, constants.
 """
 
@@ -20,7 +21,7 @@ from xrl_jax.language.rule import Pattern
 from xrl_jax.verify.samplers.base import Rejected, Want
 from xrl_jax.verify.samplers.sketch import Sketch, fits
 
-_BOUND = 1e4  # magnitudes above this are not made
+_BOUND = 1e4  # greatest magnitude of a value
 _MAX_SIZE = 400  # elements of a node
 _VALUES = (0.0, 0.0, 1.0, 0.5, -2.0, 0.1)  # of scalar constants
 _UNARY = "neg abs tanh logistic erf sin cos sign floor square exp copy".split()
@@ -28,7 +29,7 @@ _BINARY = "add sub mul max min".split()
 _REDUCTIONS = "reduce_sum reduce_max reduce_min softmax cumsum rev".split()
 _POOLING = "window_sum window_max window_min".split()
 
-# Bound of a node by those of its arguments; elsewhere the largest of them.
+# Bound of a node from those of its arguments; for other operators the largest of these.
 _BOUNDS: dict[str, Callable[..., float]] = {
     **dict.fromkeys("tanh logistic erf sin cos sign softmax gt eq le cast".split(), lambda *b: 1.0),
     **dict.fromkeys(("add", "sub"), lambda a, b: a + b),
@@ -40,7 +41,7 @@ _BOUNDS: dict[str, Callable[..., float]] = {
 
 
 def _terms(node: Node, args: Sequence[Node]) -> int:
-    """How many products or elements are summed for one element of the result."""
+    """Return how many products or elements are summed for one element of the result."""
     shapes = [a.shape for a in args]
     match node.op:
         case "dot":
@@ -57,7 +58,7 @@ def _terms(node: Node, args: Sequence[Node]) -> int:
 
 
 class _Maker(Sketch):
-    """Nodes made so far, with a bound of each one's magnitude."""
+    """The nodes created so far, with a bound of each one's magnitude."""
 
     sizes = (1, 2, 3, 4, 6)
     features = (1, 2, 3)
@@ -76,7 +77,7 @@ class _Maker(Sketch):
         return self.add(Node(op, shape=shape, value=float(np.float32(value)), ref=ref))
 
     def leaf(self, name: str, want: Want, dtype: str) -> int:
-        """A node there is, a scalar constant, or a new weight."""
+        """Return an existing node, a scalar constant, or a new weight."""
         same = [i for i, n in enumerate(self.nodes) if fits(n.shape, want) and n.dtype == dtype]
         if same and self.chance(0.5):
             return self.choose(same)
@@ -96,8 +97,8 @@ class _Maker(Sketch):
         if bound > _BOUND or math.prod(node.shape) > _MAX_SIZE or 0 in node.shape:
             raise Rejected
         if node.op == "conv" and min(*node.attr("low"), *node.attr("high")) < 0:  # type: ignore[misc]
-            raise Rejected  # XLA reads beyond its arrays in some of these on CPUs
-        if node.op in _POOLING:  # a window of padding alone has no finite maximum
+            raise Rejected  # on CPUs XLA reads out of bounds in some of these
+        if node.op in _POOLING:  # a window of padding only has no finite maximum
             window, low, high = (node.attr(f) for f in ("window", "low", "high"))
             for w, *ends in zip(window, low, high, strict=True):  # type: ignore[arg-type]
                 if max(ends) >= w:
@@ -108,7 +109,7 @@ class _Maker(Sketch):
     def emit(
         self, op: str, *args: int | None, n_args: int | None = None, **fixed: Any
     ) -> int | None:
-        """The index of a new node, or None where it does not fit or would be too large."""
+        """Add a node; return its index, or None if it does not fit or would be too large."""
         before, self.fixed = len(self.nodes), fixed
         try:
             return self.node(op, *args, n_args=n_args)
@@ -120,7 +121,9 @@ class _Maker(Sketch):
         return items[self.number(0, len(items) - 1)]
 
     def pick(self, *ranks: int) -> int:
-        """A float node of one of the ranks (of any without), recent ones more likely."""
+        """Return a float node of one of the ranks (of any if none is given), more likely a recent
+        one.
+        """
         fit = [
             i
             for i, n in enumerate(self.nodes)
@@ -149,7 +152,7 @@ class _Maker(Sketch):
             self.emit(self.choose(["rsqrt", "sqrt", "log"]), below)
 
     def bias(self) -> None:
-        """A vector broadcast along one dimension and added or multiplied."""
+        """Add or multiply by a vector that is broadcast along one dimension."""
         x = self.pick(2, 3, 4)
         shape = self.nodes[x].shape
         axis = self.number(0, len(shape) - 1)
@@ -166,7 +169,7 @@ class _Maker(Sketch):
         self.emit("concat", self.pick(1, 2, 3, 4), n_args=self.number(2, 3))
 
     def slices(self) -> None:
-        """One or two parts of a node."""
+        """Add one or two slices of a node."""
         x = self.pick(1, 2, 3, 4)
         for _ in range(self.number(1, 2)):
             self.emit("slice", x)
@@ -181,7 +184,7 @@ class _Maker(Sketch):
         self.emit(self.choose(_POOLING), self.pick(4))
 
     def siblings(self, op: str, *args: int | None) -> None:
-        """One to three nodes that share an operand, and mostly their attributes."""
+        """Add one to three nodes that share an operand and mostly their attributes."""
         fixed: dict[str, Any] = {}
         for _ in range(self.number(1, 3)):
             made = self.emit(op, *args, **fixed)
@@ -225,10 +228,10 @@ _STEPS: dict[str, int] = {
 def random_graph(
     rng: np.random.Generator, n_nodes: int = 24, *, max_outputs: int = 8
 ) -> tuple[list[Node], tuple[int, ...]]:
-    """About `n_nodes` nodes in topological order, all of them live, and the outputs.
+    """Return about `n_nodes` nodes in topological order, all of them live, and the outputs.
 
-    Outputs are nodes that nothing reads, the deepest `max_outputs` of them. Inputs and weights are
-    numbered together: `ref` is the position among the arguments.
+    Outputs are nodes without users, the last `max_outputs` of them. Inputs and weights are numbered
+    together: `ref` is the position among the arguments.
     """
     maker = _Maker(rng)
     for op, shape in (("input", (4, 6)), ("input", (2, 4, 6, 6)), ("input", (2, 3, 4))):
@@ -251,7 +254,7 @@ def random_graph(
 def graphs(
     n_nodes: int = 24,
 ) -> st.SearchStrategy[tuple[list[Node], tuple[int, ...]]]:
-    """`random_graph` as a hypothesis strategy over its seed."""
+    """Return `random_graph` as a hypothesis strategy over its seed."""
     seeds = st.integers(0, 2**32 - 1)
     return seeds.map(lambda s: random_graph(np.random.default_rng(s), n_nodes))
 
@@ -259,7 +262,7 @@ def graphs(
 def shuffled(
     rng: np.random.Generator, nodes: Sequence[Node], outputs: Sequence[int]
 ) -> tuple[list[Node], tuple[int, ...]]:
-    """The same graph with its nodes in another topological order."""
+    """Return the same graph with its nodes in another topological order."""
     left, done = list(range(len(nodes))), {}
     while left:
         ready = [i for i in left if all(a in done for a in nodes[i].args)]

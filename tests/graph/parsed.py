@@ -1,4 +1,4 @@
-"""A single graph from its text form."""
+"""Parsing of a single graph."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from xrl_jax.graph.text import parse_blocks
 
 
 def parse_graph(text: str) -> TensorGraph:
-    """The graph that `format_graph` wrote."""
+    """Return the graph that `format_graph` wrote."""
     ((_, graph, _),) = parse_blocks(text)
     return graph

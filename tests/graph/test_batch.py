@@ -1,4 +1,4 @@
-"""What unbatched code knows of its batch."""
+"""`largest_of_batch`: the largest value of a batch, for code written without a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xrl_jax.graph.batch import largest_of_batch
 
 
 def doubled(n: jax.Array) -> jax.Array:
-    """2 to the power of the largest number of the batch."""
+    """Return 2 to the power of the largest value of the batch."""
     return jax.lax.fori_loop(0, largest_of_batch(n), lambda _, x: 2 * x, jnp.int32(1))
 
 

@@ -1,4 +1,4 @@
-"""Flags compressed to the few that are set."""
+"""Boolean flags, packed into words, and the indices of the first that are set."""
 
 from __future__ import annotations
 

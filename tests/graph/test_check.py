@@ -1,4 +1,4 @@
-"""What is wrong with a graph is found and named; the form for jit agrees."""
+"""`check` finds what is wrong with a graph and names it; the check inside jit agrees."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GRAPH = parse_graph("""graph {
 
 
 def _nodes(graph=_GRAPH, **changes):
-    """The graph with entries of node features set: `rank=(5, 3)`."""
+    """Return the graph with entries of node features set, e.g. `rank=(5, 3)`."""
     features = {k: getattr(graph.nodes, k).at[at].set(v) for k, (at, v) in changes.items()}
     return graph._replace(nodes=graph.nodes._replace(**features))
 
@@ -71,7 +71,7 @@ def test_a_graph_with_new_holes_is_well_formed():
     assert bool(_valid(cleaned))
 
 
-_LOCAL = [  # seen by both forms
+_LOCAL = [  # found by both checks
     (_args(4, slot=5), r"%5 \(mul\): takes 2 arguments, got 1"),
     (_args(4, 9, slot=5), r"%5 \(mul\): argument %9 is a hole"),
     (_args(4, 99, slot=5), r"%5 \(mul\): argument %99 is outside the bucket of 64"),

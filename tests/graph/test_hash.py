@@ -1,4 +1,4 @@
-"""The identity hash sees all that matters and nothing else; the timing key does not see values."""
+"""The identity hash depends on all that matters and nothing else; the timing key ignores values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_order_of_nodes_does_not_matter(case):
 
 
 def _with_slots(graph, place):
-    """The graph with slot i moved to place[i]."""
+    """Return the graph with slot i moved to place[i]."""
     back = np.argsort(place)
     table = place[np.asarray(graph.senders).reshape(-1, 6)][back]
     outputs = np.asarray(graph.globals.outputs)

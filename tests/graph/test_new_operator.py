@@ -1,5 +1,5 @@
-"""A new operator takes an entry in the op table, a plain form, a translation of the primitive, and
-the weight of its work: everything else follows.
+"""A new operator needs an entry in the op table, a plain lowering, a translation of its primitive,
+and the weight of its work; everything else follows from these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xrl_jax.verify.instances import hints_of, propose
 from xrl_jax.verify.samplers.base import Rejected
 from xrl_jax.verify.samplers.sketch import Sketch
 
-# x / (1 + |x|), and a movement with attributes: elements go round along an axis.
+# x / (1 + |x|), and a movement with attributes, which rotates elements along an axis.
 ENTRIES: tuple[ops.Entry, ...] = (
     ("softsign", (1, 1), dict(takes=("float",))),
     ("roll", (1, 1), dict(fields=ops.fields(axis=kinds.AXIS, by=kinds.NATURAL), shape="arg0")),
@@ -64,7 +64,7 @@ SOFTSIGN, ROLL = primitive("softsign"), primitive("roll")
 
 @pytest.fixture(autouse=True)
 def extended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables with the new operators in them."""
+    """Add the new operators to the tables."""
     specs = ops.table((*ops.ENTRIES, *ENTRIES))
     monkeypatch.setattr(ops, "OPS", specs)
     monkeypatch.setattr(ops, "OP_NAMES", tuple(specs))
@@ -113,7 +113,7 @@ def test_random_nodes_of_it_are_right():
         drawing = Sketch(np.random.default_rng(seed))
         try:
             made = [drawing.node(op) for op in ("softsign", "roll")]
-        except Rejected:  # there is no axis of a scalar
+        except Rejected:  # a scalar has no axis
             continue
         assert ill_formed(drawing.nodes) == ""
         check(build(drawing.nodes, made))

@@ -1,4 +1,4 @@
-"""Operands beyond what a node can hold."""
+"""Operands of nodes that have more than a node can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uses, dead code and depths."""
+"""Use counts, dead code and depths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape and dtype rules, by literal examples; and that the form for jit agrees with the host's."""
+"""Shape and dtype rules on literal examples; and the same rules inside jit and on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text form: literal lines, what is read back, and where errors point."""
+"""The text form: literal examples, round trips, and the positions that errors report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_text_of_a_parsed_graph_is_the_text():
 
 
 def _line(op, args, attrs, shape, dtype="float32"):
-    """The text of the last node of a graph with inputs of the shapes `args`."""
+    """Return the text of the last node of a graph with inputs of the shapes `args`."""
     nodes = [Node("input", shape=s, ref=i) for i, s in enumerate(args)]
     node = Node(op, tuple(range(len(args))), pack_attrs(op, attrs), shape=shape, dtype=dtype)
     graph = build([*nodes, node], (len(nodes),))

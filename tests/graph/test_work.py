@@ -1,4 +1,4 @@
-"""Flops and bytes: literal values, the jit form, and XLA's own count where it means the same."""
+"""Flops and bytes: literal values, inside jit, and XLA's own count where it is comparable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether a graph is well formed, inside jit: one boolean for many graphs at once.
+"""Whether graphs are well formed, inside jit: one boolean each for many graphs at once.
 
-The host's `check` also sees attribute ranges, lowerings and references, and says what is wrong.
+The host's `check` also inspects attribute ranges, lowerings and references, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def is_valid(graph: TensorGraph) -> jax.Array:
 
 
 def is_acyclic(graph: TensorGraph) -> jax.Array:
-    """Whether `depth` is above the depth of every argument, which no cyclic graph admits."""
+    """Whether every node's `depth` is above those of its arguments; a cycle has no such depths."""
     table = args_of(graph)
     depth = graph.globals.depth
     live = graph.nodes.op != ops.HOLE

@@ -1,4 +1,4 @@
-"""A rule is added in one place: its text. It is verified, found and applied as the others are."""
+"""A new rule needs only its text. It is verified, matched and applied like the others."""
 
 from __future__ import annotations
 

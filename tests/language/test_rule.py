@@ -1,4 +1,4 @@
-"""Parsing and checking rules: what is wrong is said with file, line and column."""
+"""Parsing and checking rules: errors name the file, line and column."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_dtypes_are_compared_by_name() -> None:
 
 
 def texts(rules: str) -> list[object]:
-    """What rules ask and make, without places."""
+    """Return the patterns, conditions and attributes of a rule, without source positions."""
     (rule,), _ = parse_rules(rules)
     (made,) = rule.rhs
     assert isinstance(made, Term)

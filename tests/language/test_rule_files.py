@@ -1,4 +1,4 @@
-"""Reading the rule files, choosing rules, and what chains of them do to networks as JAX users write
+"""Reading rule files, selecting rules, and applying chains of them to networks as JAX users write
 them.
 """
 
@@ -45,7 +45,7 @@ def test_the_library_has_many_rules_of_every_family() -> None:
 def test_the_library_leaves_room_for_patterns_of_the_user() -> None:
     roles = compile_rules(all_rules()).table.tree_root
     assert roles.shape == (640,)
-    assert int((roles < 0).sum()) >= 50  # then the next larger table compiles the engine anew
+    assert int((roles < 0).sum()) >= 50  # beyond these the engine compiles for a larger table
 
 
 def test_a_pattern_that_reaches_further_than_the_matcher_looks_is_refused() -> None:
@@ -184,7 +184,9 @@ change = engine_jit(apply)
 def rewritten(
     fn: Callable[..., Any], *args: Any, rules: list[str], weights: tuple[int, ...] = ()
 ) -> Any:
-    """The program with the first candidate applied until there is none."""
+    """Return the program, and the program after its first candidate was applied until none was
+    left.
+    """
     program = from_jax(fn, *args, weights=weights)
     table = compile_rules(select_rules(all_rules(), rules), min_trees=ROWS, min_code=CODE).table
     graph = program.graph
@@ -201,7 +203,7 @@ def rewritten(
 
 
 def live_ops(program: Any) -> list[str]:
-    """Operators on the path of the input, weight-only ones left out."""
+    """Return the operators of the main graph that are not weight-only."""
     graph = program.graph
     nodes, _, slots = nodes_of(graph)
     return [n.op for n, s in zip(nodes, slots, strict=True) if not bool(graph.nodes.weight_only[s])]

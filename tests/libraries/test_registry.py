@@ -1,4 +1,4 @@
-"""Libraries: found in the package and among other distributions."""
+"""Discovery of libraries, in the package and in other installed distributions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xrl_jax.libraries import registry
 from xrl_jax.libraries.base import CustomCall, Facts, Library, Lowering
 
 ROOT = Path(__file__).parents[2]
-# A distribution with a library of one lowering: all that it takes.
+# The complete module of a distribution that adds a library with one lowering.
 MODULE = """
 import jax.numpy as jnp
 from xrl_jax.libraries.base import Library, Lowering
@@ -52,7 +52,7 @@ print(float(jnp.max(jnp.abs(rewritten(jnp.ones(3)) - jnp.tanh(1.0)))))
 
 
 def installed(folder: Path, module: str) -> dict[str, str]:
-    """An environment in which a distribution with this module is installed."""
+    """Install a distribution with this module in `folder`; return an environment that finds it."""
     (folder / "my_library.py").write_text(module)
     info = folder / "my_library-1.0.dist-info"
     info.mkdir()

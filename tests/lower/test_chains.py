@@ -1,4 +1,4 @@
-"""Which nodes are computed with the product or convolution before them."""
+"""Which nodes are fused with the product or convolution before them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_bias_and_a_rectifier_are_absorbed() -> None:
 
 
 def test_a_bias_may_be_a_row() -> None:
-    """As `jnp` makes it of a vector, for it to have the rank of the product."""
+    """`jnp` reshapes a vector to a row, for it to have the rank of the product."""
     nodes = [X, W, Node("weight", shape=(1, 4), ref=2), PRODUCT, repeated(2, 0, 1), add(3, 4)]
     assert found(nodes, 5) == [Chain(3, 5, bias=2)]
 
@@ -76,7 +76,7 @@ def test_a_sum_of_two_products_goes_to_one_of_them() -> None:
 
 @pytest.mark.parametrize("order", [(4, 3), (3, 4)])
 def test_a_product_of_weights_is_an_addend_and_absorbs_nothing(order: tuple[int, int]) -> None:
-    """It is computed once, before the call; with the other product it would be in each call."""
+    """It is computed once, before the call; merged into the other, it would be in each call."""
     nodes = [X, W, Node("weight", shape=(2, 3), ref=2), replace(PRODUCT, args=(2, 1)), PRODUCT]
     assert found([*nodes, add(*order)], 5) == [Chain(4, 5, addend=3)]
 
@@ -111,7 +111,7 @@ def test_a_vector_along_another_axis_is_no_bias() -> None:
 
 
 def test_what_would_be_computed_inside_the_sum_stays_there() -> None:
-    """XLA computes exp(y) in the loop of the sum; to write it first would cost a pass."""
+    """XLA computes exp(y) in the loop of the sum; writing it to memory first would cost a pass."""
     y = Node("input", shape=SHAPE, ref=3)
     nodes = [X, W, y, Node("exp", (2,), shape=SHAPE), PRODUCT, add(3, 4)]
     assert found(nodes, 5) == []

@@ -1,7 +1,7 @@
-"""Every operator of the table against its interpretations: shape rule, dtype rule, lowerings.
+"""Every operator of the table agrees with its shape rule, its dtype rule and its lowerings.
 
-The tests walk the table, so a new operator or lowering is covered by itself; a shape rule without a
-sampler fails.
+The tests go through the table, so they cover a new operator or lowering without a change. A shape
+rule without a sampler fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def specs(sample: Sample) -> list[jax.ShapeDtypeStruct]:
 
 
 def check_lowerings(sample: Sample, rng: np.random.Generator, *, done: frozenset[str]) -> set[str]:
-    """Compare the lowerings that apply, but those `done`, with float64; their names."""
+    """Compare the applicable lowerings, except for `done`, with float64; return their names."""
     found = [LOWERINGS[sample.node.op][i] for i in applicable(sample.node, sample.args)]
     lowerings = [lowering for lowering in found if lowering.name not in done]
     if lowerings:
@@ -69,7 +69,7 @@ def test_shape_and_dtype_rules_agree_with_jax(op: str) -> None:
 @pytest.mark.parametrize("op", CHOSEN)
 def test_every_lowering_equals_the_plain_one(op: str) -> None:
     met: set[str] = set()
-    for example in range(160):  # the first node that each lowering applies to
+    for example in range(160):  # each lowering is tried on the first node it applies to
         rng = rng_for(op, example)
         met |= check_lowerings(random_node(op, rng), rng, done=frozenset(met))
     assert met == {form.name for form in LOWERINGS[op]}
@@ -92,7 +92,7 @@ def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
 
 
 def check_epilogues(node: Node, values: list[np.ndarray], rng: np.random.Generator) -> None:
-    """All parts together, and each alone."""
+    """Check all parts of an epilogue together, and each on its own."""
     alone = np.asarray(jax.jit(partial(lower, node))(*values))
     bias = jnp.asarray(rng.integers(-9, 9, node.shape[-1:]), "float32")
     addend = jnp.asarray(rng.integers(-9, 9, node.shape), "float32")

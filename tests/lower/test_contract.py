@@ -1,5 +1,5 @@
-"""What lowerings do to special values: one that is right on all arguments has NaN and
-infinities where the plain one has them, and an element that is large disturbs no others.
+"""Special values in lowerings. A lowering that is right on all arguments has NaN and infinities
+where the plain one has them, and a large element does not disturb others.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from xrl_jax.lower.table import LOWERINGS, applicable
 from xrl_jax.verify.lowerings import SPECIAL, SPECIAL_VALUES, comparison
 from xrl_jax.verify.samplers.nodes import random_node
 
-_EXAMPLES, _TIMES = 160, 2  # nodes of an operator; how many of them each lowering is tried on
+_EXAMPLES, _TIMES = 160, 2  # nodes per operator; how many of them each lowering is tried on
 
 
 def broken(op: str, kind: str) -> tuple[set[str], set[str]]:
-    """Names of the lowerings that were tried, and of those that lose such values."""
+    """Return the names of the lowerings that were tried, and of those that lose such values."""
     tried: Counter[str] = Counter()
     wrong: set[str] = set()
     for example in range(_EXAMPLES):

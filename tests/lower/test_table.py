@@ -1,4 +1,6 @@
-"""The table of lowerings: one condition for host and engine, and rules from its rows."""
+"""The table of lowerings: its conditions hold alike on the host and in the engine, and its rows
+become rules.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_conditions_say_the_same_on_the_host_and_inside_jit(op: str) -> None:
     for sample, row in zip(samples, found, strict=True):
         right = set(applicable(sample.node, sample.args))
         chosen = {i for i in range(len(LOWERINGS[op])) if row[CHOICE[op, i]]}
-        assert chosen == right - {0}  # it is plain already
+        assert chosen == right - {0}  # 0 is plain, the node's own lowering
 
 
 def test_the_lowering_that_a_node_has_is_not_chosen_again() -> None:

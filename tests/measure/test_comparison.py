@@ -1,4 +1,6 @@
-"""Estimates on literal samples, and what comparing and measuring report; never absolute times."""
+"""Estimates on literal samples, and the reports of `compare` and `measure`; absolute times are
+never tested.
+"""
 
 from __future__ import annotations
 

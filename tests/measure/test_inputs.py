@@ -1,4 +1,6 @@
-"""Random inputs are of the right type and valid; the HLO hash sees programs, not their sources."""
+"""Random inputs have the right type and are valid; the HLO hash depends on the program only, not on
+its source.
+"""
 
 from __future__ import annotations
 

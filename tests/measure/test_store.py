@@ -1,4 +1,4 @@
-"""The store keeps timings whatever happens to its file, and never raises for it."""
+"""The store keeps timings whatever happens to its file, and never raises because of it."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_damage_found_while_in_use_starts_a_new_file(tmp_path):
     with opened(path) as store:
         store.put({f"{number:05}": timing() for number in range(3000)})
     with opened(path) as store:
-        with opened(path) as other:  # a change by another makes SQLite drop the pages it holds
+        with opened(path) as other:  # a change by another store makes SQLite drop its cached pages
             other.put({"other": timing()})
         size = path.stat().st_size
         with open(path, "r+b") as file:  # all but the header page
@@ -324,7 +324,7 @@ def test_a_full_disk(tmp_path):
     with opened(path) as store:
         store.put({"a": timing()})
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        # To SQLite a file that may not grow any more is a disk without room.
+        # SQLite treats a file that may not grow any more as a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
         try:
             with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""The worker times artifacts in a process of its own; what goes wrong costs one job."""
+"""The worker times artifacts in its own process; a failure costs one job."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_without_a_reference_the_reference_kernel_says_how_busy_the_machine_was(
     assert small.reference_seconds is not None and large.reference_seconds is not None
     assert (
         0.3 < small.reference_seconds / large.reference_seconds < 3.0
-    )  # of one thing, timed twice
+    )  # the same kernel, timed twice
     assert one(worker, LARGE, reference=SMALL).reference_seconds is None
 
 
@@ -111,7 +111,7 @@ def test_equal_optimised_programs_are_timed_once(worker):
     first = one(worker, SMALL)
     second = one(worker, Job("another key", artifact(renamed, f32(64))))
     assert second.hlo_hash == first.hlo_hash and second.seconds == first.seconds
-    # Options may change the machine code where the HLO stays the same.
+    # Options may change the generated code although the HLO stays the same.
     options = (("xla_cpu_enable_fast_math", "true"),)
     assert one(worker, Job("fast", SMALL.artifact, options)).seconds != first.seconds
 
@@ -132,7 +132,7 @@ def test_the_worker_runs_on_the_same_machine(worker):
     ],
 )
 def test_a_job_that_fails_says_why(worker, job, error):
-    one(worker, SMALL)  # now there is a process
+    one(worker, SMALL)  # starts the process
     pid = worker.pid
     failed, after = worker.submit([job, SMALL], seconds_per_job=0.02)
     assert failed.status == "failed" and error in failed.error
@@ -219,14 +219,14 @@ def test_a_job_that_kills_the_worker_costs_itself_only(worker):
 def test_a_worker_that_died_between_jobs_is_replaced(worker):
     one(worker, SMALL)
     os.kill(worker.pid, signal.SIGKILL)
-    # Until all its threads are gone, which is later than that it counts as a zombie.
+    # Wait until all its threads are gone; it counts as a zombie before that.
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert one(worker, SMALL, reference=SMALL).ok
 
 
 @pytest.fixture
 def interruptible():
-    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    # Tests that a shell starts in the background ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -254,7 +254,7 @@ def test_a_worker_starts_at_the_first_need_and_ends_with_close():
         assert first.ok and pid is not None and is_running(pid)
         short.close()
         assert short.pid is None and not is_running(pid)
-        # It starts again, and a program is recognised as the same.
+        # It starts again, and the same program has the same hash.
         assert one(short, SMALL).hlo_hash == first.hlo_hash
 
 
@@ -290,7 +290,7 @@ time.sleep(100.0)
 
 
 def test_references_are_kept_as_far_as_their_memory_goes(monkeypatch):
-    """Each takes 4,000 bytes; as a constant, three times as many."""
+    """Each reference takes 4,000 bytes, or three times as many if it has constants."""
     monkeypatch.setattr(worker_process, "KEPT_BYTES", 12_000)
     server = worker_process._Server()
 
@@ -311,7 +311,7 @@ def test_a_job_is_the_same_wherever_it_was_made():
         return artifact(lambda x: jnp.tanh(x) + 1.0, f32(64))
 
     again = Job("small", made_elsewhere())
-    assert again.artifact != SMALL.artifact  # it has lines of source in it
+    assert again.artifact != SMALL.artifact  # it contains source lines
     assert again.identity == SMALL.identity
     assert Job("small", artifact(lambda x: jnp.tanh(x) + 2.0, f32(64))).identity != SMALL.identity
 

@@ -1,4 +1,4 @@
-"""How much of a program the op table cannot say."""
+"""The share of a program that the op table cannot express."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xrl_jax.program.program import Program
 
 
 def opaque_share(program: Program) -> float:
-    """Share of opaque nodes among all nodes, bodies counted once, sources left out."""
+    """Return the share of opaque nodes among all nodes, counting bodies once and no sources."""
     nodes = [n for g in program.graphs for n in nodes_of(g)[0]]
     work = [n for n in nodes if n.op not in (*ops.SOURCES, "pack", "proj")]
     return sum(n.op == "opaque" for n in work) / max(len(work), 1)

@@ -1,4 +1,4 @@
-"""Programs as JAX functions: control flow, bodies, equations bound again."""
+"""Programs as JAX functions: control flow, bodies, rebound equations, effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ X, XS = jnp.ones(3), jnp.ones((4, 3))
 
 
 def scan_program(kind: str = "scan") -> Program:
-    """x, xs -> scan of c -> (c + x) * [1, 2, 3], the body written by hand."""
+    """Return a program that scans c -> (c + x) * [1, 2, 3] over rows x, with a body written by
+    hand.
+    """
     closed = jax.make_jaxpr(lambda x, xs: lax.scan(lambda c, a: (c + a, -a), x, xs))(X, XS)
     (equation,) = closed.eqns
     bound = Equation(
@@ -125,8 +127,8 @@ def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
 def test_what_follows_a_product_is_computed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bias and residual go into XLA's call of the library, the rectifier, which would lose NaN
-    there, does not; the other product is XLA's.
+    """Bias and residual are part of XLA's call of the library. The rectifier, which would lose NaN
+    there, is not; and the other product is left to XLA.
     """
 
     monkeypatch.setattr(onednn, "library", lambda: None)

@@ -11,7 +11,7 @@ from xrl_jax.search.base import Step, StopReason
 
 
 def small_report(**changes: Any) -> Report:
-    """Twice as fast: 8 ms before, 4 ms after, 60 s spent."""
+    """Return a report of a result that is twice as fast: 8 ms before, 4 ms after, 60 s spent."""
     report = Report(
         name="tiny",
         search="taso",

@@ -1,4 +1,6 @@
-"""The live view: plain lines away from a terminal, a drawing on it, silence when needed."""
+"""The live view: plain lines without a terminal, a redrawn view on a terminal, or silence on
+request.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from xrl_jax.search.base import Progress
 
 
 def state(seconds: float, best: float = 4e-3) -> Progress:
-    """A search with a budget of 60 s after `seconds`."""
+    """Return the progress of a search with a budget of 60 s after `seconds`."""
     return Progress("descending", 8e-3, best, 1234, 56, 60.0 - seconds)
 
 
@@ -32,7 +34,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of this machine decides whether something is a terminal."""
+    """Keep environment variables of this machine from deciding whether something is a terminal."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -1,4 +1,4 @@
-"""Pictures: what they show, and the error without matplotlib."""
+"""Plots: what they show, and the error without matplotlib."""
 
 from __future__ import annotations
 

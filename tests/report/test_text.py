@@ -1,4 +1,4 @@
-"""The report: its text, what follows from its fields, and JSON."""
+"""The report: its text, values derived from its fields, and JSON."""
 
 from __future__ import annotations
 

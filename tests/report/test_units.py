@@ -1,4 +1,4 @@
-"""Numbers with units."""
+"""Formatting of numbers with units."""
 
 from __future__ import annotations
 

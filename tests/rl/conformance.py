@@ -1,7 +1,6 @@
-"""What any environment that rewrites programs must keep, on random walks.
+"""Conformance suite for environments that rewrite programs: properties that hold on random walks.
 
-A suite is `conforms(params, program, table)`: it walks with actions drawn at random, No-Op now and
-then, and checks every step.
+`conforms` walks with random actions, No-Op now and then, and checks every step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 def walk(
     params: EnvParams, seed: int, n: int, no_op: float = 0.05
 ) -> list[tuple[EnvState, int, EnvState, Outcome]]:
-    """State, index of the action, next state and outcome of n random steps."""
+    """Return the state, action index, next state and outcome of n random steps."""
     rng = np.random.default_rng(seed)
     state, found = RESET(jax.random.key(seed), params), []
     for i in range(n):
@@ -42,7 +41,7 @@ def walk(
 
 
 def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: int = 40) -> None:
-    """Raises AssertionError where the environment breaks a promise."""
+    """Raise AssertionError if the environment breaks a promise."""
     first = RESET(jax.random.key(seed), params)
     saved, t, ends = 0.0, 0, 0
     steps = walk(params, seed, n)
@@ -51,7 +50,7 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         assert bool(after.done) == ended and not (outcome.terminated & outcome.truncated)
         assert bool(outcome.counts) != bool(before.done)
         assert bool(is_acyclic(after.graph))
-        whole = price(params.costs, after.graph)[0].nodes.cost  # as if nothing were known before
+        whole = price(params.costs, after.graph)[0].nodes.cost  # priced anew
         np.testing.assert_allclose(after.graph.nodes.cost, whole, rtol=1e-5)
         variants = np.asarray(after.candidates.variant)
         assert np.isfinite(after.candidates.seconds).all()
@@ -87,7 +86,7 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
 
 
 def batch_is_each_by_itself(params: EnvParams, starts: list, axes: object) -> None:
-    """Environments of different programs under vmap do what each does alone."""
+    """Assert that environments of different programs behave under vmap as each does on its own."""
     batch = dataclasses.replace(params, start=jax.tree.map(lambda *v: jnp.stack(v), *starts))
     keys = jax.random.split(jax.random.key(0), len(starts))
     states = engine_jit(jax.vmap(reset, in_axes=(0, axes)))(keys, batch)

@@ -1,4 +1,4 @@
-"""Probabilities of actions that can be worked out by hand."""
+"""Probabilities of actions, compared with values that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from xrl_jax.rl.actions import Logits, draw, entropy, log_prob
 from xrl_jax.rl.env import Action
 
-# Two candidates: five indices. The first is in the mask with a probability of 3/4, the other 1/2.
+# Two candidates have five indices. They are in the mask with probabilities of 3/4 and 1/2.
 LOGITS = Logits(jnp.log(jnp.array([0.2, 0.1, 0.4, 0.1, 0.2])), jnp.log(jnp.array([3.0, 1.0])))
 
 

@@ -1,4 +1,4 @@
-"""X-RLflow's own form of the policy: the graphs that candidates would make are what it sees."""
+"""X-RLflow's own policy, whose input is the graphs that the candidates would create."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
     slot = slots_of(state, own())["neg-neg"]
     seen = engine_jit(lambda s, g: candidate_graphs(moment(s, g), g))(state, given)
     after, _ = taken(0, state, slot, given)
-    for each, s in ((slot, after), (8, state)):  # the last is the current one
+    for each, s in ((slot, after), (8, state)):  # the last graph is the current one
         counts = given.start.counts[s.owner]
         expected = graph_features(s.graph, counts, given.start.seconds)
         found = jax.tree.map(lambda v, i=each: v[i], seen.graphs)
@@ -47,7 +47,7 @@ def test_empty_slots_are_never_chosen() -> None:
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
     said = engine_jit(agent.say)(weights, kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
-    macro_actions = [False] * 8  # it takes candidates once
+    macro_actions = [False] * 8  # it never takes macro-actions
     np.testing.assert_array_equal(
         probabilities > 0, [*np.asarray(state.candidates.valid), *macro_actions, True]
     )
@@ -88,7 +88,7 @@ def test_the_papers_reward_teaches_not_to_stop() -> None:
     )
     train = engine_jit(jax.vmap(make_train(config), in_axes=(0, None)))
     _, metrics = train(jax.random.split(jax.random.key(0), 4), params(4))
-    # Share of steps; every other one pays, if only 0.1. What one training in four learns first is
-    # what pays most, and that it stops after it matters little: the median of four.
+    # The share of steps that stop; every other step pays at least 0.1. One training in four first
+    # learns the step that pays most, and whether it stops then matters little: so the median.
     stopped = np.asarray(metrics.terminated).reshape(4, 6, 5).mean(-1)
     assert np.median(stopped[:, -1]) < 0.3 * np.median(stopped[:, 0])

@@ -1,4 +1,4 @@
-"""The environment: rewards and ends on graphs one can draw, then the conformance suite."""
+"""The environment: rewards and episode ends on small graphs, then the conformance suite."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def params_of(program: Program, rules: CompiledRules, **given: int) -> EnvParams
 
 
 def twice(x: jax.Array) -> jax.Array:
-    """The negative of the negative."""
+    """Return the negative of the negative."""
     return jnp.negative(jnp.negative(x))
 
 
@@ -66,19 +66,21 @@ def taken(
     params: EnvParams,
     mask: Sequence[int] | None = None,
 ) -> tuple[EnvState, Outcome]:
-    """What an action leads to; where nothing is said, every candidate is in the mask."""
+    """Take an action; return the next state and the outcome. By default every candidate is in the
+    mask.
+    """
     slots = np.arange(params.slots)
     inside = jnp.asarray(np.isin(slots, slots if mask is None else mask))
     return STEP(jax.random.key(seed), state, Action(jnp.int32(index), inside), params)
 
 
 def chain() -> Program:
-    """Three tangents in a row, each of a negative of a negative."""
+    """Return a chain of three tanh operators, each applied to a double negation."""
     return from_jax(lambda x: jnp.tanh(twice(jnp.tanh(twice(jnp.tanh(twice(x)))))), X)
 
 
 def slots_of(state, rules: CompiledRules) -> dict[str, int]:
-    """The slot of each rule's candidate."""
+    """Return the slot of each rule's candidate."""
     variant = np.asarray(state.candidates.variant)
     index = np.asarray(rules.table.variant_rule)
     return {rules.rules[index[e]].name: i for i, e in enumerate(variant) if e >= 0}
@@ -155,7 +157,7 @@ def test_an_empty_slot_changes_nothing() -> None:
 
 
 def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
-    """Where a macro-action of the chain ends, and what its steps told."""
+    """Return the state in which a macro-action of the chain ends, and the outcomes of its steps."""
     params = params_of(chain(), own(), slots=8, at_once=1)
     state, outcomes = RESET(jax.random.key(0), params), []
     can = np.asarray(ALLOWED(state.candidates, params.table))[8 * kind : 8 * (kind + 1)]
@@ -165,7 +167,7 @@ def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
     while not outcomes or int(state.macro.left):
         state, outcome = taken(len(outcomes), state, action, params)
         outcomes.append(outcome)
-        action = params.no_op  # within a macro-action the index does not count
+        action = params.no_op  # within a macro-action the index is ignored
     return state, outcomes
 
 
@@ -190,13 +192,13 @@ def test_a_macro_action_may_make_several_rewrites_in_a_step() -> None:
 
 
 def negatives_of(state: EnvState) -> list[int]:
-    """The slots of double negatives."""
+    """Return the slots of double negations."""
     at = np.asarray(own().table.variant_rule)[np.asarray(state.candidates.variant)]
     return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.candidates.valid))]
 
 
 def test_a_macro_action_takes_what_is_in_the_mask() -> None:
-    """Of three double negatives two, and no tangent."""
+    """The mask has two of the three double negations, and candidates of another rule."""
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     first, *others = negatives_of(state)
@@ -208,7 +210,7 @@ def test_a_macro_action_takes_what_is_in_the_mask() -> None:
 
 
 def test_what_was_not_in_the_mask_counts_for_the_length_of_a_macro_action() -> None:
-    """Of three double negatives one is taken and one left out: one more may be."""
+    """Of three double negations one is taken and one left out, so one more may be taken."""
     params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
     first, second, third = negatives_of(state)
@@ -240,7 +242,7 @@ def test_the_mask_count_in_macro_actions_only() -> None:
 
 
 def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
-    state, outcomes = in_macro(MACRO, "tanh-odd")  # each makes a tanh anew
+    state, outcomes = in_macro(MACRO, "tanh-odd")  # each application creates another tanh
     assert len(outcomes) == 3 and "tanh-odd" in slots_of(state, own())
 
 
@@ -324,7 +326,9 @@ def test_a_batch_of_programs_is_each_by_itself() -> None:
 
 
 def test_environments_under_other_costs_begin_anew() -> None:
-    """As if they had been made with these: elementwise loops a hundred times as dear."""
+    """The starts are those computed with the other costs: elementwise loops a hundred times as
+    expensive.
+    """
     first, program = cost_table({}), chain()
     dearer = replace(first, scale=first.scale.at[CORRECTED.index("elementwise")].mul(100.0))
     start = jax.tree.map(lambda v: v[None], start_of(program, own(), first))

@@ -1,4 +1,4 @@
-"""Rewards that were measured: on numbers that can be worked out by hand, then a whole update."""
+"""Rewards from measurements: on values that can be computed by hand, then a whole update."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_shaping_steps_that_were_not_timed_get_the_bonus() -> None:
 def test_potentials_begin_where_the_episode_does() -> None:
     after = jnp.array([4.0, 3.0])
     np.testing.assert_allclose(potentials(jnp.float32(9.0), after, BOTH), [0.0, 5.0, 6.0])
-    begins = jnp.array([False, True])  # at 4
+    begins = jnp.array([False, True])  # the episode begins at 4
     np.testing.assert_allclose(potentials(jnp.float32(9.0), after, begins), [0.0, 0.0, 1.0])
 
 
@@ -69,7 +69,7 @@ def test_changes_within_the_noise_count_once_they_have_added_up() -> None:
 
 @pytest.fixture(scope="module")
 def one_update():
-    """The state after an update of eight steps, every four of which are timed, as predicted."""
+    """Run an update of eight steps, every four of which are timed; timings equal predictions."""
     config, asked = dataclasses.replace(CONFIG, steps=8, updates=1), []
     given = params(2)
     start = np.asarray(given.start.seconds)

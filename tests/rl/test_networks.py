@@ -1,4 +1,4 @@
-"""The policy's network where steps are wide, as on a GPU: what it says is the same."""
+"""The policy's network gives the same outputs with wide steps, as on a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def observed() -> Observation:
 def loss(seen: Observation, weights: Any) -> jax.Array:
     said: Any = PolicyNetwork(SIZES).apply(weights, seen)
     logits, value = Output(*said)
-    # Logits of what cannot be done are -1e9.
+    # Logits of actions that are not allowed are -1e9.
     return jnp.sum(jnp.maximum(logits.index, -10.0)) + jnp.sum(logits.mask) + value
 
 
@@ -78,7 +78,7 @@ def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_gradient_scatters_floats_where_steps_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One such sum takes a GPU as long as the rest, where it is to have the same bits twice."""
+    """One such sum takes a GPU as long as everything else if it has to be deterministic."""
     seen = observed()
     weights = INIT(jax.random.key(0), seen)
 

@@ -1,4 +1,4 @@
-"""Overrides: one decision of a policy is another, and those that save something are kept."""
+"""Overrides: each one changes one decision of a policy; those that save something are kept."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def number(name: str) -> int:
 
 
 def params() -> EnvParams:
-    """A chain in which neg-neg and tanh-odd match at several nodes."""
+    """Return the parameters of a chain in which neg-neg and tanh-odd match at several nodes."""
     return params_of(chain(), rules(), horizon=8, slots=8)
 
 
 def at(state: EnvState, name: str) -> list[int]:
-    """The slots of a rule's candidates."""
+    """Return the slots of a rule's candidates."""
     variant = np.asarray(state.candidates.variant)
     of_rule = np.asarray(rules().table.variant_rule)[np.maximum(variant, 0)] == number(name)
     return np.flatnonzero(of_rule & (variant >= 0)).tolist()
 
 
 def with_overrides(*overrides: Override) -> tuple[Logits, EnvState]:
-    """What is said of the first state by who says 0 of everything."""
+    """Return logits of 0 with these overrides added, and the first state."""
     given = params()
     state = RESET(jax.random.key(0), given)
     said = Logits(jnp.zeros(2 * given.slots + 1), jnp.zeros(given.slots))
@@ -84,7 +84,7 @@ def test_without_edits_nothing_changes() -> None:
 
 @engine_jit
 def followed(given: EnvParams, overrides: Overrides) -> Trail:
-    """Of a rollout that takes the first candidate there is."""
+    """Return the trail of a rollout that always takes the first candidate, given overrides."""
 
     def choose(state: EnvState, params: EnvParams) -> Logits:
         return overridden(by_chance(state, params), state, params, overrides)
@@ -93,14 +93,14 @@ def followed(given: EnvParams, overrides: Overrides) -> Trail:
 
 
 def fired(trail: Trail) -> list[tuple[int, int]]:
-    """Rules and their roots, in order."""
+    """Return the rules applied and their roots, in order."""
     variant, root = np.asarray(trail.variant), np.asarray(trail.root)
     rule = np.asarray(rules().table.variant_rule)[variant[variant >= 0]]
     return [(int(a), int(b)) for a, b in zip(rule, root[variant >= 0], strict=True)]
 
 
 def test_what_else_might_have_been_decided() -> None:
-    """A rule of those that fired does not; one that matched at the start and did not, does."""
+    """Either a rule that fired is barred, or a match of the start that did not fire comes first."""
     given, none = params(), jnp.zeros((1, 1), jnp.int32)
     state = RESET(jax.random.key(0), given)
     first, *others = at(state, "neg-neg")
@@ -130,14 +130,18 @@ def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
 
 
 def outcomes(seconds: float, rewrites: int, *others: Override) -> RolloutOutcome:
-    """What came of a rollout that ended where it was best; what else might have been decided."""
+    """Return the outcome of a rollout that ended in its cheapest state.
+
+    Args:
+      others: overrides that change one of its decisions; all four by default.
+    """
     return RolloutOutcome(seconds, rewrites, seconds, lambda: others or (A, B, C, D))
 
 
 def tried(
     seconds: Callable[[frozenset[Override]], float], *, rounds: int, n: int = 4
 ) -> OverrideSearch:
-    """What is known after so many rounds of `n` rollouts, where every override can be tried."""
+    """Return the search after so many rounds of `n` rollouts, all of which offer every override."""
     overrides = OverrideSearch(np.random.default_rng(0))
     for _ in range(rounds):
         plan = overrides.plan(n)
@@ -179,7 +183,7 @@ def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
 
 
 def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None:
-    """A saves the most by itself; B saves less, and with C the most of all."""
+    """A saves the most on its own; B saves less, but together with C the most of all."""
 
     def seconds(held: frozenset[Override]) -> float:
         by_held = {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}
@@ -209,9 +213,9 @@ def test_fewer_rewrites_for_the_same_time_are_better(
 def test_losses_that_nothing_repays_are_taken_away_one_by_one(
     end: float, kept: set[Override]
 ) -> None:
-    """A policy applies a rule at four nodes, each time at a loss, and only one loss is repaid: it
-    ends below its start where all three others are barred, not before. Where it rewrites nothing,
-    what it ends with says nothing of overrides.
+    """A policy applies a rule at four nodes, each time at a loss, and only one loss is repaid: the
+    rollout ends below its start only if the three others are barred. The end of a rollout that
+    rewrites nothing (infinite) says nothing about overrides.
     """
 
     def told_of(held: frozenset[Override]) -> RolloutOutcome:

@@ -1,4 +1,4 @@
-"""Policies: what a network says does not depend on order, and a file says what it is."""
+"""Policies: outputs do not depend on the order of candidates, and files are checked when read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def said(observation: Observation) -> Output:
 
 
 def test_it_sees_how_costs_are_corrected() -> None:
-    """Relative to each other: e times as dear products are 11/12 above the mean of the twelve."""
+    """Corrections are seen as logarithms relative to their mean: if products are e times as
+    expensive, theirs is 11/12 above the mean of the twelve.
+    """
     params = params_of(negated(), own(), slots=8)
     costs = params.costs
     scale = costs.scale.at[CORRECTED.index("dot")].mul(np.e) * 3.0
@@ -52,7 +54,7 @@ def test_it_sees_how_costs_are_corrected() -> None:
 
 @pytest.mark.parametrize("slots", [8, 4])
 def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
-    """Three double negatives save three times what one does, though two of them be in sight."""
+    """Three double negations save three times as much as one, even if not all of them are shown."""
     params = params_of(chain(), own(), slots=slots)
     state = RESET(jax.random.key(0), params)
     candidates = OBSERVE(state, params).candidates[slots_of(state, own())["neg-neg"]]
@@ -63,12 +65,14 @@ def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
 
 def test_empty_slots_are_never_chosen() -> None:
     probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
-    assert probabilities.shape == (17,)  # eight slots two ways, and No-Op
+    assert probabilities.shape == (17,)  # eight slots of two kinds, and No-Op
     np.testing.assert_array_equal(probabilities > 0, seen().allowed)
 
 
 def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
-    """exp(prior_scale * log2(1 + 1000 share) / 2) times as probable as what saves nothing."""
+    """A gain is exp(prior_scale * log2(1 + 1000 share) / 2) times as probable as an action that
+    saves nothing.
+    """
     config = dataclasses.replace(CONFIG, prior_scale=1.0)
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
@@ -120,12 +124,12 @@ def test_rules_keep_their_rows_whatever_their_order() -> None:
     config, fitted = policy.fitted(rules)
     table = np.asarray(policy.weights["params"]["rules"]["kernel"])
     assert config == dataclasses.replace(CONFIG, n_rules=3)
-    rows = [table[1], table[0], table.mean(axis=0)]  # the new rule: what is usual
+    rows = [table[1], table[0], table.mean(axis=0)]  # the new rule gets the mean
     np.testing.assert_allclose(fitted["params"]["rules"]["kernel"], rows, rtol=1e-6)
 
 
 def test_fitted_weights_are_on_no_device() -> None:
-    """Those of a training over several devices would take every rollout to all of them."""
+    """Weights from a training over several devices would move every rollout to all of them."""
     policy = Policy(CONFIG, jax.tree.map(jnp.asarray, weights()), ("tanh-odd", "neg-neg"))
     _, fitted = policy.fitted(own())
     assert {type(v) for v in jax.tree.leaves(fitted)} == {np.ndarray}
@@ -152,7 +156,9 @@ def test_a_policy_of_other_features_is_refused(
 
 @pytest.mark.parametrize(("program", "slot"), [(negated, 0), (chain, 8)])
 def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
-    """Alone, it is a candidate (the slots below 8); of several, a macro-action of all."""
+    """A rule with one candidate is applied once (the indices below 8), a rule with several as a
+    macro-action.
+    """
     params = params_of(program(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     action = int(jnp.argmax(by_gain(state, params).index))
@@ -166,7 +172,7 @@ def test_greedy_takes_a_rule_wherever_it_gains(program, slot: int) -> None:
 def test_decoding_stops_at_no_op_and_stays_there() -> None:
     params = params_of(negated(), own(), slots=4)
     start = begin(params)
-    stops = jax.tree.map(jnp.zeros_like, weights())  # all candidates and No-Op are alike
+    stops = jax.tree.map(jnp.zeros_like, weights())  # candidates and No-Op are equally probable
     once = dataclasses.replace(CONFIG, macro_actions=False)  # else a step's mask may be empty
 
     def run(key: jax.Array):

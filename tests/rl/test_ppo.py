@@ -1,4 +1,4 @@
-"""Advantages and losses on numbers that can be worked out by hand."""
+"""Advantages and losses, compared with values that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
 
 
 def test_of_records_only_what_is_below_all_before_is_rewarded() -> None:
-    """1 -> 1.25 -> 0.75 -> 1.0 -> 0.5: a quarter is saved, and another."""
+    """Times go 1 -> 1.25 -> 0.75 -> 1.0 -> 0.5: each of the two records saves a quarter."""
     timed, rewards = jnp.float32(1.0), []
     for relative in (1.25, 0.75, 1.0, 0.5):
         yes = jnp.bool_(True)
@@ -42,7 +42,8 @@ def test_of_records_only_what_is_below_all_before_is_rewarded() -> None:
 
 
 def test_advantages_of_an_episode_that_terminates() -> None:
-    # Errors: 1 + 2/2 - 1 = 1, 0 + 4/2 - 2 = 0, 2 + 0 - 4 = -2; each later one counts a quarter.
+    # Errors: 1 + 2/2 - 1 = 1, 0 + 4/2 - 2 = 0, 2 + 0 - 4 = -2; each advantage adds a quarter of the
+    # next one.
     found = advantages(
         REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, HALF
     )
@@ -50,7 +51,8 @@ def test_advantages_of_an_episode_that_terminates() -> None:
 
 
 def test_an_episode_that_is_truncated_goes_on_in_the_value_of_its_last_state() -> None:
-    # The second step ends an episode: its error has the value 4 of what follows, and no more.
+    # The second step ends an episode: its error includes the next state's value, 4, and no later
+    # advantage is added.
     found = advantages(
         REWARDS, jnp.array([0.5, 0.5, 0.5]), jnp.array([False, True, False]), VALUES, HALF
     )
@@ -65,7 +67,7 @@ def test_with_lambda_1_advantages_are_returns_less_values() -> None:
 
 
 def test_the_steps_of_one_action_are_one_step() -> None:
-    # The first two belong together: their rewards add up, and the value between them cancels.
+    # The first two steps are one action: their rewards add up, and the value between them cancels.
     discounts, lambdas = jnp.array([1.0, 0.5, 0.0]), jnp.array([1.0, 0.5, 0.5])
     ends = jnp.array([False, False, True])
     found = advantages(REWARDS, discounts, ends, VALUES, lambdas)

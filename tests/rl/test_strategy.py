@@ -1,4 +1,4 @@
-"""The search by a policy: where greedy search is caught, a trained policy goes on."""
+"""Search by a policy: a trained policy accepts a temporary loss at which greedy search stops."""
 
 from __future__ import annotations
 
@@ -97,16 +97,16 @@ def test_rollouts_are_the_same_however_many_cores_there_are(
 
 @pytest.mark.slow
 def test_rollouts_go_on_from_the_best_program_so_far() -> None:
-    """Two actions are enough to pass one trap, and there are two, and two transposes."""
+    """Two actions are enough to get past one trap, but there are two traps, and two transposes."""
     result = found(rollouts=RolloutConfig(horizon=2))
     assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
 
 
 class InTurn(FakeOracle):
-    """Programs whole take what `whole` says, the original 1.
+    """An oracle that times whole programs by `whole`, relative to the original's time of 1.
 
     Attributes:
-      asked: keys of the programs, in order.
+      asked: keys of the programs timed, in order.
     """
 
     def __init__(self, whole: Callable[[Job], float]) -> None:
@@ -122,11 +122,11 @@ class InTurn(FakeOracle):
 
 
 def test_what_is_fastest_whole_is_the_best() -> None:
-    """Here whole programs take the longer the later they are met."""
+    """Each whole program takes longer than those timed before it."""
     taken: dict[str, float] = {}
 
     def whole(job: Job) -> float:
-        return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first met is the fastest
+        return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first is the fastest
 
     oracle = InTurn(whole)
     result = found(ENOUGH, oracle, blank(), whole=True, rounds=RoundsConfig(hope=math.inf))
@@ -135,7 +135,7 @@ def test_what_is_fastest_whole_is_the_best() -> None:
 
 
 def test_what_was_met_is_the_result_where_no_program_was_timed_whole() -> None:
-    """Two timings: one operator of the original, one of what the first round has met."""
+    """The two timings are spent on an operator of the original and one of a program found."""
     oracle = InTurn(lambda job: 0.9)
     result = found(Budget(seconds=600.0, measurements=2), oracle, blank(), whole=True)
     assert oracle.asked == []
@@ -143,7 +143,9 @@ def test_what_was_met_is_the_result_where_no_program_was_timed_whole() -> None:
 
 
 def test_of_few_timings_some_are_for_whole_programs() -> None:
-    """Six: two operators of the original, which has more, then one of what is met, and programs."""
+    """Two timings are for operators of the original, one for an operator of the programs found, the
+    others for whole programs.
+    """
     oracle = InTurn(lambda job: 0.9)
     result = found(Budget(seconds=600.0, measurements=6), oracle, blank(), whole=True)
     assert result.stop is StopReason.MEASUREMENTS
@@ -155,12 +157,12 @@ UNTIMED = Job("a program that nobody times", b"")
 
 class Round(NamedTuple):
     explores: bool
-    anew: Found | None  # None goes on from the best
+    anew: Found | None  # None: it begins from the best program
     original: Found
 
 
 def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round]:
-    """The first six rounds of a search, none of which does anything."""
+    """Return the first six rounds of a search, in which no round does anything."""
     rounds: list[Round] = []
     monkeypatch.setattr("xrl_jax.rl.strategy.job_or_failure", lambda *_, **__: UNTIMED)
 
@@ -180,7 +182,9 @@ def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round
 def test_three_rounds_explore_before_one_that_times_programs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two from the original, then one from the best, as that which times programs."""
+    """Two exploring rounds begin from the original, the third from the best program, like the round
+    that times programs.
+    """
     rounds = six_rounds(monkeypatch, program())
     four = [(True, True), (True, True), (True, False), (False, False)]
     assert [(r.explores, r.anew is r.original) for r in rounds] == [
@@ -193,10 +197,12 @@ def test_three_rounds_explore_before_one_that_times_programs(
 def test_images_cross_the_borders_of_bodies_features_last_where_every_other_round_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No rewrite could turn them there."""
+    """No rewrite can transpose values at the boundary of a body, so every other round that begins
+    anew starts from a program where they are.
+    """
     rounds = six_rounds(monkeypatch, with_a_body())
     bodies = [body for r in rounds if r.anew for body in r.anew.program.bodies]
-    crossing = [min(a.shape for a in b.in_avals) for b in bodies]  # the kernel is [3, 3, 1, 1]
+    crossing = [min(a.shape for a in b.in_avals) for b in bodies]  # not the kernel, [3, 3, 1, 1]
     assert crossing == [(1, 3, 4, 5), (1, 4, 5, 3), (1, 3, 4, 5), (1, 4, 5, 3)]
 
 
@@ -242,7 +248,9 @@ def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_fewer_rounds_explore_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One does at least; the next only where the last timing was in the last 30 of 100 seconds."""
+    """At least one round explores; a further one does only if a program was timed in the last 30 of
+    the 100 seconds.
+    """
     run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
     search = Rounds(RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
     search.reference = UNTIMED
@@ -259,14 +267,14 @@ def one_product() -> Program:
 
 
 def in_form(lowering: int) -> Found:
-    """The product in a form: 0 XLA's, 1 flat, 2 transposed, 3 swapped."""
+    """Return the product with this lowering: 0 plain, 1 flat, 2 transposed, 3 swapped."""
     nodes, outputs, _ = nodes_of(one_product().graph)
     lowerings = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
     return Found(one_product().with_graphs([build(lowerings, outputs)]), math.inf)
 
 
 def searching(oracle: FakeOracle) -> Rounds:
-    """A search of one product that has met nothing yet."""
+    """Return a search of one product that has found nothing yet."""
     run = Run(Problem(one_product(), rules(), oracle), ENOUGH)
     return Rounds(
         RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(one_product(), math.inf)
@@ -274,15 +282,15 @@ def searching(oracle: FakeOracle) -> Rounds:
 
 
 def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
-    """Rollouts that do nothing."""
+    """Stand in for rollouts that find nothing."""
     return Met([], [RolloutOutcome(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
 
 
 def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
-    """A search that may time two forms of the product whole: flat, and swapped.
+    """Return a search that may time the product whole with two lowerings: flat and swapped.
 
     Args:
-      seconds: of the product by its form, where it is timed alone.
+      seconds: time of the product on its own, by its lowering.
     """
     oracle.price = lambda r: Timing(*3 * [seconds[r.node.lowering]], repeats=9)
     search = searching(oracle)
@@ -292,7 +300,7 @@ def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
 
 
 def test_operators_are_timed_the_cheapest_program_first() -> None:
-    """A product in two forms, neither timed: the one that is predicted to take less is first."""
+    """Of two untimed lowerings of a product, the one with the lower prediction is timed first."""
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
     search, both = searching(oracle), {("swapped",): in_form(3), ("flat",): in_form(1)}
     cheapest = search._ranked(both)[0][1].program
@@ -309,7 +317,7 @@ def test_a_round_times_no_more_operators_than_it_may() -> None:
 
 
 def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else rollouts would have to be compiled again."""
+    """With another number of candidates, rollouts would have to be compiled again."""
 
     def rollouts(*_: Any, plan: Sequence[Any], slots: int, **__: Any) -> Met:
         seen.append(slots)
@@ -326,7 +334,9 @@ def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.Mo
 
 
 def test_a_form_that_disappoints_once_is_not_timed_everywhere() -> None:
-    """Two products, flat or swapped; flat is predicted to take less, and takes a second."""
+    """Flat has the lower prediction but takes a second, so after one such timing swapped is timed
+    for both products first.
+    """
     args = jnp.ones((64, 64)), jnp.ones((64, 32)), jnp.ones((8, 64))
     two = from_jax(lambda w, v, x: (x @ w) @ v, *args, weights=(0, 1))
     nodes, outputs, _ = nodes_of(two.graph)
@@ -349,7 +359,9 @@ def test_a_form_that_disappoints_once_is_not_timed_everywhere() -> None:
 def test_operators_are_timed_before_a_program_is_timed_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Flat is predicted to take less than swapped, and takes a thousand times as long."""
+    """Flat has the lower prediction but takes a thousand times as long as swapped, so only swapped
+    is timed whole.
+    """
     oracle = InTurn(lambda job: 0.9)
     search = two_waiting(oracle, {0: 1e-6, 1: 1e-3, 3: 1e-6})
     assert search._ranked(search.waiting, pessimistic=True)[0][0] == ("flat",)
@@ -362,7 +374,9 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
 def test_rollouts_go_on_from_the_fastest_of_what_waits(
     monkeypatch: pytest.MonkeyPatch, measurements: int | None, goes_on: int
 ) -> None:
-    """Swapped takes half of the plain form's time. Few timings are kept for later rounds."""
+    """Swapped takes the least time and becomes the starting program. If timings are bounded, none
+    is spent on this, and rollouts begin from the original.
+    """
     takes = {program_job(in_form(k).program).key: t for k, t in ((1, 0.9), (3, 0.5))}
     oracle = InTurn(lambda job: takes[job.key])
     search = two_waiting(oracle, {0: 1e-3, 1: 1e-3, 3: 1e-3})
@@ -380,7 +394,7 @@ def test_rollouts_go_on_from_the_fastest_of_what_waits(
 
 
 def test_untimed_lowerings_have_a_pessimistic_and_an_optimistic_estimate() -> None:
-    """Swapped takes 0.9 of the plain form's time; flat was not timed, and usually takes less."""
+    """Swapped takes 0.9 of the plain lowering's time; flat was not timed and usually takes less."""
     search = two_waiting(FakeOracle(), {0: 1e-3, 3: 9e-4})
     search.confirm({("plain",): in_form(0), ("swapped",): in_form(3)}, Stopwatch(60.0))
     pessimistic, optimistic = (search._most_promising(pessimistic=d) for d in (True, False))
@@ -390,8 +404,8 @@ def test_untimed_lowerings_have_a_pessimistic_and_an_optimistic_estimate() -> No
 
 @pytest.mark.parametrize(("seconds", "hopeful"), [(1.1e-3, True), (1.3e-3, False)])
 def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopeful: bool) -> None:
-    """Of two timed whole that is the plain one, with 1 ms; the transposed, with less alone, was
-    slower.
+    """The fastest program timed whole has the plain lowering, at 1 ms. The transposed one takes
+    less on its own, but the whole program was slower.
     """
     search = two_waiting(FakeOracle(), {0: 1e-3, 2: 1e-4, 3: seconds})
     del search.waiting["flat",]
@@ -405,7 +419,7 @@ def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopef
 def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where one way to choose leaves none hope, the other is asked."""
+    """If one kind of estimate leaves no program with hope, the other kind is used."""
     done: list[str] = []
 
     def choose(self: Rounds, *, pessimistic: bool) -> tuple[Any, Found] | None:
@@ -441,7 +455,7 @@ def test_a_program_that_is_slower_whole_is_no_better() -> None:
 @pytest.mark.slow
 def test_the_steps_tell_of_every_gain() -> None:
     oracle = FakeOracle()
-    run("taso", oracle=oracle)  # times all forms: predictions stay what they are
+    run("taso", oracle=oracle)  # times all lowerings, so that predictions do not change
     result = found(oracle=oracle)
     gained = sum(s.gain for s in result.best[0].steps)
     assert gained == pytest.approx(result.start_seconds - result.best[0].seconds, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Training: it learns what a child would see, and the same seed gives the same weights."""
+"""Training: the policy learns what is obvious, and the same seed gives the same weights."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ CONFIG = TrainConfig(
     steps=16,
     minibatches=2,
     learning_rate=1e-2,
-    records=False,  # chance meets the best state here: there would be nothing to learn
+    records=False,  # random actions reach the best state: nothing would be left to learn
 )
 
 
 def params(n_envs: int) -> EnvParams:
-    """Three double negations: taking them away pays, turning tanh around does not."""
+    """Return the parameters of a program with three double negations. Removing them pays, rewriting
+    tanh(x) as -tanh(-x) does not.
+    """
     program = from_jax(lambda x: twice(jnp.tanh(twice(jnp.tanh(twice(x))))), X)
     one = params_of(program, own(), slots=8, horizon=8)
     batch = jax.tree.map(lambda v: jnp.repeat(v[None], n_envs, axis=0), one.start)

@@ -1,4 +1,4 @@
-"""A policy trained where the cheapest form of a network lies behind a dearer one."""
+"""A policy trained on a network whose cheapest lowering is reached only through a worse one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TRAIN = engine_jit(make_train(CONFIG))
 
 @cache
 def params() -> EnvParams:
-    """Eight environments, under the timings of all forms."""
+    """Return the parameters of eight environments, with timings of all lowerings."""
     oracle = FakeOracle()
-    run("taso", oracle=oracle)  # times all forms
+    run("taso", oracle=oracle)  # times all lowerings
     start = start_of(program(), rules(), oracle.costs)
     batch = jax.tree.map(lambda v: jnp.repeat(v[None], 8, axis=0), start)
     return EnvParams(rules().table, oracle.costs, batch, horizon=12, slots=16)
@@ -38,21 +38,21 @@ def params() -> EnvParams:
 
 @cache
 def training() -> Any:
-    """The state after it, and its metrics."""
+    """Train the policy; return the final state and the metrics."""
     return TRAIN(jax.random.key(0), params())
 
 
 @cache
 def trained() -> Policy:
-    """The policy that came of it."""
+    """Return the policy that results from the training."""
     names = tuple(r.name for r in rules().rules)
     return Policy(SIZES, training()[0].weights, names, trained="the trap")
 
 
 @cache
 def blank() -> Policy:
-    """One that knows nothing: all actions are alike to it. Of the size of the shipped one, so that
-    rollouts compile once for both.
+    """Return an untrained policy, to which all actions are alike. It has the size of the shipped
+    one, so that rollouts compile once for both.
     """
     shipped = load_policy()
     return replace(shipped, weights=jax.tree.map(np.zeros_like, shipped.weights))

@@ -1,4 +1,6 @@
-"""The compilation cache of a search: in its folder, and gone from the configuration afterwards."""
+"""The compilation cache of a search is in its folder, and removed from the configuration
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from xrl_jax.runtime.compile_cache import persistent_cache
 
 @pytest.fixture(autouse=True)
 def no_cache() -> Iterator[None]:
-    """The user has set no cache, and JAX is as it comes; what the tests use is put back."""
+    """Unset the cache and use JAX's default settings; restore those of the tests afterwards."""
     as_it_comes = {
         "jax_compilation_cache_dir": None,
         "jax_persistent_cache_min_compile_time_secs": 1.0,

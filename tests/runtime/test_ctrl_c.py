@@ -1,4 +1,4 @@
-"""Ctrl-C is not lost where exceptions are dropped, and nothing else is changed."""
+"""Ctrl-C is not lost where exceptions are dropped, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept, plain_ctrl_c, raise_lost_ct
 @pytest.fixture(autouse=True)
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)
-    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    # Tests that a shell runs in the background ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Finalised:
-    """Ctrl-C falls into its end."""
+    """An object during whose finalisation Ctrl-C is pressed."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -45,7 +45,7 @@ def in_the_garbage_collector() -> None:
 
 
 def cleared_on_the_way() -> None:
-    with contextlib.suppress(BaseException):  # as C++ code clears what it does not expect
+    with contextlib.suppress(BaseException):  # as C++ code clears unexpected exceptions
         signal.raise_signal(signal.SIGINT)
 
 
@@ -56,7 +56,7 @@ def test_a_ctrl_c_that_python_ignores_is_raised_at_the_next_look_at_the_clock(pr
         press()
         with pytest.raises(KeyboardInterrupt):
             bool(clock.done)
-        assert not clock.done  # once
+        assert not clock.done  # it is raised once
 
 
 def test_without_a_look_it_is_raised_at_the_end() -> None:

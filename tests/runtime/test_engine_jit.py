@@ -1,4 +1,4 @@
-"""Functions of the engine are compiled with options that make the compiler quick."""
+"""Functions of the engine are compiled with options that shorten compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a function of the engine is kept for the next process."""
+"""Traces of the engine's functions are kept for later processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """JAX's cache folder."""
+    """Use a temporary folder as JAX's cache; return it."""
     before = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (unknown to type checkers)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def of_a_process(traced: list[str], by: float = 2.0) -> Callable[..., Any]:
-    """The function as a process makes it, which notes each time that it is traced."""
+    """Return the function as a process would make it; each trace of it appends to `traced`."""
 
     def fn(x: jax.Array, pair: Pair) -> Pair:
         traced.append(str(x.dtype))

@@ -1,4 +1,4 @@
-"""`runtime.memory`: what is freed is given back to the system."""
+"""`runtime.memory`: freed memory is given back to the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xrl_jax.runtime.memory import give_back
 
 
 class Held:
-    """An object that holds itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.me = self
@@ -26,7 +26,7 @@ def test_what_only_a_cycle_holds_is_freed() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc alone")
 def test_freed_memory_in_the_middle_of_the_heap_leaves_the_process() -> None:
-    blocks = [bytearray(b"x" * 50_000) for _ in range(4000)]  # 200 MB, each below mmap's size
+    blocks = [bytearray(b"x" * 50_000) for _ in range(4000)]  # 200 MB, each too small for mmap
     end = bytearray(b"x" * 50_000)
     process = psutil.Process()
     before = process.memory_info().rss

@@ -1,4 +1,4 @@
-"""Searches without a worker: a few rules whose optimum is known, and made-up timings."""
+"""Helpers for searches without a worker: a few rules with a known optimum, and made-up timings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from xrl_jax.measure.worker import Worker
 
 MACHINE = Target("cpu", "made up", 1, "jax 0", "")
 
-# A contraction has four forms here. The way from 3 ("swapped") to the cheapest, 2 ("transposed"),
-# leads over 1 ("flat"), which costs a little more than 3: the trap.
+# A contraction has four lowerings here. The path from 3 ("swapped") to the cheapest, 2
+# ("transposed"), leads through 1 ("flat"), which costs a little more than 3: the trap.
 RULES = """
 (rule lower-swapped (family lowering-dot) (source "test")
   (lhs (dot ?x ?w :as d)) (when (= (lowering d) 0)) (rhs (dot ?x ?w :like d :lowering swapped)))
@@ -37,7 +37,7 @@ def compiled_rules() -> CompiledRules:
 
 
 def made_up(region: Region) -> Timing:
-    """The timing of `SECONDS`, by operator and lowering."""
+    """Return the timing given by `SECONDS`, by operator and lowering."""
     seconds = SECONDS[region.node.op][region.node.lowering]
     return Timing(seconds, seconds, seconds, repeats=9)
 
@@ -46,7 +46,7 @@ class FakeOracle(Oracle):
     """An oracle whose measurements are made up by `price`, without a worker process.
 
     Attributes:
-      timed: the regions asked for, in order.
+      timed: the regions timed, in order.
     """
 
     def __init__(

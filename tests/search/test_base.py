@@ -1,4 +1,4 @@
-"""What a search is told and tells."""
+"""The predicted cost of a program does not depend on the numbering of its nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import predicted
 
-SIZES = (4, 5, 6)  # of three products of square matrices
-LEAST = 2.0**-24  # in single precision 1 + LEAST is 1, 1 + 2 * LEAST is not
+SIZES = (4, 5, 6)  # of square matrices, each multiplied by itself
+LEAST = 2.0**-24  # in single precision 1 + LEAST equals 1, but 1 + 2 * LEAST does not
 SECONDS = (1.0, LEAST, LEAST)
 
 
 def products(order: tuple[int, ...]) -> Program:
-    """The three products, their nodes numbered in that order."""
+    """Return a program of three products, whose nodes are numbered in this order."""
 
     def fn(*xs: jax.Array) -> tuple[jax.Array, ...]:
         made = {i: xs[i] @ xs[i] for i in order}

@@ -1,4 +1,4 @@
-"""Stages follow one another with what is known, the time that is left, and Ctrl-C as a value."""
+"""Chains of stages: each gets the results so far and the time left; the result reports Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program() -> Program:
 
 
 def found(name: str) -> Found:
-    """A program that is not the original, with one step that tells it from others."""
+    """Return a program that is not the original, with one step that identifies it."""
     return Found(program().with_graphs(program().graphs), 1.0, (Step(0, name, "%1", 0.0),))
 
 
@@ -41,7 +41,7 @@ def problem(recalled: Found | None = None) -> Problem:
 
 
 def names(result: SearchResult) -> list[str]:
-    """The first rule of each program; "" for the original."""
+    """Return the first rule of each program; "" for the original."""
     return [f.steps[0].rule if f.steps else "" for f in result.best]
 
 
@@ -61,7 +61,7 @@ def interrupts(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult
 
 
 def searches(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-    """A search that knows nothing of the stages before it."""
+    """Return a result as a search does; assert that the search sees no earlier results."""
     assert problem.found is None and problem.recalled is None
     best = (found("searched"), Found(problem.program, 2.0))
     return SearchResult(best, 2.0, 1, StopReason.EXHAUSTED)
@@ -86,7 +86,7 @@ def test_a_stage_has_the_time_that_is_left() -> None:
 
     chain(asks, asks)(problem(), Budget(seconds=1e-9), KEY)
     chain(asks, asks)(problem(), Budget(seconds=9.0), KEY)
-    assert given[:2] == [1e-3, 1e-3]  # none is left: they return what is known
+    assert given[:2] == [1e-3, 1e-3]  # no time is left: the stages return at once
     assert 9.0 >= given[2] > given[3] > 8.0
 
 

@@ -1,4 +1,4 @@
-"""What is known of the engine's compiled code before a search."""
+"""Whether the engine's compiled code is on disk already, as known before a search."""
 
 from __future__ import annotations
 

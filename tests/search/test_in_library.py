@@ -1,4 +1,4 @@
-"""All kernels handed to the library at once."""
+"""`in_library` hands all kernels of a program to the library at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = jax.random.normal(jax.random.key(3), (1, 3, 4, 4))
 
 
 def network(k: jax.Array, v: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
-    """A convolution, a product with a product of weights, and one of activations with itself."""
+    """Compute a convolution, a product with a product of weights, and one of activations only."""
     names = ("NCHW", "OIHW", "NCHW")
     y = lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=names)
     y = jnp.tanh(y).reshape(3, 16).T @ (v @ u)
@@ -37,7 +37,7 @@ PROGRAM = from_jax(network, K, V, U, X, weights=(0, 1, 2))
 
 
 def kernels(program: Program) -> Counter[tuple[str, str]]:
-    """Convolutions and products by their forms."""
+    """Count the convolutions and products by their lowerings."""
     nodes = [n for n in nodes_of(program.graph)[0] if n.op in ("conv", "dot")]
     return Counter((n.op, LOWERINGS[n.op][n.lowering].name) for n in nodes)
 
@@ -62,7 +62,7 @@ def test_a_form_without_a_rule_is_not_taken() -> None:
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_convolutions_of_large_images_are_winograds() -> None:
-    """20 x 20 results are 25 tiles of 4 x 4; 10 x 10 are as many of 2 x 2, and 9 of 4 x 4."""
+    """Results of 20 x 20 have 25 tiles of 4 x 4; those of 10 x 10 have 25 of 2 x 2 (9 of 4 x 4)."""
 
     def both(k: jax.Array, x: jax.Array) -> list[jax.Array]:
         names = ("NHWC", "OIHW", "NHWC")

@@ -1,4 +1,4 @@
-"""A search is added in one place: a function, or a class with its hyperparameters."""
+"""A new search needs code in one place: a function, or a class with its hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrl_jax.search.walk import Phase, Walk
 
 @dataclass(frozen=True)
 class FirstFew:
-    """The cheapest candidate, so many times, whatever it costs."""
+    """A search that applies the cheapest candidate `steps` times, whatever it costs."""
 
     steps: int = 2
     walk: Walk = field(default_factory=Walk)

@@ -1,4 +1,4 @@
-"""A result is kept, and the next search of the same program begins with it."""
+"""A search's result is kept, and the next search of the same program begins with it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> N
 
 
 def test_a_result_whose_bodies_are_laid_out_anew(tmp_path: Path) -> None:
-    """What enters and leaves them has other shapes than in the original."""
+    """The inputs and results of its bodies have other shapes than in the original."""
     program = traced()
     turned = laid_out(program, FEATURES_LAST)
     path = record_path(tmp_path, program, RULES, HERE)

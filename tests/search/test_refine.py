@@ -1,4 +1,6 @@
-"""Refinement at made-up times: what gains nearby is tried, what gains as a whole stays."""
+"""Refinement at made-up times: moves that gain in a neighbourhood are tried, and those that make
+the whole program faster are kept.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ RULES = parse_rules(
 """
 )[0]
 ARGS = tuple(jax.random.normal(jax.random.key(i), (4, 4)) for i in range(3))
-LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
+LONG = Stopwatch(1e6)  # starts when tests are collected, perhaps an hour before they run
 
 
 def network(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
-    """Two equal contractions."""
+    """Compute two equal contractions."""
     return jnp.tanh(x @ v) @ w
 
 
@@ -51,11 +53,11 @@ Seconds = Callable[[tuple[int, ...]], float]
 
 
 class Timer(FakeOracle):
-    """An oracle that times a program, or a neighbourhood, by the forms of its contractions.
+    """An oracle that times a program, or a neighbourhood, by the lowerings of its contractions.
 
     Attributes:
-      asked: the forms of the whole programs timed, in order.
-      near: the forms of the neighbourhoods timed, in order.
+      asked: the lowerings of the whole programs timed, in order.
+      near: the lowerings of the neighbourhoods timed, in order.
     """
 
     def __init__(self, whole: Seconds, monkeypatch, *, near: Seconds | None = None) -> None:
@@ -63,7 +65,7 @@ class Timer(FakeOracle):
         self.whole, self.nearby = whole, near or whole
         self.asked: list[tuple[int, ...]] = []
         self.near: list[tuple[int, ...]] = []
-        # A neighbourhood was not traced from a function.
+        # A whole program was traced from a function, a neighbourhood was not.
         monkeypatch.setattr(lib, "program_job", lambda p, *_, **__: (p.fn is not None, forms(p)))
 
     def time_against(self, job, reference, *, turn=0, **_):
@@ -83,28 +85,28 @@ def refined(
     most: int | None = None,
     **how: float,
 ) -> tuple[Found, tuple[Step, ...]]:
-    """The program after refinement, and its steps."""
+    """Return the program after refinement, and its steps."""
     problem = Problem(start.program, compile_rules(rules), oracle)
     best = Refine(**how).refined(problem, start, clock, most)  # type: ignore[arg-type]
     return best, best.steps
 
 
 def started(fn: Callable[..., jax.Array], *args: jax.Array) -> Found:
-    """The program, with what was timed of it: all arguments but the first are weights."""
+    """Return the program with a timing; all arguments but the first are weights."""
     program = from_jax(fn, *args, weights=tuple(range(1, len(args))))
     return Found(program, 1.0, timing=Timing(1.0, 1.0, 1.0, relative=0.8))
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Found:
-    # Every form costs the same by the model: all are worth a probe.
+    # No lowering is ruled out by its predicted cost, so all are probed.
     monkeypatch.setattr(moves_lib, "_HOPE", 1e9)
     return started(network, *ARGS)
 
 
 @pytest.fixture
 def uneven(start) -> Found:
-    """Two contractions that are not equal, too far apart to be in one neighbourhood."""
+    """Return a program of two unequal contractions, too far apart to share a neighbourhood."""
 
     def fn(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.sin(jnp.cos(jnp.sin(jnp.tanh(x @ v)))) @ w
@@ -225,7 +227,7 @@ def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypa
     screening = Screening(Refine(), oracle)
     assert screening.probe(program, move) == pytest.approx(((1 + 4) * 0.1, 0.9))
     assert screening.probe(program, move) == pytest.approx(((1 + 4) * 0.1, 0.9))
-    assert oracle.near == [(SWAPPED,)]  # once
+    assert oracle.near == [(SWAPPED,)]  # timed once
 
 
 def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
@@ -270,8 +272,7 @@ def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
 def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourhoods(
     uneven, monkeypatch
 ) -> None:
-    # Their neighbourhoods touch, so what is done to one contraction makes another neighbourhood of
-    # the other's.
+    # The neighbourhoods overlap, so a change of one contraction changes the other's neighbourhood.
 
     class Hanging(Timer):
         def time_against(self, job, reference, **options):

@@ -1,5 +1,5 @@
-"""Starting points: the whole network features last, or features first under its weights, with
-transposes left at its borders only.
+"""Starting points: the whole network with features last, or with features first and weights on the
+left of products; transposes are left at the network's boundaries only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xrl_jax.search.starting_points import StartingPoint, starting_points
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
 B, S = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 2.0, 4.0])
 X = jax.random.normal(jax.random.key(1), (1, 3, 4, 4))
-ROWS = 512  # of all tables here: each size is compiled
+ROWS = 512  # of all tables here, because each size is compiled
 IMAGE = ("transpose", "conv", "add", "max", "mul", "window_max", "concat")
 
 
@@ -40,7 +40,7 @@ def conv(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def plain(w: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-    """Convolution, bias, relu; twice, side by side, and pooled."""
+    """Apply convolution, bias and ReLU; concatenate two branches of convolutions; max-pool."""
     x = jax.nn.relu(conv(w, x) + b[None, :, None, None])
     left, right = jax.nn.relu(conv(w, x) + b[None, :, None, None]), conv(w, x)
     x = jnp.concatenate([left, right], axis=1)
@@ -60,7 +60,7 @@ def points(program: Program, table: CompiledRules, seconds: float = 600.0) -> li
 def on_activations(
     program: Program, kinds: tuple[str, ...]
 ) -> Counter[tuple[str, tuple[int, ...]]]:
-    """Operators of these kinds on activations with the shapes of their results."""
+    """Count operators of these kinds on activations, by the shapes of their results."""
     nodes, _, slots = nodes_of(program.graph)
     weights = np.asarray(program.graph.nodes.weight_only)
     return Counter(
@@ -106,7 +106,7 @@ def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
     )
     table = compile_rules((*rules().rules, *own), min_trees=ROWS)
     program = from_jax(waves, W, X, weights=(0,))
-    # Without it the transposes around each convolution stay on both sides of the sine.
+    # Without the rule the transposes of each convolution stay on both sides of the sine.
     for known, transposes in ((rules(), 4), (table, 2)):
         last, _ = points(program, known)
         found = on_activations(last.program, ("transpose",))
@@ -118,7 +118,7 @@ def test_values_turned_where_they_enter_a_body_are_told_first() -> None:
     last, *_ = points(with_a_body(), rules())
     assert last.steps[0].rule == "laid-out-features-last"
     assert "conv-to-nhwc" in {s.rule for s in last.steps}
-    flat = from_jax(plain, W, B, X, weights=(0, 1))  # has no border inside
+    flat = from_jax(plain, W, B, X, weights=(0, 1))  # has no body, so no boundary
     assert "laid-out-features-last" not in {s.rule for s in points(flat, rules())[0].steps}
 
 
@@ -167,13 +167,13 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
 
 
 def _library_forms() -> list[tuple[int, int, int]]:
-    """What a library makes of convolutions and products, by `roofline.form_of`."""
+    """Return the library's lowerings of convolutions and products, as in `lowering_kind_of`."""
     specs = [OPS[op] for op in ("conv", "dot")]
     return [(s.code, kind, number_of(s.name, "onednn")) for s in specs for kind in range(3)]
 
 
 def _kernels(program: Program) -> Counter[tuple[str, str]]:
-    """Convolutions and products by their forms."""
+    """Count the convolutions and products by their lowerings."""
     nodes = [n for n in nodes_of(program.graph)[0] if n.op in ("conv", "dot")]
     return Counter((n.op, LOWERINGS[n.op][n.lowering].name) for n in nodes)
 
@@ -189,7 +189,7 @@ TOKENS = jax.random.normal(jax.random.key(4), (2, 3))
 
 
 def perceptron(v: jax.Array, u: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-    """Two products with weights, a bias, and the input added again; normalised."""
+    """Compute two products with weights, a bias and a residual; subtract the mean."""
     y = jnp.tanh(x @ v + b) @ u + x
     return y - jnp.mean(y, axis=-1, keepdims=True)
 

@@ -1,4 +1,4 @@
-"""States of a search: a program's graphs have one form, so that the engine is compiled once."""
+"""States of a search: a program's graphs get arrays of equal shape, so the engine compiles once."""
 
 from __future__ import annotations
 

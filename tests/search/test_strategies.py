@@ -1,4 +1,4 @@
-"""Each search finds what it should at made-up costs, keeps to its budget, and is right."""
+"""Each search finds the expected result at made-up costs, keeps to its budget and is correct."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from xrl_jax.strategies import SEARCHES, find_strategy
 
 KEY = jax.random.key(0)
 ENOUGH = Budget(seconds=600.0)
-# Random walks never run out of things to try: they are bounded by time.
+# Random walks never run out of candidates to try, so they are bounded by time.
 SECONDS = {"random": 4.0}
-# Elementwise nodes by the roofline, and what is subtracted for wrapping: far below the timings.
+# Leaves room for elementwise nodes, priced by the roofline, and for the time that is subtracted
+# for wrapping; both are far below the timings.
 NEAR: dict[str, Any] = dict(abs=1e-5)
 
 
@@ -53,7 +54,7 @@ def rules():
 
 
 def network(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
-    """Two contractions over the first axes, and two transposes that do nothing."""
+    """Compute two contractions over the first axes, with two transposes that cancel."""
     h = jnp.tanh(jnp.einsum("ki,kj->ij", x, v))
     return jnp.einsum("ki,kj->ij", jnp.transpose(jnp.transpose(h)), w)
 
@@ -68,7 +69,7 @@ def program() -> Program:
 
 @cache
 def looped() -> Program:
-    """A contraction outside of a loop, and one that runs four times inside."""
+    """Return a program with a contraction outside a loop, and one that runs four times inside."""
 
     def fn(x, v, w):
         def step(c, _):
@@ -82,7 +83,7 @@ def looped() -> Program:
 def run(search, *, on=program, budget=None, key=KEY, oracle=None, listener=ignore) -> SearchResult:
     if budget is None:
         budget = Budget(seconds=SECONDS.get(search, 600.0))
-    # Whole programs are not made up: there the policy goes by predictions.
+    # No timings of whole programs are made up, so the policy relies on predictions.
     if search == "xrlflow":
         search = XRLflow(whole=False)
     elif isinstance(search, str):
@@ -92,22 +93,22 @@ def run(search, *, on=program, budget=None, key=KEY, oracle=None, listener=ignor
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before() -> None:
-    """What is compiled at first use must not eat the seconds of a search that is given few."""
+    """Compile the engine first, so that compiling does not use up short budgets in other tests."""
     run("greedy")
 
 
 def forms(found: SearchResult) -> list[tuple[str, int]]:
-    """Timed operators of the best program with their lowerings."""
+    """Return the timed operators of the best program with their lowerings."""
     nodes = [n for g in found.best[0].program.graphs for n in nodes_of(g)[0]]
     return [(n.op, n.lowering) for n in nodes if n.op in ("dot", "transpose")]
 
 
 def exhausted_optimum() -> float:
-    """The least cost of all states that can be reached, every one of them visited."""
+    """Return the least cost of all reachable states, by visiting every one of them."""
     return exhaust(Problem(program(), rules(), FakeOracle())).optimum
 
 
-# What each of them finds ------------------------------------------------------------------------
+# What each search finds ---------------------------------------------------------------------------
 
 
 def test_the_cost_of_the_original_is_the_sum_of_its_timings():
@@ -150,7 +151,7 @@ def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next():
 
 
 def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
-    """What was predicted under an older table is compared with nothing."""
+    """Predictions under an older cost table are compared with nothing."""
 
     class Learning(FakeOracle):
         @property
@@ -227,7 +228,7 @@ def test_a_starting_point_is_timed_even_where_it_is_predicted_to_be_slower(monke
     led_there = (Step(0, "somehow", "%1", -1.0),)
     begin = [StartingPoint(slow, led_there), StartingPoint(program())]
     monkeypatch.setattr(walk, "starting_points", lambda *_: begin)
-    # No phases: what a search begins from is what it finds.
+    # Without phases a search returns the programs that it begins from.
     problem = Problem(program(), rules(), FakeOracle())
     found = walk.Walk()(problem, ENOUGH, KEY, [], elsewhere=True)
     assert [f.steps for f in found.best] == [led_there, ()]
@@ -261,7 +262,7 @@ def test_a_search_ends_when_its_time_is_over(search):
 
 @cache
 def chain() -> Program:
-    """Ten contractions of ten shapes."""
+    """Return a program of ten contractions of ten shapes."""
     widths = range(6, 17)
     ws = [jnp.ones((m, n)) for m, n in itertools.pairwise(widths)]
 
@@ -274,7 +275,7 @@ def chain() -> Program:
 
 
 def test_timing_the_original_leaves_most_of_the_time_to_the_search():
-    run("greedy", on=chain)  # compiled before
+    run("greedy", on=chain)  # compiles everything
     at_start: list[int] = []
 
     def price(region):
@@ -288,11 +289,11 @@ def test_timing_the_original_leaves_most_of_the_time_to_the_search():
             at_start.append(len(oracle.timed))
 
     run("greedy", on=chain, oracle=oracle, listener=listener, budget=Budget(seconds=4.0))
-    assert 1 <= at_start[0] <= 4 < len(oracle.timed)  # 15 percent of 4 seconds
+    assert 1 <= at_start[0] <= 4 < len(oracle.timed)  # at most 15 percent of 4 seconds
 
 
 class Interrupting:
-    """A listener that presses Ctrl-C once, when it is told of `phase` for the n-th time."""
+    """A listener that raises KeyboardInterrupt once, when `phase` is reported for the n-th time."""
 
     def __init__(self, phase: str, times: int = 1) -> None:
         self.phase, self.times = phase, times
@@ -336,7 +337,7 @@ def raise_ctrl_c() -> None:
 
 
 def raise_ctrl_c_inside_jax() -> None:
-    """As JAX does where Ctrl-C meets it comparing the static fields of pytrees."""
+    """Raise what JAX raises on Ctrl-C while it compares the static fields of pytrees."""
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as error:
@@ -362,7 +363,7 @@ def test_progress_tells_of_a_better_program_before_the_graph_is_done():
     assert first.best_seconds < first.start_seconds == pytest.approx(2.4e-3, **NEAR)
 
 
-# What holds of every search ---------------------------------------------------------------------
+# Properties of every search ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on", [program, looped])

@@ -1,4 +1,4 @@
-"""Timing programs whole at made-up timings: which, under which options, and what leads."""
+"""Timing whole programs, at made-up times: which, under which options, and how they are ranked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrl_jax.search.base import Found, Problem, SearchResult, StopReason
 from xrl_jax.search.time_whole import TimeWhole
 
 A, B = (("fast", "a"),), (("fast", "b"),)
-LONG = Stopwatch(1e6)  # begins when the tests are collected, perhaps an hour before they run
+LONG = Stopwatch(1e6)  # starts when tests are collected, perhaps an hour before they run
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def two_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeOracle:
-    """Answers time_job with seconds by (program, options); the reference takes one.
+    """Answers `time_job` with the seconds given by (program, options); the reference takes one.
 
     Attributes:
-      asked: what was timed, in order.
+      asked: the (program, options) timed, in order.
       timeouts: seconds granted to each.
-      in_turn: what two programs take in turn, where it is not as when timed one by one.
+      in_turn: relative time of programs timed in turn, if not the ratio of their times.
     """
 
     target = MACHINE

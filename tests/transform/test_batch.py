@@ -1,4 +1,4 @@
-"""What every step multiplies by the same weights is multiplied once for all steps."""
+"""Products with the same weights in every step are computed once for all steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ H = np.linspace(0, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
 def recurrent(w: Any, u: Any, xs: Any, h: Any) -> jax.Array:
-    """A product of what is read and one of what is carried, in each step."""
+    """Multiply what is read and what is carried by weights, in each step."""
     return lax.scan(lambda h, x: (jnp.tanh(x @ w + h @ u), None), h, xs)[0]
 
 
@@ -38,7 +38,7 @@ def read(fn, *args) -> Program:
 
 
 def products(program: Program) -> list[Counter[tuple[int, ...]]]:
-    """Shapes of the products of each graph."""
+    """Return the shapes of the products of each graph."""
     return [Counter(n.shape for n in nodes_of(g)[0] if n.op == "dot") for g in program.graphs]
 
 
@@ -62,17 +62,17 @@ def test_steps_without_a_batch_are_batched() -> None:
 
 
 def layers(w, u, xs, h):
-    """Weights of its own for each step."""
+    """Multiply by other weights in each step."""
     return lax.scan(lambda y, w: (jnp.tanh(y @ w), None), h, jnp.stack([u, u + 1]))[0]
 
 
 def one_by_one(w, u, xs, h):
-    """What is multiplied comes from the step before."""
+    """Multiply the result of the previous step."""
     return lax.scan(lambda y, _: (jnp.tanh(y @ u), None), h, None, length=3)[0]
 
 
 def inputs_alone(w, u, xs, h):
-    """The weights are inputs of the network."""
+    """Multiply by an input of the network instead of a weight."""
     return lax.scan(lambda y, x: (jnp.tanh(y + x @ h), None), h, xs[:, :, :2])[0]
 
 
@@ -93,7 +93,7 @@ def test_many_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
-    """As in a loop of Python's, folded: each step takes its own row out."""
+    """In a Python loop, folded, each step slices its own row."""
 
     def fn(w, u, xs, h):
         for t in range(5):
@@ -111,10 +111,10 @@ def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
 @settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, seed) -> None:
-    """With two things read and kernels computed from weights; a product is used twice."""
+    """Each step reads two arrays, kernels are computed from weights, one product is used twice."""
     rng = np.random.default_rng(seed)
     shapes = (2, 3, 4), (4, 4), (steps, rows, 3), (steps, rows, 3), (rows, 4)
-    # Halves: a recurrence makes differences of rounding large where its weights are.
+    # Halved, because a recurrence with large weights amplifies differences of rounding.
     w, u, xs, ys, h = (0.5 * rng.standard_normal(shape, np.float32) for shape in shapes)
 
     def fn(w, u, xs, ys, h):

@@ -1,4 +1,4 @@
-"""One spelling for what can be spelled in several ways."""
+"""Canonicalisation: one form for what can be written in several ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TOKENS = np.linspace(-1.0, 1.0, 2 * 4 * 6, dtype=np.float32).reshape(2, 4, 6)
 
 
 def operators(fn: Callable[..., Any], *args: Any) -> list[str]:
-    """The operators of a function, without its sources, in order; checks that they compute it."""
+    """Return the operators of the canonical program, without sources, in order; assert that it
+    computes the function.
+    """
     program = canonical(from_jax(fn, *args))
     got, want = jax.jit(to_jax(program))(*args), jax.jit(fn)(*args)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
@@ -52,7 +54,9 @@ def test_what_changes_nothing_goes(fn: Callable[..., Any]) -> None:
 
 
 def test_a_mask_of_ones_is_no_mask() -> None:
-    """As Transformers' modules have it: ones, cast to integers, sliced, multiplied by an einsum."""
+    """Transformers' modules have such masks: ones, cast to integers, sliced, multiplied by an
+    einsum.
+    """
 
     def fn(x: jax.Array) -> jax.Array:
         mask = jnp.ones((3, 4)).astype(jnp.int32)[1]
@@ -63,7 +67,7 @@ def test_a_mask_of_ones_is_no_mask() -> None:
 
 @pytest.mark.parametrize("fn", [lambda x: x * (x > 0), lambda x: (x != 2.0).astype(x.dtype) * x])
 def test_a_product_with_a_test_is_a_choice(fn: Callable[..., Any]) -> None:
-    """XLA makes it one, and NaN that is not chosen is zero then."""
+    """XLA turns it into a select, and then a NaN that is not selected becomes zero."""
     x = jnp.asarray([[-1.0, jnp.nan, 2.0], [0.0, jnp.inf, -jnp.inf]])
     assert operators(fn, x)[-1] == "select"
 
@@ -89,14 +93,14 @@ def test_numbers_are_worked_out() -> None:
 
 
 def test_nan_is_no_number_to_leave_out() -> None:
-    """0 * x is not 0 where x is infinite, max(x, nan) is nan."""
+    """0 * x is not 0 if x is infinite, and max(x, nan) is nan."""
     assert operators(lambda x: x * 0.0, X) == ["mul"]
     assert "max" in operators(lambda x: jnp.maximum(x, jnp.nan), X)
 
 
 @pytest.mark.parametrize("number", [1e20, np.inf, -np.inf])
 def test_what_no_integer_can_hold_is_cast_by_xla(number: float) -> None:
-    """NumPy gives another integer, and a warning."""
+    """NumPy returns another integer, and warns."""
 
     def fn(x: jax.Array) -> jax.Array:
         return x + lax.convert_element_type(lax.full((2, 3), number, np.float32), np.int32)
@@ -105,7 +109,7 @@ def test_what_no_integer_can_hold_is_cast_by_xla(number: float) -> None:
 
 
 def test_a_slice_from_a_known_place_may_begin_too_late() -> None:
-    """`dynamic_slice` moves it into the array."""
+    """`dynamic_slice` shifts it to lie within the array."""
 
     def fn(x: jax.Array) -> jax.Array:
         return lax.dynamic_slice(x, (5, 1), (1, 2))
@@ -123,7 +127,9 @@ def test_a_broadcast_is_of_the_vector() -> None:
 
 
 def test_heads_of_a_weight_are_one_dimension() -> None:
-    """Flax's DenseGeneral has [features, heads, size], and [heads, size, features] for the sum."""
+    """Flax's DenseGeneral has weights [features, heads, size], and [heads, size, features] for the
+    sum.
+    """
 
     def fn(x: jax.Array, inner: jax.Array, outer: jax.Array) -> jax.Array:
         heads = jnp.einsum("btc,chd->bthd", x, inner)
@@ -157,7 +163,7 @@ def test_outer_products_stay_products() -> None:
 
 
 def test_a_number_that_all_layers_are_passed_is_known_in_their_body() -> None:
-    """Each layer has its own row of a mask of ones."""
+    """Each layer is passed its own row of a mask of ones."""
 
     def fn(x: jax.Array, ws: list[jax.Array]) -> jax.Array:
         masks = jnp.ones((4, 6))

@@ -1,4 +1,4 @@
-"""Which inputs of a body are its own results, one call before."""
+"""Which inputs of a body are its own results in the previous call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS = [np.full((3, 3), 0.1 * (i + 1), np.float32) for i in range(4)]
 
 @jax.jit
 def layer(x: jax.Array, kept: jax.Array, w: jax.Array) -> jax.Array:
-    """More than 16 equations, so that it is a body wherever it is called."""
+    """Apply a layer of more than 16 equations, so that it is a body wherever it is called."""
     for _ in range(3):
         x = jnp.tanh(x @ w + kept) - jnp.exp(x * 0.5) * jnp.sin(kept)
     return x
@@ -29,7 +29,7 @@ def turns(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def again(program: Program) -> list[dict[int, int]]:
-    """For each body: what its inputs say, by their positions."""
+    """Return, for each body, `carried` of its inputs by their positions."""
     found = []
     for body in program.bodies:
         inputs = [n for n in nodes_of(body.graph)[0] if n.op == "input"]
@@ -47,7 +47,7 @@ def test_an_input_of_a_layer_is_the_result_of_the_layer_before() -> None:
 
     program = from_jax(network, X, WEIGHTS, weights=(1,))
     (body,) = again(program)
-    assert sorted(body.values()) == [0, 1]  # `kept` is the same in all
+    assert sorted(body.values()) == [0, 1]  # `kept` is the same in all calls
 
 
 def test_results_that_change_places_are_told_apart() -> None:

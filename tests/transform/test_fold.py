@@ -26,7 +26,7 @@ LAYERS = [np.random.default_rng(i).normal(size=(3, 3)).astype(np.float32) for i 
 
 
 def layer(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Ten equations; those of `scale` depend on the weight alone."""
+    """Apply a layer of ten equations; those of `scale` depend on the weight only."""
     scale = lax.rsqrt(lax.reduce_sum(w * w, (0,)) + 1.0)
     return lax.tanh(x @ w) * lax.broadcast_in_dim(scale, (2, 3), (1,)) - x * 0.5
 
@@ -118,7 +118,7 @@ def test_a_short_period_folds_by_its_multiples() -> None:
         return x
 
     program = from_jax(fn, X)
-    assert counts(program) == [3.0]  # of four times two equations
+    assert counts(program) == [3.0]  # each of four times two equations
     assert len(main(program)) == 4
     assert_equal_results(program, fn, X)
 
@@ -266,7 +266,7 @@ def test_repeats_at_two_places_are_two_bodies() -> None:
 
 NETWORKS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "bert": (dict(layers=4, width=32, heads=2, tokens=16, vocabulary=50), [4.0]),
-    # The blocks of each stage but its first, which changes the number of channels.
+    # All blocks of each stage but the first, which changes the number of channels.
     "resnext50": (dict(width=0.25, groups=8, image_size=32, classes=10), [2.0, 3.0, 5.0, 2.0]),
     "squeezenet": (dict(width=0.25, image_size=32, classes=10), []),
 }

@@ -1,4 +1,4 @@
-"""Activations cross the borders of folded bodies in another layout, and nothing else changes."""
+"""Activations cross the boundaries of folded bodies in another layout; nothing else changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = jax.random.normal(jax.random.key(1), (1, 3, 4, 5))
 
 @jax.jit
 def block(w: jax.Array, x: jax.Array) -> jax.Array:
-    """What a traced network has as one body."""
+    """Apply a block that is one body of a traced network."""
     y = lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW"))
     for _ in range(4):  # enough operators to be worth a body
         y = jnp.tanh(y) * 2.0
@@ -36,7 +36,7 @@ def traced() -> Program:
 
 
 def test_the_result_is_the_same() -> None:
-    # XLA adds up in another order where features are last.
+    # XLA sums in another order if features are last.
     np.testing.assert_allclose(
         laid_out(traced(), FEATURES_LAST)(W, X), network(W, X), rtol=1e-5, atol=1e-5
     )

@@ -1,4 +1,4 @@
-"""Room in the union of a program's graphs."""
+"""Room for rewrites in the union of a program's graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xrl_jax.transform.union import united, united_bucket, united_size
 
 
 def convolutions(n: int) -> Program:
-    """A chain of n of them; of images of one pixel, with one kernel."""
+    """Return a chain of n convolutions of images of one pixel, with one kernel."""
     x, w = jnp.ones((1, 2, 1, 1)), jnp.ones((2, 2, 1, 1))
 
     def chain(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -26,7 +26,7 @@ def convolutions(n: int) -> Program:
 
 @pytest.mark.parametrize(("n", "bucket"), [(9, 64), (20, 128), (31, 128), (32, 256)])
 def test_the_transposes_of_every_convolution_have_room(n: int, bucket: int) -> None:
-    """n + 2 nodes, 3 n transposes, and the slot that is never used."""
+    """Slots are needed for n + 2 nodes, 3 n transposes, and slot 0, which is never used."""
     program = convolutions(n)
     assert united_size(program) == n + 2
     assert united_bucket(program) == bucket
@@ -34,7 +34,9 @@ def test_the_transposes_of_every_convolution_have_room(n: int, bucket: int) -> N
 
 
 def batch_norms(n: int) -> Program:
-    """Convolutions, each with a shift and a scale that can be folded into its kernel."""
+    """Return a chain of convolutions, each with a shift and a scale that can be folded into its
+    kernel.
+    """
     x, w, v = jnp.ones((1, 2, 1, 1)), jnp.ones((2, 2, 1, 1)), jnp.ones((1, 2, 1, 1))
 
     def chain(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -47,7 +49,7 @@ def batch_norms(n: int) -> Program:
 
 @pytest.mark.parametrize(("n", "bucket"), [(13, 128), (14, 256)])
 def test_what_folded_batch_norms_leave_behind_has_room(n: int, bucket: int) -> None:
-    """3 n + 3 nodes, 3 n transposes, 2 n for shifts and n for scales."""
+    """Slots are needed for 3 n + 3 nodes, 3 n transposes, 2 n nodes for shifts and n for scales."""
     program = batch_norms(n)
     assert united_size(program) == 3 * n + 3
     assert united_bucket(program) == bucket

@@ -28,7 +28,7 @@ def layers(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def kinds(program: Program) -> list[str]:
-    """Of the calls in the main graph."""
+    """Return the kinds of the calls in the main graph."""
     calls = [program.bindings[n.ref] for n in nodes_of(program.graph)[0] if n.op == "call"]
     return [c.kind for c in calls if isinstance(c, Call)]
 
@@ -41,7 +41,7 @@ def test_layers_under_a_scan_are_a_body_that_is_called_for_each() -> None:
     program = unrolled(from_jax(layers, X, WEIGHTS, weights=(1,)))
     assert kinds(program) == ["inline"] * 4
     assert [b.count for b in program.bodies] == [4.0]
-    # The rows of the weights are weights, and what is carried is the result of the step before.
+    # Rows of the weights are weights, and the carried value is the result of the previous step.
     assert sorted((n.op, n.attrs[0]) for n in sources(program)) == [("input", 1), ("weight", 0)]
 
 

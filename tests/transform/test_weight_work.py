@@ -1,4 +1,4 @@
-"""Work on weights: what is left to be seen of it, and that all of it comes back."""
+"""Hiding weight-only work: what is still visible of it, and that all of it is restored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same_function(program: Program, *args: object) -> None:
 
 
 def test_a_weight_that_is_made_of_others_is_seen_as_one():
-    """x @ tanh(w + v)"""
+    """The program is x @ tanh(w + v)."""
     w, v = jnp.ones((4, 5)), jnp.full((4, 5), 0.5)
     program = from_jax(lambda w, v, x: x @ jnp.tanh(w + v), w, v, X, weights=(0, 1))
     nodes, found = hidden(program)
@@ -61,7 +61,9 @@ def test_a_weight_that_is_read_and_a_scalar_are_seen_as_they_are():
 
 
 def test_of_a_vector_that_is_repeated_the_vector_is_seen():
-    """x / sqrt(var + 1) over the middle dimension: [3] -> [3, 1] -> [2, 3, 4] of the root."""
+    """The program is x / sqrt(var + 1) along the middle dimension: [3] becomes [3, 1], whose
+    reciprocal root is broadcast to [2, 3, 4].
+    """
     var = jnp.array([1.0, 2.0, 3.0])
     program = from_jax(lambda v, x: x * lax.rsqrt(v[:, None] + 1.0), var, X, weights=(0,))
     assert len(nodes_of(program.graph)[0]) > 5
@@ -79,7 +81,7 @@ def test_of_a_vector_that_is_repeated_the_vector_is_seen():
 
 
 def test_all_weights_of_a_call_are_seen_as_one():
-    """A scan over four layers of two weights each."""
+    """The program is a scan over four layers of two weights each."""
     weights = jnp.full((4, 4, 4), 0.1), jnp.full((4, 4), 0.2)
 
     def layers(weights, x):
@@ -141,7 +143,7 @@ def fixed_of(nodes: list[Node]) -> list[bool]:
 
 
 def results(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Any]:
-    """The outputs of a graph of native operators, for arguments that are drawn by their number."""
+    """Return the outputs of a graph of native operators for random arguments, seeded by `ref`."""
     given = {
         n.ref: np.random.default_rng(n.ref).normal(size=n.shape).astype(n.dtype)
         for n in nodes

@@ -1,4 +1,6 @@
-"""Rules that are true of real numbers and not of floats are found out, each by a kind of value."""
+"""The verifier finds rules that hold for real numbers but not for floats, each by one kind of
+special value.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on lowerings: right ones, wrong ones, and those that lose special values."""
+"""Verdicts on lowerings: correct ones, wrong ones, and those that lose special values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_another_dtype_is_refused() -> None:
 
 
 def test_what_special_values_are_lost_is_said() -> None:
-    """Of infinity this makes inf / inf."""
+    """For infinity this lowering computes inf / inf."""
     ratio = Lowering("ratio", lambda node, x: jnp.exp(x) / (1 + jnp.exp(x)), (is_single,))
     verdict = verify_lowering("logistic", ratio)
     assert verdict.ok

@@ -15,7 +15,7 @@ def failures(verdicts: tuple[Verdict, ...]) -> list[str]:
 
 
 def broken(verdicts: tuple[Verdict, ...]) -> set[str]:
-    """Names of rules that do something to special values."""
+    """Return the names of rules that change special values."""
     return {v.rule for v in verdicts if v.breaks}
 
 
@@ -49,7 +49,7 @@ def test_every_rule_is_verified_deeply() -> None:
     rules = [r for r in all_rules() if not r.family.startswith("lowering")]
     verdicts = verify_rules(rules, samples=400, seed=1)
     assert failures(verdicts) == []
-    # One is rarely drawn; the other differs where XLA fuses a product with the sum it goes into.
+    # The first is rarely drawn; sum-of-products differs only if XLA fuses the product with the sum.
     not_found = {"merge-convs-enlarged", "sum-of-products"}
     assert broken(verdicts) <= assuming(rules) <= broken(verdicts) | not_found
 
@@ -83,8 +83,8 @@ def test_wrong_rules_are_refused_with_a_counterexample() -> None:
     )
 
 
-# `order` gathers with (invert p), where p is right: where sizes differ the right-hand side has the
-# wrong type, and the rule does not fire.
+# `order` gathers with (invert p) where p would be correct: if sizes differ, the right-hand side has
+# the wrong type and the rule does not fire.
 WRONG_WHERE_EQUAL = """
 (rule sum-of-transpose (source "s") (evidence field)
   (lhs (reduce_sum (transpose ?x :perm p) :axes m :as r))
@@ -102,7 +102,7 @@ def test_a_wrong_axis_is_refused_that_types_only_where_sizes_are_equal(seed: int
 
 
 def test_a_difference_in_an_exact_domain_says_where_numbers_are_compared() -> None:
-    """Nothing is known of log there: what is true of it is not found to be so."""
+    """The exact domain knows nothing about log, so even a true rule for log is refused."""
     (rule,) = load_rules("""
         (rule log-of-sqrt (source "powers") (evidence exp)
           (lhs (log (sqrt ?x))) (rhs (mul (log ?x) (const 0.5 :dtype-of ?x))))""")

@@ -1,4 +1,4 @@
-"""The last word on a result: is it right, and faster than the strongest baseline?"""
+"""The final decision on a result: is it right, and faster than the strongest baseline?"""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.memory import give_back
 from xrl_jax.search.base import Found
 
-_UNPREPARED = 0.2  # share of the last timing's seconds, for weights that are not prepared
-# Of check and timing, for each node and each GB of weights, and runs that it takes; on two cores.
+_UNPREPARED = 0.2  # share of the final timing's seconds for timing without prepared weights
+# Of check and final timing on two cores: constant seconds, seconds per node and per GB of weights,
+# number of runs.
 _LEAST_SECONDS, _NODE_SECONDS, _GB_SECONDS, _RUNS = 2.0, 0.02, 55.0, 120.0
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What is returned to the user and why.
+    """The decision on what is returned to the user, and the reasons.
 
     Attributes:
-      candidate: that was accepted, or tried last.
-      used: whether the candidate is returned; else the original is.
+      candidate: the one that was accepted, or tried last.
+      used: whether the candidate is returned; otherwise the original is.
       reason: why, in a sentence.
       accuracy: of the candidate.
       baselines: timings of the original as a user would run it, by name; `baseline` names the
-        strongest. `ORIGINAL` alone where the final timing was interrupted.
+        strongest. Only `ORIGINAL` where the final timing was interrupted.
       optimised: timing of the candidate.
-      speedup: strongest baseline / candidate.
-      noise: strongest baseline / itself compiled again.
-      unprepared: the original / the candidate, weights being arguments of both, as where they are
-        traced; None where there are none, or this was not timed.
-      weight_bytes_added: by prepared weights.
+      speedup: time of the strongest baseline / time of the candidate.
+      noise: time of the strongest baseline / time of the same, compiled again.
+      unprepared: time of the original / time of the candidate, with weights as arguments of both,
+        as when they are traced; None where there are no weights, or this was not timed.
+      weight_bytes_added: bytes that prepared weights add.
       close_over: whether prepared weights are constants of the compiled code.
-      domain: what arguments the candidate is right on; None for all.
+      domain: the arguments on which the candidate is right; None for all.
     """
 
     candidate: Found
@@ -74,17 +75,17 @@ class Acceptance:
 
     @property
     def traced_speedup(self) -> float:
-        """Of what runs where weights are traced; 1 where that is the original."""
+        """The speedup where weights are traced; 1 where the original runs then."""
         ratio = self.unprepared if any(self.candidate.program.weights) else self.speedup
         return ratio.value if self.used and ratio is not None and ratio.low > 1.0 else 1.0
 
 
 def last_seconds(program: Program, run_seconds: float | None = None) -> float:
-    """What the check and the final timing of a program take, roughly: compiling, and running it in
-    float64 and in turn with others.
+    """Estimate the seconds that the check and the final timing of a program take: compiling,
+    running in float64, and runs interleaved with the baselines.
 
     Args:
-      run_seconds: of one run; None for compiling alone, the least that they take.
+      run_seconds: of one run; None for compiling only, the least that they take.
     """
     compiling = _LEAST_SECONDS + _NODE_SECONDS * sum(len(nodes_of(g)[0]) for g in program.graphs)
     if run_seconds is None:
@@ -108,10 +109,11 @@ def accept(
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
 ) -> Acceptance:
-    """Check the candidates in order until one is right, time it in turn with the baselines,
-    and decide.
+    """Check the candidates in order until one is right, time it interleaved with the baselines, and
+    decide.
 
-    Ctrl-C while checking accepts the original; while timing, what the candidates' own timings say.
+    Ctrl-C during the check accepts the original; during the timing, the candidate's own timing
+    decides.
 
     Args:
       program: the original.
@@ -119,9 +121,10 @@ def accept(
         original.
       arguments: flat example arguments.
       tolerance: relative error allowed; None for the default.
-      seconds: for the final timing; asked for after the check, which may take long.
-      close_over: prepared weights become constants of the compiled code.
-      guarded: a candidate that is not right on all arguments looks at those it is given.
+      seconds: returns the seconds for the final timing; called after the check, which may take
+        long.
+      close_over: whether prepared weights become constants of the compiled code.
+      guarded: whether a candidate that is not right on all arguments checks those it is called on.
     """
     chosen = candidates[0]
     domain: Bounds | None = None
@@ -155,7 +158,7 @@ def accept(
 
 
 def unchecked(candidates: Sequence[Found], reason: str) -> Acceptance:
-    """The original, where there is no time to check anything else."""
+    """Return the decision for the original, where there is no time to check anything else."""
     chosen = candidates[0]
     return _accepted(chosen, _unknown(reason), timed_before(chosen), 0, False, None, False)
 
@@ -169,7 +172,7 @@ def _accepted(
     domain: Bounds | None,
     cut_short: bool,
 ) -> Acceptance:
-    """What follows from what was found of a candidate."""
+    """Return the decision that follows from the accuracy and the timing of a candidate."""
     speedup = timed.speedup
     if not accuracy.ok:
         reason = f"the original is returned: {accuracy.reason}"
@@ -212,8 +215,8 @@ def _variants(
     close_over: bool,
     guarded: bool,
 ) -> Iterator[tuple[Found, Fast]]:
-    """The candidates as functions, in order, each followed by itself with lowerings that are right
-    on all arguments where it has others.
+    """Yield the candidates as functions, in order. A candidate with lowerings that are not right on
+    all arguments is followed by the same with lowerings that are.
     """
     for chosen in candidates:
         inside = right_inside(chosen.program)
@@ -242,21 +245,21 @@ def _check(
     exact: Callable[[], Sequence[Reference]],
     tolerance: float | None,
 ) -> Accuracy:
-    """Accuracy of a candidate on argument lists; one that cannot be run is wrong."""
+    """Return the accuracy of a candidate on argument lists; one that cannot be run is wrong."""
 
     def before(*leaves: Any) -> list[Any]:
         return original.on(leaves)
 
     def without_prepared_weights() -> None:
-        """That memory is for weights in float64, and for the original with its closed over."""
+        """Free their memory for float64 weights, and for the original with weights closed over."""
         fast.forget()
         give_back()
 
     for sample in checks:
-        jax.block_until_ready(before(*sample))  # what the original raises is for the user to see
+        jax.block_until_ready(before(*sample))  # errors of the original go to the user
     try:
         with plain_ctrl_c(), warnings.catch_warnings():
-            # The samples are outside of its domain, too.
+            # Some samples are outside of the candidate's domain.
             warnings.filterwarnings("ignore", "the optimised function runs the original here")
             return assess(
                 before,
@@ -273,7 +276,7 @@ def _check(
 
 
 def flat_call(fast: Fast) -> Callable[..., list[Any]]:
-    """`fast` on flat leaves, called as a user would call it."""
+    """Return a function of flat leaves that calls `fast` as a user would call it."""
 
     def run(*leaves: Any) -> list[Any]:
         args, kwargs = unflatten_args(fast.program.in_tree, leaves)

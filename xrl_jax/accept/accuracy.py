@@ -1,9 +1,10 @@
-"""How far a program is from its values in double precision, beside how far the original is.
+"""Errors of a program against its values in double precision, compared with the original's errors.
 
-Two things are judged. The largest error of an array, relative to the array's largest value: it may
-be a few times the original's. And every element by itself: it may err by a few times what the
-original errs there, or by what rounding explains at that element (`reference`); so an error that
-spreads to where nothing large was summed is seen, however large the rest of the array is.
+Two kinds of error are judged. The first is the largest error of an array, relative to the array's
+largest value; it may be a few times the original's. The second is the error of every element on its
+own; it may be a few times the original's error there, or as large as rounding explains at that
+element (`reference`). So an error that spreads to where nothing large was summed is detected,
+however large the rest of the array is.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from xrl_jax.program.program import Program
 TIMES_ORIGINAL = (
     4.0  # the default tolerance: the result may err this many times as much as the original
 )
-_ULPS = 8.0  # an original that is exact still grants this many units in the last place
-# Standard errors that one element may be off: the largest of a million normal errors is 5, XLA's
-# fast functions and sums in another order take the rest.
+_ULPS = 8.0  # units in the last place that are allowed even if the original is exact
+# Standard errors by which one element may be off: the largest of a million normal errors is 5, the
+# rest is for XLA's fast functions and for sums in another order.
 _STANDARD_ERRORS = 64.0
 _USUAL = 99.0  # percentile of the original's own errors, in standard errors
 
@@ -37,12 +38,13 @@ class Accuracy:
     Attributes:
       error: of the optimised function: max |x - reference| / max |reference| for each array, the
         largest of them.
-      original_error: of the original function.
-      tolerance: what `error` may be.
-      element: the largest error of an element beside what is allowed for that element; at most 1.
+      original_error: the same of the original function.
+      tolerance: the largest `error` allowed.
+      element: the largest error of an element / the error allowed for that element; at most 1.
       narrow: names of equations that the reference had to run in the program's own precision.
-      ok: within tolerance; integers and booleans agree with the original but where a rounding error
-        decides them, NaN and infinities are where the original's are.
+      ok: whether errors are within tolerance, integers and booleans agree with the original except
+        where a rounding error decides them, and NaN and infinities are where the original or the
+        reference has them.
       reason: what failed, "" if ok.
     """
 
@@ -57,7 +59,7 @@ class Accuracy:
 
 @dataclass
 class _Worst:
-    """The largest figures so far."""
+    """The largest errors so far."""
 
     error: float = 0.0
     own: float = 0.0
@@ -69,8 +71,8 @@ class _Worst:
 
 
 def relative_error(got: Any, reference: Any) -> float:
-    """max |got - reference| / max |reference| where the reference is finite; inf where NaN or
-    infinities differ.
+    """Return max |got - reference| / max |reference| where the reference is finite; inf where NaN
+    or infinities differ.
     """
     a, b = _wide(got), _wide(reference)
     finite = np.isfinite(b)
@@ -84,7 +86,7 @@ def relative_error(got: Any, reference: Any) -> float:
 
 
 def misplaced(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Which elements are NaN or infinite in one of the arrays and not the same in the other."""
+    """Return which elements are NaN or infinite in one array and not the same in the other."""
     with np.errstate(invalid="ignore"):
         same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     return ~same & ~(np.isfinite(got) & np.isfinite(expected))
@@ -93,14 +95,15 @@ def misplaced(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def element_error(
     got: np.ndarray, before: np.ndarray, exact: np.ndarray, bar: np.ndarray, unit: float
 ) -> tuple[float, int]:
-    """The largest error of an element over what is allowed for it, and which element that is.
+    """Return the largest ratio of an element's error to the error allowed for it, and the flat
+    index of that element.
 
     Args:
-      got: results of the optimised function, wide.
-      before: of the original, wide.
+      got: results of the optimised function, in double precision.
+      before: results of the original, in double precision.
       exact: the reference.
       bar: the standard rounding error of every element.
-      unit: a unit in the last place of 1.
+      unit: a unit in the last place of 1, in the results' dtype.
     """
     with np.errstate(all="ignore"):
         least = _ULPS * (unit * np.abs(exact) + np.finfo(np.float32).tiny)
@@ -116,8 +119,8 @@ def element_error(
 
 
 def references(program: Program, samples: Sequence[Sequence[Any]]) -> Callable[[], list[Reference]]:
-    """What the program gives in double precision on these argument lists, worked out when it is
-    first asked for.
+    """Return a function that gives the program's results in double precision on these argument
+    lists; they are computed at its first call.
     """
 
     @functools.cache
@@ -143,9 +146,9 @@ def assess(
       original, optimised: functions of the same flat arguments with the same results.
       exact: the original in double precision on the samples; see `references`.
       samples: argument lists to compare on.
-      tolerance: relative error allowed; None for `TIMES_ORIGINAL` times the original's own, and for
-        elements to be judged by themselves.
-      ran: called once both functions have run on all samples, before the reference does, whose
+      tolerance: relative error allowed; None to allow `TIMES_ORIGINAL` times the original's, and to
+        judge each element on its own as well.
+      ran: called after both functions have run on all samples and before the reference runs, whose
         weights take twice the memory.
     """
     results = [
@@ -173,7 +176,7 @@ def assess(
 def _compare(
     worst: _Worst, i: int, before: np.ndarray, after: np.ndarray, reference: Reference
 ) -> None:
-    """Take one more result into the figures."""
+    """Update the largest errors with one more result."""
     exact, bar = reference.exact[i], reference.error[i]
     if after.dtype != before.dtype or after.shape != before.shape:
         problem = (
@@ -190,7 +193,7 @@ def _compare(
         return
     else:
         b, a = _wide(before), _wide(after)
-        # As the original has them or as the reference has: XLA:CPU loses some NaN in maxima.
+        # Either the original or the reference must agree: XLA:CPU loses some NaN in maxima.
         wrong = int(np.sum(misplaced(a, b) & misplaced(a, exact)))
         problem = f"result {i} has NaN or infinity in {wrong} other places than the original's"
         problem = problem if wrong else ""

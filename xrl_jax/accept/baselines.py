@@ -1,5 +1,5 @@
-"""The original function as a user would otherwise run it, compiled: what a result has to
-beat.
+"""Baselines that a result has to beat: the original function, compiled as a user would otherwise
+run it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLOSED_OVER = "jit, weights closed over"
 
 
 def flat_original(program: Program) -> Callable[..., list[Any]]:
-    """The traced function on flat leaves (traceable); the program itself where there is no
+    """Return the traced function on flat leaves (traceable); the program itself where there is no
     function.
     """
     fn = program.fn
@@ -37,7 +37,7 @@ def flat_original(program: Program) -> Callable[..., list[Any]]:
 def compiled(
     fn: Callable[..., Any], args: Sequence[Any], options: Sequence[tuple[str, str]] = ()
 ) -> Callable[[], Any]:
-    """`fn` compiled for `args`, as a call of no arguments."""
+    """Return a function without arguments that calls `fn`, jitted, on `args`."""
     run = jax.jit(fn, compiler_options=dict(options) or None)
     on_device = _on_device(args)
     return lambda: run(*on_device)
@@ -48,8 +48,8 @@ def _on_device(args: Sequence[Any]) -> list[Any]:
 
 
 class Original:
-    """The original, weights and arrays that the function closes over being arguments; compiled when
-    it is first called.
+    """The original with weights and closed-over arrays as arguments; compiled when it is first
+    called.
 
     Args:
       leaves: flat arguments.
@@ -73,7 +73,7 @@ class Original:
         return self.on(self._leaves)
 
     def on(self, leaves: Sequence[Any]) -> list[Any]:
-        """On other arguments of the same shapes."""
+        """Call it on other arguments of the same shapes."""
         return self._run(self._consts, list(leaves))
 
 
@@ -84,16 +84,16 @@ def baselines(
     *,
     first: Original | None = None,
 ) -> dict[str, Callable[[], Any]]:
-    """The original with weights as arguments and with weights closed over (constants of the
-    compiled code).
+    """Return, by name, the original with weights as arguments and with weights closed over
+    (constants of the compiled code).
 
     Arrays the function closes over are weights too: they become arguments in the first baseline.
-    Where there are no weights at all, both are one.
+    Where there are no weights at all, only the first is returned, since both are the same.
 
     Args:
       leaves: flat arguments.
       options: XLA compile options of both.
-      first: the first baseline, where there is one with these options.
+      first: the first baseline, if it exists with these options already.
     """
     original = flat_original(program)
     suffix = " + options" if options else ""

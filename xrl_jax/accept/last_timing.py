@@ -1,4 +1,6 @@
-"""The last timing of a result, in turn with the baselines: the original as a user would run it."""
+"""The final timing of a result, interleaved with the baselines: the original as a user would run
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,42 +25,42 @@ OPTIMISED = "optimised"
 CONTROL = "A/A control"
 ORIGINAL = "the original in the timing worker"
 UNPREPARED = "optimised, weights not prepared"
-# What is not decided is timed for so many times as long, and so many seconds, at most.
+# An undecided timing goes on for so many times as long, or so many seconds if that is more.
 _LONGER, _LEAST_LONGER = 5.0, 12.0
 
 
 class InTurn(NamedTuple):
-    """The baselines and the candidate, timed in turn."""
+    """Timings of the baselines and the candidate, interleaved."""
 
-    jits: dict[str, Timing]  # the original, by form and compile options
+    jits: dict[str, Timing]  # the original, by variant and compile options
     baseline: str  # the strongest of them
     optimised: Timing
-    speedup: Ratio  # the strongest baseline / the candidate
+    speedup: Ratio  # time of the strongest baseline / of the candidate
     noise: Ratio
-    gain: Ratio  # the strongest without our compile options / the candidate
-    unprepared: Ratio | None = None  # weights as arguments: the original / the candidate
+    gain: Ratio  # the same for the strongest without the candidate's compile options
+    unprepared: Ratio | None = None  # the original / the candidate, weights as arguments
 
     @property
     def threshold(self) -> float:
-        """What a ratio must exceed to be beyond noise."""
+        """The value that a ratio must exceed to be beyond noise."""
         return max(1.0, self.noise.value, 1.0 / self.noise.value)
 
     @property
     def faster(self) -> bool:
-        """Whether the candidate is faster than what the user would run, and no slower than that
-        with our compile options.
+        """Whether the candidate is faster than the code that the user would run, and no slower than
+        that under the candidate's compile options.
         """
         gains = self.gain.low > 1.0 and self.gain.value > self.threshold
         return self.optimised.ok and gains and self.speedup.value * self.threshold >= 1.0
 
     @property
     def is_open(self) -> bool:
-        """Whether more timing may show it to be faster."""
+        """Whether more timing may show the candidate to be faster."""
         return self.optimised.ok and not self.faster and self.gain.high > self.threshold
 
 
 def timed_before(chosen: Found) -> InTurn:
-    """What the worker measured of the candidate, in turn with the original."""
+    """Return the worker's timing of the candidate, interleaved with the original."""
     timing = chosen.timing
     if timing is None or not timing.ok or timing.relative is None:
         lost = Timing.without("failed", "interrupted before the final timing")
@@ -78,8 +80,9 @@ def time_in_turn(
     seconds: float,
     seed: int,
 ) -> InTurn:
-    """The candidate against the baselines, under its compile options too, and an A/A
-    control; until all rounds together say whether it is faster, or the time for that is spent.
+    """Time the candidate interleaved with the baselines, with the strongest of them under the
+    candidate's compile options, and with an A/A control. Stop when all rounds together decide
+    whether the candidate is faster, or when the time is spent.
     """
     jits = baselines(program, leaves, first=original)
     _compile_each(jits)
@@ -115,16 +118,17 @@ def time_in_turn(
 def time_unprepared(
     original: Original, fast: Fast, leaves: Sequence[Any], seconds: float, seed: int
 ) -> Ratio | None:
-    """The original / the candidate, weights being arguments of both; None where it cannot be timed.
+    """Return the ratio original / candidate with weights as arguments of both; None where the
+    candidate cannot be timed.
 
-    Alone, because baselines with weights closed over, and prepared ones, take several times the
-    memory of the weights.
+    This is a timing of its own, because baselines with weights closed over, and prepared weights,
+    take several times the memory of the weights.
     """
     fast.forget()
     give_back()
     entrants = {
         AS_ARGUMENTS: original,
-        # Inside another jit our compile options are lost.
+        # Inside another jit the candidate's compile options are lost.
         UNPREPARED: compiled(fast.flat, leaves),
     }
     _compile_each(entrants)
@@ -152,8 +156,8 @@ def _in_turn(
 
 
 def _compile_each(fns: Mapping[str, Callable[[], Any]]) -> None:
-    """Run each once, giving back what compiling it took: with weights closed over, that is
-    several times what they take. Where one cannot be run, the comparison says so.
+    """Run each function once, and return the memory that compiling took to the system: with weights
+    closed over, it is several times that of the weights. Errors are left for the comparison.
     """
     for fn in fns.values():
         with suppress(Exception):
@@ -162,7 +166,7 @@ def _compile_each(fns: Mapping[str, Callable[[], Any]]) -> None:
 
 
 def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -> InTurn:
-    """What a comparison tells; `strongest` of the `baselines` is its baseline."""
+    """Return the outcome of a comparison with the baseline `strongest`, one of `baselines`."""
     ours = (CONTROL, OPTIMISED)
     jits = {n: t for n, t in comparison.timings.items() if n not in ours}
     baseline = min(jits, key=lambda n: jits[n].seconds)

@@ -1,4 +1,4 @@
-"""Timing one program or function, for a user who wants a number."""
+"""Timing of one program or function, for users."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def measure(
 ) -> Timing:
     """Time a program, an optimised function or any JAX function in this process.
 
-    Of a program and of an optimised function the call is timed, under its compile options; work on
-    weights is done before. Of a function all of its work is timed, jitted.
+    Of a program or an optimised function only the call is timed, under its compile options; work on
+    weights is done before. Any other function is jitted, and all of its work is timed.
 
     Args:
-      args: arrays, or `jax.ShapeDtypeStruct`s for random ones; a program's may be left out.
-      seconds: to spend on timing, after compiling.
+      args: arrays, or `jax.ShapeDtypeStruct`s for random ones; may be omitted for a program.
+      seconds: time to spend on timing, after compiling.
 
     Raises:
-      TypeError: no program or function, or arguments of another structure or type than it was made
-        for.
+      TypeError: `program_or_fn` is no program or function, or the arguments have another structure
+        or type than it was made for.
 
     >>> timing = xrl_jax.measure(jnp.tanh, jnp.ones(3), seconds=0.1)
     >>> timing.low <= timing.seconds <= timing.high

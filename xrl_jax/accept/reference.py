@@ -1,9 +1,9 @@
-"""The exact values of a program, as far as double precision goes, and how far rounding may take
-the program from them.
+"""The results of a program in double precision, and the errors that rounding in the program's own
+precision explains.
 
-Every float of the program is evaluated in float64: casts, constants and closed-over weights too,
-through the plain lowering of every operator. With each number goes the variance of its rounding
-error in the program's own precision (`rounding`).
+Every float of the program is evaluated in float64, including casts, constants and closed-over
+weights, through the plain lowering of every operator. Each value carries the variance of its
+rounding error in the program's own precision (`rounding`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from xrl_jax.graph.operands import flat_operands
 from xrl_jax.lower.table import LOWERINGS, lower
 from xrl_jax.program.program import Program
 
-_MOST_NODES = 48  # compiled together: twice as many take more than twice as long
-# Half the time to compile, on CPUs, and code that is no slower; a third where it need not be fast.
+_MOST_NODES = 48  # compiled together: twice as many take more than twice the time
+# On CPUs `_SOON` halves the compile time and the code is no slower; with `_RUN_ONCE`, for code that
+# need not be fast, a third of the time is left.
 _SOON: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
 _RUN_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
-# Of a node of the one, the other says whether there was NaN.
+# For each max or min, the operator that shows on the same node whether there was a NaN.
 _KEEP_NAN = {
     f"{kind}_{way}": f"{kind}_sum" for kind in ("reduce", "window") for way in ("max", "min")
 }
@@ -47,10 +48,10 @@ class Reference(NamedTuple):
     """Flat results of a program, on the host.
 
     Attributes:
-      exact: floats in double precision.
-      error: for each of them the standard rounding error of every element; of integers and booleans
-        whether a rounding error could change them.
-      narrow: names of what had to run in the program's own precision.
+      exact: the results; floats in double precision.
+      error: for a float result, the standard rounding error of every element; for integers and
+        booleans, whether a rounding error could change the element.
+      narrow: names of equations that had to run in the program's own precision.
     """
 
     exact: list[np.ndarray]
@@ -59,11 +60,12 @@ class Reference(NamedTuple):
 
 
 def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
-    """A function of flat arguments: the program's results in double precision, and the errors that
-    its own precision explains. It holds the weights of its last call in double precision.
+    """Return a function of flat arguments that gives the program's results in double precision and
+    the errors that its own precision explains. It holds the weights of its last call in double
+    precision.
 
     Args:
-      program: as it was traced; lowerings chosen for its nodes are ignored.
+      program: as traced; lowerings chosen for its nodes are ignored.
     """
     narrow: set[str] = set()
     run = _Run(program, narrow.add)
@@ -72,7 +74,7 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
     def wide(i: int, x: Any) -> Any:
         if i in kept and kept[i][0] is x:
             return kept[i][1]
-        # To the device at once: two copies of all weights are none of one array.
+        # To the device at once, so that two copies exist of one array at a time, not of all.
         on_device = jax.device_put(widened(x))
         if program.weights[i]:
             kept[i] = x, on_device
@@ -88,15 +90,15 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
 
 
 def on_host(x: Any) -> np.ndarray:
-    """An array on the host; of a key its data."""
+    """Return an array on the host; for a PRNG key, its data."""
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
 
 
 class _Run:
-    """One evaluation of a program, or, `inside`, of the body of a loop or branch, which is traced.
+    """Evaluation of a program or, with `inside`, of the body of a loop or branch, which is traced.
 
     A graph is compiled in pieces, between its calls of folded bodies, and each body once for the
-    shapes it is called with. First all pieces are traced, while others are compiled in threads.
+    shapes it is called with. First all pieces are traced, while threads compile those traced.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class _Run:
         self.threads: Executor | None = None  # while pieces are traced
 
     def __call__(self, args: Sequence[Value]) -> list[Value]:
-        """The results of the program."""
+        """Return the results of the program."""
         self.threads = threads = ThreadPoolExecutor(os.cpu_count())
         try:
             self.graph(0, jax.tree.map(_struct, args))
@@ -120,8 +122,8 @@ class _Run:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def together(self, key: tuple[int, int], run: Callable[[Any], Any], taken: Any) -> Any:
-        """What a piece, the first node of which is `key` (graph, node), gives for what it takes;
-        where that is only shapes, shapes.
+        """Return the values that a piece gives for the values `taken`; where these are only shapes,
+        shapes. `key` is (graph, node) of the first node of the piece.
         """
         if self.inside:
             return run(taken)
@@ -137,7 +139,7 @@ class _Run:
         return self.compiled[known].given
 
     def graph(self, index: int, args: Sequence[Value]) -> list[Value]:
-        """The results of a graph of the program."""
+        """Return the results of a graph of the program."""
         if index not in self.pieces:
             self.pieces[index] = _in_pieces(self.program, index)
         nodes, outputs, pieces = self.pieces[index]
@@ -163,7 +165,7 @@ class _Run:
         return [values[o] for o in outputs]
 
     def called(self, node: Node) -> int | None:
-        """The body that a node stands for; None where it is something else."""
+        """Return the index of the body that a node calls inline; None for any other node."""
         match self.program.bindings[node.ref] if node.op == "call" else None:
             case Call("inline", (body,)):
                 return body
@@ -172,7 +174,7 @@ class _Run:
     def piece(
         self, nodes: Sequence[Node], piece: _Piece, taken: Mapping[int, Any]
     ) -> dict[int, Any]:
-        """The values that a piece gives to others."""
+        """Return the values of a piece that others use."""
         values = dict(taken)
         for i in piece.members:
             node = nodes[i]
@@ -189,17 +191,17 @@ class _Run:
         return {i: values[i] for i in piece.given}
 
     def native(self, node: Node, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
-        """An operator of the table, on operands that have these dtypes in the program."""
+        """Evaluate an operator of the table on operands with these dtypes in the program."""
         wide = _wide_node(node)
         y = lower(wide, *(x.exact for x in xs))
         if node.op in _KEEP_NAN and is_inexact(y):
-            # XLA:CPU drops NaN in some of them.
+            # XLA:CPU drops NaN in some of these operators.
             lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
             y = jnp.where(lost > 0, jnp.nan, y)
         return of_node(node, wide, y, dtypes, xs)
 
     def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
-        """An equation that the table cannot say, or control flow."""
+        """Evaluate an equation that the operator table cannot express, or control flow."""
         bound = self.program.bindings[node.ref]
         if isinstance(bound, Call):
             assert bound.equation is not None
@@ -217,7 +219,7 @@ class _Run:
 
 
 class _Compiled(NamedTuple):
-    """A piece once it is compiled, and the shapes of what it gives."""
+    """A piece that is being compiled, and the shapes of the values that it gives."""
 
     code: Future[Any]
     given: Any
@@ -231,9 +233,9 @@ class _Piece(NamedTuple):
     """Nodes that are evaluated together, or one call of a body.
 
     Attributes:
-      members: their indices.
-      taken, given: values from other pieces, and for them.
-      done: values that nobody uses after it.
+      members: indices of the nodes.
+      taken, given: values from other pieces, and values for them.
+      done: values that have no users after this piece.
     """
 
     members: list[int]
@@ -246,7 +248,7 @@ _Pieces = tuple[list[Node], tuple[int, ...], list[_Piece]]
 
 
 def _in_pieces(program: Program, index: int) -> _Pieces:
-    """The nodes of a graph, its outputs, and what is evaluated together."""
+    """Return the nodes of a graph, its outputs, and its pieces."""
     nodes, outputs, _ = nodes_of(program.graphs[index])
     groups: list[list[int]] = [[]]
     uses: list[list[int]] = []
@@ -289,5 +291,5 @@ _UNTYPED = ("none", "extended", "tuple")
 
 
 def _dtype_of(node: Node) -> Any:
-    """The dtype of a node in the program; None where that is the value's own."""
+    """Return the dtype of a node in the program; None where it is that of the value itself."""
     return None if node.dtype in _UNTYPED else jnp.dtype(node.dtype)

@@ -1,8 +1,9 @@
-"""How far rounding may take the values of operators: variances of rounding errors, to first order.
+"""Variances of the rounding errors of operators' results, to first order.
 
-Every operator passes on what its operands err by (its derivative, squared) and adds the rounding of
-its result and of its sums, all taken as independent. An integer that comes from floats (a
-comparison, a rounding, an argmax) is marked where an error of that size could change it.
+Every operator passes on the errors of its operands (multiplied by its squared derivative) and adds
+the rounding of its result and of its sums, all taken as independent. An integer or boolean computed
+from floats (a comparison, a rounding, an argmax) is marked where an error of that size could change
+it.
 
 Source: N. Higham and T. Mary, A new approach to probabilistic rounding error analysis (SIAM J. Sci.
 Comput. 2019).
@@ -25,7 +26,7 @@ from xrl_jax.libraries.xla.plain import axes_of
 from xrl_jax.lower.table import lower
 
 _SURE = 32.0  # standard errors beyond which a comparison is not in doubt
-_DIRECTIONS = 8  # of random errors: with one, some element in a thousand seems to have none
+_DIRECTIONS = 8  # of random errors; with one, some element in a thousand seems to have no error
 _EXACT = "neg abs max min clamp copy nextafter iota input weight array const hole pack proj".split()
 _MOVES = "transpose reshape broadcast slice rev concat pad".split()
 _SUMS = ("reduce_sum", "window_sum", "cumsum")
@@ -38,12 +39,12 @@ _STEPS = ("floor", "ceil", "round", "sign")
 
 
 class Value(NamedTuple):
-    """What a node has.
+    """The value of a node and its rounding error.
 
     Attributes:
       exact: the value; floats in double precision.
-      error: of floats the variance of the rounding error, of other numbers whether such an error
-        could change them; None where there is none.
+      error: of floats the variance of the rounding error, of other dtypes whether such an error
+        could change the value; None where there is no error.
     """
 
     exact: Any
@@ -51,20 +52,22 @@ class Value(NamedTuple):
 
 
 def bar(v: Value) -> Any:
-    """The standard rounding error of a float, whether an error could change another number."""
+    """Return the standard rounding error of a float; for other dtypes, whether an error could
+    change the value.
+    """
     if not is_inexact(v.exact):
         return jnp.zeros(jnp.shape(v.exact), bool) if v.error is None else v.error
     return jnp.zeros(v.exact.shape) if v.error is None else jnp.sqrt(v.error)
 
 
 def of_node(node: Node, wide: Node, y: Any, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
-    """The result of an operator, with what it may err by.
+    """Return the result of an operator with its rounding error.
 
     Args:
-      node: as it is in the program.
-      wide: in double precision.
+      node: the node as in the program.
+      wide: the node in double precision.
       y: the exact result.
-      dtypes: of the operands in the program.
+      dtypes: dtypes of the operands in the program.
       xs: the operands.
     """
     if not xs:
@@ -78,7 +81,7 @@ def of_node(node: Node, wide: Node, y: Any, dtypes: Sequence[str], xs: Sequence[
 
 
 def _passed_on(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
-    """The variance of a float result that comes from its operands and from sums; None for none."""
+    """Return the variance that a float result has from operands and sums; None for none."""
     op = node.op
     if op in ("dot", "conv"):
         return _of_product(node, wide, *xs)
@@ -110,9 +113,10 @@ def _passed_on(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
 
 
 def _of_product(node: Node, wide: Node, a: Value, b: Value) -> Any:
-    """Of sums of products: the operands' errors times the other's squares, and the roundings.
+    """Return the variance of sums of products: each operand's error multiplied by the other's
+    square, and the roundings.
 
-    In float32, scaled: of an error's size two digits are enough.
+    Computed in float32 with scaling, because two digits of an error's size are enough.
     """
     unit = _sum_unit(node.dtype) ** 2
     left = _sum(a.error, unit * _square(a.exact))
@@ -149,7 +153,9 @@ def _of_cast(x: Value) -> Any:
 
 
 def _of_step(op: str, x: Value) -> Any:
-    """A rounding makes a whole step where an error can carry the operand over a border."""
+    """Return the variance after a step function: that of a whole step where an error can carry the
+    operand across a step, else zero.
+    """
     return jnp.where(_near_step(op, x.exact, x.error), 4.0 if op == "sign" else 1.0, 0.0)
 
 
@@ -159,15 +165,15 @@ def _near_step(op: str, x: Any, error: Any) -> Any:
 
 
 def _of_extreme(node: Node, y: Any, x: Value) -> Any:
-    """The largest of the errors of those elements that may be the one found."""
+    """Return the largest error of those elements that may be the extreme one."""
     axes = axes_of(node)
     apart = jnp.abs(x.exact - jnp.expand_dims(y, axes))
-    error = jnp.where(_square(apart) <= _SURE * x.error, x.error, 0.0)
+    error = jnp.where(apart <= _SURE * jnp.sqrt(x.error), x.error, 0.0)
     return jnp.max(error, axis=axes)
 
 
 def _of_softmax(node: Node, y: Any, x: Value) -> Any:
-    """dy = y (dx - sum y dx)."""
+    """Return the variance by the derivative dy = y (dx - sum y dx)."""
     axes = axes_of(node)
     common = jnp.sum(_square(y) * x.error, axis=axes, keepdims=True)
     return _scaled(_square(y), x.error + common)
@@ -190,9 +196,9 @@ def _of_elementwise(wide: Node, xs: Sequence[Value]) -> Any:
 def by_random_signs(
     run: Callable[..., Sequence[Any]], avals: Sequence[Any], xs: Sequence[Value]
 ) -> list[Value]:
-    """What `run` passes on, by its derivative along errors of random signs, roundings of its
-    operands among them, for it may sum them up; without a derivative, an error as large relatively
-    as theirs.
+    """Return the results of `run` with their errors, from its derivative along operand errors of
+    random signs. These include a rounding of every operand, because `run` may sum its operands.
+    Where `run` has no derivative, the relative error of its results is that of the operands.
     """
     exact = [x.exact for x in xs]
     moving = [i for i, x in enumerate(xs) if is_inexact(x.exact)]
@@ -240,7 +246,7 @@ def by_random_signs(
 
 
 def _doubt(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
-    """Whether rounding errors could change a number that is none of the floats."""
+    """Return whether rounding errors could change a result that is not a float; None for no."""
     if all(x.error is None for x in xs):
         return None
     op, (x, *more) = node.op, xs
@@ -266,7 +272,7 @@ def _doubt(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
 
 
 def _of_argmax(node: Node, wide: Node, x: Value) -> Any:
-    """Whether another element is as far out as the one found, within the errors."""
+    """Return whether another element is as extreme as the one found, within the errors."""
     axes = axes_of(node)
     if not is_inexact(x.exact):
         return jnp.any(x.error, axis=axes)
@@ -280,7 +286,7 @@ def _of_argmax(node: Node, wide: Node, x: Value) -> Any:
 
 
 def _rounds(node: Node, dtypes: Sequence[str]) -> bool:
-    """Whether the operator rounds its result, of operands of these dtypes."""
+    """Return whether the operator rounds its result, given the dtypes of its operands."""
     if node.op == "cast":
         source, target = (ops.DTYPE_BYTES[ops.DTYPE_CODE[d]] for d in (*dtypes, node.dtype))
         return target < source or "int" in dtypes[0]
@@ -289,17 +295,17 @@ def _rounds(node: Node, dtypes: Sequence[str]) -> bool:
 
 
 def _rounding(y: Any, dtype: Any) -> Any:
-    """The variance of a result's rounding; none where the dtype holds it exactly."""
+    """Return the variance of rounding a result; zero where the dtype holds it exactly."""
     return jnp.where(y == y.astype(dtype), 0.0, _unit(dtype.name) ** 2 * _square(y))
 
 
 def _unit(dtype: str) -> float:
-    """The unit roundoff of a float's dtype."""
+    """Return the unit roundoff of a float dtype."""
     return float(jnp.finfo(jnp.dtype(dtype)).eps) / 2
 
 
 def _sum_unit(dtype: str) -> float:
-    """Of sums, which are accumulated in float32 at least."""
+    """Return the unit roundoff of sums, which are accumulated in float32 at least."""
     return min(_unit(dtype), 2.0**-24)
 
 
@@ -316,7 +322,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _scaled(by: Any, error: Any) -> Any:
-    """The product; what has no error keeps none where a derivative is infinite."""
+    """Return the product; zero where there is no error, even if a derivative is infinite."""
     return jnp.where(error > 0, by * error, 0.0)
 
 
@@ -325,5 +331,5 @@ def _variance(x: Value) -> Any:
 
 
 def _with_dtype(node: Node, dtype: str) -> Node:
-    """The node with another dtype attribute, where it has one."""
+    """Return the node with another dtype attribute, where it has one."""
     return replace(node, attrs=with_kind(node, kinds.DTYPE, ops.DTYPE_CODE[dtype]))

@@ -1,5 +1,5 @@
-"""Loops and branches on numbers that bring their rounding errors (`rounding`), as the operators in
-them pass those on: what a loop carries brings its error into the next round.
+"""Loops and branches on values that carry their rounding errors (`rounding`). The operators in a
+body pass errors on, and the values that a loop carries bring theirs into the next iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Body = Callable[[Sequence[Value]], Sequence[Value]]
 def control_flow(
     kind: str, params: Mapping[str, Any], bodies: Sequence[Body], xs: Sequence[Value]
 ) -> list[Value]:
-    """The results of a "scan", "while" or "cond" (traceable, with 64-bit types enabled).
+    """Return the results of a "scan", "while" or "cond" (traceable, with 64-bit types enabled).
 
     Args:
       params: of the equation.
@@ -74,7 +74,7 @@ def _cond(branches: Sequence[Body], xs: Sequence[Value]) -> list[Value]:
 
 
 def _full(values: Sequence[Value]) -> list[Value]:
-    """The values with an error each, so that a loop carries the same types in every round."""
+    """Return the values with an error each, so that a loop carries the same types throughout."""
     found = []
     for v in values:
         dtype = jnp.float64 if is_inexact(v.exact) else bool
@@ -84,7 +84,9 @@ def _full(values: Sequence[Value]) -> list[Value]:
 
 
 def _unsure(values: Sequence[Value], doubt: Any) -> list[Value]:
-    """The values where a rounding error may have decided which code made them."""
+    """Return the values as uncertain where `doubt` is set: a rounding error may have decided which
+    code computed them.
+    """
     return [
         Value(v.exact, jnp.where(doubt, jnp.inf, v.error))
         if is_inexact(v.exact)

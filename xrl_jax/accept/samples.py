@@ -1,4 +1,4 @@
-"""Arguments that a result is checked on: the example's, and some with other values."""
+"""Arguments on which a result is checked: the example's, and some with other values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECIAL = (np.nan, np.inf, -np.inf)
 
 
 def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Flat arguments as device arrays, random where only a shape is known."""
+    """Return flat arguments as device arrays, random where only a shape is known."""
     leaves = []
     for given, aval in zip(arguments, program.in_avals, strict=True):
         known = not isinstance(given, jax.ShapeDtypeStruct) and hasattr(given, "shape")
@@ -26,16 +26,16 @@ def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:
             leaf = jax.device_put(given) if known else jnp.asarray(given, aval.dtype)
         else:
             leaf = random_input(aval)
-        # A program that was made for a number of Python takes no other type for one.
+        # A program made for a Python scalar accepts only weakly typed arrays for it.
         leaves.append(weakened(leaf) if getattr(aval, "weak_type", False) else leaf)
     return leaves
 
 
 def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
-    """Argument lists to check on: the example, and the example with its real inputs drawn again,
-    four times: at their own scale; with zeros, negative numbers and a few that are several times as
-    large; as large as a domain goes; with NaN and infinities. The example alone where no input is
-    real, as where all are tokens.
+    """Return the argument lists to check on: the example, and the example with its real inputs
+    drawn again, four times: at their own scale; with zeros, negative values and a few that are
+    several times as large; as large as the domain allows; with NaN and infinities. Only the example
+    where no input is real, e.g. where all are tokens.
     """
     bounds = bounds_of(program, leaves)
     drawn: list[list[Any]] = []
@@ -51,14 +51,14 @@ def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
         )
         for sample, values in zip(drawn, _kinds(again, bounds[i] or 1.0, i), strict=True):
             leaf = jnp.asarray(values, x.dtype)
-            # Of another type, it would be the original that runs on it.
+            # With a type that is not weak, the original would run on it.
             sample[i] = weakened(leaf) if getattr(x, "weak_type", False) else leaf
     return [list(leaves), *drawn]
 
 
 def _kinds(drawn: np.ndarray, bound: float, seed: int) -> list[np.ndarray]:
-    """The numbers drawn; mixed with zeros, other signs and large ones; scaled to the bound; with
-    special values in a few places.
+    """Return four variants of the values: as drawn; mixed with zeros, other signs and large values;
+    scaled to the bound; with special values in a few places.
     """
     rng = np.random.default_rng(seed)
     mixed = np.where(rng.random(drawn.shape) < _ZEROS, 0.0, drawn)

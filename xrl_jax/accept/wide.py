@@ -1,8 +1,9 @@
-"""Equations in double precision: every float wide, whatever dtype the traced function names.
+"""Evaluation of equations in double precision: every float is wide (float64 or complex128),
+whatever dtype the traced function names.
 
 An equation is bound again with wide operands and with its dtype parameters and inner jaxprs made
-wide. Where that is not possible (a bitcast, a custom call, a host callback) it runs on narrow
-operands, as it was, and its results are widened: the caller is told its name.
+wide. Where that is not possible (a bitcast, a custom call, a host callback) it runs unchanged on
+narrow operands, its results are widened, and the caller is passed its name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from xrl_jax.graph.equations import bind
 
-# Primitives that mean their inner jaxpr and nothing else, and the parameter that holds it.
+# Primitives that only evaluate their inner jaxpr, and the parameter that holds it.
 _CALLS = {
     **dict.fromkeys(("jit", "pjit", "remat", "remat2", "checkpoint"), "jaxpr"),
     **dict.fromkeys(
@@ -28,7 +29,7 @@ _CALLS = {
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """float64 for a float, complex128 for a complex number, any other dtype itself."""
+    """Return float64 for a float, complex128 for a complex dtype, any other dtype unchanged."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if jnp.issubdtype(dtype, jnp.floating):
@@ -39,7 +40,7 @@ def wide_dtype(dtype: Any) -> Any:
 
 
 def widened(x: Any) -> Any:
-    """An array in its wide dtype, on the host; keys stay what they are."""
+    """Return an array in its wide dtype, on the host; PRNG keys are returned unchanged."""
     if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     return np.asarray(x).astype(wide_dtype(x.dtype))
@@ -60,12 +61,12 @@ def wide_results(
     avals: Sequence[Any],
     tell: Callable[[str], Any],
 ) -> list[Any]:
-    """The equation's results on wide operands (traceable, with 64-bit types enabled).
+    """Return the equation's results on wide operands (traceable, with 64-bit types enabled).
 
     Args:
       equation: of a jaxpr or of a program.
-      dtypes: of the operands in the traced function.
-      avals: of the results there.
+      dtypes: dtypes of the operands in the traced function.
+      avals: abstract values of the results there.
       tell: called with the name of an equation that runs narrow.
     """
     wanted = [(tuple(a.shape), wide_dtype(a.dtype)) for a in avals]
@@ -75,7 +76,7 @@ def wide_results(
         wide = _Wide(equation.primitive, params)
         made = jax.eval_shape(lambda *xs: bind(wide, xs), *operands)
         fits = [(tuple(m.shape), m.dtype) for m in made] == wanted
-    except Exception:  # what a primitive raises at operands it was not made for
+    except Exception:  # whatever a primitive raises for operands it does not accept
         fits = False
     if fits:
         return bind(wide, operands)
@@ -88,7 +89,7 @@ def wide_results(
 
 
 class _HasCodeError(TypeError):
-    """A parameter is a Python function, which was made for the traced dtypes."""
+    """Raised where a parameter is a Python function, which was made for the traced dtypes."""
 
 
 def _wide_param(value: Any, tell: Callable[[str], Any]) -> Any:
@@ -107,7 +108,7 @@ def _wide_param(value: Any, tell: Callable[[str], Any]) -> Any:
 
 
 def _wide_jaxpr(closed: Any, tell: Callable[[str], Any]) -> Any:
-    """The same jaxpr in double precision."""
+    """Return the same jaxpr in double precision."""
     structs = [_wide_struct(v.aval) for v in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *args: _run(closed, args, tell))(*structs)
 

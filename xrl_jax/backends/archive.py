@@ -1,8 +1,8 @@
-"""A file of named parts that is safe to open: written whole or not at all, checked when read.
+"""Archives: files of named parts that are safe to open, written atomically and checked when read.
 
-A zip without compression: `header.json` (the format number, and size and SHA-256 of every other
-part) and the parts. Nothing in it is ever run or unpickled by this module, nothing is unpacked to
-disk, and no part is read that the header does not name.
+An archive is a zip without compression: `header.json` (the format number, and size and SHA-256 of
+every other part) and the parts. This module never runs or unpickles anything in it, unpacks nothing
+to disk, and reads no part that the header does not name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from xrl_jax.runtime.files import replacing
 
 HEADER = "header.json"
 _MAX_HEADER = 1 << 26  # bytes
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same parts give the same file
-# What zipfile raises on damaged files, beside its own error.
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same parts give the same file
+# The errors that zipfile raises on damaged files.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
@@ -40,15 +40,16 @@ class LoadError(ValueError):
 def write_archive(
     path: str | os.PathLike[str], form: int, header: Mapping[str, Any], parts: Mapping[str, bytes]
 ) -> None:
-    """Write header and parts to `path`, replacing a file that is there.
+    """Write header and parts to `path`, replacing an existing file.
 
     Args:
-      form: the number of the format; readers refuse a newer one.
+      form: the number of the format; readers refuse any other.
       header: plain JSON values; "format" and "parts" are added here.
       parts: content by name.
 
     Raises:
-      OSError: the folder is missing, the disk is full, ...; whatever was at `path` is still there.
+      OSError: the folder is missing, the disk is full, ...; an existing file at `path` is left
+        intact.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -75,10 +76,10 @@ def write_archive(
 def read_archive(
     path: str | os.PathLike[str], known: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Header and parts of a file that `write_archive` wrote.
+    """Return the header and parts of a file that `write_archive` wrote.
 
     Args:
-      known: other formats are refused.
+      known: the number of the format; files of another one are refused.
 
     Raises:
       LoadError: the file is damaged, of another kind or of another format.
@@ -93,7 +94,7 @@ def read_archive(
             raise
         except (OSError, *_ZIP_ERRORS) as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
-                raise  # the disk's fault; a wrong offset in the file is an invalid argument
+                raise  # the disk's fault; a wrong offset in a damaged file gives EINVAL
             raise LoadError(f"{path} is damaged or no saved function: {error}") from error
 
 
@@ -139,7 +140,7 @@ def _read_parts(
 
 
 def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str) -> bytes:
-    """A part; compressed ones, which could be far larger than the file, are refused."""
+    """Return a part; compressed ones, which could be far larger than the file, are refused."""
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise LoadError(f"{path} is damaged or was packed anew: {name} is compressed")

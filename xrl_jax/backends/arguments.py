@@ -1,4 +1,4 @@
-"""What an optimised function was made for, and whether a call's arguments are that."""
+"""The arguments that an optimised function was made for, and checks of a call against them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Arguments:
         self.weights = program.weights
 
     def divided(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Weights and other leaves."""
+        """Return the weights among `leaves`, and the other leaves."""
         return list(compress(leaves, self.weights)), list(compress(leaves, self._unweighted))
 
     def joined(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """All leaves, from weights and other leaves."""
+        """Return all leaves in order, from weights and other leaves."""
         of = iter(weights), iter(inputs)
         return [next(of[0] if w else of[1]) for w in self.weights]
 
     def flattened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Callable[..., Any]
     ) -> tuple[list[Any], Any]:
-        """The leaves and their structure, if possible in the order of the example, whatever was
-        passed by name.
+        """Return the leaves and their structure, if possible in the order of the example arguments,
+        whichever arguments were passed by name.
 
         Args:
-          signature: has the signature that tells the names.
+          signature: a callable with the signature that maps names to positions.
         """
         leaves, tree = flatten_as(self.tree, args, kwargs)
         if tree == self.tree:
@@ -50,7 +50,7 @@ class Arguments:
         try:
             bound = inspect.signature(signature)
             given = bound.bind(*args, **kwargs).arguments
-        except (TypeError, ValueError):  # none, or it refuses these: the original says so
+        except (TypeError, ValueError):  # no signature, or it rejects these, as the original will
             return leaves, tree
         example_args, example_kwargs = unflatten_args(self.tree, self.avals)
         names = list(bound.parameters)[: len(example_args)]
@@ -61,7 +61,9 @@ class Arguments:
         return flatten_as(self.tree, by_place, {n: given[n] for n in example_kwargs})
 
     def difference(self, leaves: Sequence[Any], tree: Any) -> str | None:
-        """What distinguishes the arguments from those the program was made for; None if nothing."""
+        """Return how the arguments differ from those the program was made for, or None if they do
+        not.
+        """
         if tree != self.tree:
             return f"it was made for arguments {self.tree}, got {tree}"
         for leaf, aval, kind in zip(leaves, self.avals, self.kinds, strict=True):
@@ -71,17 +73,17 @@ class Arguments:
 
     @functools.cached_property
     def kinds(self) -> list[Kind]:
-        """Of every leaf."""
+        """The kind of each leaf."""
         return [(tuple(a.shape), a.dtype, getattr(a, "weak_type", None)) for a in self.avals]
 
     @functools.cached_property
     def input_kinds(self) -> list[Kind]:
-        """Of the leaves that are no weights."""
+        """The kind of each leaf that is not a weight."""
         return self.divided(self.kinds)[1]
 
     @functools.cached_property
     def trees(self) -> list[Any]:
-        """The structure of each positional argument, as a call with this argument alone."""
+        """The structure of each positional argument, as that of a call with this argument only."""
         args, _ = jax.tree.unflatten(self.tree, self.avals)
         return [jax.tree.structure(((a,), {})) for a in args]
 
@@ -93,7 +95,7 @@ class Arguments:
 
     @functools.cached_property
     def weight_tree(self) -> Any:
-        """The structure of a call with the weight arguments alone."""
+        """The structure of a call with the weight arguments only."""
         args, _ = jax.tree.unflatten(self.tree, self.avals)
         return jax.tree.structure((tuple(compress(args, self.are_weights)), {}))
 
@@ -103,7 +105,7 @@ class Arguments:
 
 
 def of_leaves(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
-    """`fn` of the leaves of its arguments."""
+    """Return `fn` as a function of the leaves of its arguments."""
 
     def flat(*leaves: Any) -> Any:
         args, kwargs = unflatten_args(tree, leaves)
@@ -115,8 +117,8 @@ def of_leaves(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
 def _as_in(
     names: set[str], given: Mapping[str, Any], signature: inspect.Signature
 ) -> dict[str, Any]:
-    """The given arguments with the defaults spelt out, or left out, where the example has them
-    so.
+    """Return the given arguments with defaults added or left out, so that they have the names of
+    the example's arguments.
     """
     defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
     same = {n for n, v in given.items() if n in defaults and _is_same(v, defaults[n])}
@@ -125,13 +127,15 @@ def _as_in(
 
 
 def _is_same(value: Any, default: Any) -> bool:
-    """Whether a value is the default, of which plain ones come as other objects."""
+    """Return whether a value is the default; equal plain values count, since they may be other
+    objects.
+    """
     plain = type(value) is type(default) and isinstance(value, (bool, int, float, complex, str))
     return value is default or (plain and value == default)
 
 
 def fits(leaf: Any, kind: Kind) -> bool:
-    """Whether a leaf has the shape, dtype and weak type that the program was made for."""
+    """Return whether a leaf has the shape, dtype and weak type that the program was made for."""
     shape, dtype, weak_type = kind
     if isinstance(leaf, jax.Array):
         weak = getattr(leaf, "weak_type", False)
@@ -150,13 +154,13 @@ def fits(leaf: Any, kind: Kind) -> bool:
 
 
 def text(leaf: Any) -> str:
-    """A type for a message, weakness included: `float32[2, 3]`, `weak float32[]`."""
+    """Return a leaf's type for a message, weakness included: `float32[2, 3]`, `weak float32[]`."""
     dtype = jnp.result_type(leaf) if is_array_like(leaf) else type(leaf).__name__
     return f"{'weak ' if _is_weak(leaf) else ''}{dtype}{list(np.shape(leaf))}"
 
 
 def _is_weak(leaf: Any) -> bool:
-    """Whether JAX gives the leaf a weak type: a number of Python is none of a certain width."""
+    """Return whether JAX gives the leaf a weak type, as it does to Python scalars except bool."""
     if hasattr(leaf, "dtype"):
         return bool(getattr(leaf, "weak_type", False))
     return isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)

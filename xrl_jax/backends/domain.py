@@ -1,13 +1,13 @@
-"""What inputs a result was checked on, for results that are not right on all of them.
+"""The domain of a program: the inputs that it was checked on, if it is not right for all.
 
-A lowering may be right on ordinary numbers only: a convolution by tiles spreads an
-infinity, and the rounding errors of a large number, over a tile; a dense one of a grouped
-convolution multiplies NaN by zeros. A result with such a lowering has a domain: arguments that are
-finite and no larger than a bound. A call outside it runs the original.
+Some lowerings are right for ordinary values only: a convolution by tiles spreads an infinity, and
+the rounding errors of a large value, over a tile; a dense lowering of a grouped convolution
+multiplies NaN by zeros. A program with such a lowering has a domain: arguments that are finite and
+no larger than a bound. A call with arguments outside of it runs the original.
 
-Inside the domain such a lowering must meet finite numbers. So what it reads may come from
-arguments, weights and operators only that make finite numbers of finite ones, but for overflow, of
-which the check at the domain's border tells.
+Inside the domain such a lowering must read finite values. So its operands may depend on arguments,
+weights and only those operators that map finite values to finite ones, except for overflow, which
+the check on inputs as large as the bound detects.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from xrl_jax.graph.operands import flat_operands
 from xrl_jax.lower.table import LOWERINGS, applicable, number_of
 from xrl_jax.program.program import Program
 
-MARGIN = 4.0  # a domain goes so many times as far as the largest number of the example
+MARGIN = 4.0  # ratio of the domain's bound to the largest example value
 _LEAST = 1.0
-Bounds = tuple[float | None, ...]  # of the flat arguments; None for what has none
+Bounds = tuple[float | None, ...]  # of the flat arguments; None where there is none
 
 _FINITE = frozenset(
     "input weight array const iota pack proj cast neg add sub mul square max min clamp select abs "
@@ -36,14 +36,14 @@ _FINITE = frozenset(
     "slice pad rev reduce_sum reduce_max reduce_min window_sum window_max window_min softmax dot "
     "conv cumsum cummax cummin".split()
 )
-# Equations that move numbers and make no new ones.
+# Equations that move values and compute no new ones.
 _MOVING = frozenset(
     "gather dynamic_slice dynamic_update_slice sort copy stop_gradient squeeze expand_dims".split()
 )
 
 
 def bounds_of(program: Program, leaves: Sequence[Any]) -> Bounds:
-    """The domain that goes `MARGIN` times as far as these flat arguments."""
+    """Return the domain that extends to `MARGIN` times the largest value of each flat argument."""
     found: list[float | None] = []
     for x, is_weight in zip(leaves, program.weights, strict=True):
         if is_weight or not jnp.issubdtype(x.dtype, jnp.inexact) or not x.size:
@@ -57,13 +57,13 @@ def bounds_of(program: Program, leaves: Sequence[Any]) -> Bounds:
 
 
 def inside(bounds: Bounds, leaves: Sequence[Any]) -> Any:
-    """Whether flat arguments are in the domain (traceable)."""
+    """Return whether flat arguments are in the domain (traceable)."""
     parts = [jnp.all(jnp.abs(x) <= b) for x, b in zip(leaves, bounds, strict=True) if b is not None]
     return jnp.all(jnp.stack(parts)) if parts else jnp.asarray(True)
 
 
 def outside(bounds: Sequence[float | None], leaves: Sequence[Any]) -> int | None:
-    """Which of these arrays is the first that is not in the domain; None for none of them."""
+    """Return the index of the first array that is outside of the domain, or None if none is."""
     for i, (x, bound) in enumerate(zip(leaves, bounds, strict=True)):
         if bound is not None and not _is_within(x, bound):
             return i
@@ -74,7 +74,7 @@ def _is_within(x: Any, bound: float) -> bool:
     here = not isinstance(x, jax.Array) or next(iter(x.devices())).platform == "cpu"
     if not here or x.dtype not in (np.float32, np.float64):
         return bool(_ALL_WITHIN(x, bound))
-    host = np.asarray(x)  # two passes without a copy; NaN is in no interval
+    host = np.asarray(x)  # two passes without a copy; comparisons with NaN are false
     return not host.size or bool(-bound <= host.min() and host.max() <= bound)
 
 
@@ -82,28 +82,28 @@ _ALL_WITHIN = jax.jit(lambda x, bound: jnp.all(jnp.abs(x) <= bound))
 
 
 def are_finite(weights: Sequence[Any]) -> bool:
-    """Whether no weight has NaN or infinity."""
+    """Return whether no weight has NaN or infinity."""
     floats = [w for w in weights if jnp.issubdtype(w.dtype, jnp.inexact)]
     return all(bool(np.isfinite(np.asarray(w)).all()) for w in floats)
 
 
 def is_bounded(node: Node) -> bool:
-    """Whether the node's lowering is right on a domain only."""
+    """Return whether the node's lowering is right only on a domain."""
     return any(row.bounded for row in LOWERINGS[node.op][node.lowering : node.lowering + 1])
 
 
 def needs_domain(program: Program) -> bool:
-    """Whether some lowering of the program is right on a domain only."""
+    """Return whether some lowering of the program is right only on a domain."""
     return any(is_bounded(n) for g in program.graphs for n in nodes_of(g)[0])
 
 
 def right_everywhere(program: Program) -> Program:
-    """The program with lowerings that are right for all floats."""
+    """Return the program with only lowerings that are right for all floats."""
     return _with_right_lowerings(program, [set() for _ in program.graphs])
 
 
 def right_inside(program: Program) -> Program:
-    """The program with such lowerings only where they read finite numbers inside a domain."""
+    """Return the program with bounded lowerings only where a domain keeps their operands finite."""
     return _with_right_lowerings(program, _reading_finite(program))
 
 
@@ -123,16 +123,18 @@ def _with_right_lowerings(program: Program, keep: Sequence[set[int]]) -> Program
 
 
 def _right_lowering(node: Node, args: Sequence[Node]) -> Node:
-    """The node in what its row names instead, where that applies, else in the plain lowering."""
+    """Return the node with the lowering that its row names as `instead`, if that is applicable,
+    else with the plain one.
+    """
     instead = number_of(node.op, LOWERINGS[node.op][node.lowering].instead)
     fits = instead in applicable(node, tuple(args))
     return replace(node, lowering=instead if fits else 0)
 
 
 def _reading_finite(program: Program) -> list[set[int]]:
-    """For each graph, the nodes all of whose operands are finite on finite arguments."""
+    """Return for each graph the nodes whose operands are all finite for finite arguments."""
     n_graphs = len(program.graphs)
-    entering: list[bool] = [True] * n_graphs  # whether what comes into a graph is finite
+    entering: list[bool] = [True] * n_graphs  # whether a graph's inputs are finite
     found: list[set[int]] = [set() for _ in range(n_graphs)]
     for g in (0, *range(n_graphs - 1, 0, -1)):  # callers before callees
         nodes, _, slots = nodes_of(program.graphs[g])
@@ -159,7 +161,7 @@ def _reading_finite(program: Program) -> list[set[int]]:
 
 
 def _is_finite(node: Node, fixed: np.ndarray) -> bool:
-    """Whether a node makes finite numbers of finite ones; a divisor must be a weight."""
+    """Return whether a node maps finite values to finite ones; a divisor must be weight-only."""
     if node.op == "div":
         return bool(fixed[node.args[1]])
     if node.op == "integer_pow":
@@ -168,7 +170,7 @@ def _is_finite(node: Node, fixed: np.ndarray) -> bool:
 
 
 def _makes_finite(program: Program, g: int) -> bool:
-    """Whether a body has nothing but such operators."""
+    """Return whether all operators of a body map finite values to finite ones."""
     nodes, _, slots = nodes_of(program.graphs[g])
     fixed = np.asarray(program.graphs[g].nodes.weight_only)[slots]
     return all(fixed[i] or _is_finite(n, fixed) for i, n in enumerate(nodes))

@@ -1,7 +1,7 @@
 """`Fast`: the function that `optimize` returns.
 
-It has the signature and the result structure of the original function. Work on weights is done
-once and kept for as long as the same arrays come in; the rest is compiled with the program's
+It has the signature and the result structure of the original function. Weight-only work is done
+once and kept for as long as the same arrays are passed; the rest is compiled with the program's
 options. Under a transformation it is inlined, and its derivative is that of the original, custom
 rules included.
 """
@@ -39,7 +39,7 @@ from xrl_jax.runtime.settings import debugging, own_settings
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PreparedWeights:
-    """Weights and what was computed from them alone; a pytree.
+    """Weights and the values computed from them; a pytree.
 
     Attributes:
       values: what the optimised call takes in place of the weights.
@@ -52,7 +52,9 @@ class PreparedWeights:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The weights of the last call, held so that no other array takes their id, and the run."""
+    """The weights of the last call, referenced so that no other array takes their id, with their
+    prepared values and the function that runs on these.
+    """
 
     weights: tuple[Any, ...]
     values: tuple[Any, ...]
@@ -66,15 +68,14 @@ class Fast:
       program: the optimised program.
       fn: the original function; None for a loaded program, whose derivative is then the program's
         own.
-      options: XLA compile options by name, where the call is compiled here and not inside another
-        jit.
-      report: whatever tells of the optimisation.
+      options: XLA compile options by name; inside another jit they have no effect.
+      report: any object that describes the optimisation.
       close_over: make the prepared weights compile-time constants; other weights then compile anew.
-      domain: what arguments the program was checked on, where it is not right on all, see
-        `domain.Bounds`; None where it is.
-      program_text: the program as text, where `program` is a stand-in; None for `str(program)`.
-      converted: what is done to `(args, kwargs)` before anything looks at them; None for nothing.
-      runnable: what runs; by default `ProgramRunnable` of the program, `fn` and `more`.
+      domain: the arguments the program was checked on, see `domain.Bounds`; None if it is right for
+        all.
+      program_text: the program as text, if `program` is a stand-in; None for `str(program)`.
+      converted: applied to `(args, kwargs)` before anything else; None for nothing.
+      runnable: the functions to run; by default `ProgramRunnable` of the program, `fn` and `more`.
       more: see `ProgramRunnable`.
 
     Attributes:
@@ -120,9 +121,9 @@ class Fast:
         return self._debugged(args, kwargs) if debugging() else self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call whose weights are not those of the last one, or that is traced."""
+        """Call with weights that are not those of the last call, or under a trace."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.program.in_tree:  # static leaves, or passed otherwise than in the example
+        if tree != self.program.in_tree:  # static leaves, or passed otherwise than the example's
             leaves, tree = self._arguments.flattened(args, kwargs, self)
         difference = self._arguments.difference(leaves, tree) or self._original.other_meaning()
         if difference is not None:
@@ -143,10 +144,13 @@ class Fast:
 
     @own_settings()
     def prepare(self, *weights: Any) -> PreparedWeights:
-        """The work on weights alone, to be passed to `call`.
+        """Return the results of the weight-only work, to be passed to `call`.
 
         Args:
           weights: the weight arguments in their order, each a pytree as in a call.
+
+        Raises:
+          TypeError: the weights are not those that the program was made for.
         """
         if self._converted is not None:
             weights = self._converted(weights)
@@ -173,12 +177,15 @@ class Fast:
         return PreparedWeights(self.runnable.hoisted.prepare(leaves), tuple(leaves))
 
     def call(self, prepared: PreparedWeights, *other_args: Any, **kwargs: Any) -> Any:
-        """The call on prepared weights.
+        """Call the function on prepared weights.
 
         Args:
           prepared: from `prepare` of this function.
           other_args: the positional arguments that are not weights, in their order.
           kwargs: keyword arguments as in a call.
+
+        Raises:
+          TypeError: the arguments are not those that the program was made for.
         """
         if self._converted is not None:
             other_args, kwargs = self._converted((other_args, kwargs))
@@ -217,7 +224,7 @@ class Fast:
         return copied
 
     def __deepcopy__(self, memo: Any) -> Fast:
-        return copy.copy(self)  # what it holds is never changed
+        return copy.copy(self)  # its contents are never changed in place
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -226,11 +233,11 @@ class Fast:
         )
 
     def flat(self, *leaves: Any) -> list[Any]:
-        """The call on flat arguments as it is inlined where weights are traced (traceable)."""
+        """Call on flat arguments, as inlined where weights are traced (traceable)."""
         return self._guarded(self.runnable.unprepared)(*leaves)
 
     def forget(self) -> None:
-        """Give up the prepared weights of the last call; the next one prepares them again."""
+        """Release the prepared weights of the last call; the next call prepares them again."""
         with self._lock:
             self._kept = None
 
@@ -238,7 +245,7 @@ class Fast:
         """Write this function to a file for `xrl_jax.load`; see `saving` for the limits.
 
         Raises:
-          SaveError: something in it has no form that is safe to open, by name.
+          SaveError: some part of it has no form that is safe to open; the message names the part.
           OSError: the folder is missing, the disk is full.
         """
         save(
@@ -272,7 +279,7 @@ class Fast:
         return jax.jit(self.runnable.hoisted.call, compiler_options=self.options or None)
 
     def _keep(self, weights: Sequence[Any]) -> _Kept:
-        """The prepared weights, from the last call where the arrays are the same."""
+        """Return the prepared weights, from the last call if the arrays are the same."""
         kept = self._kept
         if kept is not None and all(a is b for a, b in zip(kept.weights, weights, strict=True)):
             return kept
@@ -280,7 +287,7 @@ class Fast:
             values = self.runnable.hoisted.prepare(weights)
             stable = all(isinstance(w, jax.Array) for w in weights)
             if self.runnable.outside is not None and not are_finite(weights):
-                # Rewrites take weights to be finite.
+                # Rewrites assume that weights are finite.
                 run = functools.partial(self._with_weights, tuple(weights))
             elif self.close_over and stable:
                 call = self.runnable.hoisted.call
@@ -304,12 +311,14 @@ class Fast:
         return kept
 
     def _with_weights(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The original."""
+        """Run the original."""
         return self._compiled_outside(*self._arguments.joined(weights, inputs))
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The flat result if the weights are those of the last call and nothing is traced; None to
-        go the long way. Networks of few milliseconds feel every microsecond here.
+        """Return the flat result if the weights are those of the last call and nothing is traced,
+        else None.
+
+        This is the fast path: networks that take few milliseconds feel every microsecond here.
         """
         kept = self._kept
         if kept is None or debugging() or self._original.other_meaning():
@@ -330,7 +339,9 @@ class Fast:
             return kept.run(inputs)
 
     def _traced(self, values: Sequence[Any]) -> Flat:
-        """The call on prepared weights, of all leaves, to be inlined into a trace."""
+        """Return the call on prepared weights as a function of all leaves, to be inlined into a
+        trace.
+        """
 
         def flat(*leaves: Any) -> list[Any]:
             return self.runnable.hoisted.call(values, self._arguments.divided(leaves)[1])
@@ -344,7 +355,7 @@ class Fast:
         return [] if self.domain is None else self._arguments.divided(self.domain)[1]
 
     def _beyond(self, inputs: Sequence[Any]) -> str | None:
-        """In what an input is outside of the domain; None where all are inside."""
+        """Return a message about the first input outside of the domain; None if all are inside."""
         at = outside(self._input_bounds, inputs) if self._input_bounds else None
         if at is None:
             return None
@@ -352,26 +363,28 @@ class Fast:
         return f"input {at} is beyond the finite numbers up to {bound:.4g} that it was checked on"
 
     def _outside(self, beyond: str, leaves: Sequence[Any]) -> list[Any]:
-        """The original on arguments outside of the domain."""
+        """Run the original on arguments outside of the domain."""
         self._original.warn(beyond)
         return self._compiled_outside(*leaves)
 
     @functools.cached_property
     def _compiled_outside(self) -> Callable[..., list[Any]]:
-        """The original such that it keeps NaN, which XLA else does in some of its kernels only."""
+        """The original, compiled to keep NaN, which XLA otherwise does only in some kernels."""
         assert self.runnable.outside is not None
         return jax.jit(self.runnable.outside, compiler_options=keeping_nan())
 
     def _guarded(self, flat: Flat) -> Flat:
-        """`flat` inside of the domain, the original outside, where leaves are traced."""
+        """Return a function that runs `flat` inside of the domain and the original outside
+        (traceable).
+        """
         domain, other = self.domain, self.runnable.outside
         if domain is None or other is None:
             return flat
         return lambda *leaves: jax.lax.cond(inside(domain, leaves), flat, other, *leaves)
 
     def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The original as it is, in which the user looks for a fault; where there is none, the
-        program, compiled.
+        """Run the original uncompiled, because the user is looking for a fault in it; if there is
+        no original, run the program, compiled.
         """
         fn = self.baseline
         if fn is None:

@@ -1,17 +1,17 @@
-"""Weight-only work out of the call.
+"""Hoisting of weight-only work out of the call.
 
 A function of weights and inputs is split in two: `prepare(weights)`, run once, and `call(prepared,
-inputs)`. What depends on weights and constants alone goes to `prepare`; the values the call then
-needs are the frontier. Four rules say what stays in the call although it could go:
+inputs)`. Equations that depend on weights and constants only go to `prepare`; the values that the
+call then needs are the frontier. Four rules say what stays in the call although it could go:
 
 - equations with effects;
-- broadcasts and widening casts at the frontier, which only make things bigger, and reshapes,
-  which cost nothing;
+- broadcasts and widening casts at the frontier, which only make values bigger, and reshapes, which
+  cost nothing;
 - cheap elementwise work on literals (masks, iotas), which XLA folds or fuses;
-- with `max_bytes`, the largest enlargements, until the bound holds.
+- with `max_bytes`, the equations that enlarge values the most, until the bound holds.
 
-Work inside a scan that depends on weights alone is taken out of the loop first: on constants of
-the loop once, on its scanned weights for all steps together.
+Weight-only work inside a scan is first taken out of the loop: on constants of the loop once, on its
+scanned weights for all steps together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from xrl_jax.graph.equations import JITS, bind, is_plain, read, run, variables
 from xrl_jax.libraries.registry import partitioned
 from xrl_jax.program.host import struct
 
-_SMALL = 1024  # bytes up to which a constant stays one: XLA simplifies with it
+_SMALL = 1024  # bytes up to which constants stay in the code: XLA simplifies with them
 _FREE = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 _CHEAP = frozenset(
     (
@@ -46,9 +46,11 @@ class Hoisted:
     Attributes:
       prepare: `prepare(weights) -> tuple of arrays`, given the weights in the order of the mask.
       call: `call(prepared, inputs) -> list of flat results`, given the other arguments in their
-      order (traceable). avals: shape and dtype of what `prepare` returns.
-      bytes_added: bytes of what `prepare` returns and that is not a weight or constant itself.
-      n_hoisted: equations that `prepare` runs.
+        order (traceable).
+      avals: shape and dtype of the values that `prepare` returns.
+      bytes_added: bytes of the values that `prepare` returns and that are not weights or constants
+        themselves.
+      n_hoisted: number of equations that `prepare` runs.
     """
 
     prepare: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -72,6 +74,9 @@ def split(
       flat_avals: shape and dtype of every argument.
       weights_mask: for every argument, whether it is a weight.
       max_bytes: bound for `bytes_added`; None for no bound.
+
+    Raises:
+      ValueError: the mask does not have one entry for each argument.
     """
     if len(flat_avals) != len(weights_mask):
         raise ValueError(f"{len(flat_avals)} arguments, but a mask of {len(weights_mask)}")
@@ -129,15 +134,15 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
     """Divide the equations of a jaxpr; the preparation has the values of `known`."""
     live = _live(jaxpr.eqns, jaxpr.outvars)
     producer = {v: e for e in live for v in e.outvars}
-    free: set[Any] = set(small)  # made of literals, cheaply: on both sides as needed
-    ready: set[Any] = set(known)  # from weights alone
+    free: set[Any] = set(small)  # cheap and of literals only: computed in both parts as needed
+    ready: set[Any] = set(known)  # depends on weights only
     for e in live:
         operands = variables(e.invars)
         if e.effects or not all(v in free or v in ready for v in operands):
             continue
         cheap = e.primitive.name in _CHEAP and all(v in free for v in operands)
         (free if cheap else ready).update(e.outvars)
-    stay: set[int] = set()  # equations that could go and stay
+    stay: set[int] = set()  # equations that could go to the preparation but stay in the call
 
     def frontier() -> list[Any]:
         users = [e for e in live if not _goes(e) or id(e) in stay]
@@ -149,7 +154,7 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
         return all(v in ready for v in e.outvars) and not e.effects and bool(e.outvars)
 
     def growth(v: Any) -> int:
-        """Bytes of a value more than of what it is made from."""
+        """Return how many bytes larger a value is than the operands it is computed from."""
         return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(variables(producer[v].invars)))
 
     while True:
@@ -168,14 +173,14 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
             break
         stay.update(id(producer[v]) for v in back)
     after = [e for e in live if not _goes(e) or id(e) in stay]
-    # What stays may be needed on both sides: by the call, and by work that goes.
+    # Equations that stay may be needed in both parts: by the call, and by the preparation.
     before_all = [e for e in live if _goes(e) or all(v in free for v in e.outvars)]
     before = _live([e for e in before_all if not e.effects], edge)
     return _Plan(before, _live(after, jaxpr.outvars), edge)
 
 
 def _live(equations: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """The equations that the outputs or effects depend on, in order."""
+    """Return the equations that the outputs or effects depend on, in order."""
     needed = set(variables(outputs))
     kept = []
     for e in reversed(equations):
@@ -186,18 +191,18 @@ def _live(equations: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
 
 
 def _nbytes(aval: Any) -> int:
-    """Size of a value; what NumPy cannot name (keys) counts eight bytes an element."""
+    """Return the size of a value; dtypes that NumPy lacks (keys) count eight bytes an element."""
     return math.prod(getattr(aval, "shape", ())) * getattr(
         getattr(aval, "dtype", None), "itemsize", 8
     )
 
 
-# --- jits inlined, loops relieved ---
+# --- inlining of jits, hoisting out of loops ---
 
 
 def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]) -> Any:
-    """The same jaxpr with jits inlined, weight-only work taken out of scans, and kernels of a
-    library put together.
+    """Return the jaxpr with jits inlined, weight-only work taken out of scans, and library kernels
+    grouped into calls.
     """
     plain = jax.make_jaxpr(lambda *args: _evaluate(closed, args, known)[0])(*avals)
     return partitioned(plain, known)
@@ -206,7 +211,9 @@ def _prepared_for_split(closed: Any, known: Sequence[bool], avals: Sequence[Any]
 def _evaluate(
     closed: Any, args: Sequence[Any], known: Sequence[bool]
 ) -> tuple[list[Any], list[bool]]:
-    """Results of a closed jaxpr, and which depend on known arguments and constants alone."""
+    """Return the results of a closed jaxpr, and which of them depend on known arguments and
+    constants only.
+    """
     jaxpr = closed.jaxpr
     env = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     ready = set(jaxpr.constvars)
@@ -229,7 +236,9 @@ def _evaluate(
 
 
 def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
-    """A scan whose body does no work on known constants and known scanned arrays alone."""
+    """Run a scan after taking out of its body the work on known constants and known scanned arrays
+    only.
+    """
     n_consts, n_carry = scan_sizes(e.params)
     n_before_xs = n_consts + n_carry
     known = [k and not n_consts <= i < n_before_xs for i, k in enumerate(known)]
@@ -240,7 +249,7 @@ def _scan(e: Any, operands: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     fixed = [v for v, k in zip(jaxpr.invars[:n_consts], known, strict=False) if k]
     scanned = [v for v, k in zip(jaxpr.invars[n_before_xs:], known[n_before_xs:], strict=True) if k]
     plan = _plan(jaxpr, [*fixed, *scanned], constants, None)
-    stepwise = set(scanned)  # what differs from step to step
+    stepwise = set(scanned)  # values that differ from step to step
     for equation in plan.before:
         if any(v in stepwise for v in variables(equation.invars)):
             stepwise.update(equation.outvars)

@@ -1,4 +1,4 @@
-"""Loading a saved function where the original does not exist; see `saving` for the limits."""
+"""Loading of saved functions where the original does not exist; see `saving` for the limits."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from xrl_jax.program.arguments import flatten_as
 def load(
     path: str | os.PathLike[str], *, read_report: Callable[[dict[str, Any]], Any] = dict
 ) -> Fast:
-    """The function that `save` wrote.
+    """Return the function that `save` wrote to `path`.
 
-    Nothing in the file is run before the function is called, and it is code for XLA alone.
+    Nothing in the file is run before the function is called, and all code in it is for XLA.
 
     Args:
-      read_report: makes a report of the plain values of one.
+      read_report: makes a report from its plain values.
 
     Raises:
       LoadError: the file is damaged, or needs another version, platform or setting; says which.
@@ -56,7 +56,7 @@ def load(
         return _assembled(header, parts, read_report)
     except LoadError:
         raise
-    except Exception as error:  # the checksums hold: made by other means, or for another JAX
+    except Exception as error:  # the checksums hold: written by another program, or for another JAX
         raise LoadError(
             f"{path} cannot be read by jax {jax.__version__}; it was written by "
             f"{header.get('written_by', 'an unknown version')}: {type(error).__name__}: {error}"
@@ -104,7 +104,7 @@ def _assembled(
     def artefact(name: str) -> Callable[..., list[Any]]:
         exported = export.deserialize(bytearray(parts[artefact_name(name)]))
         held = [constants[i] for i in header["artefacts"][name]]
-        # JAX has no batching rule for artefacts: one element after the other.
+        # JAX has no batching rule for artefacts: run one element after the other.
         each = jax.custom_jvp(sequential_vmap(lambda *args: list(exported.call(*held, *args))))
 
         @each.defjvp
@@ -117,7 +117,7 @@ def _assembled(
         return each
 
     call = artefact("call")
-    # Jitted, for it may be called where JAX has no current trace (`Fast._keep`).
+    # Jitted, because it may be called where JAX has no current trace (`Fast._keep`).
     make = jax.jit(artefact("prepare")) if "prepare" in header["artefacts"] else lambda *_: []
 
     def prepare(weights: Sequence[Any]) -> tuple[Any, ...]:
@@ -183,12 +183,12 @@ def _fast(runnable: LoadedRunnable, header: dict[str, Any], text: str, report: A
 
 
 class LoadedRunnable:
-    """What a file holds, as functions of flat arguments; see `runnable.Runnable`.
+    """The contents of a file as functions of flat arguments; see `runnable.Runnable`.
 
     Args:
-      pullback: of (leaves, cotangents of the results).
-      outside: what runs outside of the domain.
-      weights: of the flat arguments, which are weights.
+      pullback: function of (leaves, cotangents of the results).
+      outside: the function to run outside of the domain.
+      weights: for each flat argument, whether it is a weight.
     """
 
     def __init__(

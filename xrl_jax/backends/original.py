@@ -1,4 +1,4 @@
-"""The function that was optimised, for calls that the optimised program is not made for."""
+"""The original function, which runs the calls that the optimised program is not made for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from xrl_jax.runtime.settings import meaning
 
 
 class Original:
-    """The original function, and what was said about running it.
+    """The original function, and the warnings given about running it.
 
     Args:
-      fn: the function; None where there is none (a loaded program).
+      fn: the function; None if there is none (a loaded program).
       in_tree: the structure of the arguments that it was optimised for.
     """
 
@@ -27,18 +27,20 @@ class Original:
         self._meaning = None if fn is None else meaning()
         self._lock = threading.Lock()
         self._compiled: dict[Any, Callable[..., Any]] = {}  # by the structure of the arguments
-        self._said: set[str] = set()  # what was warned about
+        self._said: set[str] = set()  # subjects of the warnings given
 
     def copy(self) -> Original:
-        """Another one, with the same compiled functions, which says what this one has said."""
+        """Return a copy, with the same compiled functions and the same warnings already given."""
         copied = object.__new__(Original)
         own = {"_compiled": dict(self._compiled), "_said": set(self._said)}
         vars(copied).update(vars(self), **own, _lock=threading.Lock())
         return copied
 
     def other_meaning(self) -> str | None:
-        """What JAX's settings would now make of the function that they did not when it was traced;
-        None if nothing. Without a function there is but the program.
+        """Return how JAX's settings that change the function's results differ from those it was
+        traced under.
+
+        None if they do not differ, or if there is no function (a loaded program).
         """
         if self._meaning is None or (now := meaning()) == self._meaning:
             return None
@@ -47,7 +49,7 @@ class Original:
         ) + "now they are {} and {}".format(*now)
 
     def call(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function on other arguments than the example's.
+        """Run the function on arguments other than the example's.
 
         Raises:
           TypeError: there is no function.
@@ -56,7 +58,7 @@ class Original:
         if fn is None:
             raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
         self.warn(difference)
-        if static_numbers(self._in_tree):  # it cannot be compiled for any number
+        if static_numbers(self._in_tree):  # it cannot be compiled once for all scalars
             return fn(*args, **kwargs)
         leaves, tree = flatten_args(args, kwargs)
         with self._lock:
@@ -65,12 +67,12 @@ class Original:
         return self._compiled[tree](*leaves)
 
     def warn(self, difference: str) -> None:
-        """Say once that the original runs, and why."""
+        """Warn, once, that the original runs, and why."""
         text = f"the optimised function runs the original here: {difference}"
         self.say_once("original", text, 6)
 
     def say_once(self, about: str, text: str, stacklevel: int) -> None:
-        """Warn, if it is the first time about this."""
+        """Warn, unless there was a warning about the same thing before."""
         with self._lock:
             first = about not in self._said
             self._said.add(about)

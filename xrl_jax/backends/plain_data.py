@@ -1,7 +1,7 @@
 """Tree structures, types, arrays and signatures as plain JSON values and bytes, and back.
 
 Reading never imports a module that a file names: a named tuple gets its class only from modules
-that are loaded already, else a class of the same name and fields.
+that are loaded already, else a new class of the same name and fields.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SaveError(ValueError):
 
 
 class Other:
-    """A container of another class in a file's arguments: its name, what is no array in it as text,
-    and what is in it.
+    """A container of another class in a file's arguments: its class name, its auxiliary data as
+    text, and its children.
     """
 
     def __init__(self, name: str, text: str, children: Sequence[Any]) -> None:
@@ -46,14 +46,14 @@ jax.tree_util.register_pytree_node(
 
 
 def pack_tree(tree: Any, what: str, *, others: bool = False) -> Any:
-    """A tree structure as JSON: "*" is a leaf, `{"tuple": [...]}` and so on are containers.
+    """Return a tree structure as JSON: "*" is a leaf, `{"tuple": [...]}` and so on are containers.
 
     Args:
       what: "the arguments" or "the result", for the message.
-      others: containers of any class, which are compared and never made again.
+      others: allow containers of any class, which are compared and never constructed again.
 
     Raises:
-      SaveError: a container that is no dict, list, tuple, named tuple or None, by type.
+      SaveError: a container that is no dict, list, tuple, named tuple or None; says of which type.
     """
     node = tree.node_data()
     if node is None:
@@ -98,7 +98,7 @@ def pack_tree(tree: Any, what: str, *, others: bool = False) -> Any:
 
 
 def unpack_tree(packed: Any) -> Any:
-    """The tree structure that `pack_tree` was given.
+    """Return the tree structure that `pack_tree` was given.
 
     Raises:
       ValueError, TypeError or KeyError: this is no packed structure.
@@ -112,7 +112,7 @@ def _as_saved(tree: Any) -> Any:
 
 
 def as_saved(args: Any) -> Any:
-    """Arguments as a file has them: `Other` in place of containers of other classes."""
+    """Return arguments as a file has them: `Other` in place of containers of other classes."""
     leaves, tree = jax.tree.flatten(args)
     return jax.tree.unflatten(_as_saved(tree), leaves)
 
@@ -177,22 +177,22 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def pack_aval(aval: Any) -> list[Any]:
-    """Shape, dtype and weak type (None: not stated)."""
+    """Return shape, dtype and weak type (None: not stated)."""
     return [list(aval.shape), _dtype_name(aval.dtype), getattr(aval, "weak_type", None)]
 
 
 def unpack_aval(packed: Any) -> jax.ShapeDtypeStruct:
-    """The inverse of `pack_aval`.
+    """Return the type that `pack_aval` was given.
 
     Raises:
-      ValueError or TypeError: this is none.
+      ValueError or TypeError: this is no packed type.
     """
     shape, dtype, weak = packed
     return jax.ShapeDtypeStruct([int(d) for d in shape], _dtype(dtype), weak_type=bool(weak))
 
 
 def pack_array(value: Any) -> tuple[list[Any], bytes]:
-    """Shape and dtype as plain values, and the bytes."""
+    """Return the shape and dtype as plain values, and the bytes."""
     name = _dtype_name(value.dtype)
     if name.startswith("key:"):
         value = jax.random.key_data(value)
@@ -201,10 +201,10 @@ def pack_array(value: Any) -> tuple[list[Any], bytes]:
 
 
 def unpack_array(packed: Any, data: bytes) -> jax.Array:
-    """The array that `pack_array` was given, on the default device.
+    """Return the array that `pack_array` was given, on the default device.
 
     Raises:
-      ValueError or TypeError: bytes and type do not fit.
+      ValueError or TypeError: the bytes do not fit the type.
     """
     shape, name = packed
     if name.startswith("key:"):
@@ -217,7 +217,7 @@ def unpack_array(packed: Any, data: bytes) -> jax.Array:
 
 
 def pack_signature(fn: Callable[..., Any] | None) -> list[list[Any]] | None:
-    """Names, kinds and plain defaults of the parameters; None where `fn` does not tell."""
+    """Return names, kinds and plain defaults of the parameters; None if `fn` has no signature."""
     try:
         parameters = inspect.signature(fn).parameters.values() if fn is not None else None
     except (TypeError, ValueError):
@@ -228,7 +228,7 @@ def pack_signature(fn: Callable[..., Any] | None) -> list[list[Any]] | None:
 
 
 def _default(value: Any) -> list[Any]:
-    """The default as it is written: nothing, `["plain", value]` or `["other"]`."""
+    """Return the default as saved: nothing, `["plain", value]` or `["other"]`."""
     if value is inspect.Parameter.empty:
         return []
     if isinstance(value, _SIMPLE) and (not isinstance(value, float) or math.isfinite(value)):
@@ -237,10 +237,11 @@ def _default(value: Any) -> list[Any]:
 
 
 def unpack_signature(packed: Sequence[Sequence[Any]]) -> inspect.Signature:
-    """The inverse of `pack_signature`; defaults that were not plain become `...`.
+    """Return the signature that `pack_signature` was given; defaults that were not plain become
+    `...`.
 
     Raises:
-      ValueError, TypeError or KeyError: this is none.
+      ValueError, TypeError or KeyError: this is no packed signature.
     """
     parameters = []
     for name, kind, *default in packed:

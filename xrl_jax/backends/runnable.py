@@ -1,4 +1,4 @@
-"""What an optimised function runs, as functions of flat arguments: the program in two parts, the
+"""The functions that an optimised function runs, on flat arguments: the program in two parts, the
 original outside of the program's domain, and the original's derivative.
 """
 
@@ -28,8 +28,8 @@ class Runnable(Protocol):
 
     Attributes:
       hoisted: the optimised program in two parts.
-      outside: what runs outside of the domain; None where there is nothing else.
-      original: whose derivative the result has; None for its own.
+      outside: the function to run outside of the domain; None if there is none.
+      original: the function that provides the derivative; None if the program provides its own.
     """
 
     hoisted: Any  # Hoisted
@@ -37,15 +37,15 @@ class Runnable(Protocol):
     original: Any  # Flat or None
 
     def whole(self, *leaves: Any) -> list[Any]:
-        """The optimised program, nothing hoisted (traceable)."""
+        """Run the optimised program, nothing hoisted (traceable)."""
         ...
 
     def unprepared(self, *leaves: Any) -> list[Any]:
-        """The same, by what is fastest where weights are traced."""
+        """Run the program that is fastest where weights are traced (traceable)."""
         ...
 
     def with_derivative(self, flat: Flat) -> Flat:
-        """`flat` with the derivative of the original."""
+        """Return `flat` with the derivative of the original."""
         ...
 
 
@@ -54,11 +54,11 @@ class ProgramRunnable:
 
     Args:
       program: the optimised program.
-      fn: the original function; None where there is none, the derivative is then the program's.
+      fn: the original function; None if there is none, the derivative is then the program's.
       max_bytes: bound for the memory that prepared weights may add; None for no bound.
-      traced_program: what runs where weights are traced, so that no work on them is done
+      traced_program: the program to run where weights are traced, so that no work on them is done
         beforehand; None for `program`.
-      original: the traced function, which runs outside of the domain where there is no `fn`.
+      original: the traced function, which runs outside of the domain if there is no `fn`.
     """
 
     def __init__(

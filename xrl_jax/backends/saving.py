@@ -1,18 +1,19 @@
 """Saving an optimised function to a file, which can be loaded where the original does not exist.
 
-The file (see `archive`) holds what runs as `jax.export` artefacts, that is StableHLO, because what
-the op table cannot say has no other plain form: `prepare`, the work on weights; `call`, the rest;
-`derivative`, the pullback of the original function, custom rules included. Beside them lie the
-constants, the types, tree structures and options, the report, and the program as text.
+The file (see `archive`) holds the code as `jax.export` artefacts, that is StableHLO, because
+equations that the op table cannot express have no other plain form: `prepare`, the weight-only
+work; `call`, the rest; `derivative`, the pullback of the original function, custom rules included.
+It also holds the constants, the types, tree structures and options, the report, and the program as
+text.
 
-Limits, all stated when they are met:
-- The file runs on the platform it was saved on, and on one device; with kernels of a
-  library, under the jaxlib it was saved by, or with the same library on such a processor.
+Limits, each stated when it is met:
+- The file runs on the platform it was saved on, and on one device; with library kernels, under the
+  jaxlib it was saved by, or with the same library on the same kind of processor.
 - JAX reads artefacts for six months after they were written, and those of older versions only.
 - A loaded function has reverse derivatives of the first order (`jax.grad`, `jax.vjp`), no forward
   ones; `jax.vmap` runs it on one element after the other.
-- It runs on the shapes it was made for: of the original the file has what runs outside of the
-  result's domain, if it has one, and that takes the same shapes.
+- It runs on the shapes it was made for: of the original, the file has only what runs outside of the
+  program's domain, if it has one, and that takes the same shapes.
 - Host callbacks and debug prints cannot be saved.
 """
 
@@ -38,13 +39,13 @@ from xrl_jax.libraries import registry
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.program.program import Program
 
-FORMAT = 4  # a file of another one is refused
+FORMAT = 4  # files of another format are refused
 PROGRAM = "program.txt"
-_LIFTED = 1024  # bytes from which a constant lies beside the artefacts, once for all of them
+_LIFTED = 1024  # bytes above which constants are stored apart, once for all artefacts
 
 
 class _Constants:
-    """Arrays kept once each, however many artefacts take them."""
+    """Arrays that are stored once each, however many artefacts use them."""
 
     def __init__(self) -> None:
         self.types: list[Any] = []
@@ -52,7 +53,7 @@ class _Constants:
         self._seen: dict[Any, int] = {}
 
     def add(self, value: Any) -> int:
-        """The number of an array among the constants."""
+        """Return the index of an array among the constants, adding it if it is new."""
         kind, data = pack_array(value)
         seen = (str(kind), data)
         if seen not in self._seen:
@@ -81,17 +82,17 @@ def save(
     program_text: str,
     **more: Any,
 ) -> None:
-    """Write an optimised function to a file that `loading.load` reads, also where the original does
-    not exist.
+    """Write an optimised function to a file that `loading.load` can read even where the original
+    does not exist.
 
-    A file that is there is replaced, in one step.
+    An existing file is replaced atomically.
 
     Args:
-      program: whose types and tree structures the function has.
-      more: entries of the header that the function is made again with.
+      program: has the types and tree structures of the function.
+      more: entries of the header that the function is rebuilt from.
 
     Raises:
-      SaveError: something has no plain form (a callback, a custom container), by name.
+      SaveError: something has no plain form (a callback, a custom container); says what.
       OSError: the folder is missing, the disk is full.
     """
     hoisted, constants = runnable.hoisted, _Constants()
@@ -119,7 +120,7 @@ def save(
     try:
         keep("derivative", *_pullback(runnable, program.in_avals, out_avals))
         no_derivative = ""
-    except Exception as error:  # whatever JAX says against a derivative; the call works without
+    except Exception as error:  # JAX may refuse the derivative in many ways; the call works without
         no_derivative = f"{type(error).__name__}: {error}"[:2000]
     header = {
         "written_by": ", ".join(f"{p} {version_of(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
@@ -151,9 +152,10 @@ def save(
 def _sources(
     hoisted: Hoisted, weights: Sequence[Any], constants: _Constants
 ) -> tuple[list[tuple[str, int]], list[int]]:
-    """Where each prepared value comes from, and which of them are made from weights.
+    """Return where each prepared value comes from, and the indices of those computed from weights.
 
-    What is a weight itself is passed on, not copied; what weights have no part in is computed here.
+    A value that is itself a weight is passed on, not copied; one that depends on no weight is
+    computed here.
     """
     if not weights:
         return [("constant", constants.add(v)) for v in hoisted.prepare(())], []
@@ -176,14 +178,14 @@ def _sources(
 def version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from its folder
+    except PackageNotFoundError:  # run from its source folder
         return "(not installed)"
 
 
 def _exported(
     fn: Callable[..., Any], avals: Sequence[Any], constants: _Constants
 ) -> tuple[export.Exported, list[int]]:
-    """An artefact of a flat function, and the constants it takes before its arguments."""
+    """Return an artefact of a flat function, and the constants it takes before its arguments."""
     closed = jax.make_jaxpr(lambda *args: list(fn(*args)))(*avals)
     large = [i for i, c in enumerate(closed.consts) if getattr(c, "nbytes", 0) > _LIFTED]
     lifted = [closed.consts[i] for i in large]
@@ -206,14 +208,16 @@ def _exported(
 
 
 def inexact(avals: Sequence[Any]) -> list[int]:
-    """Which values have derivatives."""
+    """Return the indices of the values that have derivatives."""
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
 
 
 def _pullback(
     runnable: Runnable, in_avals: Sequence[Any], out_avals: Sequence[Any]
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """The pullback of the original, of (leaves, cotangents of inexact results), and its types."""
+    """Return the pullback of the original, a function of (leaves, cotangents of inexact results),
+    and the types of its arguments.
+    """
     original = runnable.original or runnable.whole
     avals = list(in_avals)
     active, results = inexact(avals), inexact(out_avals)

@@ -1,4 +1,4 @@
-"""What a search asks of costs: `CostModel`."""
+"""The interface of cost models that searches use: `CostModel`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from xrl_jax.graph.graph import TensorGraph
 
 
 class CostModel(Protocol):
-    """What nodes cost on a target. A pytree; its methods are pure and traced.
+    """Costs of nodes on a target. A pytree; its methods are pure and traceable.
 
-    A cost is one number of two parts: seconds, and what the error is worth that lowerings add.
+    A node's cost is one scalar: its time in seconds, plus the error that its lowering adds,
+    converted to seconds.
     """
 
     def priced(self, graph: TensorGraph) -> TensorGraph:
-        """The graph with the cost of every node set."""
+        """Return the graph with the cost of every node set."""
         ...
 
     def repriced(self, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
-        """`priced`, for a graph that differs in a few nodes from one that this model has priced."""
+        """Return the graph priced as by `priced`; it differs in few nodes from `before`, which this
+        model has priced.
+        """
         ...
 
     def price_of_new(self, graph: TensorGraph) -> Price:
-        """What rewrites of a priced graph add (see `engine.delta`)."""
+        """Return the `Price` of rewrites of a priced graph (see `engine.delta`)."""
         ...
 
     def error(self, graph: TensorGraph) -> jax.Array:
-        """Relative errors [] that the lowerings of a graph are stated to add, summed up."""
+        """Return the sum [] of the relative errors that the graph's lowerings are stated to add."""
         ...

@@ -1,4 +1,6 @@
-"""From timings to the roofline: rates by class, multiples by lowering, corrections."""
+"""Calibration of the roofline from timings: rates by operator class, multiples by lowering,
+corrections by whole programs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from xrl_jax.graph import ops
 from xrl_jax.libraries.registry import libraries
 from xrl_jax.lower.table import number_of
 
-Multiples = Mapping[tuple[int, int, int], float]  # of the roofline, by `lowering_kind_of`
+Multiples = Mapping[tuple[int, int, int], float]  # of the roofline's time, by `lowering_kind_of`
 
 
 @dataclass(frozen=True, order=True)
@@ -33,13 +35,13 @@ class Sample:
     lowering_kind: tuple[int, int, int] = (0, 0, 0)  # see `lowering_kind_of`
 
 
-_PASSES = 3  # of a sum of two arrays
-_LEAST_PER_BYTE = 1e-13  # seconds; where all samples are too small to tell
+_PASSES = 3  # over arrays, that an addition of two makes
+_LEAST_PER_BYTE = 1e-13  # seconds; bounds the fit where all samples are small
 
 
 def priors(platform: str) -> Multiples:
-    """Multiples of the plain lowering's time that others usually take on a platform of JAX, by
-    `lowering_kind_of`: what the libraries say (`Library.priors`).
+    """Return multiples of the plain lowering's time that other lowerings usually take on a JAX
+    platform, by `lowering_kind_of`, as the libraries state them (`Library.priors`).
     """
     found: dict[tuple[int, int, int], float] = {}
     for library in libraries():
@@ -59,14 +61,16 @@ def calibrate(
     *,
     config: CostConfig = DEFAULT,
 ) -> Rates:
-    """Rates fitted to timings, class by class; their order does not matter, to the last bit.
+    """Fit rates to timings, class by class; the result does not depend on their order, to the last
+    bit.
 
-    A class with few samples keeps its rates. Where a class computes (conv, dot) flops decide: the
-    rate that all but the fastest of its samples reach at most. Elsewhere an overhead and a
-    bandwidth are fitted, which for elementwise loops is an overhead for each of the three passes of
-    a sum. A lowering that was timed has the median of its multiples of that; one that was timed
-    in another layout has those; any other the `prior` multiple of what the plain lowering has, as
-    far as other kinds bear that out. The estimates of all but the plain one are optimistic.
+    A class with few samples keeps its rates. For classes that compute (conv, dot) the flop rate is
+    the quantile `config.peak` of the rates that its samples reach. For the others an overhead and a
+    bandwidth are fitted; for elementwise loops the overhead is per pass, of which an addition has
+    three. A lowering that was timed gets the median of its multiples of this roofline; one that was
+    timed only in the other layout gets the median of those; any other gets its `prior` multiple of
+    the plain lowering's, as far as timings of other kinds agree (`_with_untimed`). The estimates of
+    all but the plain lowering are optimistic.
     """
     samples = sorted(samples)
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
@@ -95,12 +99,13 @@ def calibrate(
 
 
 def _with_untimed(timed: Multiples, prior: Multiples) -> dict[tuple[int, int, int], float]:
-    """Multiples of lowerings that were timed, and what follows from these for others. The plain one
-    takes what it takes in other kinds of the operator: or a change of kind would seem to gain. And
-    none is as much faster in another kind as its `prior` multiple alone would have it: where it
-    was timed it took more.
+    """Return the multiples of timed lowerings, and estimates for untimed ones derived from them.
+
+    The plain lowering gets the median of its multiples in other kinds of the operator; otherwise a
+    change of kind would look like a gain. Any other lowering gets its `prior` multiple of the plain
+    one's, but at least the smallest multiple it has where it was timed in another kind.
     """
-    by_name = defaultdict(list)  # of each lowering of an operator, in all kinds
+    by_name = defaultdict(list)  # multiples of each lowering of an operator, in all kinds
     for (op, _, i), multiple in timed.items():
         by_name[op, i].append(multiple)
     own = {op: float(np.median(m)) for (op, i), m in by_name.items() if i == 0}
@@ -112,8 +117,9 @@ def _with_untimed(timed: Multiples, prior: Multiples) -> dict[tuple[int, int, in
 
 
 def _line(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Seconds of overhead and bytes per second: the line through the samples whose relative errors
-    have the least squares, neither of the two negative.
+    """Fit an overhead in seconds and a bandwidth in bytes per second to the samples.
+
+    The fit is the line with the least squares of relative errors, neither parameter being negative.
     """
     seconds = np.array([s.seconds for s in samples])
     moved = np.array([s.bytes for s in samples])
@@ -124,15 +130,18 @@ def _line(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def pessimistic_costs(costs: CostTable) -> CostTable:
-    """The table with pessimistic estimates: untimed lowerings are as much dearer than their priors
-    as they are cheaper by the optimistic ones. What seems to be fast by these is worth a timing,
-    what does by pessimistic ones is fast as far as that is known.
+    """Return the table with pessimistic estimates of untimed lowerings.
+
+    They are above the unbiased estimates by the factor by which optimistic ones are below. A
+    lowering that looks fast by optimistic estimates is worth timing; one that looks fast by
+    pessimistic ones is fast as far as is known.
     """
     return replace(costs, multiple=costs.multiple.at[..., 1:].multiply(costs.optimistic**-2))
 
 
 def varied(costs: CostTable, key: jax.Array, *, spread: float) -> CostTable:
-    """The table as another machine might correct it: each correction times a log-normal factor.
+    """Return the table as another machine might correct it: each correction times a log-normal
+    factor.
 
     Args:
       spread: standard deviation of the factors' logarithms.
@@ -149,10 +158,12 @@ def correct(
     *,
     config: CostConfig = DEFAULT,
 ) -> Rates:
-    """Scales, times what they were, that bring predicted sums to the times of whole programs.
+    """Return rates whose scales bring predicted times closer to the times of whole programs.
 
-    Minimises sum_p (sum_c k_c share_pc / t_p - 1)^2 + ridge sum_c (k_c - mean)^2 for the changes
-    k_c, a ridge towards one common factor, so that few programs cannot set one against another.
+    Each scale is multiplied by a factor k_c. The factors minimise sum_p (sum_c k_c share_pc / t_p -
+    1)^2 + ridge sum_c (k_c - common)^2, where `common` is the median ratio of measured to predicted
+    time. The ridge pulls all factors towards it, so that few programs cannot set one against
+    another.
 
     Args:
       shares: for each program, predicted seconds by `CORRECTED` under these rates.

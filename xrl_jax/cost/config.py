@@ -11,19 +11,20 @@ class CostConfig:
     """Hyperparameters of the cost model; the defaults were measured on x86 CPUs.
 
     Attributes:
-      optimistic: an untimed lowering is believed to take this share of what similar ones take: a
-        quarter of a lowering's timings are below it in relation to their median. The pessimistic
-        estimate is as much dearer.
-      fewest_samples: with fewer timings a class of operators keeps the rates it had.
-      peak: quantile of the flop rates that a class of operators reached, which is its rate.
-      ridge: weight of what draws the corrections by whole programs to one common factor.
-      most_change: a correction differs at most by this factor from the common one, either way.
+      optimistic: factor on the estimated time of an untimed lowering: a quarter of a lowering's
+        timings are below this share of their median. Pessimistic estimates are divided by it
+        instead.
+      fewest_samples: a class of operators with fewer timings keeps its previous rates.
+      peak: the flop rate of a class of operators is this quantile of the rates it reached.
+      ridge: weight of the pull of corrections by whole programs towards one common factor.
+      most_change: a correction differs from the common one by at most this factor, either way.
       weight_only: share of its roofline that work done once, on weights, costs: next to nothing,
-        but a search prefers less of it, and small prepared arrays to large ones.
-      least_share: of a node's time is left at least where its reads are paid by others.
-      error_weight: seconds that a relative error of 1 is worth.
-      region_timeout: seconds that timing a region may take. What took longer than the default is
-        kept as too slow and not tried again.
+        but enough that a search prefers less of it, and small prepared arrays to large ones.
+      least_share: least share of a node's time that is left when reads that other nodes pay for are
+        subtracted.
+      error_weight: seconds that a relative error of 1 costs.
+      region_timeout: seconds that timing a region may take. A region that took longer than the
+        default is stored as too slow and not tried again.
 
     Raises:
       ValueError: a value is out of its range; the message names it.

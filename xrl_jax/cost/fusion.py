@@ -1,10 +1,10 @@
-"""Where a value comes from, as far as it decides what its readers pay.
+"""Origins of values: where a value comes from, as far as that decides what its readers pay.
 
 XLA computes elementwise operators, broadcasts and movements inside the loop that reads them, never
-inside the call of a library. So a chain of them reads memory where it begins and writes it where a
-call needs its result; what happens between costs arithmetic only. Some calls compute what follows
-them before they write (`lower.chains`). The model charges a node for what it reads, and a call
-also for writing what was never written:
+inside a library call. So a chain of them reads memory where it begins and writes it where a call
+needs its result; the nodes in between cost arithmetic only. Some calls compute the operators that
+follow them before they write (`lower.chains`). The model charges a node for its reads, and a call
+also for writing arguments that were never written:
 
     origin of an argument   an elementwise node pays      a call (conv, dot, window) pays
     MEMORY                  a read                        -
@@ -12,9 +12,10 @@ also for writing what was never written:
     CALL, KERNEL            nothing, where it is absorbed; else a read
     LIBRARY                 a read, or less where it joins
 
-LIBRARY and KERNEL are what a call of a library computes that takes many (`libraries.base.Calls`):
-kernels that feed each other and what lies between are one partition. Entering it costs something,
-once for what is connected. A rectifier is the last that is absorbed.
+LIBRARY and KERNEL are values inside a library call that holds many operators
+(`libraries.base.Calls`): kernels that feed each other and the operators between them form one
+partition. Entering a partition has a cost, once for each connected one. A ReLU is the last operator
+that a call absorbs.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from xrl_jax.libraries.base import NO_CALLS
 from xrl_jax.libraries.registry import by_name, calling
 from xrl_jax.lower.table import LOWERINGS, is_available, shares_calls
 
-# A value that was written to memory; that is computed in the loop of its reader; that a call has
-# written which can compute more before it does; that is inside of a call of many kernels; and both.
+# Origins. MEMORY: written to memory. LOOP: computed in the loop of its reader. CALL: of a call that
+# can absorb more operators before it writes. LIBRARY: inside a call of many kernels. KERNEL: both.
 MEMORY, LOOP, CALL, LIBRARY, KERNEL = 0, 1, 2, 3, 4
 _MOVES = ("broadcast", "transpose", "slice", "pad", "concat", "rev", "cast", "copy", "iota")
 _VIEWS = ("reshape",)
-_FOLLOWERS = ("add", "max")  # what an epilogue can hold
+_FOLLOWERS = ("add", "max")  # operators that an epilogue can hold
 MOST_LOWERINGS = 32  # of one operator
-_SWEEPS = 5  # a call, a bias, a sum, a rectifier, a reshape: new nodes in a row
+_SWEEPS = 5  # longest chain of new nodes: a call, a bias, a sum, a ReLU, a reshape
 
 
 def _mask(names: tuple[str, ...]) -> np.ndarray:
@@ -53,7 +54,7 @@ _IS_ELEMENTWISE &= ~_mask(work.SCANS)
 _IS_LOOP = _IS_ELEMENTWISE | _mask(_MOVES)
 _IS_VIEW, _IS_FOLLOWER = _mask(_VIEWS), _mask(_FOLLOWERS)
 _IS_CALL = np.array([work.FAMILY[n] in ("conv", "dot", "window") for n in ops.OP_NAMES])
-# What XLA runs as a step of its own, so that a partition ends before it.
+# Operators that XLA runs as a step of their own, so that a partition ends before them.
 _IS_STEP = _IS_CALL | np.array([work.FAMILY[n] == "reduce" for n in ops.OP_NAMES])
 _IS_STEP |= _mask(("softmax",))
 
@@ -61,20 +62,20 @@ _IS_STEP |= _mask(("softmax",))
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sharing:
-    """What lowerings do with their neighbours on a target: which calls hold several operators."""
+    """Which calls hold several operators on a target, and the costs of such calls."""
 
-    absorbs: jax.Array  # [operators, lowerings] bool, that can take an epilogue
-    members: jax.Array  # [operators, lowerings] bool, kernels of a library whose calls take many
-    elements: jax.Array  # [operators] bool, what it takes into a loop with what is around
+    absorbs: jax.Array  # [operators, lowerings] bool, can take an epilogue
+    members: jax.Array  # [operators, lowerings] bool, kernels of a library that share calls
+    elements: jax.Array  # [operators] bool, fused into a loop with their neighbours
     enter: jax.Array  # [] seconds to enter such a call
-    leave: jax.Array  # [] and more that XLA's next call takes after it
-    joined: jax.Array  # [] passes over its arguments that one of its operators takes
-    in_loop: jax.Array  # [] and one in a loop
-    library: str | None = field(metadata=dict(static=True))  # whose calls these are
+    leave: jax.Array  # [] seconds that XLA's next call takes longer after it
+    joined: jax.Array  # [] passes over its arguments that an operator in it takes
+    in_loop: jax.Array  # [] the same for one of `elements`
+    library: str | None = field(metadata=dict(static=True))  # that makes these calls
 
 
 def sharing(platform: str) -> Sharing:
-    """That of a platform of JAX, by the libraries that are here."""
+    """Return the `Sharing` of a JAX platform, given the libraries that are available."""
     library = calling(platform)
     made = None if library is None else library.calls()
     costs = NO_CALLS if made is None else made.costs
@@ -96,7 +97,7 @@ def sharing(platform: str) -> Sharing:
 
 
 def _origin(of: Sharing, f: Nodes, arg_origins: jax.Array) -> jax.Array:
-    """Origin [...] of nodes, given those of their arguments [..., A] (MEMORY where absent)."""
+    """Return origins [...] of nodes, given those of their arguments [..., A] (absent: MEMORY)."""
     by_call = of.absorbs[f.op, f.lowering] | is_absorbed(f.op, arg_origins)
     loop = jnp.asarray(_IS_LOOP)[f.op]
     joined, member = is_joined(of, f, arg_origins), is_member(of, f.op, f.lowering)
@@ -104,17 +105,18 @@ def _origin(of: Sharing, f: Nodes, arg_origins: jax.Array) -> jax.Array:
     outside = jnp.where(goes_on, CALL, jnp.where(loop & ~by_call, LOOP, MEMORY))
     inside = jnp.where(member | goes_on, KERNEL, LIBRARY)
     own = jnp.where(joined | member, inside, outside)
-    # Work on weights is done and written before; only what repeats them is left for each call.
+    # Weight-only values are computed and written beforehand; only broadcasts are left to a call.
     own = jnp.where(f.weight_only & (f.op != ops.OPS["broadcast"].code), MEMORY, own)
     return jnp.where(jnp.asarray(_IS_VIEW)[f.op], arg_origins[..., 0], own).astype(jnp.int32)
 
 
 def origins(of: Sharing, graph: TensorGraph) -> jax.Array:
-    """Origin [N] of every node's value."""
+    """Return the origin [N] of every node's value."""
     f, args, outputs = graph.nodes, args_of(graph), graph.globals.outputs
     start = jnp.zeros(len(args), jnp.int32)
     again = jnp.where(f.op == ops.OPS["input"].code, f.attrs[:, 0], 0)
-    result = outputs[jnp.clip(again - 1, 0, len(outputs) - 1)]  # that an input is
+    # The result whose value a loop-carried input takes in the next iteration.
+    result = outputs[jnp.clip(again - 1, 0, len(outputs) - 1)]
 
     def step(found: jax.Array) -> jax.Array:
         own = _origin(of, f, found[args])
@@ -123,12 +125,14 @@ def origins(of: Sharing, graph: TensorGraph) -> jax.Array:
     def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.any(carry[0] != carry[1])
 
-    # As often as there are nodes between one kernel and the next, which is a few times.
+    # The number of steps is the most nodes between one kernel and the next: a few.
     return jax.lax.while_loop(unfinished, lambda c: (c[1], step(c[1])), (start, step(start)))[1]
 
 
 def origins_with(of: Sharing, new: NewNodes, bound: jax.Array) -> jax.Array:
-    """Origin [2P + Q] of bound nodes, which is given [2P], and of the nodes a rewrite makes."""
+    """Return origins [2P + Q]: of bound nodes, given as `bound` [2P], and of the nodes a rewrite
+    makes.
+    """
     made = jnp.zeros(len(new.args), jnp.int32)
     for _ in range(_SWEEPS):
         made = _origin(of, new.nodes, of_args(new.args, jnp.concatenate([bound, made])))
@@ -136,17 +140,17 @@ def origins_with(of: Sharing, new: NewNodes, bound: jax.Array) -> jax.Array:
 
 
 def of_args(codes: jax.Array, found: jax.Array) -> jax.Array:
-    """Origins of arguments [...], by the codes of `NewNodes.args`; MEMORY where absent."""
+    """Return origins [...] of arguments, from the codes of `NewNodes.args`; MEMORY where absent."""
     return jnp.where(codes >= 0, found[jnp.maximum(codes, 0)], MEMORY)
 
 
 def is_member(of: Sharing, op: jax.Array, lowering: jax.Array) -> jax.Array:
-    """Whether nodes [...] are kernels of a partition."""
+    """Return whether nodes [...] are kernels of a partition."""
     return of.members[op, lowering]
 
 
 class Node(Protocol):
-    """What of nodes [...] decides whether a partition takes them in."""
+    """The fields of nodes [...] that decide whether a partition takes them in."""
 
     @property
     def op(self) -> jax.Array: ...
@@ -159,65 +163,67 @@ class Node(Protocol):
 
 
 def can_join(of: Sharing, f: Node) -> jax.Array:
-    """Whether a call of a library takes nodes [...] in that are no kernels."""
+    """Return whether nodes [...] that are not kernels can be part of a library call."""
     made = None if of.library is None else by_name(of.library).calls()
     return jnp.zeros(f.op.shape, bool) if made is None else made.costs.can_join(f)
 
 
 def is_joined(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
-    """Whether nodes [...] that are no kernels are computed in a partition."""
+    """Return whether nodes [...] that are not kernels are computed in a partition."""
     return can_join(of, f) & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def is_element(of: Sharing, op: jax.Array) -> jax.Array:
-    """Whether nodes [...], where they are joined, are in one loop with what is around."""
+    """Return whether nodes [...], if joined, are fused into a loop with their neighbours."""
     return of.elements[op]
 
 
 def enters(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
-    """Whether nodes [...] are kernels that nothing in a partition leads to."""
+    """Return whether nodes [...] are kernels that read nothing from a partition."""
     return is_member(of, f.op, f.lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def leaves(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
-    """Whether nodes [...] are XLA's calls and reductions of what comes out of a partition."""
+    """Return whether nodes [...] are XLA's calls or reductions that read from a partition."""
     ours = is_member(of, f.op, f.lowering) | is_joined(of, f, arg_origins)
     return jnp.asarray(_IS_STEP)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
-    """Whether nodes [...] are computed by the call that makes one of their arguments."""
+    """Return whether nodes [...] are computed by the call that makes one of their arguments."""
     return jnp.any(_takes_more(arg_origins), axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
 
 
 def _takes_more(origins: jax.Array) -> jax.Array:
-    """Whether values [...] are of calls that can compute what follows."""
+    """Return whether values [...] come from calls that can absorb the next operator."""
     return (origins == CALL) | (origins == KERNEL)
 
 
 def pays_read(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
-    """Which arguments [..., A] nodes read from memory, if they are elementwise."""
+    """Return which arguments [..., A] nodes read from memory, provided they are elementwise."""
     absorbed = _takes_more(arg_origins) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
     return (arg_origins != LOOP) & ~absorbed
 
 
 def pays_write(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
-    """Which arguments [..., A] are written to memory because nodes, being calls, read them."""
+    """Return which arguments [..., A] are written to memory because the nodes reading them are
+    calls.
+    """
     return (arg_origins == LOOP) & jnp.asarray(_IS_CALL)[op][..., None]
 
 
 class Readers(NamedTuple):
-    """How many nodes read each value, by what they pay for it."""
+    """The number of readers of each value, by what they pay for it."""
 
-    loops: jax.Array  # [N] elementwise nodes that no epilogue holds
-    followers: jax.Array  # [N] elementwise nodes that one can hold
+    loops: jax.Array  # [N] elementwise nodes that no epilogue can hold
+    followers: jax.Array  # [N] elementwise nodes that an epilogue can hold
     calls: jax.Array  # [N]
     members: jax.Array  # [N] kernels of a partition
-    leavers: jax.Array  # [N] calls and reductions that are never part of one
+    leavers: jax.Array  # [N] calls and reductions that are never part of a partition
 
     def passes(self, slot: jax.Array, origin: jax.Array) -> jax.Array:
-        """How often the value at `slot` is read or written between its readers and itself, if it
-        had this origin.
+        """Return how often the value at `slot` is read or written for its readers if it has this
+        origin.
         """
         loops, followers, calls, *_ = (n[slot] for n in self)
         written = (origin == MEMORY) | (origin == LIBRARY)
@@ -225,15 +231,15 @@ class Readers(NamedTuple):
         return jnp.select([written, _takes_more(origin)], passes, calls)
 
     def switches(self, of: Sharing, slot: jax.Array, origin: jax.Array) -> jax.Array:
-        """Seconds that its readers would take to enter or to leave a partition for it, if they have
-        no other reason.
+        """Return the seconds that readers of the value at `slot` take to enter or leave a partition
+        if it has this origin, provided that no other argument makes them do so.
         """
         members, leavers = self.members[slot], self.leavers[slot]
         return jnp.where(origin >= LIBRARY, of.leave * leavers, of.enter * members)
 
 
 def readers(of: Sharing, graph: TensorGraph) -> Readers:
-    """The readers of every node; work on weights alone does not count."""
+    """Return the readers of every node; weight-only nodes do not count as readers."""
     f, args = graph.nodes, args_of(graph)
     counts = jnp.where(f.weight_only | (f.op == ops.HOLE), 0, 1)
 

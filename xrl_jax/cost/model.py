@@ -1,8 +1,7 @@
-"""The cost oracle of a search: timings from the store, new ones from the worker, the rest from the
-roofline.
+"""The cost oracle of a search: stored timings, new ones from the worker, the roofline for the rest.
 
 This is the host side of `roofline`: it decides what is measured, keeps every timing in the store,
-and hands the searches a `CostTable` to compute with inside jit.
+and provides the `CostTable` that searches compute with inside jit.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 _WORTH_TIMING = np.array([CLASS_OF[n] in MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
-_LEAST_TIMEOUT = 5.0  # seconds a region is given even when the budget runs out before
+_LEAST_TIMEOUT = 5.0  # seconds a region may take even when the budget ends before
 _MIN_SECONDS = 2e-7
-_LEAST_ROOM = 64  # for signatures that are computed at once
-_LOAD = timing_key([], (), extra=["reference_seconds"])  # when the first region was timed
+_LEAST_ROOM = 64  # least number of signatures computed at once
+_LOAD = timing_key([], (), extra=["reference_seconds"])  # key of the first region's load
 
 
 @dataclass
 class Spending:
-    """What a search has spent; all times in seconds."""
+    """The measurements that a search has made; all times in seconds."""
 
     measurements: int = 0
     from_store: int = 0
@@ -58,12 +57,12 @@ class Oracle:
     """Costs for one search on one machine under one set of compile options.
 
     Attributes:
-      store: where timings come from and go to.
-      measurer: where new ones are made.
-      options: XLA compile options of what is timed.
+      store: holds all timings, old and new.
+      measurer: takes new timings.
+      options: XLA compile options of the code that is timed.
       constants: whether prepared weights are constants of the compiled code, not arguments.
       config: hyperparameters of the cost model.
-      spending: what has been spent so far.
+      spending: measurements made so far.
       rates: roofline parameters, recalibrated as timings come in.
     """
 
@@ -78,7 +77,7 @@ class Oracle:
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
-    _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # priced as never timed
+    _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # timing was cut short
     _costs: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,16 +86,18 @@ class Oracle:
 
     @property
     def target(self) -> Target:
-        """What the costs are of."""
+        """The target that the costs are for."""
         return self.store.target
 
     @property
     def costs(self) -> CostTable:
-        """What graphs are priced with, by all timings so far; a new table with every new timing."""
+        """The table that graphs are priced with, from all timings so far; replaced with every new
+        timing.
+        """
         return self._costs
 
     def _refit(self) -> None:
-        """Calibrate the rates and make the table anew."""
+        """Calibrate the rates and rebuild the table."""
         known = self._known.values()
         samples = [regions.region_sample(r, s) for r, s in known if np.isfinite(s)]
         samples += self._loops
@@ -108,15 +109,15 @@ class Oracle:
         )
 
     def _net_seconds(self, region: Region, seconds: float) -> float:
-        """A region's time without its wrapping; a thousand seconds if it could not be timed."""
+        """Return a region's time without its wrapping, or 1000 seconds if it could not be timed."""
         if not np.isfinite(seconds):
             return 1e3
         wrapping = sum(map(self.rates.pass_seconds, regions.wrapping_passes(region)))
         return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
 
     def unknown(self, view: CostView) -> dict[tuple[int, int], Region]:
-        """Regions worth timing among the views (any leading dimensions) that have no timing yet, by
-        signature.
+        """Return the regions worth timing among the views (any leading dimensions) that have no
+        timing yet, by signature.
         """
         op = np.asarray(view.op)
         wanted = (
@@ -139,13 +140,15 @@ class Oracle:
         limit: int | None = None,
         new: int | None = None,
     ) -> int:
-        """Time regions (or find them in the store) until `clock` has run out or `limit` is reached;
-        how many became known.
+        """Time regions, or find them in the store, until `clock` has run out or `limit` is reached.
 
         Args:
           wanted: regions by signature, the most important first.
-          limit: bound for all that this oracle measures.
-          new: bound for what is measured now.
+          limit: bound on all measurements of this oracle.
+          new: bound on the measurements of this call.
+
+        Returns:
+          The number of regions that became known.
         """
         by_key = {sig: self._key(r) for sig, r in wanted.items()}
         stored = self.store.get(by_key.values())
@@ -169,21 +172,23 @@ class Oracle:
                     self.spending.from_store += 1
                 self._known[sig] = (region, timing.seconds)  # infinite where it failed
                 done += 1
-        finally:  # Ctrl-C keeps what was timed
+        finally:  # Ctrl-C keeps the timings made so far
             if done:
                 self._refit()
         return done
 
     def measure_loops(self) -> None:
-        """Time elementwise loops (or find them in the store): in a network they are priced by what
-        a pass over an array takes here, and regions are timed between two of them.
+        """Time elementwise loops, or find them in the store.
+
+        In a network, loops are priced by the time of a pass over an array on this machine; regions
+        are timed between two of them.
         """
         timed = [(r, self._timing(r)) for r in regions.loops(self.target.platform)]
         self._loops = tuple(regions.region_sample(r, t.seconds) for r, t in timed if t.ok)
         self._refit()
 
     def _timing(self, region: Region) -> Timing:
-        """The region's timing, from the store if it is there."""
+        """Return the region's timing, from the store if it is there."""
         timing = self.store.get([self._key(region)]).get(self._key(region))
         if timing is None:
             return self._time(region, self.config.region_timeout)
@@ -194,16 +199,14 @@ class Oracle:
         return regions.region_key(region, self.options, constants=self.constants)
 
     def _time(self, region: Region, timeout: float) -> Timing:
-        """A new timing, without the launch overhead of the worker it was made in; kept in the
-        store.
+        """Take a new timing of a region, without the worker's launch overhead, and store it.
 
-        Stored like that, because the overhead differs from worker to worker: what is read back must
-          not.
+        The overhead is subtracted before storing because it differs from worker to worker.
         """
         try:
             with plain_ctrl_c():
                 job = regions.region_job(region, self.options, constants=self.constants)
-        except Exception as error:  # a lowering that cannot be traced costs itself only
+        except Exception as error:  # a lowering that cannot be traced must not end the search
             timing = Timing.without("failed", f"{type(error).__name__}: {error}")
             self.spending.measurements += 1
             self.spending.failures += 1
@@ -211,22 +214,23 @@ class Oracle:
             timing = self.time_job(job, seconds_per_job=0.08, timeout=timeout)
             if timing.ok:
                 timing = self._normalised(timing)
-                # Copies for the library that it did not take, XLA has made one of.
+                # Copies meant for the library that it did not take are merged into one by XLA.
                 copies = 1 if region.in_partition and not job.custom_calls else region.copies
                 timing = without_overhead(timing, self.measurer.overhead_seconds, copies)
-        # Else it may not have been the region's fault, or others would have waited for longer.
+        # Not stored: a lost worker, which may not be the region's fault, and a timeout shorter than
+        # other searches would allow.
         impatient = timing.status == "timeout" and timeout < DEFAULT.region_timeout
         if timing.status != "killed" and not impatient and not self._cut_short(timing, timeout):
             self.store.put({self._key(region): timing})
         return timing
 
     def _cut_short(self, timing: Timing, timeout: float) -> bool:
-        """Whether the budget did not leave a region the time it may take."""
+        """Return whether the region timed out because the budget left less than it may take."""
         return timing.status == "timeout" and timeout < self.config.region_timeout
 
     def _normalised(self, timing: Timing) -> Timing:
-        """The timing as it would have been when the first of the store was taken: the machine may
-        be busier now, or quieter.
+        """Return the timing scaled to the machine's load when the first timing of the store was
+        taken: the machine may be more or less busy now.
         """
         now = timing.reference_seconds
         if now is None:
@@ -254,8 +258,8 @@ class Oracle:
     ) -> Timing:
         """Time a job, in turn with the reference; all timings of a search are made here.
 
-        What fails, hangs or kills the worker is tried once: its timing is the answer from then on,
-        and as a reference it is left out.
+        A job that fails, hangs or kills the worker is tried once: its timing is returned from then
+        on, and as a reference it is left out.
         """
         if job.identity in self._failed:
             return self._failed[job.identity]
@@ -286,11 +290,13 @@ class Oracle:
         seconds_per_job: float = 1.0,
         timeout: float = 300.0,
     ) -> Timing:
-        """A whole program in turn with another; kept in the store, so that what is decided by it is
-        decided again in the same way. `turn` counts timings of the same two.
+        """Time a whole program in turn with another.
+
+        The timing is kept in the store, so that decisions based on it are repeatable. `turn`
+        distinguishes timings of the same two programs.
         """
-        # The number goes up with how it is timed, and with what a program is compiled to: for less,
-        # cold, or as an older back end computed it, must not decide.
+        # Increase the number when the timing method or the code that programs compile to changes:
+        # timings taken for less time, cold, or of an older back end must not decide.
         key = timing_key([], (), extra=["against 7", str(turn), job.key, reference.key])
         timing = self.store.get([key]).get(key)
         if timing is not None:
@@ -304,14 +310,14 @@ class Oracle:
         return timing
 
     def correct(self, shares: Sequence[Mapping[str, float]], measured: Sequence[float]) -> None:
-        """Let whole-program timings correct the table; see `calibration.correct`."""
+        """Correct the table by whole-program timings; see `calibration.correct`."""
         self.rates = calibration.correct(self.rates, shares, measured, config=self.config)
         self._refit()
 
 
 def without_overhead(timing: Timing, overhead: float, copies: int = 1) -> Timing:
-    """The timing of one of several copies, less `overhead` seconds in all, but never below a fifth
-    of a microsecond.
+    """Return the timing of one of several copies, less `overhead` seconds in all, but at least a
+    fifth of a microsecond.
     """
     seconds, low, high = (
         max((s - overhead) / copies, _MIN_SECONDS)
@@ -322,7 +328,7 @@ def without_overhead(timing: Timing, overhead: float, copies: int = 1) -> Timing
 
 @engine_jit
 def price(costs: CostTable, graph: TensorGraph) -> tuple[TensorGraph, jax.Array]:
-    """The graph with every node's cost set from the table, and their sum."""
+    """Return the graph with every node's cost set from the table, and their sum."""
     graph = costs.priced(graph)
     return graph, roofline.total(graph)
 
@@ -331,8 +337,10 @@ _signature = engine_jit(signature)
 
 
 def signatures(views: CostView) -> list[tuple[int, int]]:
-    """The signatures of host-side views [M], padded to a power of four: their number changes all
-    the time, and each size is compiled.
+    """Return the signatures of host-side views [M].
+
+    The views are padded to one of few sizes (64 times a power of four), because M changes all the
+    time and each size is compiled.
     """
     count = len(views.op)
     room = _LEAST_ROOM

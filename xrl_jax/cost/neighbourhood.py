@@ -1,8 +1,8 @@
-"""Neighbourhoods: a node of a graph with what is around it, as a program of its own.
+"""Neighbourhoods: a node of a graph with the nodes around it, as a program of its own.
 
 A region has one operator and stands for all of its kind; a neighbourhood has the operators that XLA
-may fuse with it in this very graph. It is timed in a fraction of the network's time, and what makes
-it faster is likely to make the network faster.
+may fuse with it in this very graph. Timing it takes a fraction of the network's time, and a change
+that makes it faster is likely to make the network faster.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from xrl_jax.graph.graph import Node, TensorGraph, build, nodes_of
 from xrl_jax.program.arguments import flatten_args
 from xrl_jax.program.program import Program
 
-_FOREIGN = ("input", "opaque", "call", "pack", "proj")  # never inside
+_FOREIGN = ("input", "opaque", "call", "pack", "proj")  # never inside one
 _NO_ARRAYS = ("none", "extended", "tuple")
 
 
 def neighbourhood(graph: TensorGraph, slot: int, radius: int) -> Program | None:
-    """The operators within `radius` steps above and below the one at `slot`, or None where what
-    they read cannot be made up.
+    """Return the operators within `radius` steps above and below the one at `slot` as a program, or
+    None if one of its arguments would not be an array.
 
-    Work on weights alone is part of it, down to the weights, so that it is prepared as in the
-    network. What else the operators read is an argument; what is read outside is a result. Weights
-    and other arguments are numbered in the order of the graph.
+    Weight-only operators that these read are included, down to the weights, so that they are
+    prepared as in the network. All other values read become arguments; values read outside become
+    results. Weights and other arguments are numbered in the order of the graph.
     """
     nodes, graph_outputs, slots = nodes_of(graph)
     weight_only = np.asarray(graph.nodes.weight_only)[slots]
@@ -68,7 +68,7 @@ def neighbourhood(graph: TensorGraph, slot: int, radius: int) -> Program | None:
 
 
 def _within(start: int, steps: int, near: Callable[[int], list[int]]) -> set[int]:
-    """All that can be reached in at most so many steps."""
+    """Return all nodes that can be reached from `start` in at most `steps` steps."""
     reached = last = {start}
     for _ in range(steps):
         last = {j for i in last for j in near(i)} - reached
@@ -79,7 +79,7 @@ def _within(start: int, steps: int, near: Callable[[int], list[int]]) -> set[int
 def _with_weight_work(
     nodes: Sequence[Node], weight_only: np.ndarray, inside: set[int]
 ) -> tuple[set[int], set[int]]:
-    """`inside` with the work on weights it reads, and what these read and do not contain."""
+    """Return `inside` with the weight-only work it reads, and the other nodes that these read."""
     kept, edge = set(inside), set()
     todo = [a for i in inside for a in nodes[i].args]
     while todo:
@@ -95,7 +95,7 @@ def _with_weight_work(
 
 
 def _program(nodes: Sequence[Node], outputs: Sequence[int]) -> Program:
-    """A program of one graph; its sources' `ref` are positions among the arguments."""
+    """Return a program of one graph, whose sources' `ref` are positions among the arguments."""
     sources = sorted((n for n in nodes if n.ref >= 0), key=lambda n: n.ref)
     avals = tuple(jax.ShapeDtypeStruct(n.shape, jnp.dtype(n.dtype)) for n in sources)
     return Program(

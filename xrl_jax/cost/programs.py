@@ -1,5 +1,5 @@
-"""Whole programs: compile options to try, jobs for the worker, and what their timings say of the
-cost table.
+"""Whole programs: compile options to try, jobs for the worker, and corrections of the cost table
+from their timings.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 Options = tuple[tuple[str, str], ...]
 
-# Compile options worth trying on each platform, the default first. On the CPU the list names what
-# goes to the YNNPACK library and what to XLA's own kernels; measured on single operators they
-# differ by up to 2 either way.
+# Compile options worth trying on each platform, the default first. On the CPU they decide which
+# operators go to the YNNPACK library and which to XLA's own kernels; measured on single operators
+# the two differ by a factor of up to 2 either way.
 OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
     "cpu": (
         (),
@@ -36,23 +36,23 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
         ((YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
     ),
 }
-# Constants must gain this share: they compile for longer, and again for other weights.
+# Constants must gain this share, as they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
-_CONVOLVED = 0.2  # of the flops, at least, for them to be tried
+_CONVOLVED = 0.2  # least share of the flops for constants to be tried
 
 
 def option_sets(target: Target) -> tuple[Options, ...]:
-    """The compile options to try on a target."""
+    """Return the compile options to try on a target."""
     return OPTION_SETS.get(target.platform, ((),))
 
 
 def program_key(program: Program) -> tuple[str, ...]:
-    """What tells programs apart whose timings differ: a key for each graph."""
+    """Return a timing key for each graph; programs whose timings differ have different keys."""
     return tuple(timing_key(*nodes_of(g)[:2]) for g in program.graphs)
 
 
 def program_job(program: Program, options: Options = (), *, constants: bool = False) -> Job:
-    """The program as a worker job, work on weights prepared beforehand.
+    """Return the program as a worker job, with weight-only work prepared beforehand.
 
     Args:
       constants: prepared weights are constants of the compiled code instead of arguments.
@@ -68,7 +68,7 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
 
 
 def job_or_failure(program: Program, options: Options, *, constants: bool) -> Job | Timing:
-    """The program's job, or the failed timing that says why there is none."""
+    """Return the program's job, or a failed timing that says why there is none."""
     try:
         with plain_ctrl_c():
             return program_job(program, options, constants=constants)
@@ -77,13 +77,12 @@ def job_or_failure(program: Program, options: Options, *, constants: bool) -> Jo
 
 
 def choose_constants(oracle: Oracle, program: Program) -> None:
-    """Let the oracle time weights as constants of the compiled code where the original runs faster
-    so.
+    """Let the oracle time weights as constants of the compiled code if the original runs faster so.
 
-    XLA:CPU hands a convolution with a constant kernel to another library than one whose kernel is
-    an argument; products it computes alike, and hundreds of megabytes of constants take a quarter
-    of a minute to compile, so this is asked of programs only whose work is in convolutions. The
-    timing is kept in the store: what follows from it must be the same the next time.
+    XLA:CPU passes a convolution with a constant kernel to another library than one whose kernel is
+    an argument; matrix products are computed alike, and hundreds of megabytes of constants take a
+    quarter of a minute to compile. So only programs with enough of their work in convolutions are
+    tried. The timing is kept in the store, so that the choice is the same the next time.
     """
     if _convolved(program) < _CONVOLVED:
         return
@@ -94,14 +93,14 @@ def choose_constants(oracle: Oracle, program: Program) -> None:
         as_arguments = program_job(program, oracle.options)
     except Exception:  # a program that cannot be exported is not timed in the worker at all
         return
-    # The worker keeps what it times others against, and where constants pay that is what it needs.
+    # The worker keeps its references compiled, and will need this one again if constants pay.
     timing = oracle.time_against(as_arguments, as_constants)
     gains = timing.relative is not None and 1 / timing.relative < 1 - _CONSTANTS_MUST_GAIN
     oracle.constants = gains
 
 
 def _convolved(program: Program) -> float:
-    """The share of convolutions in a program's flops."""
+    """Return the share of convolutions in a program's flops."""
     there, total = 0.0, 1.0
     for graph, count in zip(program.graphs, program.counts, strict=True):
         nodes, _, _ = nodes_of(graph)
@@ -118,7 +117,7 @@ _shares = engine_jit(lambda costs, graph: costs.shares(graph))
 def learn_from(
     oracle: Oracle, timed: Sequence[tuple[Program, Timing | None]], original: Program
 ) -> None:
-    """Let programs timed whole, and the original in turn with them, correct the cost table."""
+    """Correct the cost table by timings of whole programs and of the original in turn with them."""
     there = [(program, t) for program, t in timed if t is not None and t.ok]
     known = [(program, t.seconds) for program, t in there]
     known += [(original, t.seconds / t.relative) for _, t in there if t.relative][:1]
@@ -127,7 +126,7 @@ def learn_from(
 
 
 def shares(program: Program, costs: CostTable) -> dict[str, float]:
-    """Predicted seconds of one run of a program, by what they are corrected with."""
+    """Return the predicted seconds of one run of a program, by the corrections in `CORRECTED`."""
     each = [np.asarray(_shares(costs, price(costs, graph)[0])) for graph in program.graphs]
     total = np.asarray(program.counts) @ np.stack(each)
     return {c: float(s) for c, s in zip(CORRECTED, total, strict=True) if s > 0}

@@ -1,11 +1,11 @@
 """Regions: one node as XLA would meet it in a network, made into a job for the timing worker.
 
-A region is an anchor (a convolution, contraction, pooling, reduction or movement) with an
-elementwise operation before and after it, because what XLA fuses into an anchor decides how fast it
-runs: a sum of shifted slices that is fast alone may recompute its producer for every tap. A
-lowering that absorbs what follows has it inside. A kernel of a library that runs in one call with
-its neighbours is timed in a call of its own kind. Weight-only work is hoisted out, as it will be in
-the result.
+A region is an anchor (a convolution, contraction, pooling, reduction or movement). All but
+movements have an elementwise operation before and after the anchor, because what XLA fuses into an
+anchor decides how fast it runs: a sum of shifted slices that is fast on its own may recompute its
+producer for every tap. A lowering that absorbs the operation after it computes it inside its call.
+A library kernel that shares calls with its neighbours is timed in a call of such kernels only.
+Weight-only work is hoisted out, as it will be in the result.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from xrl_jax.lower.table import absorbs, lower, shares_calls
 from xrl_jax.measure.base import Job
 
 Options = Sequence[tuple[str, str]]
-# A region is timed as a row of copies that take about as long together at these rates: a call on
-# its own pays for waking threads, which in a network are awake, and on a GPU for launching it and
-# for being told of its end. Not so, on a CPU, XLA's convolutions and pooling, which run otherwise
-# inside of a loop, by ten times and more.
+# A region is timed as a sequence of copies that together take about `_ROW` seconds at these rates:
+# a single call also pays for waking threads, which in a network are awake, and on a GPU for its
+# launch and the notice of its end. XLA's convolutions and pooling on a CPU are timed one at a time,
+# because their time inside a loop differs by a factor of ten and more.
 _ROW = 2e-3
 _RATES = {"cpu": (1e11, 2e10)}  # operations and bytes per second
 _GPU_RATES = (1e13, 1e12)
@@ -45,7 +45,7 @@ _IN_A_ROW = ("dot", "reduce", "movement", "elementwise")
 
 @dataclass(frozen=True)
 class Region:
-    """A node with its arguments, which stand for themselves or are weight-only."""
+    """A node with its arguments, which are `input` or `weight` nodes."""
 
     node: Node
     args: tuple[Node, ...]  # `input` nodes, `weight` where weight-only
@@ -58,13 +58,15 @@ class Region:
 
     @property
     def in_partition(self) -> bool:
-        """Whether it is a kernel in a call of many."""
+        """Whether the node is a kernel that shares a library call with others."""
         return shares_calls(self.node.op, self.node.lowering, registry.calling(self.platform))
 
     @property
     def copies(self) -> int:
-        """How often it is computed in one call: kernels of a partition at least twice, so that
-        bringing arrays into the library's layout and back, which is done once, counts less.
+        """The number of copies that are computed in one call.
+
+        Kernels of a partition have at least two, so that converting arrays to the library's layout
+        and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
         loops = self.op_class in _IN_A_ROW or self.platform != "cpu"
@@ -78,8 +80,11 @@ class Region:
 
 
 def region_of(view: CostView, at: tuple[int, ...], platform: str) -> Region:
-    """The region of one node of a batch of host-side views, at a position of its leading
-    dimensions, on a platform of JAX.
+    """Return the region of one node of a batch of host-side views.
+
+    Args:
+      at: position of the node in the leading dimensions.
+      platform: of JAX, where the region is timed.
     """
     v = CostView(*(np.asarray(f)[at] for f in view))
     spec = ops.OPS[ops.OP_NAMES[int(v.op)]]
@@ -110,15 +115,17 @@ def region_of(view: CostView, at: tuple[int, ...], platform: str) -> Region:
 
 
 def region_key(region: Region, options: Options, *, constants: bool = False) -> str:
-    """The timing key of a region under compile options (the machine is a column of the store)."""
+    """Return the timing key of a region under compile options (the machine is a column of the
+    store).
+    """
     nodes = [*region.args, region.node]
     how = [f"constants={_constants(region, constants)}", *(f"{k}={v}" for k, v in sorted(options))]
     return timing_key(nodes, (len(nodes) - 1,), extra=["region 7", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
-    """The region as a function of its arguments and, where it is wrapped, a scalar the wrapping
-    compares with.
+    """Return the region as a function of its arguments and a scalar that the wrapping operations
+    compare with.
     """
     wrapped = _is_wrapped(region)
 
@@ -147,14 +154,14 @@ def region_fn(region: Region) -> Callable[..., Any]:
 
 
 def _constants(region: Region, constants: bool) -> bool:
-    """Whether its weights are constants: XLA makes something else of convolutions alone with them,
-    and hundreds of megabytes of constants take long to compile.
+    """Return whether the region's weights are constants: XLA compiles only convolutions differently
+    with them, and hundreds of megabytes of constants take long to compile.
     """
     return constants and region.node.op == "conv"
 
 
 def region_job(region: Region, options: Options, *, constants: bool = False) -> Job:
-    """The job that times the region: weight-only work prepared, the rest called.
+    """Return the job that times the region: weight-only work is prepared, the rest is called.
 
     Args:
       constants: prepared weights of convolutions are constants of the compiled code instead of
@@ -183,8 +190,10 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
 
 
 def _in_a_row(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
-    """A call of all copies of a region, each of which needs the one before: a number of its result
-    goes into what the next one's inputs are compared with.
+    """Return a call of all copies of a region, one after the other.
+
+    Each copy depends on the one before: an element of its result enters the scalar that the next
+    one's inputs are compared with.
     """
 
     def run(prepared: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> Any:
@@ -202,19 +211,19 @@ def _in_a_row(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
 
 
 def _is_wrapped(region: Region) -> bool:
-    """Whether elementwise operations are before and after it."""
+    """Return whether the region has elementwise operations before and after the anchor."""
     return region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
 
 
 def region_sample(region: Region, seconds: float) -> Sample:
-    """What calibration learns from the region's time."""
+    """Return the region's time as a sample for calibration."""
     flops, n_bytes = work.node_work(region.node, region.args)
     return Sample(region.op_class, flops, n_bytes, seconds, region.lowering_kind)
 
 
 def wrapping_passes(region: Region) -> tuple[float, ...]:
-    """Bytes of each pass that the wrapping operations make beyond the anchor, if nothing of them is
-    fused: each reads an array and writes it.
+    """Return the bytes of each pass that the wrapping operations make beyond the anchor if none of
+    them is fused: each reads an array and writes it.
     """
     if region.in_partition or not _is_wrapped(region):
         return ()
@@ -223,7 +232,7 @@ def wrapping_passes(region: Region) -> tuple[float, ...]:
 
 
 def loops(platform: str) -> tuple[Region, ...]:
-    """Elementwise loops of several sizes, which tell what a pass over an array takes here."""
+    """Return elementwise loops of several sizes, which measure the time of a pass over an array."""
     return tuple(
         Region(
             Node("add", (0, 1), shape=(n,)),

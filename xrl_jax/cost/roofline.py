@@ -1,11 +1,10 @@
-"""What a node costs inside jit: a measured time where there is one, a calibrated roofline
-elsewhere.
+"""Costs of nodes inside jit: a measured time where there is one, a calibrated roofline elsewhere.
 
-A node is looked at with what surrounds it at once (`view.CostView`): operator, attributes,
-lowering, result and arguments. Its signature is a 64-bit hash of that; the cost table holds
-measured seconds by signature. The roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops
-/ rate, bytes / bandwidth) + overhead, with rates fitted to the timings in the store, times what the
-node's lowering took elsewhere in the median, in multiples of its roofline.
+A node's cost depends on its `view.CostView`: operator, attributes, lowering, result and arguments.
+Its signature is a 64-bit hash of these; the cost table holds measured seconds by signature. The
+roofline (Williams, Waterman, Patterson, CACM 2009) is max(flops / rate, bytes / bandwidth) +
+overhead, with rates fitted to the timings in the store. It is multiplied by the median of the times
+that the node's lowering took elsewhere, each as a multiple of its own roofline.
 """
 
 from __future__ import annotations
@@ -40,15 +39,16 @@ from xrl_jax.runtime.engine_jit import wide
 
 _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
-_CHUNKS = 8  # in which, on a CPU, nodes are gone through, where some of many count
+_CHUNKS = 8  # in which a CPU processes nodes if only some of them are priced
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CostTable:
-    """Everything the cost of a node depends on; a pytree of bucketed size, so that new timings
-    recompile nothing. It is a `base.CostModel`.
+    """Everything that the cost of a node depends on; implements `base.CostModel`.
+
+    It is a pytree of bucketed size, so that new timings cause no recompilation.
     """
 
     keys: jax.Array  # [T, 2] uint32, ascending in the first lane; unused rows are all ones
@@ -56,10 +56,10 @@ class CostTable:
     flop_rate: jax.Array  # [C] flops per second of each class
     bandwidth: jax.Array  # [C] bytes per second
     overhead: jax.Array  # [C] seconds per node
-    pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, beside its bytes
+    pass_overhead: jax.Array  # [] seconds per pass of a loop over an array, besides its bytes
     scale: jax.Array  # [len(CORRECTED)] correction by whole-program timings
     multiple: jax.Array  # [operators, kinds, lowerings] multiples of the roofline
-    corrected: jax.Array  # [operators, lowerings] which of CORRECTED they are in a shared call
+    corrected: jax.Array  # [operators, lowerings] index into CORRECTED in a shared call
     added_error: jax.Array  # [operators, lowerings] relative error that float32 lowerings add
     error_weight: jax.Array  # [] these four as in `CostConfig`
     optimistic: jax.Array  # []
@@ -68,12 +68,12 @@ class CostTable:
     sharing: fusion.Sharing
 
     def lookup(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Measured seconds for signatures [..., 2], and which of them are in the table."""
+        """Return the measured seconds for signatures [..., 2], and which are in the table."""
         at = jnp.clip(jnp.searchsorted(self.keys[:, 0], key[..., 0]), 0, len(self.timed) - 1)
         return self.timed[at], jnp.all(self.keys[at] == key, axis=-1)
 
     def roofline(self, view: CostView) -> jax.Array:
-        """Predicted seconds [...] without looking at timings (one node; vmap for more)."""
+        """Return the predicted seconds [] of one node without using timings (vmap for more)."""
         flops, n_bytes = work.traced_work(
             view.op,
             view.attrs,
@@ -90,13 +90,13 @@ class CostTable:
         )
         compute, traffic = flops / self.flop_rate[c], n_bytes / self.bandwidth[c]
         traffic = jnp.where(is_elementwise, self._read_seconds(view), traffic)
-        # Elementwise nodes share loops: which of the two decides cannot be told from one node.
+        # Elementwise nodes share loops: one node does not tell which of the two is the bottleneck.
         busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
         seconds = (busy + self.overhead[c]) * self.multiple[tuple(lowering_kind_of(view))]
         return jnp.where(c == 0, 0.0, seconds)
 
     def corrected_with(self, view: CostView) -> jax.Array:
-        """Which of `CORRECTED` nodes [...] are."""
+        """Return the correction of nodes [...], as an index into `CORRECTED`."""
         is_kernel = fusion.is_member(self.sharing, view.op, view.lowering)
         kernel = self.corrected[view.op, view.lowering]
         is_joined = fusion.is_joined(self.sharing, view, view.arg_origins)
@@ -104,28 +104,29 @@ class CostTable:
         return jnp.where(is_kernel, kernel, joined)
 
     def _read_seconds(self, view: CostView) -> jax.Array:
-        """Seconds [...] that nodes take to read memory, if they are elementwise; uncorrected."""
+        """Return the seconds [...] that elementwise nodes take to read memory; uncorrected."""
         reads = fusion.pays_read(view.op, view.arg_origins) & (view.arg_dtypes > 0)
         each = self.pass_overhead + _arg_bytes(view) / self.bandwidth[_LOOPS]
         return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
 
     def _moved_seconds(self, n_bytes: jax.Array, corrected: int = _LOOPS) -> jax.Array:
-        """Seconds to read or to write so many bytes within a loop that runs anyway."""
+        """Return the seconds to read or write `n_bytes` within a loop that runs anyway."""
         return n_bytes / self.bandwidth[_LOOPS] * self.scale[corrected]
 
     def pass_seconds(self, n_bytes: jax.Array) -> jax.Array:
-        """Seconds of a pass that reads or writes an array of so many bytes."""
+        """Return the seconds of a pass that reads or writes an array of `n_bytes`."""
         return self._moved_seconds(n_bytes) + self.pass_overhead * self.scale[_LOOPS]
 
     def _crossing_seconds(self, view: CostView) -> jax.Array:
-        """Seconds [...] that nodes take to enter or to leave a partition; 0 for work on weights."""
+        """Return the seconds [...] of entering or leaving a partition; 0 for weight-only nodes."""
         of, origins = self.sharing, view.arg_origins
         crossing = jnp.where(fusion.enters(of, view, origins), of.enter, 0.0)
         crossing += jnp.where(fusion.leaves(of, view, origins), of.leave, 0.0)
         return jnp.where(view.weight_only, 0.0, crossing * self.scale[_CROSSING])
 
     def seconds(self, view: CostView) -> jax.Array:
-        """Seconds [...] of nodes: measured where the signature is known, the roofline elsewhere.
+        """Return the seconds [...] of nodes: measured where the signature is known, the roofline
+        elsewhere.
 
         Weight-only work is done once; see `CostConfig.weight_only`.
         """
@@ -135,8 +136,8 @@ class CostTable:
             guess = jax.vmap(guess)
         guessed = guess(view)
         cost = jnp.where(known, measured, guessed) * self.scale[self.corrected_with(view)]
-        # A timing covers the reads of the arguments, of which those computed in the same loop are
-        # paid where that begins; and it does not cover writing what nobody has written.
+        # A timing includes reading all arguments, but those computed in the same loop are paid for
+        # where the loop begins. It does not include writing arguments that were never written.
         in_loop = jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
         in_loop &= view.arg_origins == fusion.LOOP
         read = self._moved_seconds(jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
@@ -155,16 +156,19 @@ class CostTable:
         return jnp.where(_class_of(view.op) == 0, 0.0, cost).astype(jnp.float32)
 
     def errors(self, view: CostView) -> jax.Array:
-        """Relative error [...] that nodes are stated to add by their lowerings; 0 for weights."""
+        """Return the relative errors [...] that lowerings are stated to add; 0 for weight-only
+        nodes.
+        """
         return jnp.where(view.weight_only, 0.0, self.added_error[view.op, view.lowering])
 
     def costs(self, view: CostView) -> jax.Array:
-        """Seconds [...] of nodes, and what the error they add is worth in seconds."""
+        """Return the seconds [...] of nodes, plus the error they add converted to seconds."""
         return self.seconds(view) + self.error_weight * self.errors(view)
 
     def costs_where(self, view: CostView, where: jax.Array) -> jax.Array:
-        """`costs` [...], of those only for which `where` [...] holds; 0 elsewhere. Where these are
-        few, that is as many times faster, unless steps are wide.
+        """Return `costs` [...] of the nodes for which `where` [...] holds; 0 elsewhere.
+
+        The time is proportional to their number, unless the platform is `wide`.
         """
         if wide():
             return jnp.where(where, self.costs(view), 0.0)
@@ -184,7 +188,9 @@ class CostTable:
         return found.reshape(where.shape)
 
     def repriced(self, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
-        """`priced`, for a graph that differs in a few nodes from one that this table has priced."""
+        """Return the graph priced as by `priced`; it differs in few nodes from `before`, which this
+        table has priced.
+        """
         assert_one(graph, before.nodes.cost)
         view, old = view_graph(self.sharing, graph), view_graph(self.sharing, before)
 
@@ -196,19 +202,21 @@ class CostTable:
         return graph._replace(nodes=graph.nodes._replace(cost=cost))
 
     def priced(self, graph: TensorGraph) -> TensorGraph:
-        """The graph with every node's cost set from the table."""
+        """Return the graph with every node's cost set from the table."""
         assert_one(graph)
         cost = self.costs(view_graph(self.sharing, graph))
         return graph._replace(nodes=graph.nodes._replace(cost=cost))
 
     def error(self, graph: TensorGraph) -> jax.Array:
-        """Relative errors [] that the lowerings of a graph are stated to add, summed up."""
+        """Return the sum [] of the relative errors that the graph's lowerings are stated to add."""
         there = graph.nodes.op != ops.HOLE
         return jnp.sum(jnp.where(there, self.errors(view_graph(self.sharing, graph)), 0.0))
 
     def price_of_new(self, graph: TensorGraph) -> Price:
-        """Prices rewrites of a graph: the nodes they make, and what the readers of a root pay more
-        or less because its value comes from elsewhere. What changes behind the readers is left out.
+        """Return the `Price` of rewrites of a graph.
+
+        It covers the nodes they make, and how much more or less the readers of a root pay because
+        its value has another origin. Changes beyond these readers are left out.
         """
         of, f = self.sharing, graph.nodes
         origins, readers = fusion.origins(of, graph), fusion.readers(of, graph)
@@ -225,9 +233,7 @@ class CostTable:
         return Price(_price_of_made, of_readers, marks=origins, context=self)
 
     def shares(self, graph: TensorGraph) -> jax.Array:
-        """Seconds [len(CORRECTED)] of one run of a graph priced from the table, by what they are
-        corrected with.
-        """
+        """Return the seconds [len(CORRECTED)] of one run of a priced graph, by correction."""
         view = view_graph(self.sharing, graph)
         there = graph.nodes.op != ops.HOLE
         crossing = jnp.where(there, self._crossing_seconds(view), 0.0)
@@ -237,7 +243,7 @@ class CostTable:
 
 
 def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array]:
-    """Cost [C] of the nodes made, and origins [C, 2] of what replaces the roots."""
+    """Return the cost [C] of the nodes made, and the origins [C, 2] of the roots' replacements."""
     origins_with = functools.partial(fusion.origins_with, table.sharing)
     found = jax.vmap(origins_with)(asked.made, asked.marks)
     there = asked.made.nodes.op != ops.HOLE
@@ -247,7 +253,7 @@ def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array
 
 
 def total(graph: TensorGraph) -> jax.Array:
-    """Seconds of one run of the graph: the sum of its nodes' costs."""
+    """Return the seconds of one run of the graph: the sum of its nodes' costs."""
     return jnp.sum(jnp.where(graph.nodes.op == ops.HOLE, 0.0, graph.nodes.cost))
 
 
@@ -256,17 +262,23 @@ def _class_of(op: jax.Array) -> jax.Array:
 
 
 def _arg_bytes(view: CostView) -> jax.Array:
-    """Bytes [..., A] of the arguments."""
+    """Return the bytes [..., A] of the arguments."""
     sizes = jnp.prod(view.arg_shapes.astype(jnp.float32), axis=-1)
     return sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[view.arg_dtypes]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Roofline parameters by class: flops per second, bytes per second, seconds per node; the
-    correction of each of `CORRECTED`; by `lowering_kind_of`, what multiple of it was measured;
-    and the seconds that an elementwise loop takes for each array it reads or writes, beside its
-    bytes.
+    """Parameters of the roofline.
+
+    Attributes:
+      flop_rate: flops per second, by class.
+      bandwidth: bytes per second, by class.
+      overhead: seconds per node, by class.
+      scale: corrections, by `CORRECTED`.
+      multiple: measured times as multiples of the roofline, by `lowering_kind_of`.
+      pass_overhead: seconds that an elementwise loop takes for each array it reads or writes, in
+        addition to its bytes.
     """
 
     flop_rate: Mapping[str, float]
@@ -277,12 +289,11 @@ class Rates:
     pass_overhead: float = 0.0
 
     def pass_seconds(self, n_bytes: float) -> float:
-        """Seconds of a pass of a loop that reads or writes an array of so many bytes."""
+        """Return the seconds of a pass of a loop that reads or writes an array of `n_bytes`."""
         return self.pass_overhead + n_bytes / self.bandwidth["elementwise"]
 
 
-# Where calibration starts before there is any timing: a middling CPU. Only ratios matter to a
-# search.
+# Start of calibration, before there is any timing: an average CPU. Only ratios matter to a search.
 DEFAULT_RATES = Rates(
     flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11, "elementwise": 5e10},
     bandwidth=dict.fromkeys(CLASSES, 1.5e10),
@@ -298,11 +309,11 @@ def cost_table(
     config: CostConfig = DEFAULT,
     sharing: fusion.Sharing | None = None,
 ) -> CostTable:
-    """The table of measured seconds by signature, and the rates.
+    """Return the table of measured seconds by signature, and of the rates.
 
     Args:
       config: hyperparameters.
-      sharing: what lowerings share on the target; None for the default device's.
+      sharing: what lowerings share on the target; None for that of the default device.
     """
     size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
     keys = np.full((size, 2), 0xFFFFFFFF, np.uint32)
@@ -337,8 +348,8 @@ def cost_table(
 
 
 def _by_lowering() -> tuple[jax.Array, jax.Array]:
-    """[operators, lowerings] which of `CORRECTED` they are as kernels of a partition, and the
-    relative error that they add in float32.
+    """Return two arrays [operators, lowerings]: the correction of each lowering as a kernel of a
+    partition, as an index into `CORRECTED`, and the relative error that it adds in float32.
     """
     shape = len(ops.OP_NAMES), fusion.MOST_LOWERINGS
     corrected, error = np.full(shape, _PARTITION, np.int32), np.zeros(shape, np.float32)

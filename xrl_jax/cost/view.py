@@ -1,5 +1,5 @@
-"""What the cost of a node depends on: the node with the shapes, dtypes and origins around it, the
-class it shares rates with, and the signature by which its timing is known.
+"""Views of nodes: everything that the cost of a node depends on, that is the node with the shapes,
+dtypes and origins of its arguments, its class, and the signature of its timing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.graph.hash import fold_words
 
-# Classes of operators that share rates and a correction. What is free costs nothing: views,
-# sources, what XLA always fuses, and what no rewrite changes (opaque equations; calls, whose bodies
-# are counted as graphs of their own).
+# Classes of operators that share rates and a correction. Operators of class "free" cost nothing:
+# views, sources, operators that XLA always fuses, and those that no rewrite changes (opaque
+# equations; calls, whose bodies are counted as graphs of their own).
 CLASSES = ("free", "conv", "dot", "window", "reduce", "movement", "elementwise")
-# What shares a correction by whole programs: a class, but for what a partition computes of any. One
-# kernel alone says too much of XLA's kernels and too little of a library's, whose caches are warm,
-# and which rearranges arrays between kernels of different kinds. What it takes to enter and leave
-# one is no kernel's: it depends on the machine, and no kernel's own timing tells.
-_KERNELS = ("conv", "tiles", "dot")  # of a partition; "partition" is what joins these
+# Groups of nodes that share a correction by whole programs: the classes, and separate groups for
+# nodes in a partition. A kernel timed on its own overestimates XLA's kernels and underestimates a
+# library's, whose caches are then warm, and which in a network rearranges arrays between kernels of
+# different kinds. Entering and leaving a partition ("crossing") has its own correction: it depends
+# on the machine and shows in no kernel's timing.
+_KERNELS = ("conv", "tiles", "dot")  # of a partition; "partition" itself: nodes that join these
 CORRECTED = (*CLASSES, "partition", *(f"partition {k}" for k in _KERNELS), "crossing")
 _CLASS_OF_FAMILY = {
     "conv": "conv",
@@ -45,13 +46,13 @@ CLASS_OF: Mapping[str, str] = {
 # Classes whose nodes are worth a timing of their own; elementwise loops are fused by XLA and left
 # to the roofline.
 MEASURED = ("conv", "dot", "window", "reduce", "movement")
-# Lowerings are compared among operators of one kind: products with a batch and without;
-# convolutions 1x1, grouped and others, then the same with features last.
+# Kinds of an operator, within which its lowerings are compared. Products: without and with a batch.
+# Convolutions: others, 1x1 and grouped, then the same three with features last.
 KINDS, _FEATURES_LAST = 6, 3
 
 
 class CostView(NamedTuple):
-    """A node with all around it that decides its cost; leading dimensions are free."""
+    """A node with everything around it that decides its cost; leading dimensions are free."""
 
     op: jax.Array  # [...]
     attrs: jax.Array  # [..., K]
@@ -68,7 +69,7 @@ class CostView(NamedTuple):
 
 
 def view_new(new: NewNodes, origins: jax.Array | None = None) -> CostView:
-    """Views [Q, ...] of the nodes a rewrite makes.
+    """Return views [Q, ...] of the nodes a rewrite makes.
 
     Args:
       origins: [2P + Q] of bound and new nodes (`fusion.origins_with`); without them all arguments
@@ -86,7 +87,7 @@ def _view(f: Nodes, *args: jax.Array) -> CostView:
 
 
 def signature(view: CostView) -> jax.Array:
-    """The 64-bit signature [..., 2] uint32 of what decides a node's time."""
+    """Return the 64-bit signature [..., 2] uint32 of everything that decides a node's time."""
     single = [view.op, view.lowering, view.rank, view.dtype, _bits(view.arg_weight_only)]
     flat = view.arg_shapes.reshape(*view.arg_shapes.shape[:-2], -1)
     words = [jnp.stack([jnp.asarray(s).astype(jnp.uint32) for s in single], axis=-1)]
@@ -102,7 +103,7 @@ def _bits(flags: jax.Array) -> jax.Array:
 
 
 def lowering_kind_of(view: CostView) -> jax.Array:
-    """Operator, kind and lowering [3] of one node."""
+    """Return the operator, kind and lowering [3] of one node."""
     conv, dot = ops.OPS["conv"], ops.OPS["dot"]
 
     def attr(spec: ops.OpSpec, name: str) -> jax.Array:
@@ -119,7 +120,7 @@ def lowering_kind_of(view: CostView) -> jax.Array:
 
 
 def view_graph(of: fusion.Sharing, graph: TensorGraph) -> CostView:
-    """Views [N, ...] of all nodes of a graph."""
+    """Return views [N, ...] of all nodes of a graph."""
     f, table = graph.nodes, args_of(graph)
     present = table > 0
     return _view(
@@ -133,6 +134,8 @@ def view_graph(of: fusion.Sharing, graph: TensorGraph) -> CostView:
 
 
 def in_other_layout(lowering_kind: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of a convolution's lowering_kind, that with features elsewhere; of others nothing that is."""
+    """Return a convolution's lowering kind with the features in the other place; for other
+    operators, a lowering kind that does not occur.
+    """
     op, kind, lowering = lowering_kind
     return op, (kind + _FEATURES_LAST) % KINDS, lowering

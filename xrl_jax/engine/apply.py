@@ -1,4 +1,4 @@
-"""Applying candidates, one at a time; a batch of them under vmap."""
+"""Applies one candidate to a graph; under vmap, a batch of candidates or graphs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Applied(NamedTuple):
     """The result of a rewrite."""
 
     graph: TensorGraph
-    changed: jax.Array  # [N] bool, nodes made, removed or with other arguments
-    ok: jax.Array  # bool; where false the graph is the old one (no match there, or no free slots)
-    full: jax.Array  # bool, the bucket has no room: grow the graph and try again
-    uses: jax.Array  # [N] int32, `use_counts` of the graph
+    changed: jax.Array  # [N] bool, nodes created, removed or given other arguments
+    ok: jax.Array  # bool; if false, the graph is unchanged (no match, or no free slots)
+    full: jax.Array  # bool, the bucket has too few free slots: grow the graph and try again
+    uses: jax.Array  # [N] int32, `use_counts` of `graph`
 
 
 def apply(
@@ -44,13 +44,13 @@ def apply(
     root: jax.Array,
     partner: jax.Array,
 ) -> Applied:
-    """Rewrite at one place; pure, jittable and vmappable over candidates or graphs.
+    """Rewrite the graph at one place (pure, jittable, vmappable over candidates or graphs).
 
-    The candidate may come from an earlier graph: where it matches no more, or two roots have come
-    to depend on each other, nothing is done.
+    The candidate may come from an earlier graph. The graph is left unchanged if the pattern does
+    not match any more, or if of its two roots one now depends on the other.
 
     Args:
-      variant, root, partner: one candidate (`Candidates`); partner 0 for a rule with one root.
+      variant, root, partner: one candidate (see `Candidates`); partner is 0 for a single-root rule.
     """
     assert_one(graph)
     assert_one_candidate(variant, root, partner)
@@ -64,27 +64,28 @@ def apply(
 def _may_choose(
     table: RuleTable, graph: TensorGraph, variant: jax.Array, root: jax.Array
 ) -> jax.Array:
-    """Whether a rule that chooses a lowering may do so at `root`; true for others. Matching has
-    asked this of a candidate in its own graph.
+    """Return whether a rule that chooses a lowering may do so at `root`; true for other rules.
+
+    Matching has already checked this for a candidate of the same graph.
     """
     choice = table.variant_choice[variant]
     return (choice < 0) | lower_table.fits(views_at(graph, root))[choice]
 
 
 class Instantiated(NamedTuple):
-    """A candidate of a graph and the nodes it makes there, or many [K]."""
+    """A candidate (or [K] candidates) of a graph with the nodes that it creates there."""
 
-    variant: jax.Array  # -1 for none, also where it does not apply
+    variant: jax.Array  # -1 for none, or where it does not apply
     root: jax.Array
     partner: jax.Array
-    nodes: Nodes  # [Q, ...]; op 0 where not used
+    nodes: Nodes  # [Q, ...]; op 0 for unused ones
     args: jax.Array  # [Q, A] binding codes
 
 
 def instantiated(
     table: RuleTable, graph: TensorGraph, variant: jax.Array, root: jax.Array, partner: jax.Array
 ) -> Instantiated:
-    """A candidate of this graph with the nodes it makes."""
+    """Return a candidate of this graph together with the nodes that it creates."""
     assert_one(graph)
     assert_one_candidate(variant, root, partner)
     bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
@@ -93,15 +94,15 @@ def instantiated(
 
 
 class Look(NamedTuple):
-    """A candidate as it is found in a graph."""
+    """How a candidate matches in a graph: its binding, and the features of the bound nodes."""
 
     bound: jax.Array  # [2P] slots
     matched: jax.Array  # bool
-    seen: jax.Array  # [2P, F], all that programs can see of what it is bound to
+    seen: jax.Array  # [2P, F], features of the bound nodes (`interpreter.features`)
 
 
 def look(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Look:
-    """The candidate in this graph."""
+    """Return how the candidate matches in this graph."""
     variant, root, partner, *_ = candidate
     bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
     seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
@@ -111,12 +112,15 @@ def look(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Look:
 def apply_instantiated(
     table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Instantiated, seen: jax.Array
 ) -> Applied:
-    """`apply` without working out what the candidate makes. Where what it is bound to looks
-    otherwise than it did, nothing is done: it may make something else there.
+    """Apply a candidate as `apply` does, with its new nodes given instead of computed.
+
+    Nothing is done if the features of the bound nodes differ from `seen`, since the candidate might
+    create other nodes there.
 
     Args:
       uses: [N], `use_counts` of the graph.
-      seen: how it looked (`look`) in the graph that it was made ready for.
+      seen: features of the bound nodes (see `look`) in the graph that `candidate` was instantiated
+        in.
     """
     now = look(table, graph, candidate)
     ok = (candidate.variant >= 0) & now.matched & jnp.all(now.seen == seen)
@@ -131,7 +135,7 @@ def _with_new(
     new: Instantiated,
     fits: jax.Array,
 ) -> Applied:
-    """The graph with the candidate's nodes in place of what they replace, if it fits."""
+    """Replace the matched roots by the candidate's new nodes, if `fits`."""
     old_nodes, n = graph.nodes, graph.nodes.op.shape[0]
     used = new.nodes.op != ops.HOLE
     is_free = (old_nodes.op == ops.HOLE) & (jnp.arange(n) > 0)
@@ -142,7 +146,8 @@ def _with_new(
     fits &= independent(graph, new.root, new.partner)
     ok = fits & ~full
     where = jnp.concatenate([bound, slots])  # code -> slot
-    # Out of range what is dropped; no two alike, so that nothing need be put into an order.
+    # Updates to be dropped get distinct targets out of range: the scatter may then take its
+    # indices as unique and need not sort them.
     target = jnp.where(ok & used, slots, n + jnp.arange(Q))
 
     def put(field: jax.Array, values: jax.Array) -> jax.Array:
@@ -162,7 +167,7 @@ def _with_new(
         args = jnp.where(reads, instead, args)
         too_low |= jnp.any(reads, axis=1) & (depth <= depth[instead])
         outputs = jnp.where(outputs == old, instead, outputs)
-        moved = jnp.where(old >= 0, uses[old], 0)  # none where nothing is replaced
+        moved = jnp.where(old >= 0, uses[old], 0)  # 0 where no root is replaced
         uses = uses.at[instead].add(moved).at[old].add(-moved)
     read_anew = (ok & used)[:, None] & (new_args > 0)
     uses = uses.at[new_args].add(read_anew.astype(jnp.int32))
@@ -182,7 +187,7 @@ def _with_new(
 
 
 def _place(depth: jax.Array, new_args: jax.Array, slots: jax.Array, used: jax.Array) -> jax.Array:
-    """Depths of the new nodes, just above their arguments."""
+    """Return `depth` with each new node placed just above its arguments."""
 
     def one(q: jax.Array, depth: jax.Array) -> jax.Array:
         above = jnp.max(depth[new_args[q]]) + 1

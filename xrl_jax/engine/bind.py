@@ -1,4 +1,4 @@
-"""What the positions of patterns stand for at a place of a graph."""
+"""Binding: which nodes of a graph the positions of a pattern stand for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from xrl_jax.language.table import P, RuleTable
 def bind_tree(
     table: RuleTable, tree: jax.Array, root: jax.Array, graph: TensorGraph
 ) -> tuple[jax.Array, jax.Array]:
-    """Nodes [P] that the positions of a pattern tree stand for at `root`, and whether the tree
-    matches."""
+    """Return the nodes [P] bound by a pattern tree at `root`, and whether the tree matches."""
     args = args_of(graph)
     code, arities = graph.nodes.op, jnp.sum(args > 0, axis=1)
 
@@ -37,8 +36,10 @@ def bind_tree(
 def bind(
     table: RuleTable, variant: jax.Array, root: jax.Array, partner: jax.Array, graph: TensorGraph
 ) -> tuple[jax.Array, jax.Array]:
-    """The joint binding [2P] of a variant at its roots (`partner` 0 where there is one root), and
-    whether it matches."""
+    """Return the joint binding [2P] of a variant at its roots, and whether the variant matches.
+
+    `partner` is 0 for a variant with one root.
+    """
     trees = table.variant_trees[variant]
     both = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))
     bound, fits = both(table, jnp.maximum(trees, 0), jnp.stack([root, partner]), graph)

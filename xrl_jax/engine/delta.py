@@ -1,9 +1,10 @@
-"""What a candidate would change in cost, without applying it.
+"""The change in cost that a candidate would cause, without applying it.
 
-The exact cost of a rewrite needs the rewritten graph; its change can be had from the match alone:
-the price of what comes minus the costs of the bound nodes that lose their last use. That is O(P)
-for a candidate instead of O(N). It leaves out nodes outside of the pattern that die with it, so it
-promises no more than the rewrite gives, where the price is that of the rewritten graph.
+The exact cost of a rewrite needs the rewritten graph. Its change can be estimated from the match
+alone: the price of the new nodes minus the costs of the bound nodes that lose their last use. That
+is O(P) per candidate instead of O(N). Nodes outside the pattern that die with it are not counted,
+so the estimate never promises more than the rewrite gains, provided that the price is the one in
+the rewritten graph.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from xrl_jax.language.table import P, RuleTable
 
 @dataclass(frozen=True)
 class Price:
-    """What rewrites of one graph add, in two parts.
+    """The cost that rewrites of one graph add, in two parts.
 
     Attributes:
-      made: (context, [C] bindings) -> seconds [C] of the nodes they make, and marks [C, 2] of what
-        replaces their roots. Asked once for bindings that are alike, marks included.
-      replaced: (root, mark of what replaces it) -> seconds that the root's readers take more; for
+      made: (context, [C] bindings) -> seconds [C] of the nodes that they create, and marks [C, 2]
+        of the nodes that replace their roots. Called once for equal bindings (marks included).
+      replaced: (root, mark of its replacement) -> additional seconds of the root's consumers; for
         one candidate.
-      marks: [N] int32 of the nodes.
-      context: what `made` goes by, the same for all graphs.
+      marks: [N] int32, a label of each node, on which the prices may depend.
+      context: arrays that `made` uses, the same for all graphs.
     """
 
     made: Callable[[Any, Asked], tuple[jax.Array, jax.Array]]
@@ -52,8 +53,11 @@ NO_PRICE = Price(_nothing, lambda root, mark: jnp.zeros(()))
 
 
 class Deltas(NamedTuple):
-    """For each candidate: seconds it adds (negative: it gains), seconds of the nodes that go,
-    whether it still matches, and what was to be kept of the nodes it would make.
+    """The change in cost of each candidate.
+
+    `seconds` is the time that a candidate adds (negative: it saves time), `gone` the time of the
+    nodes that die, `ok` whether the candidate applies, and `kept` what `keep` returned for its new
+    nodes.
     """
 
     seconds: jax.Array  # [M] float32; +inf where not ok
@@ -69,10 +73,11 @@ def deltas(
     price: Price,
     keep: Callable[[NewNodes], Any],
 ) -> Deltas:
-    """Change of cost of every candidate of this graph; pure and jittable.
+    """Return the change in cost of every candidate of this graph (pure, jittable).
 
     Args:
-      keep: what is to be kept of new nodes [C, Q, ...]; means nothing where a candidate is not ok.
+      keep: new nodes [C, Q, ...] -> the values to return for them; meaningless where a candidate is
+        not ok.
     """
     uses = use_counts(graph)
     args = args_of(graph)
@@ -82,7 +87,7 @@ def deltas(
         return asked.made.ok, *price.made(context, asked), keep(asked.made)
 
     def make(variant: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[Any, ...]:
-        """Whether it is ok, what it adds, what is kept, and the slots of the bound nodes [2P]."""
+        """Return ok, the seconds added, what `keep` returned, and the bound slots [2P]."""
         bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
         asked = jnp.where((variant >= 0) & matched, variant, -1)
         found = ask(wanted, table, asked, bound, graph, marks=price.marks, context=price.context)
@@ -93,7 +98,7 @@ def deltas(
         return ok, seconds, kept, bound
 
     def take(variant: jax.Array, partner: jax.Array, bound: jax.Array) -> jax.Array:
-        """Seconds of what goes."""
+        """Return the seconds of the nodes that die."""
         # References from the new nodes and from the replaced roots keep a bound node alive.
         codes = jnp.concatenate([table.new_args[variant].reshape(-1), table.root_to[variant]])
         kept = (

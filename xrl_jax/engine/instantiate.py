@@ -1,10 +1,9 @@
-"""From a match to what a rule would make there: do its conditions hold, which nodes are made, what
-do they cost.
+"""Instantiation: which nodes a rule creates on a match, and whether the rule's conditions hold.
 
-All bindings run together, each its variant's program, instruction by instruction; of opcodes and
-shape rules only those at hand are computed. Networks repeat themselves, so that most bindings are
-like another one in all that programs and types can see: only different ones are worked on, those of
-one variant together. A batch of graphs is one longer list of bindings.
+All bindings run together, each executing the program of its variant, in lockstep; per instruction,
+only the opcodes and shape rules in use are computed. Networks repeat themselves, so most bindings
+equal another one in everything that programs and types can see. Only distinct bindings are
+evaluated, grouped by variant. A batch of graphs is treated as one longer list of bindings.
 """
 
 from __future__ import annotations
@@ -23,28 +22,29 @@ from xrl_jax.language import bytecode
 from xrl_jax.language.table import P, RuleTable
 from xrl_jax.runtime.engine_jit import wide
 
-_CHUNK, _WIDE_CHUNK = 64, 1 << 16  # bindings worked on at once
-_FIRST = 4  # instructions at which half of the bindings fail that a pattern's operators allow
+_CHUNK, _WIDE_CHUNK = 64, 1 << 16  # bindings per chunk
+_FIRST = 4  # half of the bindings whose operators match fail within so many instructions
 _NOWHERE = jnp.iinfo(jnp.int32).max
 T = TypeVar("T")
 
 
 class Asked(NamedTuple):
-    """What `wanted` of `ask` is told of bindings [C] that are all different."""
+    """What `ask` passes to `wanted`: distinct bindings [C] and the nodes created on them."""
 
     made: NewNodes  # [C, Q, ...]
-    marks: jax.Array  # [C, 2P] of the bound nodes; 0 where there are none
+    marks: jax.Array  # [C, 2P] of the bound nodes; 0 if no marks are given
     to: jax.Array  # [C, 2] binding codes of what replaces the roots; -1 for none
 
 
 def instantiate(
     table: RuleTable, variant: jax.Array, bound: jax.Array, graph: TensorGraph
 ) -> NewNodes:
-    """The nodes a variant makes on a binding; vmap over bindings, graphs or both, the table being
-    the same.
+    """Return the nodes that a variant creates on a binding.
+
+    May be mapped by vmap over bindings, graphs or both; the table is shared.
 
     Args:
-      variant: scalar index; where it is negative, nothing is computed and the result is not ok.
+      variant: scalar index; if negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
     return ask(_everything, table, variant, bound, graph)
@@ -53,7 +53,7 @@ def instantiate(
 def applies(
     table: RuleTable, variant: jax.Array, bound: jax.Array, graph: TensorGraph
 ) -> jax.Array:
-    """Whether the nodes of `instantiate` are ok, a scalar: many times cheaper than the nodes."""
+    """Return whether `instantiate` would be ok (a scalar), many times cheaper than the nodes."""
     return ask(_whether, table, variant, bound, graph)
 
 
@@ -75,14 +75,15 @@ def ask(
     marks: jax.Array | None = None,
     context: Any = None,
 ) -> T:
-    """What is wanted of the nodes that a variant makes on a binding: the less that is, the faster.
-    Zero or meaningless where it does not hold. vmap as for `instantiate`.
+    """Return what `wanted` computes from the nodes that a variant creates on a binding.
+
+    The less `wanted` returns, the faster. The result is zero or meaningless where the variant does
+    not apply. For vmap see `instantiate`.
 
     Args:
-      wanted: (context, [C] bindings) -> arrays [C, ...]; it is asked once for bindings that are
-        alike.
-      marks: [N] int32, what of a node `wanted` goes by beside what programs can see.
-      context: arrays that it goes by, the same for all.
+      wanted: (context, [C] bindings) -> arrays [C, ...]; called once for equal bindings.
+      marks: [N] int32, a label of each node that `wanted` may use, beside what programs can see.
+      context: arrays that `wanted` may use, the same for all bindings.
     """
     seen = _Seen(graph.nodes, marks)
     made = _ask_many(wanted, table, context, seen, variant[None], bound[None])
@@ -90,7 +91,7 @@ def ask(
 
 
 class _Seen(NamedTuple):
-    """What bindings are looked at by."""
+    """The node data by which bindings are compared and evaluated."""
 
     nodes: Nodes  # [N, ...]
     marks: jax.Array | None  # [N]
@@ -104,7 +105,7 @@ def _ask_many(
     variant: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """`ask` of variants [S] on bindings [S, 2P]."""
+    """Evaluate `ask` for variants [S] on bindings [S, 2P]."""
 
     @jax.custom_batching.custom_vmap
     def many(
@@ -122,7 +123,7 @@ def _ask_many(
         variant: jax.Array,
         bound: jax.Array,
     ) -> tuple[T, Any]:
-        """A batch is one longer list: of bindings, and where the graphs differ of nodes, too."""
+        """Treat a batch as one longer list of bindings and, if the graphs differ, of nodes."""
         if any(jax.tree.leaves(batched[:2])):
             raise ValueError("a batch has one rule table and one cost table: do not vmap over them")
 
@@ -152,10 +153,11 @@ def _ask_different(
     variant: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """A chunk of different bindings at a time.
+    """Evaluate the distinct bindings, one chunk at a time.
 
-    Where all that is asked is whether they hold, many do not, and those that fail at once are left
-    out before the others' programs are run: a chunk takes as long as its longest.
+    If only `ok` is asked for, many bindings fail. Those that fail within the first instructions are
+    then removed before the others' programs run, because a chunk takes as long as its longest
+    program.
     """
     s = variant.shape[0]
     width = min(s, _WIDE_CHUNK if wide() else _CHUNK)
@@ -164,7 +166,7 @@ def _ask_different(
         bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
     nodes, marks = seen
     features = interpreter.features(nodes)
-    if marks is not None:  # behind what programs read
+    if marks is not None:  # behind the columns that programs read
         features = jnp.concatenate([features, marks[:, None]], axis=1)
     leaders, like, count = _different(table, features, variant, bound)
     leaders = jnp.pad(leaders, (0, -s % width))
@@ -181,7 +183,7 @@ def _ask_different(
         )
 
     def phase(n: jax.Array, carry: tuple) -> tuple:
-        """All of the last phase that have passed: their first instructions, or to the end."""
+        """Process the bindings that passed the last phase; phase 0 runs program prefixes only."""
         leaders, like, passed, registers, out = carry
         place, count = _packed(passed), jnp.sum(passed)
         leaders = jnp.zeros_like(leaders).at[place].set(leaders, mode="drop", unique_indices=True)
@@ -216,8 +218,10 @@ def _ask_different(
 
 
 def _packed(wanted: jax.Array) -> jax.Array:
-    """[S] places of those wanted [S], the first at 0; of the others out of range. No two are alike,
-    so that what is put there need not be put into an order first.
+    """Return targets [S] that pack the elements flagged in `wanted` [S] to the front.
+
+    All other targets are out of range. No two targets are equal, so a scatter to them may assume
+    unique indices and need not sort them.
     """
     each = jnp.arange(len(wanted), dtype=jnp.int32)
     return jnp.where(wanted, jnp.cumsum(wanted, dtype=jnp.int32) - 1, len(wanted) + each)
@@ -226,23 +230,28 @@ def _packed(wanted: jax.Array) -> jax.Array:
 def _different(
     table: RuleTable, features: jax.Array, variant: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One of each kind of binding, by variant, short programs first: indices [S], for each the
-    place of its like among these [S] (out of range where `variant` is negative), and how many.
+    """Return one representative of each group of equal bindings.
 
-    Bindings are alike if their variants are equal and their nodes have equal features, by a hash of
-    64 bits.
+    Bindings are equal if their variants are equal and their nodes have equal features, compared by
+    a 64-bit hash.
+
+    Returns:
+      Indices [S] of the representatives, by variant, short programs first; for each binding the
+      place of its representative among them [S] (out of range where `variant` is negative); and the
+      number of representatives.
     """
     s = variant.shape[0]
-    if s <= _CHUNK:  # one pass does them all
+    if s <= _CHUNK:  # one chunk holds them all
         every = jnp.arange(s, dtype=jnp.int32)
         return every, every, jnp.int32(s)
     hashes = dot_words(features.astype(jnp.uint32))
     position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
     seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
     identity = jnp.concatenate([seen, variant[:, None].astype(jnp.uint32)], axis=1)
-    # Sorted are words of variant, hash and index: sorting indices along takes five times as long.
-    # Of the hash a few bits suffice to bring equal bindings together. Bindings of one variant go
-    # together, too: they have the same instructions, and mostly fail at the same ones.
+    # The sort keys are words that combine variant, hash and index: sorting indices along with
+    # separate keys takes five times as long. A few bits of the hash suffice to bring equal bindings
+    # together. The variant comes first because bindings of one variant have the same instructions,
+    # and mostly fail at the same ones.
     index_bits, entry_bits = (s - 1).bit_length(), len(table.by_length).bit_length()
     rank = jnp.where(variant >= 0, table.by_length[variant], len(table.by_length)).astype(
         jnp.uint32

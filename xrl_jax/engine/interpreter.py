@@ -1,4 +1,4 @@
-"""The machine that runs the `bytecode` of all rules, on many bindings at once (jitted)."""
+"""The interpreter that runs the `bytecode` of all rules, on many bindings at once (jitted)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from xrl_jax.language.bytecode import CODE, LITERAL, OPCODES, K, R
 from xrl_jax.runtime.engine_jit import wide
 
 T = TypeVar("T")
-_NO_VALUE = 0x7FC00001  # bits of a number that no literal equals
+_NO_VALUE = 0x7FC00001  # bits of a float that no literal equals
 
 
 def features(nodes: Nodes) -> jax.Array:
-    """What programs may read of nodes [N]: their features [N, F] int32, see `bytecode.FEATURES`."""
+    """Return the features [N, F] int32 of nodes that programs may read; see `bytecode.FEATURES`."""
     # Only a scalar constant has a value that conditions may rely on.
     known = (nodes.op == ops.OPS["const"].code) & (nodes.ref < 0)
-    value = jnp.where(nodes.value == 0, 0.0, nodes.value)  # zero has two signs
+    value = jnp.where(nodes.value == 0, 0.0, nodes.value)  # normalises -0.0 to 0.0
     bits = jnp.where(known, jax.lax.bitcast_convert_type(value, jnp.int32), _NO_VALUE)
     columns = (
         nodes.rank,
@@ -36,7 +36,7 @@ def features(nodes: Nodes) -> jax.Array:
 
 
 def _elementwise(x: jax.Array, y: jax.Array, op: jax.Array, imm: jax.Array) -> jax.Array:
-    """The lane-wise opcodes that cost next to nothing: all are computed and one is chosen."""
+    """Compute all lane-wise opcodes that cost next to nothing, and select the result of `op`."""
 
     def number(p: jax.Array) -> jax.Array:
         return p.astype(jnp.int32)
@@ -67,7 +67,7 @@ def _elementwise(x: jax.Array, y: jax.Array, op: jax.Array, imm: jax.Array) -> j
 
 
 def _shifted(x: jax.Array, by: jax.Array) -> jax.Array:
-    """Lane i of the result is lane i + by [C, 1]."""
+    """Shift lanes: lane i of the result is lane i + by [C, 1]."""
     return _gather(x, jnp.arange(K) + by)
 
 
@@ -83,8 +83,10 @@ def _layout_code(x: jax.Array, table: jax.Array) -> jax.Array:
 def _execute(
     registers: jax.Array, instruction: jax.Array, features: jax.Array, bound: jax.Array
 ) -> jax.Array:
-    """The result [C, K] of an instruction [C, 6] for each binding. Of the costly opcodes only those
-    at hand are computed."""
+    """Return the result [C, K] of an instruction [C, 6] for each binding.
+
+    Of the costly opcodes, only those that occur in `instruction` are computed.
+    """
     op, a, b, c, imm, _ = jnp.moveaxis(instruction, 1, 0)[..., None]
     lane = jnp.arange(K, dtype=jnp.int32)
     head = lane < R
@@ -154,11 +156,12 @@ def _execute(
 
 
 def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> T:
-    """`start` after each of up to 32 branches whose index is in `kind` [C] (-1 for none), in
-    order. A branch changes nothing of what is not of its kind.
+    """Apply to `start`, in order, those of up to 32 branches whose index is in `kind` [C].
 
-    A loop over those at hand takes XLA:CPU less time than asking for each whether it is. Where
-    steps are wide, all are computed.
+    -1 in `kind` stands for no branch. A branch must leave the elements of other kinds unchanged.
+
+    A loop over the branches in use takes XLA:CPU less time than a test for each branch. Where steps
+    are wide (see `engine_jit.wide`), all branches are computed.
     """
     if wide():
         for branch in branches:
@@ -175,7 +178,7 @@ def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> 
     return jax.lax.while_loop(lambda c: c[0] != 0, one, (wanted, start))[1]
 
 
-@jax.jit  # traced once for all that ask
+@jax.jit  # traced once for all callers
 def run(
     code: jax.Array,
     length: jax.Array,
@@ -189,21 +192,21 @@ def run(
 
     Args:
       code: [V, I, 6] int32, columns opcode, a, b, c, imm, and whether the result is checked.
-      length: [V], how many instructions there are.
-      program: [C] int32, which of the E programs to run.
+      length: [V], number of instructions.
+      program: [C] int32, which of the V programs to run.
       features: [N, F] int32.
       bound: [C, 2P] int32, slots.
-      present: [C] bool, bindings that matter.
-      registers: [I, C, K] int32, a buffer to write to; what is in it does not matter (clearing it
+      present: [C] bool, bindings to evaluate.
+      registers: [I, C, K] int32, a buffer to write to; its content does not matter (clearing it
         takes longer than most programs).
 
     Returns:
-      Registers [I, C, K] int32, and [C] bool, where the conditions hold. Of bindings whose
-      conditions do not hold the registers mean nothing.
+      Registers [I, C, K] int32, and [C] bool, where the conditions hold. Registers of bindings
+      whose conditions do not hold are meaningless.
     """
     idle = jnp.zeros(code.shape[2], jnp.int32)
     n_steps = length[program]
-    # Copied before the loop, so that each step reads its instructions in a row.
+    # Copied before the loop, so that each step reads its instructions contiguously.
     mine = jax.lax.optimization_barrier(jnp.swapaxes(code[program], 0, 1))
 
     def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:

@@ -1,14 +1,14 @@
-"""Finding all candidates of a rule table in a tensor graph, and again after a change.
+"""Finds all candidates of a rule table in a tensor graph, and updates them after a rewrite.
 
-1. Bit masks: a node's operator and its arguments' operators each select a set of trees (pattern
-   trees); their intersection is what may match at the node.
-2. Compress: the few (node, tree) pairs whose bit is set.
-3. Bind and evaluate: positions by following argument slots, then conditions and types in the
-   bytecode, on the survivors only.
+1. Bit masks: a node's operator and its arguments' operators each select a set of pattern trees;
+   their intersection is the set of trees that may match at the node.
+2. Compress: list the few (node, tree) pairs whose bit is set.
+3. Bind and evaluate, for these pairs only: bind positions by following argument slots, then check
+   conditions and types in the bytecode.
 
-Rules with two roots are joined at the consumers of the operand they share, never over all pairs of
-nodes. The masks of a graph are kept; after a rewrite a tree is matched again only where its pattern
-reaches down to the change.
+Rules with two roots are joined at the consumers of the operand that they share, never over all
+pairs of nodes. The masks of a graph are kept; after a rewrite, a tree is matched again only at
+nodes from which its pattern reaches down to a changed node.
 
 Letters: N nodes, T trees, W words of T bits, C capacity of a chunk, M candidates.
 """
@@ -32,23 +32,25 @@ from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
 from xrl_jax.lower.table import fits
 
 _FAR = HEIGHT + 1  # argument steps to a change that no pattern reaches
-# Nodes, and what survives of their trees, looked at at once after a rewrite: at least so many, and
-# so many for each rewrite. In one pass all that are alike are one.
+# Chunk sizes of `rematch`, for nodes and for surviving (node, tree) pairs: a minimum, and an amount
+# for each rewrite. Equal bindings of a large chunk are evaluated once.
 _AT_LEAST, _FOR_EACH = 64, (8, 32)
 
 
 class Candidates(NamedTuple):
-    """Where rules apply, compressed to the front; slots beyond `count` are empty."""
+    """Where rules apply; except after `sample`, the first `count` slots are the used ones."""
 
-    variant: jax.Array  # [M] int32, index into the table's variants; -1 empty
+    variant: jax.Array  # [M] int32, index into the table's variants; -1 for an empty slot
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32, second root; 0 for none
-    count: jax.Array  # scalar int32, how many there are (may exceed M: then some are missing)
+    count: jax.Array  # scalar int32, number of candidates (if above M, some are missing)
 
 
 def _trees_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> jax.Array:
-    """Phase 1: [D, W] uint32, trees that may match at each of `nodes` [D]: by operators, and where
-    one chooses a lowering, by whether that may be chosen.
+    """Return the trees that may match at each of `nodes` [D], as bit masks [D, W] (phase 1).
+
+    Trees are selected by operators and, for a rule that chooses a lowering, by whether that
+    lowering may be chosen.
     """
     code = graph.nodes.op
     args = args_of(graph)[nodes]
@@ -61,17 +63,17 @@ def _trees_possible(table: RuleTable, graph: TensorGraph, nodes: jax.Array) -> j
 
 
 def _single_trees(table: RuleTable) -> jax.Array:
-    """Trees of rules with one root, as words [W]."""
+    """Return the trees of single-root rules, as words [W]."""
     return words_of((table.variant_trees[table.tree_variant, 1] < 0) & (table.tree_root >= 0))
 
 
 def trees_of_root(table: RuleTable, which: int) -> jax.Array:
-    """Trees that are the root `which` of their variant, as words [W]."""
+    """Return the trees that are root `which` of their variant, as words [W]."""
     return words_of(table.tree_root == which)
 
 
 def trees_of_rule(table: RuleTable, rule: jax.Array) -> jax.Array:
-    """Trees of one rule, given by its index, as words [W]."""
+    """Return the trees of one rule, given by its index, as words [W]."""
     return words_of((table.variant_rule[table.tree_variant] == rule) & (table.tree_root >= 0))
 
 
@@ -83,8 +85,12 @@ def _match_nodes(
     n_nodes: int,
     capacity: int,
 ) -> jax.Array:
-    """Masks [N, W] with each node's trees matched anew that reach at least `steps` [N] down,
-    `n_nodes` nodes and `capacity` survivors at a time; vmap over everything but the table."""
+    """Return masks [N, W] in which some trees are matched again.
+
+    At each node, these are the trees that reach at least `steps` [N] argument steps down. Processes
+    `n_nodes` nodes and `capacity` surviving (node, tree) pairs at a time. Supports vmap over
+    everything but the table.
+    """
 
     @jax.custom_batching.custom_vmap
     def matched(
@@ -94,7 +100,7 @@ def _match_nodes(
 
     @matched.def_vmap
     def _(size: int, batched: Any, table: RuleTable, *each: Any) -> tuple[jax.Array, bool]:
-        """A batch is one graph of many parts: no part waits for the longest."""
+        """Match a batch as one graph of several parts, so that no part waits for the longest."""
         if any(jax.tree.leaves(batched[0])):
             raise ValueError("a batch has one rule table: do not vmap over the tables")
         graph, steps, masks = jax.tree.map(
@@ -152,13 +158,14 @@ def _match_some(
 
 
 def match(table: RuleTable, graph: TensorGraph, *, capacity: int | None = None) -> jax.Array:
-    """Masks [N, W] uint32 of the whole graph: bit r of node n is set where tree r matches at n.
+    """Return the match masks [N, W] uint32 of the whole graph.
 
-    For a rule with one root the rule holds there; for one root of a two-root rule its tree binds
-    there.
+    Bit t of node n is set if tree t matches at n. For a single-root rule, this means that the rule
+    applies there; for one root of a two-root rule, that the root's tree binds there.
 
     Args:
-      capacity: survivors handled at once, by default four for each slot; affects speed only.
+      capacity: surviving (node, tree) pairs processed at a time, by default four per slot; affects
+        speed only.
     """
     assert_one(graph)
     n = graph.nodes.op.shape[0]
@@ -175,11 +182,13 @@ def rematch(
     *,
     rewrites: int = 1,
 ) -> jax.Array:
-    """Masks after rewrites: trees are matched again at the nodes from which they reach down to one
-    of `changed` [N] bool, the others kept.
+    """Return the masks after rewrites.
+
+    Trees are matched again at the nodes from which they reach down to one of `changed` [N] bool;
+    the other bits are kept.
 
     Args:
-      rewrites: how many there were at most; affects speed only.
+      rewrites: maximum number of rewrites since `masks`; affects speed only.
     """
     assert_one(graph, masks, changed)
     args = args_of(graph)
@@ -201,7 +210,7 @@ def candidates(
     size: int,
     pair_size: int | None = None,
 ) -> Candidates:
-    """All candidates of the matched graph: single roots by node and tree, then pairs.
+    """Return all candidates of the matched graph: single roots by node and tree, then pairs.
 
     Args:
       size: M, room for candidates.
@@ -220,7 +229,7 @@ def candidates(
     overflow = (halves.missing > 0) | (halves.n > len(each))
     most = jnp.maximum(halves.n, len(each) + halves.missing)
     n_pairs = jnp.where(overflow, most, jnp.sum(pair_variant >= 0)).astype(jnp.int32)
-    # Pairs go behind the singles, wherever there is room.
+    # Pairs go behind the single-root candidates, as far as there is room.
     at = jnp.where(pair_variant >= 0, n_single + jnp.cumsum(pair_variant >= 0) - 1, size)
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -243,19 +252,18 @@ def sample(
     size: int,
     checked: bool = True,
 ) -> Candidates:
-    """Candidates of the matched graph: all of them where there is room, else as many as there is
-    room for, each with the same probability.
+    """Return the candidates of the matched graph, sampled uniformly if they exceed `size`.
 
-    Candidates, and pairs that turn out not to hold, are numbered through. Where there are more than
-    `size`, those at equal distances from a random first are taken (systematic sampling). What does
-    not hold leaves its slot empty: slots are not compressed to the front.
+    Candidates are numbered, pairs that fail their checks included. If there are more than `size`,
+    those at equal distances from a random start are taken (systematic sampling), so that each is
+    taken with the same probability. A pair that fails leaves its slot empty: slots are not
+    compressed to the front.
 
     Args:
       checked: see `pairs_at`.
 
     Returns:
-      Candidates; `count` is how many there are, pairs that turn out not to hold included, and more
-      than `size` where only some are there.
+      Candidates; `count` includes pairs that fail, and exceeds `size` if only a sample is returned.
     """
     assert_one(graph, masks)
     single = _single_trees(table)

@@ -1,5 +1,6 @@
-"""The nodes that rules make of bindings: attributes from registers, shapes and dtypes by the
-operators' own rules.
+"""The nodes that rules create on bindings.
+
+Their attributes come from registers, their shapes and dtypes from the operators' own rules.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ _DTYPE_KIND = tuple(
 )
 _DTYPE_FIELD = tuple(s.field("dtype").offset if s.dtype == "attr" else 0 for s in ops.OPS.values())
 _CONST = ops.OPS["const"].code
-# A type is a vector: shape [R], rank, dtype, and whether it depends on weights alone. XLA compiles
-# one array faster than four.
+# A type is a vector: shape [R], rank, dtype, and whether the value is weight-only. XLA compiles one
+# array faster than four.
 _RANK, _DTYPE, _WEIGHT_ONLY = (ops.MAX_RANK + i for i in range(3))
-_BLANK = np.array([1] * ops.MAX_RANK + [0, 0, 0], np.int32)  # of no node
+_BLANK = np.array([1] * ops.MAX_RANK + [0, 0, 0], np.int32)  # the type of a missing node
 
 
 class NewNodes(NamedTuple):
-    """Nodes a rule makes at one place; `args` are binding codes as in `RuleTable.new_args`."""
+    """Nodes that a rule creates at a place; `args` are binding codes as in `RuleTable.new_args`."""
 
-    nodes: Nodes  # fields [Q, ...]; op 0 where not used
+    nodes: Nodes  # fields [Q, ...]; op 0 for unused ones
     args: jax.Array  # [Q, A] int32
     arg_shapes: jax.Array  # [Q, A, R] int32
     arg_ranks: jax.Array  # [Q, A] int32
     arg_dtypes: jax.Array  # [Q, A] int32
     arg_weight_only: jax.Array  # [Q, A] bool
-    ok: jax.Array  # bool, the conditions hold and everything types
+    ok: jax.Array  # bool, the conditions hold and all types are valid
 
 
 def _shapes(code: jax.Array, attrs: jax.Array, args: jax.Array, n: jax.Array) -> jax.Array:
-    """Shapes, ranks and whether the arguments fit, side by side [C, R + 2], of nodes with operators
-    `code` [C] and `n` [C] arguments of types `args` [C, A, T].
+    """Return the shapes, ranks and whether the arguments fit, concatenated to [C, R + 2].
+
+    The nodes have operators `code` [C] and `n` [C] arguments of types `args` [C, A, T].
     """
     family = jnp.asarray(_SHAPE_FAMILY, jnp.int32)[code]
 
@@ -66,8 +68,9 @@ def _types(
     attrs: jax.Array,
     holds: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Types [C, 2P + Q + 1, T] by binding code, the last one blank, and where all of them are right
-    [C]; `attrs` [C, Q, K] are those of the new nodes.
+    """Return types [C, 2P + Q + 1, T] by binding code, and whether all of them are valid [C].
+
+    The last type of each binding is blank. `attrs` [C, Q, K] are those of the new nodes.
     """
     each = jnp.arange(len(variant))
     new_op, new_args, new_dtype = (
@@ -106,14 +109,14 @@ def _types(
     n_new = jnp.sum(new_op != ops.HOLE, axis=1)
     most = jnp.max(jnp.where(holds, n_new, 0))
     types, ok = jax.lax.fori_loop(0, most, make, (types, holds))
-    # Each root's replacement has the shape and dtype of the root, and depends on inputs only if the
-    # root does: what reads it keeps its flag and its cost.
+    # Each root's replacement must have the shape and dtype of the root, and be weight-only exactly
+    # if the root is: then the consumers keep their `weight_only` flag and their cost.
     to = table.root_to[variant]
     same = jnp.all(types[each[:, None], to] == types[:, : 2 * P : P], axis=2)
     return types, ok & jnp.all((to < 0) | same, axis=1)
 
 
-@jax.jit  # traced once for all that ask
+@jax.jit  # traced once for all callers
 def new_nodes(
     table: RuleTable,
     nodes: Nodes,
@@ -122,8 +125,10 @@ def new_nodes(
     registers: jax.Array,
     holds: jax.Array,
 ) -> NewNodes:
-    """`NewNodes` [C, ...] of variants [C] on bindings [C, 2P] with their registers [I, C, K]; ok
-    only where `holds` [C]."""
+    """Return `NewNodes` [C, ...] of variants [C] on bindings [C, 2P] with registers [I, C, K].
+
+    The result is ok only where `holds` [C].
+    """
     variant = jnp.maximum(variant, 0)
     each = jnp.arange(len(variant))[:, None]
     new_op, new_args = table.new_op[variant], table.new_args[variant]
@@ -133,7 +138,7 @@ def new_nodes(
     args, like_args = (
         types[each[:, None], codes] for codes in (new_args, table.like_args[variant])
     )
-    # A lowering is right for an operator with these attributes on operands of these types.
+    # A lowering may be kept only if the operator's attributes and operand types are the same.
     like = table.new_like[variant]
     was = jnp.take_along_axis(bound, jnp.maximum(like, 0), axis=1)
     alike = (like >= 0) & jnp.all(args == like_args, axis=(2, 3))

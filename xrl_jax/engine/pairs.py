@@ -1,6 +1,7 @@
-"""Two roots that share an operand: which pairs there are, and whether they may be merged.
+"""Pairs of roots that share an operand: their enumeration, and whether they may be merged.
 
-Letters as in `match`: N nodes, S halves, M pairs, P positions of a pattern.
+A half is a match of one root of a two-root rule. Letters as in `match`: N nodes, S halves, M pairs,
+P positions of a pattern.
 """
 
 from __future__ import annotations
@@ -20,63 +21,53 @@ from xrl_jax.language.table import RuleTable
 _SWEEP = 128  # pairs tested for cycles at once
 
 
-def independent(
-    graph: TensorGraph, root: jax.Array, partner: jax.Array, *, steps: int | None = None
-) -> jax.Array:
-    """Whether neither node depends on the other; true where there is no partner (0).
-
-    Args:
-      steps: argument steps looked at; where they do not suffice, the answer is no.
-    """
-    if steps is None:
-        # A loop without a turn would work out where to gather for all that.
-        return jax.lax.cond(
-            largest_of_batch(partner > 0),
-            lambda: _independent(graph, root, partner, None),
-            lambda: jnp.bool_(True),
-        )
-    return _independent(graph, root, partner, steps)
+def independent(graph: TensorGraph, root: jax.Array, partner: jax.Array) -> jax.Array:
+    """Return whether neither node depends on the other; true if there is no partner (0)."""
+    # Even without an iteration, the loop would compute its gather indices.
+    return jax.lax.cond(
+        largest_of_batch(partner > 0),
+        lambda: _independent(graph, root, partner),
+        lambda: jnp.bool_(True),
+    )
 
 
-def _independent(
-    graph: TensorGraph, root: jax.Array, partner: jax.Array, steps: int | None
-) -> jax.Array:
+def _independent(graph: TensorGraph, root: jax.Array, partner: jax.Array) -> jax.Array:
     depth, args = graph.globals.depth, args_of(graph)
     deeper = depth[root] > depth[partner]
     start, end = jnp.where(deeper, partner, root), jnp.where(deeper, root, partner)
     above = (depth > depth[start]) & (depth <= depth[end])
     reached = (jnp.arange(len(args)) == start) & (partner > 0)
 
-    def going(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        i, old, new = carry
-        more = jnp.any(old != new)
-        return more if steps is None else more & (i <= steps)
-
     def level(reached: jax.Array) -> jax.Array:
         return reached | (above & jnp.any(reached[args] & (args > 0), axis=1))
 
-    start_from = (jnp.int32(0), jnp.zeros_like(reached), reached)
-    _, old, new = jax.lax.while_loop(going, lambda c: (c[0] + 1, c[2], level(c[2])), start_from)
-    return (partner == 0) | (~new[end] & jnp.all(old == new))
+    _, reached = jax.lax.while_loop(
+        lambda c: jnp.any(c[0] != c[1]),
+        lambda c: (c[1], level(c[1])),
+        (jnp.zeros_like(reached), reached),
+    )
+    return (partner == 0) | ~reached[end]
 
 
 class Halves(NamedTuple):
-    """Matches of either root of two-root rules, sorted so that those that share an operand lie
-    together: a first root meets the second roots of its run. Pairs are numbered through.
+    """Matches of either root of two-root rules, numbered so that their pairs can be enumerated.
+
+    Second roots are sorted into runs that share an operand and a variant. A first root forms a pair
+    with each second root of its run; pairs are numbered consecutively.
     """
 
     variant: jax.Array  # [S]
     node: jax.Array  # [S]
     bound: jax.Array  # [S, P]
-    order: jax.Array  # [S] the second roots by run
-    low: jax.Array  # [S] for a first root, where its run begins in `order`
-    ends: jax.Array  # [S] how many pairs there are up to and with this first root
-    n: jax.Array  # pairs in all
-    missing: jax.Array  # halves for which there was no room
+    order: jax.Array  # [S] indices of the second roots, sorted by run
+    low: jax.Array  # [S] of a first root: where its run begins in `order`
+    ends: jax.Array  # [S] number of pairs up to and including this first root
+    n: jax.Array  # number of pairs
+    missing: jax.Array  # number of halves for which there was no room
 
 
 def halves_of(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int) -> Halves:
-    """The halves among the matches `masks` [N, W], of which there are at most `size`."""
+    """Return at most `size` halves, found among the matches `masks` [N, W]."""
     node, tree, exists = ranked(masks, jnp.int32(0), size)
     n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
     variant, which = table.tree_variant[tree], table.tree_root[tree]
@@ -104,11 +95,12 @@ def pairs_at(
     *,
     checked: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The two-root candidates with these numbers [M]: variant (-1 for the number -1 and where the
-    pair does not hold), root, partner.
+    """Return the two-root candidates with these numbers [M]: variant, root and partner.
+
+    The variant is -1 for the number -1 and where the pair is not a candidate.
 
     Args:
-      checked: false for pairs, too, whose conditions do not hold, or that have no types.
+      checked: if false, pairs whose conditions or types do not hold are included.
     """
     variant, node, bound, order, low, ends, *_ = halves
     present, size = numbers >= 0, len(variant)
@@ -135,11 +127,11 @@ def pairs_at(
 def _closes_cycle(
     graph: TensorGraph, root: jax.Array, partner: jax.Array, among: jax.Array
 ) -> jax.Array:
-    """Whether one root depends on the other, [M] bool: merged, they would close a cycle.
+    """Return, as [M] bool, whether one root depends on the other: merged, they would form a cycle.
 
     The topological order prunes: only a deeper root can depend on a shallower one, so equal depths
-    are safe. The exact test spreads a bit for each pair left from arguments to what reads them, for
-    a few words of pairs at a time.
+    are safe. For the remaining pairs, the exact test propagates one bit per pair from arguments to
+    consumers, for a few words of pairs at a time.
     """
     depth, args = graph.globals.depth, args_of(graph)
     below = depth[root] <= depth[partner]

@@ -1,4 +1,4 @@
-"""Rewriting a program by hand: which candidates there are, and the program after one of them.
+"""Rewriting a program by hand: listing the candidates, and applying one of them.
 
 for candidate in xrl_jax.candidates(program, ["fold"]):
     print(candidate)
@@ -38,13 +38,13 @@ class Candidate:
     """A rule and a place where it applies; `str` is readable.
 
     Attributes:
-      rule: its name.
+      rule: name of the rule.
       graph: index into `Program.graphs` (0: the main graph, i + 1: body i).
       root: slot of the node that is replaced.
-      partner: slot of the second one, for rules that replace two; else 0.
+      partner: slot of the second node, for rules that replace two; else 0.
       place: the replaced nodes in text, numbered by slot.
-      variant: which commutative variant of the rule, an index into the table.
-      rules: the table it was found with.
+      variant: commutative variant of the rule, an index into the table.
+      rules: the table that the candidate was found with.
     """
 
     rule: str
@@ -66,15 +66,15 @@ def candidates(
     *,
     assume: Sequence[str] = (),
 ) -> tuple[Candidate, ...]:
-    """Every rewrite that the rules allow, in all graphs of the program, each once.
+    """Return every rewrite that the rules allow, in all graphs of the program, each once.
 
     Args:
       rules: None for every verified rule; else names, families or Rule objects, "-name" to switch
         one off.
-      assume: what may be taken for granted of values, as for `xrl_jax.optimize`.
+      assume: assumptions about values that rules may rely on, as for `xrl_jax.optimize`.
 
     Raises:
-      ValueError: an unknown rule, by name, or one that needs an assumption.
+      ValueError: a rule name is unknown, or a named rule needs an assumption that is not given.
 
     >>> program = xrl_jax.from_jax(lambda x: jnp.tanh(x) + 0.0, jnp.ones(3))
     >>> for candidate in xrl_jax.candidates(program, ["add-zero"]):
@@ -94,7 +94,7 @@ def candidates(
 
 @own_settings()
 def apply(program: Program, candidate: Candidate) -> Program:
-    """The program after one rewrite; a graph that has no room grows.
+    """Return the program after one rewrite; a graph without enough free slots is grown.
 
     Raises:
       ValueError: the candidate does not apply to this program (any more).
@@ -150,7 +150,7 @@ def _applied(
 
 @functools.partial(engine_jit, static_argnames="size")
 def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidates, jax.Array]:
-    """Candidates, and [M, K] what each would put in place of its roots."""
+    """Return the candidates, and as [M, K] the nodes that each would put in place of its roots."""
     graph = passes.remove_dead(graph)
     found = match_lib.candidates(table, graph, match_lib.match(table, graph), size=size)
     made = deltas(table, graph, found, NO_PRICE, keep=lambda new: new).kept
@@ -160,7 +160,7 @@ def _find(table: RuleTable, graph: TensorGraph, *, size: int) -> tuple[Candidate
     )
 
     def node(codes: jax.Array) -> jax.Array:
-        """Slots of bound nodes; new nodes get numbers below -1."""
+        """Return the slots of bound nodes; new nodes get numbers below -1."""
         at = jnp.clip(codes, 0, 2 * P - 1).reshape(size, -1)
         slots = jnp.take_along_axis(bound, at, axis=1).reshape(codes.shape)
         return jnp.where(codes < 0, -1, jnp.where(codes < 2 * P, slots, -2 - codes))
@@ -179,7 +179,7 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
     else:
         raise GraphError(f"more than {_SIZES[-1]} candidates in one graph: use fewer rules")
     variants, roots, partners = (np.asarray(a) for a in found[:3])
-    nodes = jax.tree.map(np.asarray, graph.nodes)  # once: reads from the device are slow
+    nodes = jax.tree.map(np.asarray, graph.nodes)  # one copy: device reads are slow
     rule_of, results = np.asarray(compiled.table.variant_rule), np.asarray(made)
     seen: set[tuple[int, int, int, bytes]] = set()
     places: set[tuple[int, int, int]] = set()
@@ -187,7 +187,7 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
     for i in np.flatnonzero(variants >= 0):
         variant, root, partner = int(variants[i]), int(roots[i]), int(partners[i])
         key = (int(rule_of[variant]), root, partner, results[i].tobytes())
-        if key in seen:  # two commutative variants of a pattern that make the same nodes
+        if key in seen:  # two commutative variants of a pattern that create the same nodes
             continue
         turned = key[:3] in places
         seen.add(key)
@@ -203,6 +203,6 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
 
 
 def _place(f: Nodes, slot: int) -> str:
-    """A node in text, such as `%7 dot[2,4]`."""
+    """Return a node in text, such as `%7 dot[2,4]`."""
     shape = ",".join(str(int(d)) for d in f.shape[slot][: int(f.rank[slot])])
     return f"%{slot} {ops.OP_NAMES[int(f.op[slot])]}[{shape}]"

@@ -1,10 +1,10 @@
-"""The callbacks of a function (debug prints, `io_callback`, `pure_callback`) while it is optimised.
+"""Replaces callbacks (debug prints, `io_callback`, `pure_callback`) while a function is optimised.
 
-Timing runs a function thousands of times, but what it prints, logs or asks of the host is meant for
-its own calls. So stand-ins take the callbacks' places: one that returns nothing does nothing, an
-`io_callback` is asked once, and a `pure_callback` once for each set of operands. They are called
-from compiled code as the callbacks are, so that timings stay comparable. What the user gets has the
-callbacks back (`with_callbacks`).
+Timing runs a function thousands of times, but its prints, logs and other host calls are meant for
+the user's own calls. Stand-ins therefore replace the callbacks: the stand-in of a callback without
+results does nothing; that of an `io_callback` calls it once, and that of a `pure_callback` once for
+each set of operands. Compiled code calls the stand-ins in the same way as the callbacks, so that
+timings stay comparable. `with_callbacks` restores the callbacks in the program the user gets.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from xrl_jax.program.program import Program
 
 _SILENT = ("debug_callback", "debug_print")
 _CALLBACKS = (*_SILENT, "io_callback", "pure_callback")
-_MOST_ANSWERS = 64  # of one callback; then its last one is repeated
+_MOST_ANSWERS = 64  # of one callback; beyond that its last one is repeated
 
-Change = Callable[[Any], Any]  # of an equation with `primitive` and `params`
+Change = Callable[[Any], Any]  # maps an equation with `primitive` and `params`
 
 
 class Answers:
-    """What callbacks have returned; all traces of one function share it."""
+    """The values that callbacks have returned, shared by all traces of one function."""
 
     def __init__(self) -> None:
         self._found: dict[int, dict[Any, list[np.ndarray]]] = {}
-        self._lock = threading.RLock()  # XLA calls from threads of its own
+        self._lock = threading.RLock()  # XLA calls back from its own threads
 
     def of(self, number: int, key: Any, ask: Callable[[], Sequence[Any]]) -> list[np.ndarray]:
-        """The answer of a callback that is known under this key, for which it is asked first."""
+        """Return callback `number`'s answer for this key, calling `ask` if there is none yet."""
         with self._lock:
             found = self._found.setdefault(number, {})
             if key not in found:
@@ -50,11 +50,11 @@ class Answers:
 
 
 class StandIn:
-    """What is called in the place of a callback.
+    """A function that is called in place of a callback.
 
     Attributes:
-      number: the callback's place in the function.
-      primitive, params: of its equation.
+      number: the position of the callback among those of the function.
+      primitive, params: those of the callback's own equation.
     """
 
     def __init__(self, number: int, equation: Any, answers: Answers) -> None:
@@ -62,7 +62,7 @@ class StandIn:
         self.primitive, self.params = equation.primitive, dict(equation.params)
         self._answers = answers
 
-    def __repr__(self) -> str:  # part of what programs are recognised by, in the next process too
+    def __repr__(self) -> str:  # part of the key of a program, also in later processes
         return f"callback {self.number}"
 
     def __call__(self, *operands: Any) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ class StandIn:
 
 
 def has_callbacks(program: Program) -> bool:
-    """Whether a run of the program calls back to the host."""
+    """Return whether a run of the program calls back to the host."""
     found: list[Any] = []
 
     def look(equation: Any) -> Any:
@@ -90,7 +90,7 @@ def has_callbacks(program: Program) -> bool:
 
 
 def without_callbacks(fn: Callable[..., Any], in_tree: Any) -> Callable[..., Any]:
-    """`fn` of arguments of this structure, with stand-ins for its callbacks (traceable)."""
+    """Return `fn` with stand-ins for its callbacks, traceable, for arguments of this structure."""
     answers = Answers()
 
     @functools.wraps(fn, updated=())
@@ -104,12 +104,12 @@ def without_callbacks(fn: Callable[..., Any], in_tree: Any) -> Callable[..., Any
 
 
 def program_without_callbacks(program: Program) -> Program:
-    """The program with stand-ins for its callbacks, and no function that would still have them."""
+    """Return the program with stand-ins for its callbacks, and no `fn`, which has the originals."""
     return replace(_changed_bindings(program, _standing_in(Answers())), fn=None)
 
 
 def with_callbacks(program: Program) -> Program:
-    """The program with the callbacks for which there are stand-ins in it."""
+    """Return the program with each stand-in replaced by its original callback."""
 
     def back(equation: Any) -> Any:
         stand_in = equation.params.get("callback")
@@ -128,7 +128,7 @@ def _standing_in(answers: Answers) -> Change:
             return equation
         stand_in = StandIn(next(numbers), equation, answers)
         primitive, params = equation.primitive, dict(equation.params)
-        if primitive.name == "debug_print":  # it has no callback to replace: as a debug callback
+        if primitive.name == "debug_print":  # has no `callback` parameter: made a debug_callback
             primitive, params = _debug_callback(params["ordered"])
         return _with(equation, primitive, {**params, "callback": stand_in})
 
@@ -137,21 +137,21 @@ def _standing_in(answers: Answers) -> Change:
 
 @functools.cache
 def _debug_callback(ordered: bool) -> tuple[Any, dict[str, Any]]:
-    """The primitive of `jax.debug.callback`, and its parameters."""
+    """Return the primitive and the parameters of `jax.debug.callback`."""
     jaxpr = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None, ordered=ordered))().jaxpr
     (equation,) = jaxpr.eqns
     return equation.primitive, equation.params
 
 
 def _with(equation: Any, primitive: Any, params: dict[str, Any]) -> Any:
-    """An equation of a jaxpr or of a program with another primitive."""
+    """Return an equation of a jaxpr or a program with another primitive and other parameters."""
     if isinstance(equation, Equation):
         return replace(equation, primitive=primitive, params=params)
     return equation.replace(primitive=primitive, params=params)
 
 
 def _changed_bindings(program: Program, change: Change) -> Program:
-    """The program with all equations changed, those inside of equations too."""
+    """Return the program with `change` applied to all equations, also those nested in others."""
     seen: dict[int, Any] = {}
 
     def changed(binding: Any) -> Any:
@@ -172,10 +172,12 @@ def _changed_equation(equation: Any, change: Change, seen: dict[int, Any]) -> An
 
 
 def _changed(value: Any, change: Change, seen: dict[int, Any]) -> Any:
-    """A jaxpr with its equations changed, or jaxprs in a tuple; itself where nothing is.
+    """Apply `change` to the equations of a jaxpr, or of all jaxprs in a tuple or list.
+
+    Returns the value itself where nothing changes.
 
     Args:
-      seen: what became of each jaxpr, by id: what is shared stays shared.
+      seen: the result for each jaxpr, by id, so that shared jaxprs stay shared.
     """
     if isinstance(value, ClosedJaxpr):
         jaxpr = _changed(value.jaxpr, change, seen)

@@ -1,8 +1,8 @@
-"""`from_jax`: any JAX function as a Program.
+"""`from_jax`, which converts a JAX function to a Program.
 
-The function is traced to a jaxpr. Calls in it are inlined, control flow becomes bodies, what the op
-table can say becomes native nodes (`jaxpr_ops`), and every other equation an opaque node that keeps
-the equation. No function is refused that JAX can trace.
+The function is traced to a jaxpr. Its calls are inlined, control flow becomes calls of bodies,
+equations that the op table can express become native nodes (`jaxpr_ops`), and every other equation
+becomes an opaque node that keeps the equation. Every function that JAX can trace is accepted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from xrl_jax.transform.fold import fold_host
 
 __all__ = ["TraceError", "from_jax"]
 
-# A jit called more than once becomes a body if it has at least this many equations, counting those
-# of calls in it. Smaller ones (softmax, gelu, variance: most are JAX's own helpers) are inlined, so
-# that rules match across their border.
+# A jit called more than once becomes a body if it has at least this many equations, including those
+# of the calls in it. Smaller ones (softmax, gelu, variance; mostly JAX's own helpers) are inlined,
+# so that rules match across their boundary.
 MIN_SHARED_EQUATIONS = 16
 
-# Primitives that mean their inner jaxpr and nothing else, once derivatives are out of the picture.
+# Primitives that are equivalent to their inner jaxpr as long as no derivatives are taken.
 _INLINED = (
     *JITS,
     "closed_call",
@@ -77,11 +77,11 @@ def from_jax(
     Args:
       fn: a function of pytrees. Arrays it closes over count as weights.
       example_args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers; any other leaf
-        (a string, a function) is static, a part of the arguments' structure, and so is a number
-        without whose value `fn` cannot be traced.
+        (a string, a function) is static, i.e. part of the arguments' structure. So is a number if
+        `fn` cannot be traced without its value.
       weights: positions of the positional arguments that stay the same between calls.
-      fold: whether jits called more than once and equal repeated regions become bodies; without it
-        everything but control flow is in the main graph.
+      fold: whether jits called more than once and equal repeated regions become bodies; if False,
+        everything except control flow is in the main graph.
       example_kwargs: keyword arguments, like `example_args`.
 
     Raises:
@@ -123,12 +123,12 @@ def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
 
 
 def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """The jaxpr and its constants, of a closed or an open jaxpr."""
+    """Return the jaxpr and the constants of a closed or an open jaxpr."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def _inner(equation: Any) -> Any | None:
-    """The jaxpr that an equation calls and nothing else; None where it says more than that."""
+    """Return the jaxpr to which an equation is equivalent; None where there is none."""
     if equation.primitive.name not in _INLINED:
         return None
     params = equation.params
@@ -142,14 +142,14 @@ def _inner(equation: Any) -> Any | None:
 
 
 class _Tracing:
-    """What the graphs of one function share: bindings, bodies, how often each jit is called."""
+    """State shared by the graphs of one function: bindings, bodies, number of calls of each jit."""
 
     def __init__(self, closed: Any, *, share: bool) -> None:
         self.closed = closed
         self.bindings = Bindings()
         self.bodies: list[HostGraph] = []
         self.body_of: dict[Any, int] = {}
-        self.inferred: dict[Any, Any] = {}  # by op, attributes, arguments' types: layers repeat
+        self.inferred: dict[Any, Any] = {}  # cache by op, attributes, argument types
         self.sites: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}
         self._count(closed.jaxpr)
@@ -160,7 +160,7 @@ class _Tracing:
         return HostProgram(main, tuple(self.bodies), tuple(self.bindings.rows))
 
     def graph(self, closed: Any, name: str) -> HostGraph:
-        """The graph of a closed jaxpr."""
+        """Return the graph of a closed jaxpr."""
         jaxpr, consts = _open(closed)
         builder = _GraphBuilder(self)
         args = [builder.input(i, v.aval) for i, v in enumerate(jaxpr.invars)]
@@ -169,7 +169,7 @@ class _Tracing:
         return HostGraph(tuple(builder.nodes), tuple(outputs), in_avals, name)
 
     def body(self, closed: Any, name: str) -> int:
-        """The index of the body of a closed jaxpr; jaxprs that say the same share one."""
+        """Return the index of the body of a closed jaxpr; jaxprs with equal graphs share a body."""
         jaxpr, consts = _open(closed)
         key = (id(jaxpr), *(id(c) for c in consts))
         if key not in self.body_of:
@@ -180,7 +180,7 @@ class _Tracing:
         return self.body_of[key]
 
     def is_shared(self, inner: Any) -> bool:
-        """Whether a call of this jaxpr stays a call."""
+        """Return whether a call of this jaxpr stays a call, i.e. is not inlined."""
         jaxpr, _ = _open(inner)
         return (
             self.share
@@ -190,7 +190,7 @@ class _Tracing:
         )
 
     def _count(self, jaxpr: Any) -> int:
-        """Number of equations, those of inner calls included; counts call sites on the way."""
+        """Return the number of equations, with those of inner calls; also counts call sites."""
         if id(jaxpr) in self.sizes:
             return self.sizes[id(jaxpr)]
         size = 0
@@ -207,7 +207,7 @@ class _Tracing:
 
 
 def _control_flow_jaxprs(equation: Any) -> list[Any]:
-    """The jaxprs of scan, while and cond, in the order of `Call.bodies`; none for others."""
+    """Return the jaxprs of scan, while or cond in the order of `Call.bodies`; [] for others."""
     values = [equation.params[k] for k in CONTROL_FLOW.get(equation.primitive.name, ())]
     return [j for v in values for j in (v if isinstance(v, (tuple, list)) else (v,))]
 
@@ -252,7 +252,10 @@ class _GraphBuilder:
         return self.source(Node("input", shape=shape, dtype=dtype, ref=ref))
 
     def array(self, value: Any) -> int:
-        """A source for a constant: a `const` where it is a scalar that float32 holds exactly."""
+        """Return a source for a constant: `const` for a scalar, `array` for any other shape.
+
+        A scalar that float32 represents exactly is stored in the node, otherwise in a binding.
+        """
         shape, dtype = tuple(np.shape(value)), dtype_name(getattr(value, "dtype", None))
         if shape == () and dtype != "extended":
             value = np.asarray(value)
@@ -265,7 +268,7 @@ class _GraphBuilder:
         return self.source(Node("array", shape=shape, dtype=dtype, ref=ref))
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[int]) -> list[int]:
-        """Append the jaxpr's equations, its inputs bound to `args`; returns its outputs."""
+        """Append the jaxpr's equations, with its inputs bound to `args`; returns its outputs."""
         env: dict[Any, int] = dict(zip(jaxpr.invars, args, strict=True))
         env.update((v, self.array(c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
 
@@ -283,7 +286,7 @@ class _GraphBuilder:
         return [read(v) for v in jaxpr.outvars]
 
     def equation(self, equation: Any, args: Sequence[int]) -> list[int]:
-        """The nodes of an equation's results."""
+        """Append the nodes of an equation; returns those of its results."""
         name = equation.primitive.name
         inner = _inner(equation)
         if inner is not None:
@@ -303,7 +306,7 @@ class _GraphBuilder:
         )
 
     def native(self, equation: Any, args: Sequence[int]) -> list[int] | None:
-        """The equation in native nodes; None where the op table cannot say it."""
+        """Append an equation as native nodes; returns None where the op table cannot express it."""
         translate = TRANSLATIONS.get(equation.primitive.name)
         avals = [v.aval for v in (*equation.invars, *equation.outvars)]
         if translate is None or equation.effects or not equation.outvars:
@@ -327,7 +330,7 @@ class _GraphBuilder:
     def bound(
         self, binding: Call | Equation, op: str, equation: Any, args: Sequence[int]
     ) -> list[int]:
-        """An `opaque` or `call` node and the projections of its results."""
+        """Append an `opaque` or `call` node; returns the nodes of its results."""
         node = Node(op, ref=self.tracing.bindings.add(binding))
         if equation.effects:
             node = replace(node, attrs=pack_attrs(op, {"pinned": 1}))
@@ -340,7 +343,7 @@ class _GraphBuilder:
 
 
 def _is_array(aval: Any) -> bool:
-    """False for references to mutable arrays, which cannot be arguments of a body."""
+    """Return False for references to mutable arrays, which cannot be arguments of a body."""
     return hasattr(aval, "shape") and not hasattr(aval, "inner_aval")
 
 

@@ -1,8 +1,8 @@
-"""From JAX primitives to native nodes: one dict, primitive name -> translation.
+"""Translates JAX primitives to native nodes: `TRANSLATIONS`, from primitive name to translation.
 
-A translation says in nodes exactly what the equation says, so that the plain lowering of the nodes
-is bit-identical to it, or returns None, and the equation stays opaque. Parameters are read by name,
-for their sets differ between versions of JAX.
+A translation either emits nodes whose plain lowering is bit-identical to the equation, or returns
+None, and the equation stays opaque. Parameters are read by name, because the set of parameters
+differs between versions of JAX.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _WINDOW_RANK = 4  # dimensions a pooling node can hold
 
 
 class Emit(Protocol):
-    """Where translations put their nodes."""
+    """The graph builder to which translations append nodes."""
 
     def node(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
-        """Append a node; None where its arguments and attributes do not fit the op."""
+        """Append a node; returns None where its arguments and attributes do not fit the op."""
         ...
 
     def source(self, node: Node) -> int:
-        """The index of a source equal to this one."""
+        """Return the index of a source equal to this one, appending it if there is none."""
         ...
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The shape of a node."""
+        """Return the shape of a node."""
         ...
 
 
 @dataclass(frozen=True)
 class Site:
-    """An equation with its operands as nodes: what a translation sees."""
+    """The input of a translation: an equation, with its operands as nodes."""
 
     params: Params
     args: tuple[int, ...]
@@ -45,7 +45,7 @@ class Site:
     out_avals: tuple[Any, ...]
 
     def plain(self, *known: str) -> bool:
-        """Whether parameters beyond `known` are None, as `sharding` and `accuracy` mostly are."""
+        """Return whether all parameters not in `known` are None, as `sharding` mostly is."""
         return all(v is None for k, v in self.params.items() if k not in known)
 
 
@@ -56,7 +56,10 @@ Translation = Callable[[Emit, Site], Result]
 
 
 def _elementwise(op: str) -> Translation:
-    """An op of no attributes; operands that JAX stretches from size 1 are broadcast first."""
+    """Translate to an op without attributes.
+
+    Operands that JAX stretches from size 1 are broadcast first.
+    """
 
     def translate(emit: Emit, site: Site) -> Result:
         if not site.plain():
@@ -77,12 +80,12 @@ def _elementwise(op: str) -> Translation:
 
 
 def _alias(emit: Emit, site: Site) -> Result:
-    """The operand itself: the primitive matters to transformations or the allocator only."""
+    """Return the operand: the primitive matters only to JAX's transformations or the allocator."""
     return site.args[0]
 
 
 def _cast(emit: Emit, site: Site) -> Result:
-    """`convert_element_type`; to the same dtype (other weak type) it is the operand itself."""
+    """Translate `convert_element_type`; if only the weak type differs, return the operand."""
     if not site.plain("new_dtype", "weak_type"):
         return None
     if site.in_avals[0].dtype == site.out_avals[0].dtype:
@@ -94,7 +97,7 @@ def _cast(emit: Emit, site: Site) -> Result:
 
 
 def _reshaped(emit: Emit, site: Site) -> Result:
-    """`reshape`, `squeeze` and `expand_dims`."""
+    """Translate `reshape`, `squeeze` and `expand_dims`."""
     if not site.plain("new_sizes", "dimensions") or len(site.args) != 1:
         return None
     if "new_sizes" in site.params and site.params.get("dimensions") is not None:
@@ -104,8 +107,9 @@ def _reshaped(emit: Emit, site: Site) -> Result:
 
 
 def _from(op: str, attrs: Callable[[Params], Attrs], *known: str) -> Translation:
-    """An op with attributes made of the parameters; these are all known where `known` names any,
-    but for what is None.
+    """Translate to an op whose attributes `attrs` computes from the parameters.
+
+    If `known` names any parameters, all others must be None.
     """
 
     def translate(emit: Emit, site: Site) -> Result:
@@ -142,7 +146,7 @@ def _arg_reduce(op: str) -> Translation:
 
 
 def _concatenate(emit: Emit, site: Site) -> Result:
-    """`concatenate`; more operands than a node holds become a chain."""
+    """Translate `concatenate`; more operands than a node can have become a chain of nodes."""
     return _chained_concat(emit, site.args, site.params["dimension"])
 
 
@@ -165,7 +169,7 @@ def _slice(emit: Emit, site: Site) -> Result:
 
 
 def _split(emit: Emit, site: Site) -> Result:
-    """`split` as slices, one for each result."""
+    """Translate `split` to one slice for each result."""
     axis, parts, at = site.params["axis"], [], 0
     shape = site.in_avals[0].shape
     for size in site.params["sizes"]:
@@ -179,7 +183,7 @@ def _split(emit: Emit, site: Site) -> Result:
 
 
 def _stack(emit: Emit, site: Site) -> Result:
-    """`stack` as a concatenation of reshaped operands."""
+    """Translate `stack` to a concatenation of reshaped operands."""
     axis = site.params["axis"]
     shape = list(site.in_avals[0].shape)
     shape.insert(axis, 1)
@@ -190,7 +194,7 @@ def _stack(emit: Emit, site: Site) -> Result:
 
 
 def _unstack(emit: Emit, site: Site) -> Result:
-    """`unstack` as slices of size one, reshaped."""
+    """Translate `unstack` to reshaped slices of size one."""
     axis, shape = site.params["axis"], site.in_avals[0].shape
     out = site.out_avals[0].shape
     parts = []
@@ -205,7 +209,7 @@ def _unstack(emit: Emit, site: Site) -> Result:
 
 
 def _tile(emit: Emit, site: Site) -> Result:
-    """`tile` as a broadcast to (repeats, size) for each repeated dimension, reshaped."""
+    """Translate `tile`: broadcast each repeated dimension to (repeats, size), then reshape."""
     shape: list[int] = []
     dims: list[int] = []
     for size, repeats in zip(site.in_avals[0].shape, site.params["reps"], strict=True):
@@ -235,7 +239,7 @@ def _window(op: str) -> Translation:
 
 
 def _select(emit: Emit, site: Site) -> Result:
-    """`select_n` of two cases by booleans."""
+    """Translate `select_n` of two cases by a boolean."""
     if len(site.args) != 3 or dtype_name(site.in_avals[0].dtype) != "bool":
         return None
     return emit.node("select", site.args)
@@ -276,7 +280,7 @@ _CONV_PARAMS = (
 
 
 def _conv(emit: Emit, site: Site) -> Result:
-    """`conv_general_dilated` over one or two spatial dimensions; complex ones stay as they are."""
+    """Translate `conv_general_dilated` over one or two spatial dimensions, except complex ones."""
     p = site.params
     layouts = p["dimension_numbers"]
     specs = (layouts.lhs_spec, layouts.rhs_spec, layouts.out_spec)
@@ -306,7 +310,7 @@ def _conv(emit: Emit, site: Site) -> Result:
     )
 
 
-# Ops that have a primitive's name and no attributes.
+# Ops without attributes that have the same name as their primitive.
 _SAME_NAME = (
     "neg exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt sin cos tan asin acos atan sinh "
     "cosh asinh acosh atanh erf erfc erf_inv lgamma digamma abs sign floor ceil not square "

@@ -1,7 +1,7 @@
-"""ONNX models as JAX functions: `load_onnx` gives the function, `from_onnx` the Program.
+"""ONNX models as JAX functions: `load_onnx` returns the function, `from_onnx` the Program.
 
-The model is read and checked as a whole first, so that what is damaged or unsupported is said
-before any work. Opsets 7 to the newest of the installed onnx package.
+The whole model is read and checked first, so that damaged or unsupported parts are reported before
+any other work. Supports opsets from 7 to the newest of the installed onnx package.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class OnnxFunction:
     """An ONNX model as a JAX function.
 
     `fn(weights, *inputs)` returns the output, or a tuple of them when the model has several.
-    Values of 64 bits narrow to 32 as everywhere in JAX unless x64 is enabled; load the model
-    under the setting it will be used with.
+    64-bit values are narrowed to 32 bits, as everywhere in JAX, unless x64 is enabled. Load the
+    model under the same setting as it will be used with.
     """
 
     fn: Callable[..., Any]
@@ -76,12 +76,12 @@ def load_onnx(
     """Read an ONNX file, or a ModelProto in memory.
 
     input_shapes: the shapes of inputs for which the model leaves dimensions open.
-    dimensions: sizes of open dimensions by the names that the model gives them, for all inputs.
+    dimensions: sizes of open dimensions, by their names in the model, for all inputs.
     constants: values of inputs to be treated as known, such as those that decide shapes.
 
-    Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all of them,
-    when it has nodes or types that have no translation. Warns, without x64, when the 64 bits of
-    integers or doubles in the model may matter; see `xrl_jax.frontends.onnx_ops.wide`.
+    Raises OnnxError when the model is damaged, and UnsupportedOnnxError, which lists all nodes and
+    types without a translation, when there are any. Warns, without x64, when the results may
+    depend on 64-bit integers or doubles; see `xrl_jax.frontends.onnx_ops.wide`.
     """
     model = expand_functions(read_model(path))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -95,7 +95,7 @@ def load_onnx(
     inputs = input_structs([protos[name] for name in names], shapes, dict(dimensions or {}))
     weights, rest = split_weights(model, graph)
     for name, value in known.items():
-        weights.pop(name, None)  # where the model has a value of its own for it
+        weights.pop(name, None)  # the model may have a default value for it
         rest[name] = constant_input(protos[name], value)
 
     program = Graph(graph.name, graph.nodes, (), graph.outputs, {})
@@ -117,7 +117,7 @@ def load_onnx(
         watch.given(name, input_dtype(protos[name]))
     for name, weight in weights.items():
         watch.given(name, weight.dtype)
-    try:  # what only tracing can refuse is refused here
+    try:  # report here the problems that only tracing finds
         jax.eval_shape(functools.partial(run, watch), weights, *inputs)
     except UnknownValueError as error:
         error.name_inputs(names)
@@ -133,10 +133,10 @@ def from_onnx(
     dimensions: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Read an ONNX model as a Program of its inputs, in the model's order; see `load_onnx`.
+    """Read an ONNX model as a Program whose arguments are the model's inputs, in its order.
 
-    The weights are inside, on the default device. `load_onnx` keeps them apart, for a function
-    that is to be called with others.
+    The arguments are those of `load_onnx`. The Program contains the weights, on the default device;
+    `load_onnx` returns them separately, for a function that is to be called with other weights.
 
     >>> xrl_jax.to_onnx(xrl_jax.from_jax(jnp.tanh, jnp.ones(3)), "tanh.onnx")
     >>> xrl_jax.from_onnx("tanh.onnx")(jnp.zeros(3)).tolist()
@@ -153,7 +153,7 @@ def from_onnx(
 
 
 def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the model's own functions, and standard operators that have only a function body."""
+    """Inline the model's functions, and standard operators that have a body but no translation."""
     from onnx import inliner
 
     if model.functions:
@@ -175,8 +175,9 @@ def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 def expand_standard(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto:
     """Replace all nodes of a standard operator by its function body.
 
-    The inliner leaves attributes unset that only the operator's definition gives a default, and
-    fails on some bodies with absent optional inputs: those nodes stay, and are refused by name.
+    The inliner does not set attributes whose default is only in the operator's definition, so this
+    sets them first. It fails on some bodies with absent optional inputs; those nodes stay, and
+    `check_supported` reports them.
     """
     import onnx
     from onnx import defs, inliner
@@ -241,7 +242,7 @@ def check_opset(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 def changed_since(node: onnx.NodeProto, version: int) -> bool:
-    """Whether an operator meant something else at an old opset than at the oldest supported."""
+    """Return whether an operator changed between opset `version` and the oldest supported one."""
     from onnx import defs
 
     if node.domain not in ("", "ai.onnx") or not defs.has(node.op_type):
@@ -254,7 +255,7 @@ def changed_since(node: onnx.NodeProto, version: int) -> bool:
 
 
 def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
-    """Raise one UnsupportedOnnxError that lists every operator and type without translation."""
+    """Raise one UnsupportedOnnxError that lists all operators and types without a translation."""
     from onnx import TensorProto
 
     problems: dict[str, str] = {}
@@ -268,7 +269,7 @@ def check_supported(model: onnx.ModelProto, opsets: Mapping[str, int]) -> None:
     for value in (*model.graph.input, *model.graph.output):
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type":
-            if value.type.tensor_type.elem_type:  # 0 is an output that does not say
+            if value.type.tensor_type.elem_type:  # 0: an output without a declared type
                 check_type(value.type.tensor_type.elem_type, f"value '{value.name}'")
         elif kind is not None:
             problems[f"value '{value.name}': {kind}"] = kind

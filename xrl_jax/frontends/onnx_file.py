@@ -1,4 +1,7 @@
-"""Reads ONNX models: protobuf, external data, names and order. Every fault names its culprit."""
+"""Reads and checks ONNX models: protobuf, external data, names, order of nodes.
+
+Every error message names the faulty file, tensor, node or value.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose tensors are all inside it.
+    """Read a model; returns it with all external data loaded into its tensors.
 
     External data is read only from the model's own folder. Raises OnnxError when the file is
     missing, truncated or not an ONNX model.
@@ -56,7 +59,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelPr
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs among a node's attributes."""
+    """Yield the graphs among a node's attributes."""
     for attribute in node.attribute:
         yield from attribute.graphs
         if attribute.HasField("g"):
@@ -64,7 +67,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of a graph and its subgraphs."""
+    """Yield all nodes of a graph and its subgraphs."""
     for node in graph.node:
         yield node
         for inner in subgraphs(node):
@@ -72,7 +75,7 @@ def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of a graph and its subgraphs."""
+    """Yield all tensors of a graph and its subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -84,7 +87,10 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Move a tensor's external data into it; its file has to lie in the model's folder."""
+    """Load a tensor's external data into it.
+
+    Raises OnnxError unless the file is in the model's folder.
+    """
     import onnx
 
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -113,7 +119,7 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> None:
 
 
 def to_numpy(tensor: onnx.TensorProto, label: str) -> np.ndarray:
-    """Return a tensor's values; raises OnnxError when it holds too few or too many."""
+    """Return a tensor's values; raises OnnxError when there are too few or too many."""
     from onnx import TensorProto, helper, numpy_helper
 
     try:
@@ -137,8 +143,8 @@ def parse_graph(
 ) -> Graph:
     """Turn a graph into nodes in topological order, with constants as initialisers.
 
-    `outer` holds the names that enclosing graphs provide. Raises OnnxError on duplicate names,
-    names that nothing produces, and cycles.
+    `outer` holds the names that enclosing graphs define. Raises OnnxError on duplicate names,
+    undefined names, and cycles.
     """
     initialisers = {}
     for tensor in proto.initializer:
@@ -179,7 +185,7 @@ def parse_graph(
 
 
 def free_names(node: onnx.NodeProto) -> Iterator[str]:
-    """The names a node reads from its graph, those of its subgraphs included."""
+    """Yield the names that a node and its subgraphs read from the graph that contains it."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
@@ -190,7 +196,7 @@ def free_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def in_order(nodes: list[Node], ready: set[str]) -> Iterator[Node]:
-    """Yield nodes so that each follows those it reads; keeps the order of a sorted model."""
+    """Yield nodes in topological order; keeps the order of a model that is sorted already."""
     reads = {id(node): set(free_names(node.proto)) - ready for node in nodes}
     readers: dict[str, list[Node]] = {}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What an ONNX model's inputs are: shapes with their open dimensions filled, and known values."""
+"""The inputs of an ONNX model: shapes with their open dimensions filled in, and known values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Dim = int | str | None
 
 
 def declared_shape(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
-    """The shape as the model gives it; None where it gives none, not even the rank."""
+    """Return the shape that the model declares; None where it declares none, not even a rank."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -38,7 +38,7 @@ def shown(shape: tuple[Dim, ...] | None) -> str:
 def check_names(
     inputs: Sequence[str], input_shapes: Mapping[str, Any], constants: Mapping[str, Any]
 ) -> None:
-    """Raises OnnxError for a shape or a value of something that is no input of the model."""
+    """Raise OnnxError if a shape or constant is given for a name that is no input of the model."""
     for name in (*input_shapes, *constants):
         if name not in inputs:
             raise OnnxError(f"'{name}' is not an input of the model; those are {tuple(inputs)}")
@@ -49,9 +49,9 @@ def input_structs(
     input_shapes: Mapping[str, tuple[int, ...]],
     dimensions: Mapping[str, int],
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Return shape and dtype of each input, its open dimensions filled in.
+    """Return the shape and dtype of each input, with open dimensions filled in.
 
-    Raises OnnxError when a shape does not fit, and one for all inputs whose sizes stay open.
+    Raises OnnxError when a shape does not fit, or (once for all inputs) when sizes stay open.
     """
     shapes = [declared_shape(value) for value in values]
     named = {dim: None for shape in shapes for dim in shape or () if isinstance(dim, str)}
@@ -83,7 +83,7 @@ def filled_shape(
     given: tuple[int, ...] | None,
     dimensions: Mapping[str, int],
 ) -> tuple[int, ...] | None:
-    """The sizes of one input; None where some of them are not said."""
+    """Return the sizes of one input; None where some of them stay open."""
     sizes: list[int | None] = [
         dimensions.get(dim) if isinstance(dim, str) else dim for dim in shape or ()
     ]
@@ -101,7 +101,7 @@ def filled_shape(
 def missing_sizes(
     missing: Mapping[str, tuple[Dim, ...] | None], dimensions: Mapping[str, int]
 ) -> str:
-    """What to say about inputs whose sizes are open: all of them, and the two ways to give them."""
+    """Return the error message for inputs with open sizes, with the two ways to specify them."""
     listing = ", ".join(f"input '{name}' has {shown(shape)}" for name, shape in missing.items())
     open_names = {
         dim: None
@@ -125,7 +125,7 @@ def input_dtype(value: onnx.ValueInfoProto) -> np.dtype:
 
 
 def constant_input(value: onnx.ValueInfoProto, given: Any) -> np.ndarray:
-    """A known value of an input, in the type and shape that the model says.
+    """Return a known value of an input, in the type and shape that the model declares.
 
     Raises OnnxError when it does not fit.
     """
@@ -137,7 +137,7 @@ def constant_input(value: onnx.ValueInfoProto, given: Any) -> np.ndarray:
     if shape is None:
         return cast
     if array.size == 1 and all(dim == 1 or not isinstance(dim, int) for dim in shape):
-        return cast.reshape((1,) * len(shape))  # a number stands for one element of any rank
+        return cast.reshape((1,) * len(shape))  # a scalar is accepted for one element of any rank
     if len(shape) != array.ndim or any(
         isinstance(dim, int) and dim != size for dim, size in zip(shape, array.shape, strict=True)
     ):

@@ -1,4 +1,4 @@
-"""Which of an ONNX model's stored arrays are weights, and which have to be known while tracing."""
+"""Splits an ONNX model's stored arrays into weights and arrays that must be known while tracing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from xrl_jax.frontends.onnx_ops.base import Graph
 if TYPE_CHECKING:
     import onnx
 
-# Constants of up to this many elements stay in the graph, where rules can see their values.
+# Values of Constant nodes with up to this many elements stay in the graph, where rules can see
+# them; of stored initialisers, only those with one element do.
 FEW_ELEMENTS = 8
-# Nothing larger is a shape or is made into one.
+# Larger float arrays are weights: they are neither shapes nor operands from which one is computed.
 SHAPE_ELEMENTS = 64
-# Inputs that decide shapes, by their places.
+# Positions of the inputs that decide shapes, by operator.
 SHAPE_DECIDING = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -31,14 +32,14 @@ SHAPE_DECIDING = {
     "TopK": (1,),
     "Upsample": (1,),
 }
-# Their results are known, whatever they read.
+# Operators whose results are known while tracing, whatever their inputs.
 KNOWN_RESULTS = ("Shape", "Size")
 
 
 def split_weights(
     model: onnx.ModelProto, graph: Graph
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Split initialisers into weights (float arrays, arguments of fn) and known constants."""
+    """Split initialisers into weights (float arrays, an argument of `fn`) and known constants."""
     stored = {tensor.name for tensor in model.graph.initializer}
     deciding = shape_deciding(graph)
     weights, rest = {}, {}
@@ -52,7 +53,7 @@ def split_weights(
 
 
 def shape_deciding(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
-    """The names of values that decide shapes, `outputs` among them, and of all they are made of."""
+    """Return the names of `outputs`, of values that decide shapes, and of all they depend on."""
     wanted = set(outputs)
     for node in reversed(graph.nodes):
         decides = not wanted.isdisjoint(node.outputs)

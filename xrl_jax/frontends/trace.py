@@ -1,4 +1,4 @@
-"""A JAX function as a jaxpr, or an error that says why not and what to do."""
+"""Traces JAX functions to jaxprs; the error of a failure says why, and what to do."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import numpy as np
 
 from xrl_jax.program.arguments import flatten_args, hold_static, unflatten_args
 
-_MOST_NUMBERS = 8  # of which each is tried by itself
+_MOST_NUMBERS = 8  # beyond this, all are static without a trial of each
 
 
 class TraceError(ValueError):
-    """A function that JAX cannot trace; the message names it and says what to do."""
+    """Raised for a function that JAX cannot trace; the message names it and says what to do."""
 
 
 def trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any, list[Any], Any]:
-    """The closed jaxpr of a call, the structure of its result, and the leaves and the structure of
-    its arguments.
+    """Trace a call to a jaxpr.
 
     Numbers that the function must know while it is traced (a length, a static argument of its
-    `jax.jit`) are static, a part of the structure.
+    `jax.jit`) are static, i.e. part of the structure of the arguments.
+
+    Returns:
+      The closed jaxpr, the structure of the result, the leaves and the structure of the arguments.
 
     Raises:
-      TraceError: the function cannot be traced that way either.
+      TraceError: the function cannot be traced, even with static numbers.
     """
 
     def traced(static: Collection[int]) -> tuple[Any, Any, list[Any], Any]:
@@ -55,7 +57,7 @@ def trace_call(
 
 
 def trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[Any, Any]:
-    """The closed jaxpr of `fn` on flat leaves, and the structure of its result."""
+    """Return the closed jaxpr of `fn` over flat leaves, and the structure of its result."""
     out_trees: list[Any] = []
 
     def flat(*flat_args: Any) -> list[Any]:
@@ -65,11 +67,11 @@ def trace(fn: Callable[..., Any], leaves: Sequence[Any], in_tree: Any) -> tuple[
         return out
 
     try:
-        with jax.disable_jit(False):  # without jit, loops ask for values
+        with jax.disable_jit(False):  # with jit disabled, loops need concrete values
             closed = jax.make_jaxpr(flat)(*leaves)
     except (
         Exception
-    ) as error:  # whatever the user's function raises is the reason why it cannot be traced
+    ) as error:  # any exception of the user's function is a reason why it cannot be traced
         name = getattr(fn, "__name__", None) or repr(fn)
         lines = [line for line in str(error).splitlines() if line.strip()][:3]
         reason = "\n  ".join(

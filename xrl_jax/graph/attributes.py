@@ -1,8 +1,7 @@
-"""Attribute fields by their kinds: how they are read and written, their defaults and normal form,
-and what is wrong with them.
+"""Attribute fields by their kinds: text form, defaults, normal form and range checks.
 
-Masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`), precisions and
-dtypes are names.
+In text, masks and packed dimensions are lists of axes, layouts are letters (`NCHW`, `OIHW`),
+precisions and dtypes are names.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from xrl_jax.graph.kinds import Field, Kind
 
 @cache
 def _layouts(letters: str) -> dict[int, str]:
-    """`letters` are those of the first two dimensions: NC for data, OI for kernels."""
+    """Return layout names by code; `letters` is NC for data, OI for kernels."""
     names = {}
     for code, places in enumerate(ops.LAYOUTS):
         used = [p for p in places if p >= 0]
@@ -29,7 +28,7 @@ def _layouts(letters: str) -> dict[int, str]:
 
 @cache
 def precisions() -> dict[int, str]:
-    """Text of every code of the `precision` attribute; a pair of equals is written once."""
+    """Return the text of every `precision` code; a pair of equal precisions is written once."""
     names = {0: "none"}
     for code in count(1):
         try:
@@ -50,7 +49,7 @@ _PACKED = (kinds.LHS_DIMS, kinds.RHS_DIMS)
 
 
 def names_of(kind: Kind) -> dict[int, str] | None:
-    """The names of the values of an enumerated kind, by code; None for other kinds."""
+    """Return the names of an enumerated kind's values by code; None for other kinds."""
     if kind == kinds.DTYPE:
         return _DTYPES
     if kind == kinds.PRECISION:
@@ -61,7 +60,7 @@ def names_of(kind: Kind) -> dict[int, str] | None:
 
 
 def dims_of(code: int) -> tuple[int, ...] | None:
-    """Dimensions of a packed code; None where `ops.pack_dims` does not make it."""
+    """Return the dimensions of a packed code; None for codes `ops.pack_dims` never returns."""
     if code < 0:
         return None
     dims = ops.unpack_dims(code)
@@ -69,7 +68,7 @@ def dims_of(code: int) -> tuple[int, ...] | None:
 
 
 def used_width(field: Field, rank: int, arg_rank: int) -> int:
-    """How many entries of a wide field matter, by the node's rank and its first argument's."""
+    """Return how many entries of a wide field matter, by the ranks of node and first argument."""
     wanted = {"arg": arg_rank, "node": rank, "spatial": arg_rank - 2}[field.kind.span]
     return min(max(wanted, 0), field.width)
 
@@ -87,7 +86,7 @@ def encode(field: Field, value: int) -> str:
 
 
 def decode(field: Field, text: str) -> int:
-    """The integer that `encode` wrote; ValueError says what is wrong."""
+    """Return the integer that `encode` wrote as `text`; raise ValueError for other text."""
     if text.startswith("["):
         dims = tuple(int(d) for d in text[1:-1].split(",") if d.strip())
         if field.kind in _PACKED:
@@ -110,7 +109,7 @@ def decode(field: Field, text: str) -> int:
 
 
 def defaults(op: str, shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Attributes that need not be written on a node of this type."""
+    """Return the default attributes of a node of this type, which its text form leaves out."""
     spec, named = ops.OPS[op], {}
     for field in spec.of_kind(kinds.DTYPE):
         named[field.name] = ops.DTYPE_CODE[dtype]
@@ -123,7 +122,9 @@ def defaults(op: str, shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 
 def normal(node: Node, arg_rank: int) -> tuple[int, ...]:
-    """The attributes of a node, filled up beyond the entries that matter and beyond its fields.
+    """Return a node's attributes with the entries that do not matter set to their fill values.
+
+    Integers beyond the operator's fields are set to zero.
 
     Args:
       arg_rank: rank of the first argument.
@@ -136,7 +137,7 @@ def normal(node: Node, arg_rank: int) -> tuple[int, ...]:
 
 
 def with_kind(node: Node, kind: Kind, value: int) -> tuple[int, ...]:
-    """The attributes of a node with all those of one kind set to a value."""
+    """Return a node's attributes with every field of one kind set to `value`."""
     attrs = list(node.attrs)
     for field in node.spec.of_kind(kind):
         attrs[field.place] = [value] * field.width
@@ -144,10 +145,10 @@ def with_kind(node: Node, kind: Kind, value: int) -> tuple[int, ...]:
 
 
 def error(node: Node, arg_ranks: Sequence[int]) -> str | None:
-    """What is out of range in a node's attributes, in words; None where all are well.
+    """Describe the first attribute of a node that is out of range; None if all are valid.
 
     Args:
-      arg_ranks: ranks of its arguments.
+      arg_ranks: ranks of the node's arguments.
     """
     spec = node.spec
     arg_rank = arg_ranks[0] if arg_ranks else 0

@@ -1,4 +1,4 @@
-"""What nodes refer to on the host: arguments, arrays, equations and calls of folded bodies."""
+"""Host objects that nodes refer to: arguments, arrays, equations and calls of folded bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xrl_jax.graph.graph import Node
 
 @dataclass(frozen=True)
 class Input:
-    """A flat argument of the graph (main or body) that holds the node."""
+    """A flat argument of the graph (main or body) that contains the node."""
 
     position: int
 
@@ -31,26 +31,26 @@ class Array:
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation the op table cannot say: bound again as it was, with its operands in order."""
+    """An equation the op table cannot express; it is bound again unchanged, operands in order."""
 
     primitive: Any
     params: dict[str, Any]
     n_outputs: int
-    avals: tuple[Any, ...]  # of the results; one result: the node itself, several: its projections
+    avals: tuple[Any, ...]  # a single result is the node itself, several are its `proj` nodes
 
     @property
     def name(self) -> str:
         return str(self.primitive.name)
 
 
-# Parameters of control flow that hold its jaxprs, in the order of `Call.bodies`.
+# Parameters of control-flow primitives that hold their jaxprs, in the order of `Call.bodies`.
 CONTROL_FLOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 )
 
 
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many constants a scan with these parameters has, and how many values it carries."""
+    """Return the number of constants and of carried values of a scan with these parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # since jax 0.12
@@ -59,8 +59,8 @@ def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Call:
-    """A run of folded bodies: inlined, or as the control flow of `equation` (scan, while, cond)
-    with the bodies put in.
+    """A call of folded bodies: inlined, or by the control flow of `equation` (scan, while, cond),
+    whose jaxprs they replace.
 
     `kind` is "inline", "scan", "while" or "cond"; for the last three `bodies` are in the order of
     the equation's jaxprs (scan: the body; while: condition, body; cond: the branches).
@@ -75,24 +75,24 @@ Binding = Input | Array | Equation | Call
 
 
 def binding_of(node: Node, bindings: Sequence[Binding]) -> Binding | None:
-    """What a node refers to; None where that is nothing."""
+    """Return the binding that a node refers to; None if it has none."""
     return bindings[node.ref] if node.ref >= 0 else None
 
 
 def position_of(node: Node, bindings: Sequence[Binding]) -> int | None:
-    """Which flat argument of its graph a node is; None where it is none."""
+    """Return the position of the flat argument that a node is; None for other nodes."""
     binding = binding_of(node, bindings)
     return binding.position if isinstance(binding, Input) else None
 
 
 def call_of(node: Node, bindings: Sequence[Binding], kind: str = "") -> Call | None:
-    """The call that a node is, of this kind if it is given; None where it is none."""
+    """Return the call that a node is, or None; if `kind` is given, only calls of that kind."""
     call = binding_of(node, bindings)
     return call if isinstance(call, Call) and kind in ("", call.kind) else None
 
 
 def digest(binding: Binding) -> np.ndarray:
-    """The content of a binding as two words of 32 bits."""
+    """Hash the content of a binding to two words of 32 bits."""
     h = hashlib.sha256()
     match binding:
         case Input(position):

@@ -1,4 +1,4 @@
-"""Set bits of words, numbered through: how flags of many are compressed to the few that are set."""
+"""Bit masks: packing flags into words, and finding the positions of the few that are set."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 
 def words_of(flags: jax.Array) -> jax.Array:
-    """Flags [32 W] as words [W]."""
+    """Pack flags [32 W] into words [W]."""
     bits = flags.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
     return jnp.sum(bits, axis=1, dtype=jnp.uint32)
 
 
 def first_set(flags: jax.Array, size: int) -> jax.Array:
-    """Where the first `size` set flags of [32 W] are; 0 where there are no more.
+    """Return the positions of the first `size` set flags of [32 W], padded by 0.
 
-    What `jnp.nonzero` does with a bound, by sums over words and without scattering: a twelfth of
-    its time for 2,048 flags on a CPU.
+    Does what `jnp.nonzero` does when given a size, but by sums over words and without scattering,
+    in a twelfth of the time for 2,048 flags on a CPU.
     """
     words = words_of(flags)
     counts = jax.lax.population_count(words).astype(jnp.int32)
@@ -32,17 +32,17 @@ def first_set(flags: jax.Array, size: int) -> jax.Array:
 def ranked(
     words: jax.Array, first: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and bit of the set bits of `words` [N, W] numbered first .. first + capacity, and which
-    of them exist.
+    """Return row and bit of the set bits of `words` [N, W] with ranks first to first + capacity - 1
+    (from 0), and which of them exist.
 
-    The words' counts are summed up, never the bits: a table of N x 32 W flags would take most of
-    the time of a rewriting step.
+    Bit counts are accumulated per word, never per bit: a table of N x 32 W flags would take most
+    of the time of a rewriting step.
     """
     return at_ranks(words, first + jnp.arange(capacity, dtype=jnp.int32))
 
 
 def at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row and bit of the set bits of `words` [N, W] with these numbers, and which of them exist."""
+    """Return row and bit of the set bits of `words` [N, W] with these ranks, and which exist."""
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
     total = jnp.cumsum(counts)
     wanted = ranks + 1
@@ -54,7 +54,7 @@ def at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, 
 
 
 def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
-    """Position of the n-th set bit (from 1) of each word, by halving."""
+    """Return the position of the n-th set bit (from 1) of each word, by bisection."""
     at = jnp.zeros(words.shape, jnp.int32)
     for width in (16, 8, 4, 2, 1):
         half = (words >> at.astype(jnp.uint32)) & jnp.uint32((1 << width) - 1)

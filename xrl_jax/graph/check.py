@@ -1,4 +1,4 @@
-"""Whether a graph is well formed: on the host, with a message that shows the node.
+"""Checks, on the host, that a graph is well formed; messages show the offending node.
 
 `check_program` checks whole programs.
 """
@@ -36,11 +36,11 @@ _REF_KINDS: Mapping[str, type] = MappingProxyType(
         "call": Call,
     }
 )
-_HOLDERS = ("opaque", "call", "pack", "proj")  # what may read arrays of more than MAX_RANK
+_HOLDERS = ("opaque", "call", "pack", "proj")  # may read arrays of more than MAX_RANK dimensions
 
 
 class View:
-    """A graph on the host, by slot, and the way to complain about one of them."""
+    """A graph on the host, indexed by slot, with error messages that show a slot."""
 
     def __init__(self, graph: TensorGraph, name: str) -> None:
         host = jax.tree.map(np.asarray, graph)
@@ -60,14 +60,14 @@ class View:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """Nodes by slot, with slots for arguments; op codes must be known."""
+        """The nodes by slot, with `args` as slots; all op codes must be known."""
         return [self.node(slot) for slot in range(self.n)]
 
     def node(self, slot: int) -> Node:
         return node_at(self.f, slot, self.args(slot))
 
     def text(self, slot: int) -> str:
-        """One line on a slot, however broken."""
+        """Describe a slot in one line, even if its node is malformed."""
         if not 0 <= slot < self.n:
             return f"%{slot}: outside the bucket of {self.n}"
         op, args = self.op(slot), self.args(slot)
@@ -81,7 +81,7 @@ class View:
         return format_node(self.node(slot), f"%{slot}", [f"%{a}" for a in args], rank)
 
     def fail(self, slot: int, message: str) -> NoReturn:
-        """Raise with the node, its arguments and its consumers."""
+        """Raise GraphError with a message that shows the node, its arguments and its consumers."""
         lines = [f"{self.name}: node %{slot} ({self.op(slot)}): {message}"]
         lines.append("  " + self.text(slot))
         args = dict.fromkeys(self.args(slot))
@@ -245,7 +245,7 @@ def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
             continue
         equation = _equation(bindings[view.nodes[node.args[0]].ref])
         if equation is None:
-            continue  # an inlined body: `check_program` knows its results
+            continue  # an inlined body: `check_program` checks its results
         index = node.number("index")
         if index >= equation.n_outputs:
             view.fail(slot, f"index {index}, but {equation.name} has {equation.n_outputs} results")
@@ -284,12 +284,12 @@ def check(
     lowerings: Mapping[str, int] | None = None,
     name: str = "graph",
 ) -> None:
-    """Nothing, if the graph is well formed.
+    """Raise GraphError unless the graph is well formed.
 
     Args:
-      bindings: what the references index; without it only their presence is checked.
-      lowerings: how many lowerings each op has, one where it is missing; None: any number goes.
-      name: what messages call the graph.
+      bindings: the bindings that `ref` indexes; without them only the presence of refs is checked.
+      lowerings: the number of lowerings of each op, 1 for a missing op; None allows any number.
+      name: the name of the graph in messages.
 
     Raises:
       GraphError: names the first offending node by its slot and shows it with its neighbours.

@@ -1,4 +1,4 @@
-"""Running the equations of a jaxpr one by one."""
+"""Evaluation of the equations of a jaxpr one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLACEMENT = ("in_shardings", "out_shardings", "in_layouts", "out_layouts", "com
 
 
 def is_plain(params: Mapping[str, Any]) -> bool:
-    """Whether a call says nothing about shardings, layouts and compile options, so that it may be
+    """Whether a call leaves shardings, layouts and compile options unspecified, so that it may be
     inlined.
     """
     values = (v for key in _PLACEMENT for v in params.get(key) or ())
@@ -20,22 +20,22 @@ def is_plain(params: Mapping[str, Any]) -> bool:
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
-    """The atoms without literals."""
+    """Return the atoms that are not literals."""
     return [a for a in atoms if not isinstance(a, Literal)]
 
 
 def read(env: dict[Any, Any], atom: Any) -> Any:
-    """The value of an atom."""
+    """Return the value of an atom."""
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
 def bind(e: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of an equation of a jaxpr or of a program."""
+    """Evaluate an equation of a jaxpr or of a program and return its results."""
     results = e.primitive.bind(*operands, **e.primitive.get_bind_params(e.params))
     return list(results) if e.primitive.multiple_results else [results]
 
 
 def run(equations: Sequence[Any], env: dict[Any, Any]) -> None:
-    """Add the equations' results to the values."""
+    """Evaluate the equations in order and add their results to `env`."""
     for e in equations:
         env.update(zip(e.outvars, bind(e, [read(env, v) for v in e.invars]), strict=True))

@@ -1,9 +1,9 @@
 """Tensor graphs as padded jraph structures.
 
 A tensor graph is a `jraph.GraphsTuple` of fixed size: N nodes (a bucket), A argument slots each.
-Node 0 is always a hole and stands for "no argument", so every gather is in range. Edges are kept in
-(receiver, slot) order: the argument table [N, A] is a reshape of the senders. Slots are stable
-under rewriting; compaction happens when a bucket grows.
+Node 0 is always a hole (an unused slot) and stands for "no argument", so every gather is in range.
+Edges are kept in (receiver, slot) order, so the argument table [N, A] is a reshape of the senders.
+Slots are stable under rewriting; compaction happens when a bucket grows.
 
 Letters: N nodes, A arguments, K attributes, R rank, O outputs.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from xrl_jax.graph import ops, shapes
 
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-DEPTH_STEP = 32  # between neighbours at first, so that most rewrites lift nothing
+DEPTH_STEP = 32  # initial distance above the arguments, so that most rewrites raise no depths
 _HEADROOM = 24  # free slots a graph starts with, so that the first rewrites fit
 
 
@@ -32,31 +32,31 @@ class GraphError(ValueError):
 
 
 class Nodes(NamedTuple):
-    """Node features, set once when a node is made."""
+    """Node features, set once when a node is created."""
 
     op: jax.Array  # [N] int32, index into ops.OP_NAMES; 0 is a hole
     attrs: jax.Array  # [N, K] int32, laid out by the op's fields
-    lowering: jax.Array  # [N] int32, which way of becoming lax code; 0 is the plain one
+    lowering: jax.Array  # [N] int32, index of the lowering to lax code; 0 is the plain one
     shape: jax.Array  # [N, R] int32, padded by ones
     rank: jax.Array  # [N] int32
     dtype: jax.Array  # [N] int32, index into ops.DTYPES
     value: jax.Array  # [N] float32, of scalar constants
-    ref: jax.Array  # [N] int32, into the bindings; -1 for none
-    weight_only: jax.Array  # [N] bool, depends on weights and constants alone
+    ref: jax.Array  # [N] int32, index into the bindings; -1 for none
+    weight_only: jax.Array  # [N] bool, depends on weights and constants only
     cost: jax.Array  # [N] float32, seconds
 
 
 class Globals(NamedTuple):
-    """What belongs to the graph as a whole."""
+    """Features of the graph as a whole."""
 
     outputs: jax.Array  # [O] int32 node indices, padded by -1
-    depth: jax.Array  # [N] int32, a topological order: above every argument's; 0 on holes
+    depth: jax.Array  # [N] int32, above every argument's depth (a topological order); 0 on holes
 
 
 if TYPE_CHECKING:
 
     class TensorGraph(NamedTuple):
-        """`jraph.GraphsTuple` for type checkers: its own fields are trees of anything."""
+        """`jraph.GraphsTuple` for type checkers, because its own field types are too general."""
 
         nodes: Nodes
         edges: jax.Array  # [N * A] int32, slot
@@ -70,10 +70,11 @@ else:
 
 
 def assert_one(graph: TensorGraph, *per_node: jax.Array) -> None:
-    """Assert, while tracing, that this is one graph, and that arrays have a row for each node.
+    """Assert, while tracing, that `graph` is a single graph and that arrays have a row per node.
 
     Raises:
-      AssertionError: it is a batch, or an array is of another graph; the message says which.
+      AssertionError: the graph is a batch, or an array has another number of rows; the message says
+        which.
     """
     batch = "one graph at a time: a batch of graphs goes under jax.vmap"
     chex.assert_rank(graph.nodes.op, 1, custom_message=batch)
@@ -94,12 +95,12 @@ def assert_one_candidate(*indices: jax.Array) -> None:
 
 
 def args_of(graph: TensorGraph) -> jax.Array:
-    """The argument table [N, A]; 0 where there is no argument."""
+    """Return the argument table [N, A]; 0 stands for no argument."""
     return graph.senders.reshape(-1, ops.MAX_ARGS)
 
 
 def with_args(graph: TensorGraph, table: jax.Array) -> TensorGraph:
-    """The graph with another argument table [N, A]."""
+    """Return the graph with another argument table [N, A]."""
     return graph._replace(senders=table.reshape(-1))
 
 
@@ -121,32 +122,33 @@ class Node:
         return ops.OPS[self.op]
 
     def attr(self, name: str) -> int | tuple[int, ...]:
-        """An attribute by name: an integer, or a tuple where the field is wide."""
+        """Return an attribute by name: an integer, or a tuple where the field is wide."""
         field = self.spec.field(name)
         values = self.attrs[field.place]
         return values[0] if field.width == 1 else values
 
     def number(self, name: str) -> int:
-        """An attribute of width one."""
+        """Return an attribute of width one."""
         value = self.attr(name)
         assert isinstance(value, int)
         return value
 
     def dims(self, name: str, rank: int | None = None) -> tuple[int, ...]:
-        """The first `rank` entries of a wide attribute; all of them by default."""
+        """Return the first `rank` entries of a wide attribute; all of them by default."""
         value = self.attr(name)
         assert isinstance(value, tuple)
         return value[:rank]
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of an attribute `axes`, which is a mask."""
+        """The axes of the mask attribute `axes`."""
         return ops.axes_of(self.number("axes"))
 
 
 def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
-    """The attribute vector [K] of an op from named values; narrow sequences are filled up as the
-    kind of the field has it.
+    """Return the attribute vector [K] of an op from named values.
+
+    Missing values and short sequences are padded with the fill values of the field's kind.
     """
     out = [0] * ops.MAX_ATTRS
     spec = ops.OPS[op]
@@ -167,8 +169,8 @@ def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ..
 
 
 def padded(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape padded by ones to R entries; longer ones are cut (such nodes are only read by opaque
-    ones).
+    """Return a shape padded by ones to R entries; longer shapes are cut off (only `opaque`,
+    `call`, `pack` and `proj` nodes read such arrays).
     """
     return tuple(shape[: ops.MAX_RANK]) + (1,) * (ops.MAX_RANK - len(shape))
 
@@ -176,7 +178,7 @@ def padded(shape: Sequence[int]) -> tuple[int, ...]:
 def infer(
     op: str, attrs: Sequence[int], args: Sequence[Node]
 ) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of a node from its arguments, or None where they do not fit.
+    """Infer the shape and dtype of a node from its arguments; None where these do not fit.
 
     Raises:
       GraphError: the op's shape is given with the node, so it cannot be inferred.
@@ -196,10 +198,10 @@ def infer(
 
 
 def bucket_for(n_nodes: int, *, room: int = 0) -> int:
-    """The bucket a graph of `n_nodes` starts in.
+    """Return the bucket a graph of `n_nodes` starts in.
 
     Args:
-      room: free slots, at least; some there are always.
+      room: minimum number of free slots; a few are always left free.
     """
     for size in BUCKETS:
         if n_nodes + max(_HEADROOM, room) + 1 <= size:
@@ -210,7 +212,7 @@ def bucket_for(n_nodes: int, *, room: int = 0) -> int:
 def build(
     nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
 ) -> TensorGraph:
-    """A tensor graph from nodes in topological order; node i of the list gets slot i + 1.
+    """Build a tensor graph from nodes in topological order; node i of the list gets slot i + 1.
 
     Args:
       nodes: every argument index is smaller than the node's own.
@@ -223,7 +225,7 @@ def build(
 def build_on_host(
     nodes: Sequence[Node], outputs: Sequence[int], *, bucket: int | None = None
 ) -> TensorGraph:
-    """`build` with NumPy arrays: many small graphs are stacked before they go to a device."""
+    """Do what `build` does in NumPy, so that many small graphs can be stacked on the host first."""
     size = bucket or bucket_for(len(nodes))
     if len(nodes) + 1 > size:
         raise GraphError(f"{len(nodes)} nodes do not fit into a bucket of {size}")
@@ -278,15 +280,15 @@ def build_on_host(
 
 
 def _host(shape: int | tuple[int, ...], dtype: Any, *, fill: int = 0) -> Any:
-    """A filled NumPy array; to type checkers it is the device array that it becomes."""
+    """Return a filled NumPy array, typed as Any because it stands for a device array."""
     return np.full(shape, fill, dtype)
 
 
 def node_at(f: Nodes, slot: int, args: Sequence[int]) -> Node:
-    """The node of a slot, with these arguments; of ranks above MAX_RANK, sizes beyond are 1.
+    """Return the node of a slot, with these arguments; sizes beyond MAX_RANK dimensions are 1.
 
     Args:
-      f: arrays on the host, of a known operator and dtype there.
+      f: arrays on the host; the slot must hold a known operator and dtype.
     """
     rank = int(f.rank[slot])
     shape = tuple(int(d) for d in f.shape[slot][: max(rank, 0)])
@@ -303,7 +305,7 @@ def node_at(f: Nodes, slot: int, args: Sequence[int]) -> Node:
 
 
 def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]]:
-    """The live nodes in topological order, the outputs as indices into them, and each node's slot.
+    """Return the live nodes in topological order, outputs as indices into them, and nodes' slots.
 
     Only nodes that an output or a pinned node depends on are live.
     """
@@ -339,7 +341,7 @@ def nodes_of(graph: TensorGraph) -> tuple[list[Node], tuple[int, ...], list[int]
 
 
 def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
-    """The graph compacted into a larger (by default the next) bucket; costs and the room for
+    """Return the graph compacted into a larger bucket, by default the next; costs and the room for
     outputs are kept.
     """
     nodes, outputs, slots = nodes_of(graph)
@@ -358,21 +360,21 @@ def grow(graph: TensorGraph, bucket: int | None = None) -> TensorGraph:
 
 
 def with_room_for_outputs(graph: TensorGraph, n_out: int) -> TensorGraph:
-    """The graph with room for `n_out` outputs, at least as many as it has."""
+    """Return the graph with room for `n_out` outputs, no fewer than it has room for."""
     outputs = graph.globals.outputs
     more = jnp.full(n_out - len(outputs), -1, outputs.dtype)
     return graph._replace(globals=graph.globals._replace(outputs=jnp.append(outputs, more)))
 
 
 def n_live(graph: TensorGraph) -> jax.Array:
-    """Number of nodes that are not holes."""
+    """Return the number of nodes that are not holes."""
     return jnp.sum(graph.nodes.op != ops.HOLE)
 
 
 def renumber(
     nodes: Sequence[Node], outputs: Sequence[int], keep: Sequence[int]
 ) -> tuple[list[Node], tuple[int, ...]]:
-    """The sublist `keep` (ascending, closed under arguments) with indices rewritten."""
+    """Return the nodes `keep` (ascending, closed under arguments) and outputs, renumbered."""
     index = {old: new for new, old in enumerate(keep)}
     kept = [replace(nodes[i], args=tuple(index[a] for a in nodes[i].args)) for i in keep]
     return kept, tuple(index[o] for o in outputs)

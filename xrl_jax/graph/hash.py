@@ -1,9 +1,10 @@
 """The two hashes of a tensor graph.
 
-`identity` sees everything that decides what the graph computes and how: operators, attributes,
+`identity` covers everything that decides what the graph computes and how: operators, attributes,
 lowerings, shapes, dtypes and constants; it is equal for graphs that differ in node order only. It
-runs inside jit, on graphs under search. `timing_key` sees what decides how long it takes: the same
-without the values of weights and constants, with compile options, device and versions.
+runs inside jit, on graphs under search. `timing_key` covers everything that decides the running
+time: the same without the values of weights and constants, but with compile options, device and
+versions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SEEDS = np.array([0x9E3779B9, 0x85EBCA6B], np.uint32)
 
 
 def _mix(h: jax.Array) -> jax.Array:
-    """A bijective finaliser on uint32: shifts and odd multipliers, each lane its own."""
+    """Apply a bijective finaliser on uint32: shifts and odd multipliers, different per lane."""
     m1 = jnp.asarray(np.array([0x7FEB352D, 0x846CA68B], np.uint32))
     m2 = jnp.asarray(np.array([0x9E485565, 0xC2B2AE35], np.uint32))
     h = (h ^ (h >> 16)) * m1
@@ -40,10 +41,10 @@ def fold_words(words: jax.Array) -> jax.Array:
 
 
 def dot_words(words: jax.Array) -> jax.Array:
-    """Hash [M, W] uint32 words to [M, 2], by mixing each word and a product with odd numbers.
+    """Hash [M, W] uint32 words to [M, 2]: mix each word, then multiply by a matrix of odd numbers.
 
-    Unlike `fold_words` it is computed once however often it is read: XLA repeats cheap arithmetic
-    for every reader, but never a product of matrices.
+    Unlike `fold_words` it is computed only once however many consumers it has: XLA duplicates cheap
+    arithmetic for every consumer, but never a matrix product.
     """
     position = np.arange(1, words.shape[1] + 1, dtype=np.uint32)
     odd = fold_words(jnp.asarray(position)[:, None]) | 1
@@ -52,10 +53,10 @@ def dot_words(words: jax.Array) -> jax.Array:
 
 
 def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:
-    """Hash [N, 2] of each node without its arguments.
+    """Return the hash [N, 2] of each node without its arguments.
 
     Args:
-      digests: [D, 2] uint32, content of what `ref` points to; see `Bindings.digests`.
+      digests: [D, 2] uint32, content of the bindings that `ref` indexes; see `Program.digests`.
     """
     f = graph.nodes
     digest = jnp.where(f.ref[:, None] >= 0, digests[jnp.clip(f.ref, 0, len(digests) - 1)], 0)
@@ -67,7 +68,7 @@ def local_hash(graph: TensorGraph, digests: jax.Array) -> jax.Array:
 
 
 def node_hashes(graph: TensorGraph, digests: jax.Array) -> jax.Array:
-    """Hash [N, 2] of each node with all it depends on (Merkle style, in topological order)."""
+    """Return the hash [N, 2] of each node with all it depends on (Merkle, in topological order)."""
     local = local_hash(graph, digests)
     table = args_of(graph)
     order = jnp.argsort(graph.globals.depth)
@@ -83,7 +84,7 @@ def node_hashes(graph: TensorGraph, digests: jax.Array) -> jax.Array:
 
 
 def identity(graph: TensorGraph, digests: jax.Array) -> jax.Array:
-    """The identity hash [2] uint32: outputs in their order, then pinned nodes in any."""
+    """Return the identity hash [2] uint32 of outputs in order and pinned nodes in any order."""
     hashes = node_hashes(graph, digests)
     out = graph.globals.outputs
     position = jnp.arange(1, len(out) + 1, dtype=jnp.uint32)[:, None]
@@ -96,7 +97,7 @@ def identity(graph: TensorGraph, digests: jax.Array) -> jax.Array:
 
 
 def timing_key(nodes: Sequence[Node], outputs: Sequence[int], *, extra: Sequence[str] = ()) -> str:
-    """A hex key of what decides the running time: structure, shapes, dtypes, lowerings and `extra`.
+    """Return a hex key of what decides running time: structure, types, lowerings and `extra`.
 
     Args:
       nodes, outputs: a graph or region on the host, in topological order.

@@ -1,7 +1,7 @@
-"""Kinds of attributes and of arguments: what the op table says of each by a name.
+"""Kinds of attributes and dtype classes of arguments, which the op table refers to by name.
 
-A kind says what the integers of an attribute mean, what they are filled up with and what range they
-have. Text form, checks, normal form, defaults and random attributes follow from it.
+A kind says what the integers of an attribute mean, their fill value and their range. Text form,
+checks, normal form, defaults and random attributes follow from it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 MAX_RANK = 6  # R: dimensions a node's shape can hold
 
-# Index of a dtype is its code on a node. "extended" stands for key types and whatever NumPy cannot
-# name (the exact type is then in the bindings), "tuple" for the result of an operator with several
-# outputs, "none" for holes.
+# The index of a dtype is its code on a node. "extended" stands for key types and any other dtype
+# that NumPy cannot name (the exact type is then in the bindings), "tuple" for the result of an
+# operator with several outputs, "none" for holes.
 DTYPES = (
     "none",
     "bool",
@@ -44,8 +44,8 @@ _SIGNED = tuple(d for d in DTYPES if d.startswith("int"))
 _INTEGERS = (*_SIGNED, *(d for d in DTYPES if d.startswith("uint")))
 _COMPLEX = ("complex64", "complex128")
 
-# What an argument may be, by the name that the op table uses; as lax has it, without types that
-# would change the dtype rule (the absolute value of a complex number is real).
+# The dtypes that an argument may have, by the name that the op table uses. As in lax, but without
+# dtypes that would change the dtype rule (the absolute value of a complex number is real).
 TAKES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         name: frozenset(dtypes)
@@ -67,15 +67,15 @@ TAKES: Mapping[str, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Kind:
-    """What the integers of an attribute mean.
+    """The meaning of an attribute's integers.
 
     Attributes:
-      name: what one of them is, in words.
-      fill: the value where none is given; None: its own position.
+      name: what one integer is, in words.
+      fill: the value of an integer that is not given; None stands for its own position.
       least, most: range of each integer; None where the shape rules, or the kind itself, decide.
-      span: what a wide attribute has entries for: "arg" and "node", the dimensions of the first
-        argument or of the node itself; "spatial", those of the first argument but two.
-      arg: whose axes they are, where they are axes of an argument.
+      span: what the entries of a wide attribute belong to: "arg" and "node", the dimensions of the
+        first argument or of the node itself; "spatial", all but two of the first argument's.
+      arg: the argument whose axes the integers are, if they are axes of an argument.
     """
 
     name: str
@@ -90,25 +90,25 @@ INTEGER = Kind("integer")
 NATURAL = Kind("natural number", least=0)
 COUNT = Kind("count", fill=1, least=1)
 FLAG = Kind("flag", least=0, most=1)
-# Axes of the first argument, of the node itself where it has none: one, a mask (bit i set for
-# dimension i), a permutation. `DIMS` are lists in one integer (`ops.pack_dims`) of the axes of an
-# argument that are contracted or batched.
+# Axes of the first argument, or of the node itself if it has no arguments: a single axis, a mask
+# (bit i set for dimension i) or a permutation. The `*_DIMS` are lists, packed into one integer
+# (`ops.pack_dims`), of the contracted or batched axes of an argument.
 AXIS = Kind("axis")
 AXES = Kind("mask of axes")
 ONE_AXIS = Kind("mask of one axis")
 PERMUTATION = Kind("permutation", fill=None)
 LHS_DIMS = Kind("packed axes", arg=0)
 RHS_DIMS = replace(LHS_DIMS, arg=1)
-PLACES = Kind("axes of the result", fill=-1)  # of each axis of the argument
+PLACES = Kind("axes of the result", fill=-1)  # one for each axis of the argument
 # The node's own shape.
 SIZES = Kind("sizes", fill=1, least=0, span="node")
 RANK = Kind("rank", least=0, most=MAX_RANK)
-# One number for each axis.
+# One integer for each axis.
 STARTS = Kind("first elements", least=0)
 LIMITS = Kind("ends", fill=1, least=0)
 STEPS = Kind("steps", fill=1, least=1)
 GAPS = Kind("gaps between neighbours", least=0)
-PADDING = Kind("padding")  # negative where it cuts
+PADDING = Kind("padding")  # negative padding removes elements
 SPATIAL_STEPS = replace(STEPS, span="spatial")
 SPATIAL_PADDING = replace(PADDING, span="spatial")
 # Codes that have names: see `attributes.names_of`.
@@ -129,11 +129,11 @@ class Field:
 
     @property
     def place(self) -> slice:
-        """Where it is in the attribute vector."""
+        """The slice of the attribute vector that the field occupies."""
         return slice(self.offset, self.offset + self.width)
 
     @property
     def fill(self) -> tuple[int, ...]:
-        """Its values where none are given."""
+        """The values of the field where none are given."""
         fill = self.kind.fill
         return tuple(range(self.width)) if fill is None else (fill,) * self.width

@@ -1,4 +1,4 @@
-"""Operands of nodes that hold any number: opaque equations and calls, through chains of packs."""
+"""Operands of `opaque` and `call` nodes: any number of them, through chains of packs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def is_pinned(node: Node) -> bool:
 
 
 def attach(nodes: list[Node], node: Node, operands: Sequence[int], after: int | None = None) -> int:
-    """Append an `opaque` or `call` node with any number of operands; returns its index.
+    """Append an `opaque` or `call` node with any number of operands; return its index.
 
     Args:
-      node: without arguments; its `n_args` is set here.
-      operands: more than a node can hold go through a chain of packs.
-      after: the pinned node that must run before it; None where it has no effects.
+      node: a node without arguments; its `n_args` is set here.
+      operands: if there are more than a node can hold, they go through a chain of packs.
+      after: the pinned node that must run before it, if any; a node with one is itself pinned.
     """
     link = () if after is None else (after,)
     room = ops.MAX_ARGS - len(link)
@@ -39,16 +39,16 @@ def attach(nodes: list[Node], node: Node, operands: Sequence[int], after: int | 
 
 
 def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
-    """The operands of an `opaque` or `call` node of `nodes`, in order.
+    """Return the operands of an `opaque` or `call` node as indices into `nodes`, in order.
 
-    Packs are opened (argument 0 of a pack may be the pack of the operands before it), and what a
-    pinned node holds beyond its `n_args` operands (`link_of`) is left out.
+    Packs are opened (argument 0 of a pack may be the pack of the operands before it). The link of a
+    pinned node (`link_of`), which follows its `n_args` operands, is left out.
     """
     return _held(nodes, node)[: node.number("n_args")]
 
 
 def link_of(nodes: Sequence[Node], node: Node) -> int | None:
-    """The pinned node that must run before this one; None where that does not matter."""
+    """Return the pinned node that must run before this one; None if there is none."""
     held, n = _held(nodes, node), node.number("n_args")
     return held[n] if len(held) > n else None
 

@@ -1,10 +1,11 @@
 """The op table: one entry per operator of a tensor graph.
 
-An entry names the operator's arity and the dtypes it takes, its attribute fields (offsets into the
-node's fixed-width integer vector) with their kinds, and the rules that give its output shape and
-dtype. Every other interpretation (shape and dtype rules in `shapes`, work in `work`, lax code in
-`lower.table`) is one dict keyed by these names, in the style of JAX's autodidax. Adding an operator
-is one entry here and one in each dict; the conformance suite then covers it by itself.
+An entry has the operator's arity and the dtypes it accepts, its attribute fields (offsets into the
+node's fixed-width integer vector) with their kinds, and the names of its shape and dtype rules.
+Every other interpretation (shape and dtype rules in `shapes`, work in `work`, lax code in
+`lower.table`) is one dict keyed by operator name, in the style of JAX's autodidax. Adding an
+operator takes one entry here and one in each dict; the conformance suite then covers it
+automatically.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ DTYPE_BYTES = (0, 1, 1, 1, 1, 2, 4, 8, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 8, 0
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What every interpretation needs to know of an operator.
+    """The properties of an operator that all interpretations share.
 
     Attributes:
       name: the name used in rules and text form.
       code: the integer on the node; 0 is the hole.
-      arity: least and most number of arguments.
-      fields: attribute layout, with the kind of each (`kinds`).
-      shape: name of the shape rule (`shapes.SHAPE_RULES`); "given" means the shape is set where the
-        node is made.
+      arity: minimum and maximum number of arguments.
+      fields: layout of the attributes, with the kind of each (`kinds`).
+      shape: name of the shape rule (`shapes.SHAPE_RULES`); "given" means the shape is set when the
+        node is created.
       dtype: "arg0", "arg1", "bool", "attr" (the field named dtype) or "given".
-      takes: names in `TAKES` of what each argument may be; the last holds for all after it.
-      gives: name in `TAKES` of what its dtype may be where the arguments do not say.
-      one_dtype: the arguments that must have one dtype, by position.
-      full: the arguments that have the shape of the result where the shape rule is "elementwise";
-        others may be scalars.
+      takes: for each argument, the name in `TAKES` of the dtypes it may have; the last name also
+        holds for all further arguments.
+      gives: name in `TAKES` of the dtypes of the result where the arguments do not determine it.
+      one_dtype: positions of the arguments that must have the same dtype.
+      full: positions of the arguments that must have the result's shape where the shape rule is
+        "elementwise"; others may be scalars.
       commutative: whether the first two arguments may be swapped.
     """
 
@@ -61,7 +63,7 @@ class OpSpec:
     commutative: bool = False
 
     def field(self, name: str) -> Field:
-        """The field called `name`; KeyError names the operator and its fields."""
+        """Return the field called `name`; KeyError names the operator and its fields."""
         for field in self.fields:
             if field.name == name:
                 return field
@@ -69,21 +71,21 @@ class OpSpec:
         raise KeyError(f"operator {self.name!r} has no attribute {name!r} (it has: {known})")
 
     def of_kind(self, *kinds: Kind) -> tuple[Field, ...]:
-        """The fields of these kinds."""
+        """Return the fields of these kinds."""
         return tuple(f for f in self.fields if f.kind in kinds)
 
     def dtypes_of(self, arg: int) -> frozenset[str]:
-        """The dtypes that an argument may have."""
+        """Return the dtypes that an argument may have."""
         return TAKES[self.takes[min(arg, len(self.takes) - 1)]]
 
     def takes_dtypes(self, dtypes: Sequence[str]) -> bool:
-        """Whether arguments of these dtypes go together."""
+        """Whether the operator accepts arguments of these dtypes."""
         same = {d for i, d in enumerate(dtypes) if i in self.one_dtype}
         return len(same) <= 1 and all(d in self.dtypes_of(i) for i, d in enumerate(dtypes))
 
 
 def fields(**named: Kind | tuple[Kind, int]) -> tuple[Field, ...]:
-    """Fields one after the other: kinds by name, with the width where it is not one."""
+    """Lay out fields one after the other; each is a kind, or (kind, width) if wider than one."""
     made, offset = [], 0
     for name, entry in named.items():
         kind, width = (entry, 1) if isinstance(entry, Kind) else entry
@@ -98,7 +100,7 @@ Entry = tuple[str, tuple[int, int], Mapping[str, Any]]
 
 
 def _all(takes: str, names: str, arity: int, **kwargs: Any) -> list[Entry]:
-    """Entries of operators that differ in their names only."""
+    """Return the entries of operators that differ in their names only."""
     return [(name, (arity, arity), dict(takes=(takes,), **kwargs)) for name in names.split()]
 
 
@@ -117,20 +119,20 @@ _WINDOW = dict(
     shape="window",
 )
 
-# An operator's place is its code, which is part of the saved format: new ones go to the end.
+# An operator's index is its code, which is part of the saved format: new ones go to the end.
 ENTRIES: tuple[Entry, ...] = (
     ("hole", (0, 0), _GIVEN),
     # Sources. `ref` indexes the bindings (an input's position, a constant array); a const without
-    # ref is its `value`. A loop-carried input of a body is its own result `carried` - 1, one call
-    # before.
+    # ref is the scalar `value`. A loop-carried input of a body (`carried` > 0) is the body's result
+    # `carried` - 1 of the preceding call.
     ("input", (0, 0), dict(fields=fields(carried=k.INTEGER), **_GIVEN)),
     ("weight", (0, 0), _GIVEN),
     ("array", (0, 0), _GIVEN),
     ("const", (0, 0), _GIVEN),
     ("iota", (0, 0), dict(fields=fields(axis=k.AXIS), gives="number", **_GIVEN)),
-    # What the table cannot say: an equation of the traced function, kept in the bindings at `ref`.
-    # `pinned` equations have effects. `call` runs a folded body. `pack` chains arguments beyond
-    # MAX_ARGS; `proj` takes one of several results.
+    # `opaque` is an equation of the traced function that the table cannot express, kept in the
+    # bindings at `ref`. `call` runs folded bodies. Either is `pinned` if it has effects. `pack`
+    # chains arguments beyond MAX_ARGS; `proj` selects one of several results.
     ("opaque", (0, MAX_ARGS), _HOLDER),
     ("call", (0, MAX_ARGS), _HOLDER),
     ("pack", (1, MAX_ARGS), _GIVEN),
@@ -153,7 +155,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_all("any", "cast", 1, fields=fields(dtype=k.DTYPE), dtype="attr"),
     *_all("number", "sub div", 2),
     *_all("real", "rem", 2),
-    ("pow", (2, 2), dict(takes=("inexact", "number"), one_dtype=())),  # by an integer, too
+    ("pow", (2, 2), dict(takes=("inexact", "number"), one_dtype=())),  # integer exponents, too
     *_all("inexact", "atan2", 2),
     *_all("float", "nextafter", 2),
     *_all("integer", "shift_left shift_right_logical shift_right_arithmetic", 2),
@@ -202,7 +204,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_all("inexact", "cumlogsumexp", 1, **_CUMULATIVE),
     *_all("number", "window_sum", 1, **_WINDOW),
     *_all("ordered", "window_max window_min", 1, **_WINDOW),
-    # `softmax` over a mask of axes: exp(x - max) / sum; it exists so that it has lowerings.
+    # `softmax` over a mask of axes: exp(x - max) / sum; it is an operator so that it has lowerings.
     *_all("float", "softmax", 1, fields=fields(axes=k.AXES), shape="arg0"),
     # Layouts of conv are indices into `LAYOUTS`.
     (
@@ -250,7 +252,7 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def table(entries: Sequence[Entry]) -> Mapping[str, OpSpec]:
-    """The operators by name; their codes are their places."""
+    """Return the operators by name; the code of each is its index in `entries`."""
     specs = {n: OpSpec(n, code, arity, **more) for code, (n, arity, more) in enumerate(entries)}
     return MappingProxyType(specs)
 
@@ -282,7 +284,7 @@ _DIM_BASE = 8
 
 
 def pack_dims(dims: tuple[int, ...]) -> int:
-    """A list of dimension numbers as one integer, base 8, first entry lowest; inverse of
+    """Pack a list of dimension numbers into one integer, base 8, first entry lowest; inverse of
     `unpack_dims`.
     """
     code = 0
@@ -294,7 +296,7 @@ def pack_dims(dims: tuple[int, ...]) -> int:
 
 
 def unpack_dims(code: int) -> tuple[int, ...]:
-    """The dimension numbers packed by `pack_dims`."""
+    """Return the dimension numbers packed by `pack_dims`."""
     dims = []
     while code:
         dims.append(code % _DIM_BASE - 1)
@@ -303,12 +305,12 @@ def unpack_dims(code: int) -> tuple[int, ...]:
 
 
 def mask_of(axes: tuple[int, ...]) -> int:
-    """Bit mask of a set of axes."""
+    """Return the bit mask of a set of axes."""
     return sum(1 << a for a in set(axes))
 
 
 def axes_of(mask: int) -> tuple[int, ...]:
-    """Axes of a bit mask, ascending."""
+    """Return the axes of a bit mask, ascending."""
     return tuple(a for a in range(MAX_RANK) if mask >> a & 1)
 
 
@@ -325,8 +327,8 @@ _ALGORITHMS = (
 
 
 def encode_precision(precision: Any) -> int | None:
-    """The `precision` attribute for the parameter of a `dot_general` or convolution; None where it
-    cannot be said.
+    """Return the `precision` attribute for the precision of a `dot_general` or convolution; None if
+    no code represents it.
     """
     if precision is None:
         return 0
@@ -340,7 +342,7 @@ def encode_precision(precision: Any) -> int | None:
 
 
 def decode_precision(code: int) -> Any:
-    """The parameter that `encode_precision` made `code` of."""
+    """Return the parameter that `encode_precision` maps to `code`."""
     if code == 0:
         return None
     if code < 10:

@@ -1,4 +1,4 @@
-"""Jitted passes over tensor graphs: uses, what is dead, depths, and batches as one graph."""
+"""Jitted passes over tensor graphs: use counts, dead nodes, depths, and joining a batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from xrl_jax.graph.batch import largest_of_batch
 from xrl_jax.graph.bits import first_set
 from xrl_jax.graph.graph import DEPTH_STEP, Globals, TensorGraph, args_of, with_args
 
-_DEAD_AT_ONCE = 8  # nodes removed in a step: more are gathered in vain, fewer take more steps
+_DEAD_AT_ONCE = 8  # nodes removed per step: more gather needless padding, fewer take more steps
 
 
 def use_counts(graph: TensorGraph) -> jax.Array:
-    """How often each node is an argument or an output, [N]; pinned nodes count once more."""
+    """Return how often each node is an argument or an output, [N]; pinned nodes count once more."""
     table, code = args_of(graph), graph.nodes.op
     alive = (code != ops.HOLE)[:, None] & (table > 0)
     uses = jnp.zeros(code.shape, jnp.int32).at[table].add(alive.astype(jnp.int32))
@@ -25,12 +25,12 @@ def use_counts(graph: TensorGraph) -> jax.Array:
 
 
 def remove_dead(graph: TensorGraph) -> TensorGraph:
-    """Turn into holes what no output and no pinned node depends on; slots do not move."""
+    """Turn nodes that no output or pinned node depends on into holes; slots do not move."""
     return without_dead(graph, use_counts(graph))[0]
 
 
 def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.Array]:
-    """`remove_dead` of a graph whose `use_counts` [N] are known, and these counts then."""
+    """Do `remove_dead`, given the graph's `use_counts` [N]; also return the updated counts."""
     table, code = args_of(graph), graph.nodes.op
 
     def dead(uses: jax.Array, live: jax.Array) -> jax.Array:
@@ -48,12 +48,12 @@ def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.
     )
     depth = jnp.where(live, graph.globals.depth, 0)
     graph = graph._replace(nodes=nodes, globals=graph.globals._replace(depth=depth))
-    # What is gathered in vain lowers the count of slot 0, which is a hole.
+    # Padding of `gone` and absent arguments lowered the count of slot 0, which is a hole.
     return with_args(graph, jnp.where(live[:, None], table, 0)), uses.at[0].set(0)
 
 
 def joined(graphs: TensorGraph) -> TensorGraph:
-    """A batch of graphs [B, ...] as one graph of B * N slots: node n of graph b is b * N + n."""
+    """Join a batch of graphs [B, ...] into one of B * N slots: node n of graph b is b * N + n."""
     size, n = graphs.nodes.op.shape
     first = n * jnp.arange(size, dtype=jnp.int32)[:, None]
 
@@ -72,14 +72,13 @@ def joined(graphs: TensorGraph) -> TensorGraph:
 
 
 def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> TensorGraph:
-    """Lift `depth` where an argument is not below its consumer: a topological order again, after a
-    rewrite.
+    """Raise `depth` above that of the arguments, to restore topological order after a rewrite.
 
-    On a cyclic graph the depth of its nodes would grow without bound; it stops at a bound, where
-    some depth is not above those of the node's arguments.
+    On a cyclic graph depths would grow without bound; raising stops at a limit, and then some depth
+    is not above those of the node's arguments.
 
     Args:
-      needed: false where it is known that all depths are in order; then nothing is looked at.
+      needed: false if all depths are known to be in order; then nothing is computed.
     """
     table = args_of(graph)
     n = table.shape[0]
@@ -98,6 +97,6 @@ def raise_depths(graph: TensorGraph, *, needed: jax.Array | bool = True) -> Tens
         return jax.lax.while_loop(lambda c: c[0], again, (needed, depth))[1]
 
     needed, depth = jnp.asarray(needed), graph.globals.depth
-    # A loop without a turn would work out where to gather for all that.
+    # Even a loop of zero iterations would compute its gather indices.
     depth = jax.lax.cond(largest_of_batch(needed), raised, lambda _, depth: depth, needed, depth)
     return graph._replace(globals=graph.globals._replace(depth=depth))

@@ -2,8 +2,8 @@
 
 A rule sees one node: `(xp, attrs [K], shapes [A, R], ranks [A], n_args) -> (shape [R], rank, ok)`,
 with shapes padded by ones. `xp` is `numpy` on the host and `jax.numpy` inside jit, so the same rule
-checks a parsed graph and types a rewrite under vmap. `ok` is false where the arguments or
-attributes do not fit.
+checks a parsed graph and infers the types of a rewrite under vmap. `ok` is false where the
+arguments or attributes do not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ R = ops.MAX_RANK
 
 
 def unpack(xp: Any, code: Any) -> Any:
-    """Dimension numbers packed by `ops.pack_dims`, as a vector [R] filled with -1."""
+    """Unpack dimension numbers packed by `ops.pack_dims` to a vector [R] padded with -1."""
     return ((code >> (3 * xp.arange(R))) & 7) - 1
 
 
@@ -30,14 +30,15 @@ def _index(xp: Any) -> Any:
 
 
 def _at(xp: Any, values: Any, index: Any) -> Any:
-    """`values` [R] at `index` [I]; 0 where that is out of range. As a sum, for XLA:CPU compiles a
-    gather for longer.
+    """Return `values` [R] at `index` [I]; 0 where that is out of range.
+
+    It is a sum because XLA:CPU takes longer to compile a gather.
     """
     return xp.sum(xp.where(index[:, None] == _index(xp), values, 0), axis=1)
 
 
 def _compress(xp: Any, sizes: Any, valid: Any) -> tuple[Any, Any, Any]:
-    """Sizes where valid, in order, padded by ones to R; and their number."""
+    """Return the valid sizes padded by ones to R, their number, and whether they fit into R."""
     n, lane = xp.sum(valid), xp.arange(len(valid))
     place = xp.sum(valid & (lane < lane[:, None]), axis=1)
     chosen = (place == _index(xp)[:, None]) & valid
@@ -45,23 +46,23 @@ def _compress(xp: Any, sizes: Any, valid: Any) -> tuple[Any, Any, Any]:
 
 
 def elementwise(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """Equal shapes, where any argument may be a scalar (as in jaxprs)."""
+    """Require equal shapes, except that any argument may be a scalar (as in jaxprs)."""
     present = xp.arange(ops.MAX_ARGS) < n_args
     ranks = xp.where(present, ranks, 0)
     scalar = (ranks == 0)[:, None]
-    # Where they are equal, as good as any is the largest.
+    # Where the shapes are equal, their maximum is any of them.
     rank, largest = xp.max(ranks), xp.max(xp.where(scalar, 0, shapes), axis=0)
     fits = scalar | ((ranks == rank)[:, None] & (shapes == largest))
     return xp.where(rank == 0, 1, largest), rank, xp.all(fits)
 
 
 def like_first(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """The first argument's shape."""
+    """Keep the first argument's shape."""
     return shapes[0], ranks[0], ranks[0] <= R
 
 
 def transpose(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """out[i] = in[perm[i]]; perm is filled up with the identity."""
+    """Permute sizes: out[i] = in[perm[i]]; `perm` is padded with the identity."""
     perm = attrs[:R]
     there = xp.any(perm[:, None] == _index(xp), axis=0)
     ok = xp.all(there & ((_index(xp) < ranks[0]) | (perm == _index(xp))))
@@ -69,13 +70,13 @@ def transpose(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tupl
 
 
 def reshape(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """The shape is an attribute; the number of elements stays."""
+    """Take the shape from the attribute; the number of elements must stay the same."""
     shape = attrs[:R]
     return shape, attrs[R], xp.prod(shape) == xp.prod(shapes[0])
 
 
 def broadcast(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """Input dimension i becomes output dimension dims[i], of the same size or stretched from 1."""
+    """Map input dimension i to output dimension dims[i], of the same size or stretched from 1."""
     shape, rank, dims = attrs[:R], attrs[R], attrs[R + 1 : 2 * R + 1]
     used = _index(xp) < ranks[0]
     target = _at(xp, shape, dims)
@@ -85,7 +86,7 @@ def broadcast(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tupl
 
 
 def concat(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """Sizes add up along `axis`, and agree elsewhere."""
+    """Add sizes along `axis`; they must agree elsewhere."""
     present = (xp.arange(ops.MAX_ARGS) < n_args)[:, None]
     along = _index(xp) == attrs[0]
     total = xp.sum(xp.where(present, shapes, 0), axis=0)
@@ -98,14 +99,14 @@ def concat(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[A
 
 
 def slice_(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """in[start:limit:stride] in every dimension."""
+    """Slice in[start:limit:stride] in every dimension."""
     start, limit, stride = attrs[:R], attrs[R : 2 * R], attrs[2 * R : 3 * R]
     ok = xp.all((start >= 0) & (start <= limit) & (limit <= shapes[0]) & (stride >= 1))
     return (limit - start + stride - 1) // xp.maximum(stride, 1), ranks[0], ok
 
 
 def pad(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """low and high may be negative; `interior` elements go between neighbours."""
+    """Pad by `low` and `high`, which may be negative, and by `interior` between neighbours."""
     low, high, interior = attrs[:R], attrs[R : 2 * R], attrs[2 * R : 3 * R]
     size = shapes[0]
     shape = low + high + size + xp.maximum(size - 1, 0) * interior
@@ -113,14 +114,14 @@ def pad(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any,
 
 
 def reduce(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """The axes of the mask disappear."""
+    """Remove the axes of the mask."""
     gone = (attrs[0] >> _index(xp)) & 1
     shape, rank, _ = _compress(xp, shapes[0], (gone == 0) & (_index(xp) < ranks[0]))
     return shape, rank, (attrs[0] >> ranks[0]) == 0
 
 
 def window(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """Pooling over at most four dimensions: (in + low + high - window) // stride + 1."""
+    """Pool over at most four dimensions: (in + low + high - window) // stride + 1."""
     size, stride, low, high = (attrs[4 * i : 4 * i + 4] for i in range(4))
     room = shapes[0][:4] + low + high - size
     out = xp.where(room < 0, 0, room // xp.maximum(stride, 1) + 1)
@@ -129,7 +130,7 @@ def window(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[A
 
 
 def dot(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """`dot_general`: batch dimensions, then free ones of the left, then of the right argument."""
+    """Follow `dot_general`: batch dimensions, then the free ones of the left and of the right."""
     lc, rc, lb, rb = (unpack(xp, attrs[i]) for i in range(4))
     lhs, rhs = shapes[0], shapes[1]
 
@@ -149,7 +150,7 @@ def dot(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any,
 
 
 def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any, Any, Any]:
-    """`conv_general_dilated` over one or two spatial dimensions."""
+    """Follow `conv_general_dilated`, over one or two spatial dimensions."""
     stride, low, high, lhs_dilation, rhs_dilation = (attrs[2 * i : 2 * i + 2] for i in range(5))
     groups, batch_groups = attrs[10], attrs[11]
     is_code = attrs[12:15, None] == xp.arange(len(ops.LAYOUTS))
@@ -177,13 +178,13 @@ def conv(xp: Any, attrs: Any, shapes: Any, ranks: Any, n_args: Any) -> tuple[Any
     ok &= ((out_at[3] >= 0) == two) & (lhs[1] == rhs[1] * groups)
     parts = xp.maximum(xp.stack([groups, batch_groups, batch_groups]), 1)
     ok &= xp.all(xp.stack([rhs[0], lhs[0], rhs[0]]) % parts == 0)
-    # As lax has it: groups of channels or of images, never both.
+    # As in lax, feature groups and batch groups exclude each other.
     ok &= (groups == 1) | (batch_groups == 1)
     ok &= xp.all(xp.any(is_code, axis=1)) & xp.all(stride >= 1)
     return shape, ranks[0], ok & (groups >= 1) & (batch_groups >= 1)
 
 
-# "given" nodes carry their shape; a rewrite never makes one except a scalar constant.
+# "given" nodes carry their shape; the only such node that a rewrite makes is a scalar constant.
 SHAPE_RULES: Mapping[str, ShapeRule] = MappingProxyType(
     {
         "given": lambda xp, attrs, shapes, ranks, n_args: (
@@ -211,14 +212,14 @@ SHAPE_FAMILIES: tuple[str, ...] = tuple(SHAPE_RULES)
 def shape_of(
     op: ops.OpSpec, attrs: Any, shapes: Any, ranks: Any, n_args: int
 ) -> tuple[Any, Any, Any]:
-    """Host-side shape inference of one node; see the module docstring for the arguments."""
+    """Infer the shape of one node on the host; see the module docstring for the arguments."""
     return SHAPE_RULES[op.shape](
         np, np.asarray(attrs), np.asarray(shapes), np.asarray(ranks), n_args
     )
 
 
 def dtype_of(op: ops.OpSpec, attrs: Any, arg_dtypes: tuple[int, ...]) -> int:
-    """Host-side dtype code of one node's output; -1 where it is given with the node."""
+    """Return the dtype code of a node's output, on the host; -1 where it is given with the node."""
     match op.dtype:
         case "arg0":
             return arg_dtypes[0]

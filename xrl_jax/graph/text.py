@@ -8,10 +8,10 @@
       return %4
     }
 
-Nodes are numbered from 1 in topological order, which are their slots in the graph that is read
-back. An attribute that has its default is left out; so are `dtype`, and the `shape` and `rank` of a
-reshape or broadcast, where they say what the type says. What has no readable form (a layout code
-out of range) is an integer. `#` starts a comment.
+Nodes are numbered from 1 in topological order; the numbers are their slots in the graph that is
+read back. An attribute that has its default is left out; so are `dtype`, and the `shape` and `rank`
+of a reshape or broadcast, where they agree with the node's type. A value that has no readable form
+(a layout code out of range) is written as an integer. `#` starts a comment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from xrl_jax.graph.graph import (
 
 
 class GraphTextError(GraphError):
-    """Text that is not a graph. `line` and `column` count from 1; the message shows the place."""
+    """Invalid text of a graph. `line` and `column` count from 1; the message shows the place."""
 
     def __init__(self, line: int, column: int, message: str, source: str = "") -> None:
         caret = f"\n{source}\n{' ' * (column - 1)}^" if source else ""
@@ -43,7 +43,7 @@ class GraphTextError(GraphError):
         self.line, self.column, self.message = line, column, message
 
 
-# Scalar values: the shortest decimals that give the same float32, else its bits.
+# Scalar values: the shortest decimal that gives the same float32, otherwise its bits.
 
 
 def _bits(value: float) -> int:
@@ -65,17 +65,17 @@ def _parse_value(text: str) -> float:
 
 
 def format_type(shape: Sequence[int], dtype: str) -> str:
-    """A type as it is written: `float32[2,3]`."""
+    """Format a type as in `float32[2,3]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def format_node(node: Node, name: str, args: Sequence[str], arg_rank: int = 0) -> str:
-    """The line of one node.
+    """Format the line of one node.
 
     Args:
-      name: of the node itself, `%4`.
+      name: name of the node itself, e.g. `%4`.
       args: the names of its arguments.
-      arg_rank: rank of the first argument, which says how much of a wide attribute matters.
+      arg_rank: rank of the first argument, which decides how much of a wide attribute matters.
     """
     defaults = attributes.defaults(node.op, node.shape, node.dtype)
     attrs = []
@@ -115,14 +115,14 @@ def _describe(binding: Binding) -> str:
 def format_graph(
     graph: TensorGraph, bindings: Sequence[Binding] | None = None, *, name: str = ""
 ) -> str:
-    """The live nodes of a graph, one line each, by level and then by slot.
+    """Format the live nodes of a graph, one line each, by level (longest path) and then by slot.
 
     Args:
-      bindings: if given, comments say what the references are.
-      name: of the graph, for programs.
+      bindings: if given, comments describe the bindings that nodes refer to.
+      name: name of the graph, for programs.
     """
     nodes, outputs, slots = nodes_of(graph)
-    # By level and slot, not by the stored depth, which rewrites lift and parsing makes anew.
+    # By level and slot, not by the stored depth, which rewrites raise and parsing recomputes.
     level: list[int] = []
     for node in nodes:
         level.append(1 + max((level[a] for a in node.args), default=0))
@@ -144,7 +144,7 @@ def format_graph(
 
 
 class _Line:
-    """A line under a cursor."""
+    """A line of text with a cursor."""
 
     def __init__(self, number: int, text: str) -> None:
         self.number, self.text, self.at = number, text, 0
@@ -156,7 +156,7 @@ class _Line:
         raise GraphTextError(self.number, column, message, self.text)
 
     def accept(self, pattern: str) -> str | None:
-        """The text that matches here, or None; blanks after it are skipped."""
+        """Consume and return the text that matches here, or None; skip blanks after it."""
         found = re.compile(pattern).match(self.code, self.at)
         if found is None:
             return None
@@ -175,7 +175,7 @@ class _Line:
         return found
 
     def items(self, close: str, what: str, item: Callable[[], None]) -> None:
-        """Items separated by commas up to `close`."""
+        """Parse items separated by commas up to `close`."""
         while self.accept(close) is None:
             item()
             if self.accept(",") is None:
@@ -292,11 +292,12 @@ def _parse_node(line: _Line, nodes: list[Node], numbers: dict[str, int]) -> None
 
 
 def parse_blocks(text: str) -> list[tuple[str, TensorGraph, int]]:
-    """Name, graph and first line of every `graph ... { ... }` in the text; node %i of a text in
-    order gets slot i.
+    """Parse every `graph ... { ... }` in the text to its name, graph and first line.
+
+    If the nodes of a graph are numbered in order, node %i gets slot i.
 
     Raises:
-      GraphTextError: with the line and column of what is not syntax, not known or does not fit.
+      GraphTextError: with the line and column of a syntax error, unknown name or type mismatch.
     """
     lines = [_Line(n, t) for n, t in enumerate(text.splitlines() or [""], 1)]
     code = iter([line for line in lines if line.code.strip()])

@@ -1,4 +1,4 @@
-"""A node with the shapes and dtypes around it: what decides which lowerings are right for it."""
+"""A node with the shapes and dtypes around it, which decide which lowerings are valid for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeView(NamedTuple):
 
 
 def view_of(node: Node, args: Sequence[Node]) -> NodeView:
-    """The view of one node on the host."""
+    """Return the view of one node on the host."""
     shapes = np.ones((ops.MAX_ARGS, ops.MAX_RANK), np.int32)
     ranks, dtypes = np.zeros(ops.MAX_ARGS, np.int32), np.zeros(ops.MAX_ARGS, np.int32)
     for i, arg in enumerate(args):
@@ -47,7 +47,7 @@ def view_of(node: Node, args: Sequence[Node]) -> NodeView:
 
 
 def views_at(graph: TensorGraph, slots: Any) -> NodeView:
-    """Views [...] of the nodes at these slots [...] of a graph (traceable)."""
+    """Return the views [...] of the nodes at these slots [...] of a graph (traceable)."""
     f, args = graph.nodes, args_of(graph)[slots]
     there = args > 0
     return NodeView(

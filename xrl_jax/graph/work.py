@@ -21,10 +21,10 @@ from xrl_jax.graph.shapes import unpack
 
 WorkRule = Callable[..., Any]
 
-# Operations per element: one for what hardware does in one instruction; a division or square root
-# costs about four of them; a transcendental function what the usual polynomial or rational
-# approximation with its range reduction costs (tanh: degrees 13 over 6, thus 13 + division). The
-# roofline needs the order of magnitude; timings correct the rest.
+# Operations per element: 1 if the hardware does it in one instruction, about 4 for a division or
+# square root; for a transcendental function, the cost of the usual polynomial or rational
+# approximation with its range reduction (tanh: degrees 13 over 6, thus 13 + division). The roofline
+# needs the order of magnitude; timings correct the rest.
 _WEIGHT_GROUPS: Mapping[int, str] = MappingProxyType(
     {
         4: "div sqrt rsqrt rem integer_pow",
@@ -50,34 +50,37 @@ def _size(xp: Any, shape: Any) -> Any:
 
 
 def nothing(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """Sources and movement compute nothing; opaque nodes and calls are counted elsewhere."""
+    """Return 0: sources and movement compute nothing; opaque nodes and calls count elsewhere."""
     return xp.zeros((), xp.float32)
 
 
 def elementwise(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """Weight times elements of the result; also for scans and softmax, which are linear in it."""
+    """Return weight times elements of the result; scans and softmax are linear in it, too."""
     return weight * _size(xp, out)
 
 
 def reduce(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """n elements take n - 1 operations to become one."""
+    """Count n - 1 operations for each reduction of n elements to one."""
     return weight * xp.maximum(_size(xp, shapes[0]) - _size(xp, out), 0.0)
 
 
 def window(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """A reduction of one window for each element of the result; padding counts as elements."""
+    """Count a reduction of one window per element of the result; padding counts as elements."""
     return weight * _size(xp, out) * (_size(xp, attrs[:4]) - 1.0)
 
 
 def dot(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """A multiplication and an addition for each contracted element: 2 |out| |contract|."""
+    """Count a multiplication and an addition for each contracted element: 2 |out| |contract|."""
     contract = unpack(xp, attrs[0])
     sizes = xp.where(contract >= 0, shapes[0][xp.clip(contract, 0, ops.MAX_RANK - 1)], 1)
     return 2.0 * weight * _size(xp, out) * _size(xp, sizes)
 
 
 def conv(xp: Any, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """2 |out| (in features / groups) |kernel|; products with padding and inserted zeros count."""
+    """Count 2 |out| (in features / groups) |kernel|.
+
+    Products with padding and inserted zeros are counted, too.
+    """
     layout = xp.asarray(ops.LAYOUTS)[xp.clip(attrs[13], 0, len(ops.LAYOUTS) - 1)]
     features = shapes[1][layout[0]].astype(xp.float32)
     return 2.0 * weight * _size(xp, out) * _size(xp, shapes[1]) / xp.maximum(features, 1.0)
@@ -95,8 +98,8 @@ WORK_RULES: Mapping[str, WorkRule] = MappingProxyType(
 )
 WORK_FAMILIES: tuple[str, ...] = tuple(WORK_RULES)
 
-# The shape rule tells the family, but for softmax and scans, which keep their argument's shape and
-# compute all the same.
+# The shape rule determines the family, except for softmax and scans, which keep their argument's
+# shape but do compute.
 _BY_SHAPE: Mapping[str, str] = MappingProxyType(
     {
         "elementwise": "elementwise",
@@ -110,7 +113,7 @@ SCANS = ("softmax", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 
 def families(specs: Iterable[ops.OpSpec]) -> Mapping[str, str]:
-    """The family of each operator by name."""
+    """Return the family of each operator by name."""
     return MappingProxyType(
         {spec.name: _BY_SHAPE.get(spec.shape, "nothing") for spec in specs}
         | dict.fromkeys(SCANS, "elementwise")
@@ -120,24 +123,24 @@ def families(specs: Iterable[ops.OpSpec]) -> Mapping[str, str]:
 
 FAMILY = families(ops.OPS.values())
 
-# These touch no memory of their own: sources are there, tuples and their parts are pointers, a
-# reshape is another view, and a call's body is counted as a graph of its own.
+# These operators move no bytes: sources are in memory already, tuples and their parts are pointers,
+# a reshape is another view, and a call's body is counted as a separate graph.
 NO_BYTES = ("hole", *ops.SOURCES, "pack", "proj", "reshape", "call")
 
 
 def flops(xp: Any, family: str, weight: Any, attrs: Any, shapes: Any, ranks: Any, out: Any) -> Any:
-    """Flops of one node of the given family; see the module docstring for the arguments."""
+    """Return the flops of one node of a family; see the module docstring for the arguments."""
     return WORK_RULES[family](xp, weight, attrs, shapes, ranks, out)
 
 
 def bytes_moved(xp: Any, shapes: Any, widths: Any, out: Any, out_width: Any, sliced: Any) -> Any:
-    """Bytes of one node: arguments read and result written, where nothing is fused.
+    """Return the bytes of one node without fusion: arguments read and result written.
 
     Args:
       shapes: [A, R] padded by ones.
       widths: [A] bytes per element of the arguments, 0 for absent ones.
       out: [R] shape of the result, of `out_width` bytes per element.
-      sliced: whether only as many elements are read as are written.
+      sliced: whether at most as many elements are read as are written.
     """
     written = _size(xp, out)
     sizes = xp.prod(shapes.astype(xp.float32), axis=1)
@@ -146,7 +149,7 @@ def bytes_moved(xp: Any, shapes: Any, widths: Any, out: Any, out_width: Any, sli
 
 
 def node_work(node: Node, args: Sequence[Node]) -> tuple[float, float]:
-    """Flops and bytes of a node on the host, given the nodes of its arguments."""
+    """Return flops and bytes of a node on the host, given the nodes of its arguments."""
     shapes = np.ones((ops.MAX_ARGS, ops.MAX_RANK), np.int64)
     ranks = np.zeros(ops.MAX_ARGS, np.int64)
     widths = np.zeros(ops.MAX_ARGS, np.float32)
@@ -171,7 +174,7 @@ def traced_work(
     shape: jax.Array,
     dtype: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Flops and bytes of one node in array form, float32; zeros for a hole. For jit and vmap.
+    """Return flops and bytes of one node, float32; zeros for a hole. For use in jit and vmap.
 
     Args:
       attrs: [K].

@@ -1,19 +1,19 @@
-"""The bytecode of conditions and attributes: integer vectors computed from what a pattern matched.
+"""The bytecode of conditions and attributes: integer vectors computed from the matched nodes.
 
-A value is a vector of K int32 lanes; a scalar has the same number in all lanes. A program is a
-list of instructions over registers (instruction i writes register i), so it is data in the rule
-table and one jitted `interpreter` runs all rules: a new rule recompiles nothing. Conditions are
+A value is a vector of K int32 lanes; a scalar has the same value in all lanes. A program is a list
+of instructions over registers (instruction i writes register i). Programs are data in the rule
+table, run by one jitted `interpreter`, so a new rule recompiles nothing. Conditions are
 instructions whose result is checked; they come first.
 
 Expressions: an integer, a bound name, `(vec 1 2 ...)`, `(lane)` (0, 1, 2 ...), properties `(shape
 ?x) (rank ?x) (dtype ?x) (op ?x) (attrs d) (attr d FIELD) (lowering d) (weight-only ?x) (is-value ?c
-NUMBER)`, `(axis-perm d SIDE)` with SIDE lhs, rhs or out (where a convolution keeps its batch,
+NUMBER)`, `(axis-perm d SIDE)` with SIDE lhs, rhs or out (positions of a convolution's batch,
 feature and spatial dimensions), lane-wise arithmetic `+ - * // % min max = /= < <= > >= and or not
 bit shl`, `(if c a b)`, `(at v i)` (lane i in all lanes), `(gather v idx)`, `(invert perm)`,
 reductions over lanes `(sum v) (prod v) (all v) (any v)`, prefix sums `(cumsum v)`, `(unpack code)`
 / `(pack v)` for packed dimension lists, `(layout v)` for the code of a convolution layout (-1 where
-there is none), and macros. The name of a dtype, compared with one as in `(= (dtype ?x) float32)`,
-is its code by the time it comes here (`dtype_names`).
+there is none), and macros. Dtype names, as in `(= (dtype ?x) float32)`, are replaced by codes
+before compilation (`dtype_names`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ BINARY = (
     "bit",
     "shl",
 )
-# Opcodes by name; `load` reads features of a bound node, `imm` a literal, `defaults` the attributes
-# of an operator where none is given, `put` sets a run of lanes (an attribute field).
+# Opcodes by name; `load` reads features of a bound node, `imm` a literal, `defaults` the default
+# attributes of an operator, `put` sets a run of lanes (an attribute field).
 OPCODES: tuple[str, ...] = (
     "imm", "lane", *BINARY, "not", "if", "load", "defaults", "at", "gather", "invert", "sum",
     "prod", "all", "any", "unpack", "pack", "layout", "axis-perm", "put", "cumsum",
 )  # fmt: skip
 CODE = {name: i for i, name in enumerate(OPCODES)}
-# The features of a node: first column, how many, and what is beyond the last.
+# The features of a node: first column, number of columns, and fill value of the lanes beyond.
 FEATURES = {
     "attrs": (0, K, 0), "shape": (K, R, 1), "rank": (K + R, 1, 0), "dtype": (K + R + 1, 1, 0),
     "op": (K + R + 2, 1, 0), "lowering": (K + R + 3, 1, 0), "weight-only": (K + R + 4, 1, 0),
@@ -71,8 +71,8 @@ _ARITY = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step: `a`, `b`, `c` are registers, where `LITERAL` stands for `imm`; of a load the
-    position in the binding, the first feature and how many."""
+    """One instruction. `a`, `b`, `c` are registers, or `LITERAL` for `imm`; of a `load` the
+    position in the binding, the first feature and the number of features."""
 
     code: int
     a: int = 0
@@ -89,7 +89,7 @@ def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str
     name.
 
     Raises:
-      RuleError: naming the culprit with its place.
+      RuleError: the expression is refused; the message names the culprit and its place.
     """
     if isinstance(e, Atom):
         if integer(e.text) is None and e.text not in numbers:
@@ -139,8 +139,8 @@ class Assembler:
     """Compiles expressions of one rule into instructions, sharing equal ones.
 
     Args:
-      positions: where each tensor name is in the binding.
-      fields: for each node name, its operator.
+      positions: position of each tensor name in the binding.
+      named_ops: for each node name, its operator.
     """
 
     def __init__(self, positions: Mapping[str, int], named_ops: Mapping[str, str]):
@@ -152,7 +152,7 @@ class Assembler:
         self._seen: dict[Instruction, int] = {}
 
     def emit(self, name: str, *operands: int, imm: int = 0) -> int:
-        """Append an instruction (or reuse an equal one); its register."""
+        """Append an instruction (or reuse an equal one) and return its register."""
         a, b, c = (*operands, 0, 0, 0)[:3]
         instruction = Instruction(CODE[name], a, b, c, imm)
         if instruction not in self._seen:
@@ -170,11 +170,11 @@ class Assembler:
         return self.emit("load", position, FEATURES["attrs"][0] + offset, width)
 
     def put(self, base: int, field: ops.Field, value: int) -> int:
-        """The vector `base` with an attribute field set from the first lanes of `value`."""
+        """Set an attribute field of the vector `base` from the first lanes of `value`."""
         return self.emit("put", base, value, field.width, imm=field.offset)
 
     def check(self, e: SExpr) -> None:
-        """Demand that the expression holds in all lanes."""
+        """Add the condition that the expression holds in all lanes."""
         if not isinstance(e, Atom) and e.head == "and":
             for part in e.items[1:]:
                 self.check(part)
@@ -182,7 +182,7 @@ class Assembler:
             self.checked.add(self.compile(e))
 
     def compile(self, e: SExpr) -> int:
-        """The register that holds the expression."""
+        """Compile an expression and return the register that holds it."""
         if isinstance(e, Atom):
             number = integer(e.text)
             return self.numbers[e.text] if number is None else self.emit("imm", imm=number)
@@ -212,7 +212,7 @@ class Assembler:
         return self.emit(head, *registers)
 
     def vector(self, values: Sequence[int]) -> int:
-        """A literal vector, zero beyond its end; a few instructions for each run of equal lanes."""
+        """Emit a literal vector padded with zeros, by a few instructions per run of equal lanes."""
         row = [*values, *[0] * (K - len(values))]
         total = self.emit("imm", imm=row[-1])
         for i in range(K - 1, 0, -1):
@@ -222,9 +222,11 @@ class Assembler:
         return total
 
     def program(self, results: Sequence[int]) -> Program:
-        """The instructions that the checks and the registers `results` need, the checks' first, and
-        of these the shortest first: most bindings fail at one of them. A literal becomes part of
-        the instruction that reads it."""
+        """Return the instructions that the conditions and the registers `results` need.
+
+        Conditions come first, those that need the fewest instructions before others, because most
+        bindings fail one of them. Literals are folded into the instructions that read them.
+        """
         short = [self._with_literal(i) for i in self.code]
         needs: list[set[int]] = []
         for i, instruction in enumerate(short):
@@ -254,7 +256,7 @@ def _n_operands(instruction: Instruction) -> int:
 
 
 def _reads(instruction: Instruction) -> list[int]:
-    """The registers that an instruction reads."""
+    """Return the registers that an instruction reads."""
     operands = (instruction.a, instruction.b, instruction.c)[: _n_operands(instruction)]
     return [r for r in operands if r != LITERAL]
 
@@ -268,7 +270,7 @@ def _with_operands(instruction: Instruction, change: Callable[[int], int]) -> In
 
 
 class Program(NamedTuple):
-    """The instructions of one rule, which of them are conditions, and the registers asked for."""
+    """The instructions of one rule, which of them are conditions, and the registers of results."""
 
     code: list[Instruction]
     checked: list[bool]

@@ -1,8 +1,8 @@
-"""Names of dtypes in rules, where a number would be a dtype's code.
+"""Names of dtypes in rules, which stand for dtype codes.
 
-A name stands for its code in a comparison with `(dtype ?x)` or `(attr d dtype)`, and as the
+A name is replaced by its code in a comparison with `(dtype ?x)` or `(attr d dtype)`, and as the
 attribute `:dtype` of a node; nowhere else, so that a dtype is not taken for a number by mistake.
-Dtypes are in the order of `ops.DTYPES`.
+Dtypes are ordered as in `ops.DTYPES`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _COMPARISONS = ("=", "/=", "<", "<=", ">", ">=")
 
 
 def with_codes(e: SExpr, numbers: Container[str]) -> SExpr:
-    """The expression with codes for the names of dtypes.
+    """Return the expression with dtype names replaced by their codes.
 
     Args:
-      numbers: the names of numbers, which a dtype may be compared with, too.
+      numbers: names bound to numbers, with which a dtype may be compared, too.
 
     Raises:
-      RuleError: a dtype is compared with a name that is neither.
+      RuleError: a dtype is compared with a name that is neither a dtype nor in `numbers`.
     """
     if isinstance(e, Atom):
         return e
@@ -36,8 +36,8 @@ def with_codes(e: SExpr, numbers: Container[str]) -> SExpr:
 
 
 def code_of(e: SExpr, numbers: Container[str]) -> SExpr:
-    """The code of a dtype that is given by name; an integer, a number's name or a longer
-    expression as it is.
+    """Return the code of a dtype that is given by name; an integer, a name in `numbers` or a longer
+    expression is returned unchanged.
 
     Raises:
       RuleError: as for `with_codes`.

@@ -1,7 +1,7 @@
-"""Rules that choose lowerings, one for each row of the table: `conv-as-matmul` and the like.
+"""Rules that choose lowerings, one for each row of `lower.table`, such as `conv-as-matmul`.
 
-They change no operator; where a lowering is right the row says. They lead from the plain lowering
-to the others, and from any of these to the plain one.
+They change no operator; the row's conditions say where its lowering is valid. They lead from the
+plain lowering to any other, and from any other to the plain one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from xrl_jax.language.sexpr import read
 from xrl_jax.lower.table import CHOICES, LOWERINGS
 
 _FROM_PLAIN, _TO_PLAIN = read("(= (lowering d) 0) (/= (lowering d) 0)", "<lowerings>")
-FAMILY = "lowering"  # with the operator behind it: lowering_conv, lowering_dot, ...
+FAMILY = "lowering"  # followed by the operator: lowering_conv, lowering_dot, ...
 
 
 def lowering_rules() -> tuple[Rule, ...]:
-    """A rule for each lowering of each operator that has a choice."""
+    """Return a rule for each lowering of each operator that has several."""
     return tuple(lowering_rule(op, i) for op, i in CHOICES)
 
 
 def lowering_rule(op: str, number: int) -> Rule:
-    """The rule that chooses lowering `number` of an operator."""
+    """Return the rule that chooses lowering `number` of an operator."""
     row = LOWERINGS[op][number]
     args = tuple(Var(f"?{k}") for k in range(ops.OPS[op].arity[0]))
     return Rule(
@@ -36,5 +36,5 @@ def lowering_rule(op: str, number: int) -> Rule:
 
 
 def name_of_rule(op: str, lowering: str) -> str:
-    """What the rule is called that chooses a lowering of an operator."""
+    """Return the name of the rule that chooses a lowering of an operator."""
     return f"{op}-as-{lowering.replace('_', '-')}"

@@ -1,15 +1,15 @@
-"""Rewrite rules as data; `rule_parser` says how they are written.
+"""Rewrite rules as data; `rule_parser` documents their text form.
 
 Roles:
 
-    fold-into-weights   a scale, a shift or a bias goes into weights
-    sink-broadcast      a broadcast moves down past an operator, which then works on the small array
-    to-bias-or-scale    a vector that is subtracted or divided by is added or multiplied by instead
-    to-features-last    an operator on images works features last, between transposes
-    transpose-product   x·w becomes (w·x) transposed
-    sink-transpose      a transpose moves down, past an operator
-    cancel-transpose    two transposes become one, or one that changes nothing goes
-    absorb-transpose    a transpose goes into the operator that reads it
+    fold-into-weights   folds a scale, a shift or a bias into weights
+    sink-broadcast      moves a broadcast down past an operator, which then works on the small array
+    to-bias-or-scale    replaces subtraction of or division by a vector by addition, multiplication
+    to-features-last    converts an operator on images to features last, between transposes
+    transpose-product   replaces x·w by the transpose of w·x
+    sink-transpose      moves a transpose down past an operator
+    cancel-transpose    merges two transposes into one, or removes one that changes nothing
+    absorb-transpose    merges a transpose into the operator that reads it
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Literal, get_args
 from xrl_jax.language.sexpr import Place, SExpr
 
 EVIDENCE = ("field", "maxplus", "exp", "float64")
-# What may be taken for granted: that all values are finite and in range, and that calls stay in the
-# domain of a result, which then need not be looked at (`backends.domain`).
+# Assumptions that a user may allow: that all values are finite and in range, and that calls stay in
+# the domain of a result, which is then not checked (`backends.domain`).
 ASSUMPTIONS = ("finite", "in-domain")
-# What a search may ask for (`search.starting_points`); a rule may have several.
+# Roles by which a search selects rules (`search.starting_points`); a rule may have several.
 Role = Literal[
     "fold-into-weights",
     "sink-broadcast",
@@ -64,7 +64,7 @@ class Term:
     like: str = ""
     attrs: tuple[tuple[str, SExpr], ...] = ()
     lowering: str = (
-        ""  # chosen for a node as it is; "" is `like`'s where that is as right as it was
+        ""  # chosen for an unchanged node; "" keeps that of `like` where it is still valid
     )
     value: float = 0.0
     dtype_of: str = ""
@@ -72,7 +72,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewrite rule; see the module docstring for the meaning of the parts."""
+    """A rewrite rule; see `rule_parser` for the meaning of the parts."""
 
     name: str
     family: str
@@ -90,7 +90,7 @@ class Rule:
 
     @property
     def lowering(self) -> tuple[str, str] | None:
-        """The operator and the lowering that the rule chooses for its root; None for others."""
+        """The operator and the lowering that the rule chooses for its root, or None."""
         term = self.rhs[0]
         if isinstance(term, Term) and term.lowering:
             return term.op, term.lowering
@@ -98,7 +98,7 @@ class Rule:
 
 
 def shape_text(patterns: Sequence[Pattern | Var]) -> str:
-    """Text of patterns up to names, variables numbered in order of appearance."""
+    """Return the text of patterns with variables renamed, numbered in order of appearance."""
     names: dict[str, str] = {}
 
     def show(t: Pattern | Var) -> str:

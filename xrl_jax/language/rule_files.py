@@ -1,8 +1,8 @@
 """The rule library: reading rule files, and choosing rules by name or family.
 
 Rule files are `rules/*.rules` of the checkout, shipped in the wheel as `xrl_jax/_rules`.
-`prelude.rules` holds the macros and is read first; every other file, and every rule text a user
-hands in, may use them.
+`prelude.rules` holds the macros and is read first; every other file, and every rule text that a
+user passes, may use them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUFFIX = ".rules"
 
 
 def rules_folder() -> Path:
-    """Where the standard rules lie: in the installed package, or beside it in a checkout.
+    """Return the folder of the standard rules: in the package, or beside it in a checkout.
 
     Raises:
       FileNotFoundError: the installation has no rules.
@@ -45,13 +45,13 @@ def _prelude() -> Macros:
 
 
 def load_rules(path_or_text: str | os.PathLike[str]) -> tuple[Rule, ...]:
-    """Rules from a file, a folder of `*.rules` files (in order of their names), or rule text.
+    """Load rules from a file, a folder of `*.rules` files (in order of their names), or rule text.
 
     Args:
       path_or_text: a string with a parenthesis or line break is text, any other is a path.
 
     Raises:
-      RuleError: with file, line and column of the culprit.
+      RuleError: a rule is refused; the message has file, line and column of the culprit.
       FileNotFoundError: there is no such file or folder.
 
     >>> (rule,) = xrl_jax.load_rules('''
@@ -91,22 +91,22 @@ def _distinct(rules: Sequence[Rule]) -> None:
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """All rules that come with the project, those that choose lowerings last; each is verified by
-    the tests (see `verify`).
+    """Return all rules that come with the project, those that choose lowerings last; each is
+    verified by the tests (see `verify`).
     """
     return (*load_rules(rules_folder()), *lowering_rules())
 
 
 @cache
 def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
-    """Those rules of the project that keep NaN, infinities and the range of floats, and those that
-    need no more than what is assumed.
+    """Return the project's rules that keep NaN, infinities and the range of floats, and those that
+    need no more than the given assumptions.
 
     Args:
-      assume: what is taken for granted of values, from `rule.ASSUMPTIONS`.
+      assume: assumptions about values and calls, from `rule.ASSUMPTIONS`.
 
     Raises:
-      ValueError: something else is assumed.
+      ValueError: an assumption is unknown.
     """
     for name in assume:
         if name not in ASSUMPTIONS:
@@ -115,13 +115,13 @@ def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
 
 
 def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:
-    """The rules whose lowerings, if they choose any, are worth a trial on a platform of JAX."""
+    """Return the rules whose lowerings, if any, are worth a trial on a platform of JAX."""
     chosen = [(r, r.lowering) for r in rules]
     return [r for r, at in chosen if at is None or is_available(at[0], number_of(*at), platform)]
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by an unknown name."""
+    """Suggest what may have been meant by an unknown name."""
     if name.endswith(".rules"):
         return f": give the rules of a file as rules=xrl_jax.load_rules({name!r})"
     names = {*known, *(r.name for r in all_rules())}
@@ -132,15 +132,15 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def select_rules(
     rules: Sequence[Rule], spec: Iterable[str | Rule] | str | None
 ) -> tuple[Rule, ...]:
-    """The rules a caller asks for, in the library's order, then those handed in.
+    """Return the rules that a caller asks for, in the library's order, then given `Rule` objects.
 
     Args:
       rules: the library.
-      spec: None for all of `rules`; else names, families and `Rule` objects. A leading "-" switches
-        a name or family off; with nothing but those, all others are meant.
+      spec: None for all of `rules`; else names, families and `Rule` objects. A leading "-" excludes
+        a name or family; if there are only exclusions, all other rules are selected.
 
     Raises:
-      ValueError: an unknown name; the message has the nearest ones.
+      ValueError: a name is unknown; the message has the nearest ones.
     """
     if spec is None:
         return tuple(rules)

@@ -1,30 +1,30 @@
-"""Reading rule files, with every check that needs no graph.
+"""The parser of rule files, with every check that needs no graph.
 
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
-      (role NAME ...)             what it does, for a search that looks for such rules (below)
-      (assumes finite)            it may lose NaN, infinities, or the range of floats (`contract`)
-      (symmetric)                 two roots only: they may change places, so each pair is found once
+      (role NAME ...)             its roles, by which a search selects rules (`rule`)
+      (assumes finite)            it may lose NaN, infinities or float range (`verify.contract`)
+      (symmetric)                 two roots only: they are interchangeable, each pair is found once
       (lhs PATTERN [PATTERN])     one or two roots; two share an operand
       (when CONDITION ...)        all lanes of every condition must be true
       (let NAME EXPRESSION) ...   numbers
       (node NAME TERM) ...        tensors of the right-hand side used more than once
       (rhs TERM [TERM]))          one for each root
 
-A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`: an attribute given as a number
-must equal it, a name binds it (or must equal what it is bound to). The attribute `:dtype` may be
-given as the name of a dtype (`dtype_names`), too: `float32`. `:as` names the node. A term is
-`?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ... :like NAME :attr EXPRESSION ...
-)`: attributes are copied from the node named by `:like`, then those given are set. A node that is
-made `:like` one of its operator, with the same attributes and with operands of the same types,
-keeps its lowering, too. `:lowering NAME` chooses another for a node as it is, where the table of
+A pattern is `?x` or `(op PATTERN ... :attr VALUE ... :as NAME)`. If VALUE is a number, the
+attribute must equal it; if it is a name, the attribute is bound to it (or must equal the number it
+is bound to). For `:dtype`, VALUE may also be the name of a dtype such as `float32` (`dtype_names`).
+`:as` names the node. A term is `?x`, a node's name, `(const NUMBER :dtype-of ?x)` or `(op TERM ...
+:like NAME :attr EXPRESSION ...)`: attributes are copied from the node named by `:like`, then those
+given are set. A node keeps the lowering of its `:like` if operator, attributes and operand types
+are the same. `:lowering NAME` chooses another for an otherwise unchanged node, where the table of
 lowerings allows that (`lower.table`):
 
     (lhs (conv ?x ?w :as d)) (when CONDITION ...) (rhs (conv ?x ?w :like d :lowering matmul))
 
 Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
-top level makes a macro, and `(each $OP (NAME ...) FORM ...)` repeats forms with every NAME put
-where `$OP` stands, inside of names too. Every variable on the right must be bound on the left: a
+top level defines a macro, and `(each $OP (NAME ...) FORM ...)` repeats the forms for every NAME,
+which replaces `$OP`, inside of names too. Every variable on the right must be bound on the left: a
 rule with an unbound one is refused here.
 """
 
@@ -54,13 +54,13 @@ Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
 def parse_rules(
     text: str, file: str = "<rules>", macros: Macros | None = None
 ) -> tuple[list[Rule], Macros]:
-    """Rules and macros of a text, in order.
+    """Parse the rules and macros of a text, in order.
 
     Args:
-      macros: those defined elsewhere, which the text may use.
+      macros: macros defined elsewhere, which the text may use.
 
     Raises:
-      RuleError: with line and column of the culprit.
+      RuleError: a form is refused; the message has line and column of the culprit.
     """
     known = dict(macros or {})
     rules: list[Rule] = []
@@ -83,7 +83,7 @@ def parse_rules(
 
 
 def _repeated(forms: Sequence[SExpr]) -> Iterator[SExpr]:
-    """The forms with every `(each $OP (NAME ...) FORM ...)` written out."""
+    """Yield the forms with every `(each $OP (NAME ...) FORM ...)` expanded."""
     for form in forms:
         if not isinstance(form, SList) or form.head != "each":
             yield form
@@ -114,7 +114,7 @@ def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
 
 
 def _is_number(e: SExpr) -> bool:
-    """Whether it is a number as it stands."""
+    """Whether the expression is a number literal."""
     try:
         float(e.text if isinstance(e, Atom) else "")
     except ValueError:
@@ -129,7 +129,7 @@ def _symbol(e: SExpr) -> str:
 
 
 def expand(e: SExpr, macros: Macros) -> SExpr:
-    """The expression with macros put in."""
+    """Return the expression with its macros expanded."""
     if isinstance(e, Atom):
         return e
     items = tuple(expand(i, macros) for i in e.items)
@@ -376,7 +376,7 @@ class _Parser:
 def _check_lowerings(
     lhs: Sequence[Pattern], terms: Sequence[Term | Var], place: Place | None
 ) -> None:
-    """A lowering is chosen for the root, as it is: its condition is asked of the root."""
+    """Refuse a lowering of anything but the unchanged root, on which its conditions are tested."""
     for term in terms:
         if not isinstance(term, Term):
             continue

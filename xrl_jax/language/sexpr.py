@@ -21,7 +21,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands in a rule file; lines and columns count from 1."""
+    """A position in a rule file; lines and columns count from 1."""
 
     file: str
     line: int
@@ -58,7 +58,7 @@ SExpr = Atom | SList
 
 
 def integer(text: str) -> int | None:
-    """The integer that a symbol is; None for other symbols."""
+    """Return the integer that a symbol denotes; None for other symbols."""
     try:
         return int(text)
     except ValueError:
@@ -66,10 +66,10 @@ def integer(text: str) -> int | None:
 
 
 def read(text: str, file: str = "<rules>") -> list[SExpr]:
-    """All top-level expressions of a text.
+    """Return all top-level expressions of a text.
 
     Raises:
-      RuleError: an unbalanced parenthesis or an unfinished string, with its line and column.
+      RuleError: a parenthesis is unbalanced or a string unfinished; gives its line and column.
     """
     stack: list[tuple[list[SExpr], Place]] = []
     top: list[SExpr] = []

@@ -1,7 +1,7 @@
-"""Rules compiled into arrays: what a pattern is, not how it is matched.
+"""Rules compiled into arrays, which `engine.match` matches.
 
-A rule has one variant for each order of its commutative operators' arguments, of one or two pattern
-trees. All arrays have bucketed sizes: adding a rule within the bucket recompiles nothing.
+A rule has one variant for each order of its commutative operators' arguments, and a variant has one
+or two pattern trees. Array sizes are bucketed: adding a rule within a bucket recompiles nothing.
 
 Letters: V variants, T trees, P positions of a tree, I instructions, Q new nodes, A arguments, W
 words of T bits.
@@ -26,7 +26,7 @@ from xrl_jax.lower.table import CHOICE, number_of
 P = 10  # positions (operators and variables) of one pattern tree
 Q = 10  # new nodes of a right-hand side
 A = ops.MAX_ARGS
-N_ARG_BITS = 3  # how many arguments' operators the bit masks see
+N_ARG_BITS = 3  # number of arguments whose operators the bit masks test
 HEIGHT = 4  # patterns reach at most this many argument steps below their root
 _INSTRUCTION_BUCKETS = (64, 96, 128, 192, 256)
 _TREE_BUCKETS = (32, 64, 128, 256, 512, 640, 768, 1024)
@@ -39,32 +39,32 @@ class RuleTable:
 
     root_bits: jax.Array  # [N_OPS, W] uint32, trees whose root may be this operator
     arg_bits: jax.Array  # [N_ARG_BITS, N_OPS, W] uint32, trees whose argument may be this operator
-    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, trees that reach at least so many steps down
+    tall_bits: jax.Array  # [HEIGHT + 2, W] uint32, trees of at least this height
     tree_variant: jax.Array  # [T] int32
-    tree_root: jax.Array  # [T] int32, which root of its variant; -1 for trees not used
-    pos_op: jax.Array  # [T, P] int32, operator; 0 a variable; -1 not used
+    tree_root: jax.Array  # [T] int32, which root of its variant; -1 for unused trees
+    pos_op: jax.Array  # [T, P] int32, operator; 0 for a variable; -1 for unused
     pos_parent: jax.Array  # [T, P] int32, an earlier position
     pos_slot: jax.Array  # [T, P] int32, which argument of the parent
     pos_arity: jax.Array  # [T, P] int32
     pos_same: jax.Array  # [T, P] int32, an earlier position that must be the same node; -1 for none
     variant_rule: jax.Array  # [V] int32, index into the list of rules
-    variant_choice: jax.Array  # [V] int32, index into `lower.table.CHOICES`; -1 where none is made
+    variant_choice: jax.Array  # [V] int32, index into `lower.table.CHOICES`; -1 for none
     variant_trees: jax.Array  # [V, 2] int32; -1 for no second root
-    symmetric: jax.Array  # [V] bool, the two roots may change places
+    symmetric: jax.Array  # [V] bool, the two roots are interchangeable
     shared: jax.Array  # [V, 2] int32, position of the shared operand in either tree
-    cross_same: jax.Array  # [V, P] int32, position of tree 0 the second tree's must equal; -1
+    cross_same: jax.Array  # [V, P] int32, position of tree 0 that one of tree 1 must equal; -1
     code: jax.Array  # [V, I, 6] int32, see `interpreter.run`
     length: jax.Array  # [V] int32
-    by_length: jax.Array  # [V] int32, place of a variant among all, short programs first
-    new_op: jax.Array  # [V, Q] int32; 0 not used
+    by_length: jax.Array  # [V] int32, rank of a variant by program length, shortest first
+    new_op: jax.Array  # [V, Q] int32; 0 for unused
     new_attrs: jax.Array  # [V, Q] int32, register
     new_lowering: jax.Array  # [V, Q] int32
-    new_like: jax.Array  # [V, Q] int32, position of the node whose lowering it may keep; -1 none
+    new_like: jax.Array  # [V, Q] int32, position of the node whose lowering it may keep; -1
     like_args: jax.Array  # [V, Q, A] int32, positions of that node's arguments; -1 for none
     new_args: jax.Array  # [V, Q, A] int32: binding position, 2P + new node, or -1
-    new_dtype: jax.Array  # [V, Q] int32, code (as in new_args) whose dtype a constant takes; -1
+    new_dtype: jax.Array  # [V, Q] int32, code (as in new_args) whose dtype a constant has; -1
     new_value: jax.Array  # [V, Q] float32
-    root_to: jax.Array  # [V, 2] int32, what replaces either root; -1 for none
+    root_to: jax.Array  # [V, 2] int32, code (as in new_args) that replaces each root; -1
 
     @property
     def n_words(self) -> int:
@@ -93,7 +93,7 @@ class _Tree:
 
     @property
     def height(self) -> int:
-        """Argument steps from the root to the position farthest down."""
+        """Argument steps from the root to the deepest position."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
@@ -125,7 +125,7 @@ def _flatten(root: Pattern) -> _Tree:
 
 
 def _commuted(p: Pattern | Var) -> list[Pattern | Var]:
-    """The pattern with the arguments of its commutative operators in every order."""
+    """Return the pattern with the arguments of its commutative operators in every order."""
     if isinstance(p, Var):
         return [p]
     commuted: list[Pattern | Var] = []
@@ -137,7 +137,7 @@ def _commuted(p: Pattern | Var) -> list[Pattern | Var]:
 
 
 def _canonical(rule: Rule) -> str:
-    """Text of a rule up to its variables' names: of equal commutative variants one is kept."""
+    """Return the text of a rule up to names, by which equal commutative variants are merged."""
     names: dict[str, str] = {}
 
     def show(t: Pattern | Term | Var) -> str:
@@ -231,7 +231,7 @@ class _Variant:
             asm.check(e)
 
     def _term(self, term: Term | Var) -> int:
-        """The code of a term: a binding position or 2P + new node."""
+        """Return the code of a term: a binding position or 2P + new node."""
         if isinstance(term, Var):
             return self._codes[term.name]
         args = [self._term(a) for a in term.args]
@@ -251,8 +251,8 @@ class _Variant:
         return 2 * P + len(self.new) - 1
 
     def model(self, term: Term) -> tuple[int, list[int]]:
-        """The positions of the node whose lowering a new one may keep, and of its arguments; -1 and
-        none where there is no such node.
+        """Return the positions of the node whose lowering a new one may keep, and of its arguments;
+        -1 and an empty list where there is no such node.
         """
         if not term.like or term.lowering:
             return -1, []
@@ -265,7 +265,7 @@ class _Variant:
 
     @property
     def shared(self) -> tuple[int, int]:
-        """Positions of the shared operand in the two trees: the shallowest variable of both."""
+        """Positions of the shared operand in the two trees: the shallowest common variable."""
         if len(self.trees) == 1:
             return (0, 0)
         common = [n for n in self.trees[0].names if n in self.trees[1].names and n.startswith("?")]
@@ -281,15 +281,15 @@ def _bucket(n: int, buckets: Sequence[int], what: str) -> int:
 
 
 def compile_rules(rules: Sequence[Rule], *, min_trees: int = 0, min_code: int = 0) -> CompiledRules:
-    """The table of `rules`.
+    """Compile `rules` into a table.
 
     Args:
-      rules: checked rules, names distinct.
-      min_trees: room for at least so many, so that rules can be added without another bucket.
+      rules: checked rules with distinct names.
+      min_trees: minimum room for trees, so that rules can be added without another bucket.
       min_code: the same for instructions.
 
     Raises:
-      RuleError: a rule too large for the table, by name.
+      RuleError: a rule is too large for the table; the message names it.
     """
     names = [r.name for r in rules]
     twice = {n for n in names if names.count(n) > 1}
@@ -313,7 +313,7 @@ def compile_rules(rules: Sequence[Rule], *, min_trees: int = 0, min_code: int = 
 
 
 def _blank(t: int, n_code: int) -> dict[str, np.ndarray]:
-    """The fields of a table with room for `t` variants of `n_code` instructions, none in it yet."""
+    """Return the fields of an empty table with room for `t` variants of `n_code` instructions."""
     w = t // 32
     return {
         "root_bits": np.zeros((ops.N_OPS, w), np.uint32),

@@ -1,8 +1,9 @@
-"""What a library of kernels is, and the rows it adds to the table of lowerings.
+"""The interface of a library of kernels, and of the rows it adds to the table of lowerings.
 
-XLA is the first library: it has a plain lowering for every operator and further ones of lax code.
-Others add kernels of their own. A library is a package `xrl_jax.libraries.NAME` with a `LIBRARY`,
-or an entry point of the group `xrl_jax.libraries` of another distribution (see `registry`).
+XLA is the first library: it has a plain lowering for every operator, and further lowerings made of
+lax code. Other libraries add kernels of their own. A library is a package `xrl_jax.libraries.NAME`
+whose module `library` defines `LIBRARY`, or an entry point of another distribution in the group
+`xrl_jax.libraries` (see `registry`).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from xrl_jax.graph.view import NodeView
 
 
 class Epilogue(NamedTuple):
-    """What is computed with a result y [..., O] before it is written."""
+    """Operations applied to a result y [..., O] of a kernel before it is written."""
 
     bias: jax.Array | None = None  # [O] or [1, .., O], added first
-    addend: jax.Array | None = None  # of y's shape, added then
-    relu: bool = False  # negative values become 0 in the end
+    addend: jax.Array | None = None  # of y's shape, added second
+    relu: bool = False  # applied last: negative values become 0
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """Those that are there."""
+        """The operands that are not None."""
         return [x for x in (self.bias, self.addend) if x is not None]
 
     def __call__(self, y: jax.Array) -> jax.Array:
-        """The same as lax code."""
+        """Apply the epilogue to y as lax code."""
         if self.bias is not None:
             y = y + lax.broadcast_in_dim(self.bias.reshape(-1), y.shape, (y.ndim - 1,))
         if self.addend is not None:
@@ -46,7 +47,7 @@ class Epilogue(NamedTuple):
         return jnp.maximum(y, 0) if self.relu else y
 
     def with_bias(self, *shape: int) -> Epilogue:
-        """The same with the bias in this shape."""
+        """Return the same epilogue with the bias reshaped to this shape."""
         return self if self.bias is None else self._replace(bias=self.bias.reshape(shape))
 
 
@@ -54,49 +55,53 @@ NOTHING = Epilogue()
 
 
 def every(truths: Iterable[Any]) -> Any:
-    """Whether all of a few hold: XLA:CPU compiles one reduction for as long as a hundred single
-    operations.
+    """Return whether all of a few truth values hold.
+
+    They are combined one by one because XLA:CPU takes as long to compile one reduction as a hundred
+    single operations.
     """
     return functools.reduce(operator.and_, truths)
 
 
-# A fact by its name, or a function of facts. Lowerings that share one have the same function, so
-# that it is asked once.
+# The name of a property of `Facts`, or a function of facts. Lowerings with the same condition share
+# one function object, so that it is evaluated once.
 Condition = str | Callable[[Any], Any]
 
 
 class Facts:
-    """What conditions may ask of a node: on the host (`xp` is `numpy`) and inside jit (`xp` is
-    `jax.numpy`; one node, vmap for more) alike. A kind of facts may serve several operators whose
-    attributes it asks for are the same.
+    """Properties of a node from which the conditions of lowerings are built.
+
+    They are computed in the same way on the host (`xp` is `numpy`) and inside jit (`xp` is
+    `jax.numpy`; for one node, vmap for more). Operators that have the attributes a subclass reads
+    may share that subclass.
     """
 
     def __init__(self, xp: Any, view: NodeView, op: str) -> None:
         self.xp, self.view, self.spec = xp, view, ops.OPS[op]
 
     def number(self, name: str) -> Any:
-        """An attribute of width one."""
+        """Return an attribute of width one."""
         return self.view.attrs[self.spec.field(name).offset]
 
     def numbers(self, name: str) -> tuple[Any, ...]:
-        """An attribute of any width."""
+        """Return an attribute of any width as a tuple."""
         at = self.spec.field(name)
         return tuple(self.view.attrs[at.offset + i] for i in range(at.width))
 
     def is_float(self, dtype: Any) -> Any:
-        """Whether a dtype code is of one of the floating types."""
+        """Return whether a dtype code is that of a floating-point type."""
         codes = [ops.DTYPE_CODE[d] for d in ops.FLOAT_DTYPES]
         return (dtype >= min(codes)) & (dtype <= max(codes))
 
     def is_single(self, dtype: Any) -> Any:
-        """Whether a dtype code is that of float32."""
+        """Return whether a dtype code is that of float32."""
         return dtype == ops.DTYPE_CODE["float32"]
 
     def holds(self, condition: Condition) -> Any:
-        """Whether a condition holds.
+        """Return whether a condition holds.
 
         Raises:
-          TypeError: its name is that of no property of these facts.
+          TypeError: the condition is a name, but not that of a property of these facts.
         """
         if not isinstance(condition, str):
             return condition(self)
@@ -115,28 +120,27 @@ class Facts:
         return xp.all(view.shape != 0) & xp.all(view.arg_shapes != 0)
 
     def product(self, *factors: Any) -> Any:
-        """Of counts, in float32: that of a whole network's sizes overflows 32-bit integers."""
+        """Return a product of counts in float32, since large counts overflow 32-bit integers."""
         return functools.reduce(operator.mul, (f.astype(np.float32) for f in factors))
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A row of the table: one way for an operator to become lax code or a kernel.
+    """A row of the table: one implementation of an operator, as lax code or as a kernel.
 
     Attributes:
-      name: "plain" for the first; otherwise what it does.
+      name: "plain" for the first row of an operator; otherwise a name for its method.
       fn: `fn(node, *arrays) -> array`, traceable, differentiable and vmappable.
-      when: conditions on `Facts` of the operator's kind (`Library.facts`); where all hold, `fn` is
-        right.
-      absorbs: where it holds, `fn` takes an `epilogue`, too; None: never.
-      error: relative error that it may add, by dtype, where that is more than another order of the
-        same sums; absent for none. Relative to the largest sum of absolute products in a tile.
-      bounded: right on finite numbers of ordinary size only (see `backends.domain`).
+      when: conditions on the operator's `Facts` (see `Library.facts`). `fn` is right if all hold.
+      absorbs: the condition under which `fn` also takes an `epilogue`; None: never.
+      error: relative error that `fn` may add beyond that of summing in another order, by dtype; no
+        entry for none. It is relative to the largest sum of absolute products in a tile.
+      bounded: `fn` is right only for finite values of ordinary size (see `backends.domain`).
       instead: the lowering to use where a bounded one is not right; "plain" by default.
-      algorithm: "direct", or "tiles": whole programs correct the two apart.
-      source: what says that it may be worth a trial.
-      platforms: of JAX, where it exists; () for all.
-      without_library: it is lax code where its library is missing, and worth a trial there.
+      algorithm: "direct" or "tiles"; timings of whole programs correct their costs separately.
+      source: the reason to expect that it may be fast.
+      platforms: JAX platforms that it exists on; () for all.
+      without_library: if its library is missing, `fn` is lax code and still worth trying.
     """
 
     name: str
@@ -158,115 +162,118 @@ class Lowering:
 
 @dataclass(frozen=True)
 class CallCosts:
-    """What the cost model has to know of a library whose kernels share calls.
+    """The cost model's facts about a library that merges several kernels into one call.
 
     Attributes:
-      joins: operators that a call takes in between its kernels, one operation of the library each.
-      elements: those of them that are in one loop with what is around.
-      can_join: of nodes [...] (`op`, `lowering`, `attrs`, `rank`): whether a call takes them in.
-      enter, leave: seconds to enter a call, and more before the next call of XLA's.
-      joined, in_loop: passes over its arguments that one of `joins`, one of `elements` takes.
+      can_join: maps nodes [...] (with `op`, `lowering`, `attrs`, `rank`) to whether a call can
+        contain them between its kernels, each as one library operation.
+      elements: those of these operators that are fused into a loop with their neighbours.
+      enter: seconds to enter a call.
+      leave: seconds that XLA's next call takes longer after it.
+      joined, in_loop: the cost of an operator between kernels, and of one of `elements`, in passes
+        over its arguments.
     """
 
-    joins: frozenset[str]
-    elements: frozenset[str]
     can_join: Callable[[Any], Any]
+    elements: frozenset[str]
     enter: float
     leave: float
     joined: float
     in_loop: float
 
 
-NO_CALLS = CallCosts(frozenset(), frozenset(), lambda _: False, 0.0, 0.0, 1.0, 1.0)
+NO_CALLS = CallCosts(lambda _: False, frozenset(), 0.0, 0.0, 1.0, 1.0)
 
 
 class CustomCall(NamedTuple):
-    """What XLA calls by name: to be made known in every process that runs the compiled code."""
+    """A function that XLA calls by name; every process that runs the code must register it."""
 
     library: str
-    data: tuple[Any, ...]  # plain values, which the library reads back
+    data: tuple[Any, ...]  # plain values, from which the library restores the call
 
 
 class Calls(Protocol):
-    """Calls of several operators: how they are made, exported and loaded."""
+    """The interface for making, exporting and loading library calls with several operators."""
 
     costs: CallCosts
 
     def partitioned(self, closed: Any, known: Sequence[bool]) -> Any:
-        """The closed jaxpr with its kernels put together in calls.
+        """Return the closed jaxpr with its kernels merged into calls.
 
         Args:
-          known: for each argument, whether it is a weight; what is computed from weights alone
-            stays outside, to be hoisted.
+          known: for each argument, whether it is a weight; values that depend on weights only stay
+            outside of calls, to be hoisted.
         """
         ...
 
     def exporting(self) -> contextlib.AbstractContextManager[Any]:
-        """What is exported in this context goes into files that carry the custom calls."""
+        """Return a context for exports into files that also store the custom calls."""
         ...
 
     def custom_calls_in(self, module: bytes) -> list[CustomCall]:
-        """What a serialised module calls."""
+        """Return the custom calls in a serialised module."""
         ...
 
     def make_known(self, calls: Sequence[CustomCall]) -> None:
-        """Make XLA know the calls under the names they had where `custom_calls_in` found them.
+        """Register the calls with XLA under the names that they have in the exported module.
 
         Raises:
-          RuntimeError: the library is not here, or computes otherwise; says which.
+          RuntimeError: the library is missing, or this version computes differently; says which.
         """
         ...
 
     def only_time(self) -> None:
-        """From now on this process times calls: special values need no care."""
+        """Skip the handling of special values from now on: this process only times calls."""
         ...
 
 
 class Library(Protocol):
-    """A library of kernels; subclass this for the defaults."""
+    """A library of kernels. Subclasses inherit defaults for everything but the name."""
 
     name: str
-    install: str = ""  # what to type where it is missing
-    platforms: tuple[str, ...] = ()  # of JAX, that it has kernels for; () for all
+    install: str = ""  # the command that installs it
+    platforms: tuple[str, ...] = ()  # JAX platforms that it has kernels for; () for all
 
     def available(self) -> bool:
-        """Whether its lowerings are worth a trial here."""
+        """Return whether its lowerings are worth trying on this machine."""
         return True
 
     def version(self) -> str:
-        """What timings and saved files depend on (version, instruction set, our kernels); "" where
-        none of that is here.
+        """Return the facts that timings and saved files depend on (version, instruction set,
+        version of generated kernels); "" if the library is missing.
         """
         return ""
 
     def lowerings(self) -> Mapping[str, tuple[Lowering, ...]]:
-        """Rows by operator. Their order is part of saved programs: new ones go to the end."""
+        """Return rows by operator. Saved programs refer to their order: add new rows at the end."""
         return {}
 
     def facts(self) -> Mapping[str, type[Facts]]:
-        """The kind of facts that conditions of an operator's rows are asked of."""
+        """Return, by operator, the subclass of `Facts` that the conditions of its rows use."""
         return {}
 
     def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        """Its lowerings for a node where the whole network goes to this library, best first,
-        whether or not they apply.
+        """Return its lowerings for a node in a network that uses this library throughout, best
+        first, whether or not they are applicable.
         """
         return ()
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
-        """What its lowerings usually take in multiples of the plain one, by operator and kind of
-        node (`cost.view.lowering_kind_of`): "name 0.5 other 0.9". They say what to time first.
+        """Return the usual times of its lowerings relative to the plain one, as "name 0.5 other
+        0.9", by operator and kind of node (`cost.view.lowering_kind_of`).
+
+        They decide which lowerings are timed first.
         """
         return {}
 
     def calls(self) -> Calls | None:
-        """How kernels share calls; None where each is a call of XLA's, or nothing is here."""
+        """Return how kernels share calls; None if they do not, or the library is missing."""
         return None
 
     def custom_call_names(self) -> list[str]:
-        """Names of all custom calls it has made so far, which `jax.export` has to allow."""
+        """Return the names of all custom calls made so far, which `jax.export` has to allow."""
         return []
 
     def bound_to_jaxlib(self, module: bytes) -> bool:
-        """Whether a serialised module runs under the version of jaxlib alone that made it."""
+        """Return whether a serialised module runs only under the version of jaxlib that made it."""
         return False

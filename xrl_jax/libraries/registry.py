@@ -1,7 +1,7 @@
-"""The libraries that there are: packages beside this file, and those of other distributions.
+"""The available libraries: packages beside this file, and libraries of other distributions.
 
-A distribution of its own adds a library by an entry point of the group `xrl_jax.libraries`, whose
-object is the library.
+Another distribution adds a library through an entry point in the group `xrl_jax.libraries` that
+refers to the library object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import xrl_jax.libraries
 from xrl_jax.libraries.base import Calls, CustomCall, Library
 
 GROUP = "xrl_jax.libraries"
-_FIRST = "xla"  # has the plain lowerings
+_FIRST = "xla"  # it has the plain lowerings
 
 
 class LibraryError(ValueError):
@@ -31,10 +31,11 @@ class LibraryError(ValueError):
 
 @functools.cache
 def libraries() -> tuple[Library, ...]:
-    """All libraries, installed or not: XLA, then others by name, then those of other distributions.
+    """Return all libraries, whether or not their kernels are installed: XLA first, then the other
+    packages by name, then the libraries of other distributions.
 
     Raises:
-      LibraryError: one cannot be imported, or two have the same name.
+      LibraryError: a library cannot be imported, or two have the same name.
     """
     own = [m.name for m in pkgutil.iter_modules(xrl_jax.libraries.__path__) if m.ispkg]
     found: list[Library] = [
@@ -57,10 +58,10 @@ def libraries() -> tuple[Library, ...]:
 
 
 def by_name(name: str) -> Library:
-    """The library of this name.
+    """Return the library of this name.
 
     Raises:
-      LibraryError: there is none.
+      LibraryError: there is no library of this name.
     """
     for lib in libraries():
         if lib.name == name:
@@ -70,46 +71,47 @@ def by_name(name: str) -> Library:
 
 
 def is_for(lib: Library, platform: str) -> bool:
-    """Whether a library has kernels for a platform of JAX."""
+    """Return whether a library has kernels for a JAX platform."""
     return not lib.platforms or platform in lib.platforms
 
 
 def calling(platform: str) -> Library | None:
-    """The library whose kernels share calls on a platform; None where there is none. The cost model
-    knows of one at a time: the first that is there.
+    """Return the library whose kernels share calls on a platform; None if there is none.
+
+    If there are several it is the first, because the cost model supports one at a time.
     """
     found = (lib for lib in libraries() if is_for(lib, platform))
     return next((lib for lib in found if lib.calls() is not None), None)
 
 
 def calls() -> Calls | None:
-    """The calls of `calling` on the default device."""
+    """Return the `Calls` of the library that `calling` returns for the default backend, if any."""
     lib = calling(jax.default_backend())
     return lib.calls() if lib is not None else None
 
 
 def versions() -> str:
-    """Versions of all libraries that are there, for the keys of timings."""
+    """Return the versions of all available libraries, for the keys of timings."""
     return " ".join(v for lib in libraries() if (v := lib.version()))
 
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:
-    """The closed jaxpr with kernels put together in calls; see `Calls.partitioned`."""
+    """Return the closed jaxpr with its kernels merged into calls; see `Calls.partitioned`."""
     made = calls()
     return closed if made is None else made.partitioned(closed, known)
 
 
 def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
-    """`jax.export` of a function that may hold kernels of libraries, which JAX makes no promise
-    about.
+    """Return the `jax.export` of a function that may contain library kernels, for whose custom
+    calls JAX does not guarantee that exported modules stay valid.
     """
     compiled, made = jax.jit(fn), calls()
-    compiled.lower(*avals)  # makes the names known
+    compiled.lower(*avals)  # registers the names of the custom calls
     names = [name for lib in libraries() for name in lib.custom_call_names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
     with contextlib.nullcontext() if made is None else made.exporting():
         artefact = export.export(compiled, disabled_checks=allowed)(*avals)
-    # Of the names known here only its own: the artefact must not depend on what came before.
+    # Only the names that it calls: the artefact must not depend on what was compiled before it.
     own = [
         check
         for name, check in zip(names, allowed, strict=True)
@@ -119,23 +121,23 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
 
 
 def custom_calls(artefact: export.Exported) -> tuple[CustomCall, ...]:
-    """The calls of libraries in an artefact, to be made known where it is run."""
+    """Return the library calls in an artefact, which must be registered wherever it is run."""
     made = calls()
     return () if made is None else tuple(made.custom_calls_in(artefact.mlir_module_serialized))
 
 
 def bound_to_jaxlib(artefact: export.Exported) -> bool:
-    """Whether the artefact runs under this version of jaxlib alone."""
+    """Return whether the artefact runs only under this version of jaxlib."""
     module = artefact.mlir_module_serialized
     return any(lib.bound_to_jaxlib(module) for lib in libraries())
 
 
 def make_known(wanted: Sequence[CustomCall]) -> None:
-    """Make XLA know the calls that an artefact makes.
+    """Register the library calls of an artefact with XLA.
 
     Raises:
       LibraryError: a library is missing.
-      RuntimeError: a library computes otherwise here; says which.
+      RuntimeError: a library computes differently here; says which.
     """
     for name in dict.fromkeys(t.library for t in wanted):
         made = by_name(name).calls()

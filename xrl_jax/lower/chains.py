@@ -1,8 +1,8 @@
-"""What follows an operator and can be computed with it, before its result is written: a bias, a
-sum, a rectifier.
+"""Chains of nodes that become one call: an operator and its epilogue (bias, addition, ReLU).
 
-XLA fuses elementwise operators with each other, never into the call of a library. So where a form
-absorbs what follows it, the chain of nodes becomes one call.
+XLA fuses elementwise operators with each other, but never into a library call. So if the lowering
+of an operator can apply an epilogue to its result before writing it, the operator and the nodes
+that consume its result become one call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from xrl_jax.lower.table import absorbs
 
 @dataclass(frozen=True)
 class Chain:
-    """A node whose form absorbs those that follow, up to `last`, which has the value of them all.
+    """A node whose lowering absorbs its consumers up to `last`; the call has the value of `last`.
 
     Attributes:
       anchor: index of the node.
-      last: index of the last one absorbed.
-      bias: index of a vector [N] or [1, .., N] that is added along the last axis first.
-      addend: index of an array of the result's shape that is added then.
-      relu: whether negative values become 0 in the end.
+      last: index of the last absorbed node.
+      bias: index of a vector [N] or [1, .., N] that is added first, along the last axis.
+      addend: index of an array of the result's shape that is added second.
+      relu: whether negative values finally become 0.
     """
 
     anchor: int
@@ -36,7 +36,7 @@ class Chain:
     relu: bool = False
 
     def epilogue(self, values: Sequence[Any]) -> Epilogue:
-        """What the form takes beside the node's arguments, given the values of all nodes."""
+        """Return the epilogue for the anchor's lowering, given the values of all nodes."""
         bias, addend = (None if i is None else values[i] for i in (self.bias, self.addend))
         return Epilogue(bias, addend, self.relu)
 
@@ -44,14 +44,15 @@ class Chain:
 def chains(
     nodes: Sequence[Node], outputs: Sequence[int], weight_only: Sequence[bool]
 ) -> tuple[dict[int, Chain], set[int]]:
-    """Chains by their last node, and the nodes that need no value of their own.
+    """Return the chains by their last node, and the nodes inside chains, whose values are not
+    computed separately.
 
-    Work on weights alone is done once, before the call, and begins no chain: with what follows it
-    would be done in every call.
+    A weight-only node never starts a chain: it is computed once, before the calls, but in a chain
+    with its consumers it would be computed in every call.
 
     Args:
       nodes: in topological order.
-      weight_only: of every node, whether it depends on weights and constants alone.
+      weight_only: for every node, whether it depends on weights and constants only.
     """
     users: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
@@ -61,12 +62,12 @@ def chains(
     inner: set[int] = set()
 
     def is_there(i: int) -> bool:
-        """Whether the node's value is written anyhow, not computed where it is used."""
+        """Return whether the node's value is written to memory in any case, not fused."""
         written = weight_only[i] or i in found or len(users[i]) > 1
         return written or nodes[i].spec.shape != "elementwise"
 
     def longer(chain: Chain) -> Chain | None:
-        """The chain with the only node that uses its last; None where it ends."""
+        """Return the chain extended by the sole user of its last node; None if it ends."""
         following = users.get(chain.last, [])
         if len(following) != 1 or chain.last in outputs or chain.relu:
             return None
@@ -101,7 +102,7 @@ def chains(
 
 
 def _is_vector(broadcast: Node, operand: Node) -> bool:
-    """Whether the node repeats a vector (or [1, .., N]) along all axes but the last."""
+    """Return whether the node repeats a vector ([N] or [1, .., N]) along all but the last axis."""
     dims, rank, n = broadcast.attr("dims"), len(operand.shape), broadcast.shape[-1]
     assert isinstance(dims, tuple)
     last = rank > 0 and dims[rank - 1] == len(broadcast.shape) - 1

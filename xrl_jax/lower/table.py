@@ -1,8 +1,8 @@
-"""The table of lowerings: for every operator, the ways in which it can become lax code or a kernel.
+"""The table of lowerings: the implementations of every operator, as lax code or as kernels.
 
-The rows are those of the libraries (`libraries.registry`), in their order. `Node.lowering` indexes
-the operator's row; entry 0 is the plain lowering. A row's conditions are written once and asked on
-the host (`applicable`) and inside jit (`fits`).
+Its rows come from the libraries, in the order of `libraries.registry`. `Node.lowering` is an index
+into the rows of the operator; row 0 is the plain lowering. The conditions of a row are written once
+and evaluated both on the host (`applicable`) and inside jit (`fits`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xrl_jax.libraries.registry import is_for, libraries
 
 
 class Row(NamedTuple):
-    """A lowering of an operator, and the library it is of."""
+    """A lowering of an operator, and its library."""
 
     lowering: Lowering
     library: Library
@@ -45,7 +45,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = MappingProxyType(
 _FACTS: Mapping[str, type[Facts]] = MappingProxyType(
     {op: kind for library in libraries() for op, kind in library.facts().items()}
 )
-# Of every operator that has a choice, its lowerings: (operator, lowering).
+# (operator, lowering) for all lowerings of the operators that have more than one.
 CHOICES: tuple[tuple[str, int], ...] = tuple(
     (op, i) for op, rows in LOWERINGS.items() if len(rows) > 1 for i in range(len(rows))
 )
@@ -53,18 +53,18 @@ CHOICE: Mapping[tuple[str, int], int] = MappingProxyType({c: n for n, c in enume
 
 
 def _kind(op: str) -> type[Facts] | str:
-    """What the facts of an operator are of: operators of one kind share theirs."""
+    """Return a key for the facts of an operator; operators with the same key share them."""
     return _FACTS.get(op, op)
 
 
-# The conditions of all choices, each once for a kind of facts.
+# The conditions of all choices, each once per kind of facts.
 _CONDITIONS: tuple[tuple[type[Facts] | str, Condition], ...] = tuple(
     dict.fromkeys((_kind(op), test) for op, i in CHOICES for test in LOWERINGS[op][i].when)
 )
 
 
 def _needed() -> np.ndarray:
-    """Which conditions each choice needs, as bits: [W, C] uint32."""
+    """Return the conditions that each choice needs as bits: [W, C] uint32, W words, C choices."""
     needed = np.zeros((-(-len(_CONDITIONS) // 32), len(CHOICES)), np.uint32)
     for bit, (kind, test) in enumerate(_CONDITIONS):
         for c, (op, i) in enumerate(CHOICES):
@@ -79,10 +79,10 @@ _NUMBER = np.array([i for _, i in CHOICES], np.int32)
 
 
 def number_of(op: str, name: str) -> int:
-    """The index of an operator's lowering by name.
+    """Return the index of an operator's lowering by name.
 
     Raises:
-      KeyError: the operator has none of this name; the message lists those it has.
+      KeyError: the operator has no lowering of this name; the message lists those it has.
     """
     names = [lowering.name for lowering in LOWERINGS[op]]
     if name not in names:
@@ -91,12 +91,12 @@ def number_of(op: str, name: str) -> int:
 
 
 def name_of(node: Node) -> str:
-    """The name of a node's lowering."""
+    """Return the name of a node's lowering."""
     return _chosen(node).name
 
 
 def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
-    """Indices of the lowerings that are right for the node with these arguments; always 0."""
+    """Return the indices of the lowerings that are right for the node; 0 is always among them."""
     rows = LOWERINGS[node.op]
     if len(rows) == 1:
         return (0,)
@@ -105,15 +105,16 @@ def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
 
 
 def facts_of(node: Node, args: tuple[Node, ...]) -> Facts:
-    """What conditions may ask of a node, on the host."""
+    """Return the facts of a node, to evaluate conditions on the host."""
     return _facts(np, view_of(node, args), node.op)
 
 
 def fits(view: NodeView) -> jax.Array:
-    """Which of `CHOICES` may be chosen for one node, [C] bool (traceable; vmap for more): those
-    that are right for it and that it does not have yet.
+    """Return which of `CHOICES` may be chosen for one node, [C] bool (traceable; vmap for more).
+
+    These are the lowerings that are right for the node, without the one that it has.
     """
-    # Once, not wherever one of them is asked for.
+    # Unstacked here once, instead of indexed wherever a condition reads an entry.
     view = view._replace(attrs=jnp.unstack(view.attrs), arg_ranks=jnp.unstack(view.arg_ranks))
     facts = {_kind(op): _facts(jnp, view, op) for op, _ in CHOICES}
     held = [jnp.uint32(0)] * len(_NEEDED)
@@ -128,7 +129,7 @@ def _facts(xp: Any, view: NodeView, op: str) -> Facts:
 
 
 def is_available(op: str, lowering: int, platform: str) -> bool:
-    """Whether a lowering is worth a trial on a platform of JAX."""
+    """Return whether a lowering is worth trying on a JAX platform."""
     row, library = _ROWS[op][lowering]
     platforms = row.platforms
     if platforms and platform not in platforms:
@@ -137,19 +138,22 @@ def is_available(op: str, lowering: int, platform: str) -> bool:
 
 
 def shares_calls(op: str, lowering: int, library: Library | None) -> bool:
-    """Whether a lowering becomes part of a call of several operators of this library."""
+    """Return whether a lowering becomes part of a call of this library with several operators."""
     rows = _ROWS[op]
     return lowering < len(rows) and rows[lowering].library is library
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
-    """Whether the chosen lowering takes an epilogue; see `chains`."""
+    """Return whether the chosen lowering takes an epilogue; see `chains`."""
     test = _chosen(node).absorbs
     return test is not None and bool(_facts(np, view_of(node, args), node.op).holds(test))
 
 
 def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
-    """The node's value through its chosen lowering; with an epilogue where that absorbs one."""
+    """Return the node's value, computed by its chosen lowering.
+
+    An epilogue may be given only if the lowering `absorbs` one.
+    """
     more = {} if epilogue is NOTHING else {"epilogue": epilogue}
     return _chosen(node).fn(node, *arrays, **more)
 
@@ -166,5 +170,7 @@ def _chosen(node: Node) -> Lowering:
 
 @functools.cache
 def names() -> str:
-    """All operators with their lowerings, for the keys of what is saved with numbers of these."""
+    """Return all operators and their lowerings as text, for the keys of files that store indices of
+    lowerings.
+    """
     return "\n".join(f"{op} {' '.join(r.name for r in rows)}" for op, rows in LOWERINGS.items())

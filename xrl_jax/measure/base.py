@@ -1,4 +1,4 @@
-"""What is timed, and what times it: jobs for a `Measurer`."""
+"""Jobs to be timed, and the interface of what times them: `Job` and `Measurer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Measurer(Protocol):
 
     @property
     def target(self) -> Target:
-        """What the timings are of."""
+        """The target that the timings are of."""
         ...
 
     @property
@@ -40,17 +40,18 @@ class Measurer(Protocol):
         seconds_per_job: float = SECONDS_PER_JOB,
         timeout: float = 60.0,
     ) -> list[Timing]:
-        """One timing per job, in order; what cannot be timed has that as its status.
+        """Return one timing per job, in order; if a job cannot be timed, the timing's status says
+        so.
 
         Args:
           reference: each job is timed in turn with it; `Timing.relative` says how many times longer
             the job takes.
-          timeout: seconds that a job may take, making it ready included.
+          timeout: seconds that a job may take, compiling and warm-up included.
         """
         ...
 
     def close(self) -> None:
-        """Give back what it holds; it starts again if it is used again."""
+        """Release what the measurer holds; it starts again if it is used again."""
         ...
 
 
@@ -63,13 +64,13 @@ class Job:
     key: str  # the timing key; returned as Timing.reference by jobs timed against this one
     artifact: bytes
     options: tuple[tuple[str, str], ...] = ()  # of XLA; "true" and "false" are booleans
-    launches: int = 0  # calls in a row that make one sample; 0: what fills a fifth of a millisecond
+    launches: int = 0  # calls in a row that make one sample; 0: as many as fill 0.2 ms
     constants: int = 0  # this many leading flat arguments are constants of the compiled code
-    custom_calls: tuple[CustomCall, ...] = ()  # calls of a library that the artifact makes, by name
+    custom_calls: tuple[CustomCall, ...] = ()  # library calls that the artifact makes by name
 
     @functools.cached_property
     def identity(self) -> str:
-        """Hash of all that decides the result, key aside."""
+        """Hash of everything that decides the result, except the key."""
         digest = hashlib.sha256(
             json.dumps([sorted(self.options), self.launches, self.constants]).encode()
         )
@@ -78,13 +79,13 @@ class Job:
 
 
 def _code_of(artifact: bytes) -> bytes:
-    """What an artifact computes, without the lines of source that it was made by: these differ with
-    who asks for the same program.
+    """Return the code of an artifact without its source locations, which depend on the caller that
+    exported the program.
     """
     try:
         exported = jax.export.deserialize(bytearray(artifact))
         with mlir.make_ir_context():
             module = exported.mlir_module(serialized=False)
             return mlir.module_to_string(module, enable_debug_info=False).encode()
-    except Exception:  # of many types; the worker will say what it is
+    except Exception:  # of many types; the worker reports it as the job's failure
         return artifact

@@ -1,8 +1,8 @@
-"""Functions timed in this process, one or several in turn.
+"""Timing of functions in this process, one on its own or several in turn.
 
-Nothing here knows graphs. Functions are timed in turn, in one process, in an order shuffled anew in
+Nothing here depends on graphs. Functions are timed in turn, in one process, in an order shuffled in
 every round, because on a shared machine the load drifts by more than the differences of interest:
-what two functions have in common within a round cancels in their ratio. Medians and order
+the drift that two functions share within a round cancels in their ratio. Medians and order
 statistics are used throughout, since the noise has one long tail.
 """
 
@@ -27,7 +27,7 @@ from xrl_jax.measure.timing import Ratio, Timing, error_text, paired_ratio, timi
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Keeps Python's cyclic collector, a source of millisecond pauses, out of the block."""
+    """Keep Python's cyclic collector, a source of millisecond pauses, out of the block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -39,7 +39,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def call_seconds(fn: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds per call over `calls` calls in a row, each waited for until its result is there."""
+    """Return the seconds per call over `calls` calls in a row, each with a wait for its result."""
     start = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(fn())
@@ -47,36 +47,38 @@ def call_seconds(fn: Callable[[], Any], calls: int = 1) -> float:
 
 
 def warm_up(fn: Callable[[], Any]) -> tuple[float, float]:
-    """Calls `fn` three times; (seconds of the first call, seconds of the better of the others)."""
+    """Call `fn` three times; return the seconds of the first call and the least of the others."""
     first = call_seconds(fn)
     return first, min(call_seconds(fn), call_seconds(fn))
 
 
 def calls_per_turn(seconds_per_call: float, turn_seconds: float) -> int:
-    """Calls in a row that fill a turn, so that the clock and cold caches do not dominate short
-    functions.
+    """Return how many calls in a row fill a turn, so that the clock and cold caches do not dominate
+    short functions.
     """
     return max(1, min(1000, math.ceil(turn_seconds / max(seconds_per_call, 1e-9))))
 
 
-# After ResNeXt-50 under jax.jit (168 ms, 104 MB from the system in each call) the next function had
-# 4.3 ms of the system's time in its own.
+# After ResNeXt-50 under jax.jit (168 ms, 104 MB allocated from the system in each call), the next
+# function's time included 4.3 ms of system time.
 _PAUSE = 0.05  # share of a turn
 _LONGEST_PAUSE = 0.01  # seconds
 
 
-# NASRNN, 48 MB of weights, called after others: under jax.jit it takes 3.6 ms, then 2.6, 2.3 and
-# 2.2 from there on; what is 1.4 ms in the end takes 2.7, then 2.4, 2.2, 2.1 and twelve calls until
-# it is there. Networks that take 70 ms show no such thing.
+# NASRNN, 48 MB of weights, called after other functions: under jax.jit it takes 3.6 ms, then 2.6,
+# 2.3, and 2.2 from there on; a result that takes 1.4 ms in the end takes 2.7, then 2.4, 2.2, 2.1,
+# and reaches 1.4 after twelve calls. Networks that take 70 ms show no such effect.
 _WARM_CALLS, _WARM_SECONDS = 12, 0.025
 _LONG_CALL = 0.05  # seconds
 
 
 def _warm_caches(fn: Callable[[], Any]) -> None:
-    """Untimed calls, until what the function reads is where it is when it is called in a loop.
+    """Call `fn` untimed until the arrays it reads are in the caches, as they are when it runs in a
+    loop.
 
-    Others have pushed it out of the caches, less so what they share: a result with weights of its
-    own would be timed with cold ones, the forms of the original, which share them, with warm ones.
+    The other functions have evicted them, except arrays that they share. So a result with weights
+    of its own would be timed with cold caches, and variants of the original, which share theirs,
+    with warm ones.
     """
     start = time.perf_counter()
     for _ in range(_WARM_CALLS):
@@ -97,14 +99,17 @@ def interleave(
     progress: Callable[[int, float], None] | None = None,
     after: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
-    """Times functions in turn: in every round each gets one turn of `calls[name]` calls, in a
-    shuffled order, with `warm_caches` after untimed ones. What `after` holds for a name is called
-    after its turns, untimed. Then there is a short pause: what a call allocated is given back to
-    the system after it has returned, which would slow down whoever is next.
+    """Time functions in turn.
 
-    Rounds go on until `seconds` are over, but never fewer than `min_rounds` nor more than
-    `max_rounds`. Returns seconds per call by name, one sample per round. `progress(rounds,
+    In every round each function gets one turn of `calls[name]` calls, in a shuffled order, and with
+    `warm_caches` untimed calls before it. After a turn comes a short pause, because memory that a
+    call allocated is returned to the system after the call, which would slow down the next
+    function; then `after[name]`, if present, is called untimed. Rounds go on until `seconds` are
+    over, but never fewer than `min_rounds` nor more than `max_rounds`. `progress(rounds,
     elapsed_seconds)` is called after each round.
+
+    Returns:
+      Seconds per call by name, one sample per round.
     """
     names = list(fns)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -141,7 +146,7 @@ class Comparison:
     seed: int
 
     def ratio(self, slow: str, fast: str) -> Ratio:
-        """Seconds of `slow` / seconds of `fast`, from the rounds both were in."""
+        """Return seconds of `slow` / seconds of `fast`, from the rounds that both were in."""
         for name in (slow, fast):
             if name not in self.samples:
                 known = ", ".join(self.samples)
@@ -164,14 +169,15 @@ def compare(
     decides: Callable[[Comparison], bool] = lambda _: True,
     longest: float = 0.0,
 ) -> Comparison:
-    """Times functions of no arguments against `baseline`, interleaved, for about `seconds` in all
-    after the warm-up; and again, up to `longest` seconds, until all rounds together decide what was
-    asked.
+    """Time functions of no arguments against `baseline`, interleaved.
+
+    This takes about `seconds` in all after the warm-up. It is repeated, up to `longest` seconds,
+    until `decides` holds for all rounds together. `progress(rounds, elapsed_seconds)` is called
+    after each round, and `after[name]()` after each turn of `name`, untimed: for functions that
+    leave threads behind which would disturb the next one.
 
     A function that raises during its warm-up is left out with status "failed"; the baseline's error
-    is raised. Raises ValueError when `baseline` is not among `fns`. `progress(rounds,
-    elapsed_seconds)` follows each round; `after[name]()` each turn of `name`, untimed: for what
-    leaves threads behind that would be in the next one's way.
+    is raised. Raises ValueError when `baseline` is not among `fns`.
     """
     if baseline not in fns:
         raise ValueError(f"the baseline {baseline!r} is not among the functions: {', '.join(fns)}")
@@ -214,11 +220,11 @@ def compare(
 
 
 def measure(fn: Callable[..., Any], *args: Any, seconds: float = 1.0) -> Timing:
-    """Times one function at `args`: arrays, or jax.ShapeDtypeStructs, for which random inputs are
+    """Time one function at `args`: arrays, or jax.ShapeDtypeStructs, for which random inputs are
     made.
 
-    A function that is not jitted yet is jitted. Errors of `fn` are raised: there is only one
-    function to lose.
+    A function that is not jitted yet is jitted. Errors of `fn` are raised, because no other
+    function's timing depends on them. Raises ValueError if arguments are donated.
     """
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     args = jax.tree.map(

@@ -1,4 +1,4 @@
-"""What a compiled function is recognised by, and what it is run on while it is timed."""
+"""Hashes that identify compiled functions, and the random inputs that these are timed with."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NAME = re.compile(r"%[\w.\-]+")
 
 
 def hlo_hash(text: str) -> str:
-    """Hash of an HLO module's text, 32 hex digits, blind to metadata (source lines, op names) and
-    to chosen names.
+    """Return a hash of an HLO module's text, 32 hex digits, that ignores metadata (source lines, op
+    names) and the choice of names.
     """
     for pattern in (_SOURCE_TABLES, _METADATA, _PARAMETER_NAME):
         text = pattern.sub("", text)
@@ -34,7 +34,7 @@ def hlo_hash(text: str) -> str:
 
 
 def random_input(aval: Any, *, seed: int = 0) -> jax.Array:
-    """An array of `aval`'s shape and dtype to time with: floats uniform in [-1, 1], booleans
+    """Return an array of `aval`'s shape and dtype to time with: floats uniform in [-1, 1], booleans
     random, integers zero (valid as indices whatever they index), PRNG keys from zero data.
     """
     shape, dtype = tuple(aval.shape), aval.dtype
@@ -46,8 +46,8 @@ def random_input(aval: Any, *, seed: int = 0) -> jax.Array:
     size = math.prod(shape)
 
     def uniform() -> np.ndarray:
-        # A block of numbers repeated: for hundreds of megabytes of weights the generator would take
-        # longer than the timing.
+        # A block of values is repeated: for hundreds of megabytes of weights the generator would
+        # take longer than the timing.
         block = rng.random(min(size, 1 << 20), dtype=np.float32) * 2.0 - 1.0
         copies = -(-size // max(block.size, 1))
         return np.tile(block, copies)[:size].reshape(shape)
@@ -64,7 +64,9 @@ def random_input(aval: Any, *, seed: int = 0) -> jax.Array:
 
 
 def _key_implementation(dtype: Any) -> str:
-    """The name that `wrap_key_data` takes for a key dtype, which has no public way back to it."""
+    """Return the implementation name that `wrap_key_data` takes for a key dtype; JAX has no public
+    function for this.
+    """
     for name in ("threefry2x32", "rbg", "unsafe_rbg"):
         if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == dtype:
             return name

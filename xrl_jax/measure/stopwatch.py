@@ -10,7 +10,7 @@ from xrl_jax.runtime.ctrl_c import raise_lost_ctrl_c
 
 @dataclasses.dataclass
 class Stopwatch:
-    """What is left of a budget of seconds; the only clock a search sees."""
+    """A budget of seconds that starts at once; the only clock a search sees."""
 
     seconds: float
     started: float = dataclasses.field(default_factory=time.monotonic)
@@ -25,10 +25,12 @@ class Stopwatch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left. Raises a Ctrl-C that was lost: whoever looks here would stop."""
+        """Whether the budget is used up. Raises a Ctrl-C that was lost, because callers would stop
+        here.
+        """
         raise_lost_ctrl_c()
         return self.left <= 0
 
     def part(self, share: float) -> Stopwatch:
-        """A stopwatch that starts now and ends after `share` of what is left."""
+        """Return a stopwatch that starts now and ends after `share` of the seconds left."""
         return Stopwatch(max(self.left, 0.0) * share)

@@ -1,8 +1,8 @@
 """One SQLite file with every timing taken on this target, shared by threads and processes.
 
-A store never raises for what happens to its file: measuring goes on without it. A damaged or
-foreign file is moved aside and a new one begun; a file that is locked, read-only, on a full disk or
-from a newer version leaves the store in memory. Each of these is said in one warning.
+A store never raises because of its file; measuring goes on without it. A damaged or foreign file is
+moved aside and a new one begun; if a file is locked, read-only, on a full disk or from a newer
+version, timings are kept in memory. Each of these causes one warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xrl_jax.measure.timing import Timing
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = (
-    0x58524C4A  # "XRLJ", written into the file's header: tells our files from other SQLite files
+    0x58524C4A  # "XRLJ" in the file's header distinguishes timing stores from other SQLite files
 )
 _TABLE = """
 CREATE TABLE timing (
@@ -43,7 +43,7 @@ STORE_FILE = "timings.sqlite"  # in the cache folder
 
 
 def default_cache_dir() -> Path:
-    """$XRL_JAX_CACHE, else $XDG_CACHE_HOME/xrl_jax, else ~/.cache/xrl_jax. Nothing is created."""
+    """Return $XRL_JAX_CACHE, or $XDG_CACHE_HOME/xrl_jax, or ~/.cache/xrl_jax. Creates nothing."""
     own = os.environ.get("XRL_JAX_CACHE")
     if own:
         return Path(own).expanduser()
@@ -60,8 +60,8 @@ class TimingStore:
     """Timings by (timing key, target). `path` None keeps them in memory.
 
     Thread-safe; any number of processes may share the file, and one that is killed while writing
-    leaves it whole. `timeout` is how many seconds to wait for another process's lock. `target` is
-    this one unless given.
+    leaves it intact. `timeout` is how many seconds to wait for another process's lock. `target`
+    defaults to that of this process.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TimingStore:
         self._target = target
         self._timeout = timeout
         self._lock = threading.RLock()
-        self._memory: dict[tuple[str, Target], Timing] = {}  # what the file could not take
+        self._memory: dict[tuple[str, Target], Timing] = {}  # not written to the file
         self._connection: sqlite3.Connection | None = None
         self._writable = False
         self._identity: tuple[int, int] | None = None  # (device, inode) of the opened file
@@ -98,7 +98,7 @@ class TimingStore:
         return self._target
 
     def get(self, keys: Iterable[str]) -> dict[str, Timing]:
-        """The timings of those `keys` that were timed on this target."""
+        """Return the timings of those `keys` that were timed on this target."""
         wanted = list(dict.fromkeys(keys))
         target = self.target
         found: dict[str, Timing] = {}
@@ -114,7 +114,7 @@ class TimingStore:
         return found
 
     def put(self, timings: Mapping[str, Timing]) -> None:
-        """Writes all of `timings` for this target, or none; a later timing of a key replaces the
+        """Write all of `timings` for this target, or none; a later timing of a key replaces the
         earlier.
         """
         if not timings:
@@ -125,7 +125,7 @@ class TimingStore:
                 self._memory.update({(key, target): timing for key, timing in timings.items()})
 
     def items(self) -> list[tuple[str, Target, Timing]]:
-        """Every (key, target, timing), of any target, sorted by key."""
+        """Return every (key, target, timing), of any target, sorted by key."""
         with self._lock:
             found = {(key, target): timing for target, key, timing in self._select("TRUE", [])}
             found |= self._memory
@@ -133,7 +133,7 @@ class TimingStore:
         return [(key, target, timing) for (key, target), timing in ordered]
 
     def close(self) -> None:
-        """Closes the file; the store goes on in memory if it is used again."""
+        """Close the file; if it is used again, the store goes on in memory."""
         with self._lock:
             self._give_up_file()
 
@@ -146,7 +146,7 @@ class TimingStore:
     # The file ------------------------------------------------------------------------------------
 
     def _open(self, path: Path) -> None:
-        for attempt in range(3):  # another process may put a damaged file in the place of one
+        for attempt in range(3):  # another process may replace a file by a damaged one
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._identity = _identity(path)
@@ -164,7 +164,7 @@ class TimingStore:
                     return
 
     def _move_aside(self, error: Exception) -> bool:
-        """Renames the file to NAME.corrupt-N, and its journal with it; says so. False where it
+        """Rename the file and its journal to NAME.corrupt-N, with a warning. Returns False if it
         cannot be renamed.
         """
         assert self._path is not None
@@ -196,14 +196,14 @@ class TimingStore:
         _warn(f"the timing store {self._path} {what}; timings are kept in memory only")
 
     def _failed(self, error: sqlite3.Error, *, writing: bool) -> bool:
-        """Deals with an error in an open file. Whether to try again (with a new file)."""
+        """Handle an error of an open file; return whether to try again (with a new file)."""
         if _code(error) in _DAMAGED:
             assert self._path is not None
             if self._move_aside(error):
                 self._open(self._path)
                 return self._writable
         if writing:
-            self._writable = False  # what is in the file can still be read
+            self._writable = False  # the file can still be read
         else:
             self._give_up_file()
         self._warn(f"cannot be {'written' if writing else 'read'} any more ({_reason(error)})")
@@ -221,7 +221,7 @@ class TimingStore:
             return []
         found = []
         for *target, key, text in rows:
-            # A row that nobody can read counts as not timed: it is timed again.
+            # A row that cannot be read counts as not timed, so that it is timed again.
             with contextlib.suppress(ValueError):
                 found.append((Target(*target), key, Timing.from_dict(json.loads(text))))
         return found
@@ -248,11 +248,11 @@ class TimingStore:
 
 
 class _NewerSchemaError(Exception):
-    """The file has a schema from the future."""
+    """The file's schema is of a newer version of xrl_jax."""
 
 
 class _ForeignFileError(Exception):
-    """The file is a database, but none of ours."""
+    """The file is a database of another program, or its pages are damaged."""
 
 
 _SAME_TARGET = "device = ? AND cpu = ? AND threads = ? AND versions = ? AND flags = ?"
@@ -271,9 +271,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _connect(path: Path, timeout: float) -> sqlite3.Connection:
-    """Opens or creates the database. SQLite's own waiting does not cover the switch to the
-    write-ahead log, which several processes may try at once on a new file: hence the second loop
-    around it.
+    """Open or create the database.
+
+    SQLite's own waiting does not cover the switch to the write-ahead log, which several processes
+    may try at once on a new file; hence the loop around it.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -299,12 +300,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if not empty and value("application_id") != APPLICATION_ID:
         raise _ForeignFileError("it is a database of another program")
-    # The write-ahead log: readers beside one writer, and what a killed writer left is ignored.
+    # The write-ahead log allows readers beside one writer, and ignores a killed writer's remains.
     value("journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     if empty:
         with _transaction(connection):
-            if value("user_version") == 0:  # nobody else was first
+            if value("user_version") == 0:  # no other process was first
                 connection.execute(_TABLE)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -326,7 +327,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _code(error: BaseException) -> int:
-    """SQLite's primary result code of an error, -1 where it has none."""
+    """Return SQLite's primary result code of an error, or -1 if it has none."""
     code = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else code & 0xFF
 

@@ -1,4 +1,4 @@
-"""Results of searches, kept beside the timing store; never a reason to fail."""
+"""Results of searches, kept next to the timing store; a file that fails is never an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xrl_jax.runtime.files import replacing
 
 
 def read_kept(path: Path) -> str | None:
-    """The text; None where there is no such file, or none that can be read, which is said."""
+    """Return the text of a file, or None if it is absent or (with a warning) cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -20,8 +20,10 @@ def read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write the file, its folder with it; a process that is killed leaves the old one. Where it
-    cannot be written (a full disk, no permission), that is said, and nothing is kept.
+    """Write a text file and, if need be, its folder; a process that is killed leaves the old file
+    intact.
+
+    If it cannot be written (a full disk, no permission), nothing is kept, and there is a warning.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a timing depends on besides the program that was timed."""
+"""The target of a timing: everything it depends on besides the program that was timed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from xrl_jax.libraries.registry import versions
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where a program runs: what a timing depends on besides the program. The second half of a
-    store's key.
+    """Where a program runs: everything a timing depends on besides the program. The second half of
+    a store's key.
     """
 
     device: str  # kind, as the backend names it, e.g. "cpu"
@@ -28,14 +28,14 @@ class Target:
 
     @property
     def platform(self) -> str:
-        """JAX's name of it: "cpu", "gpu" or "tpu"."""
+        """JAX's name of the platform: "cpu", "gpu" or "tpu"."""
         if self.device == "cpu":
             return "cpu"
         return "tpu" if self.device.startswith("TPU") else "gpu"
 
 
 def target_here() -> Target:
-    """Describes the machine this process runs on. Starts JAX's backend."""
+    """Return the target that this process runs on. Starts JAX's backend."""
     device = jax.devices()[0]
     platform_version = " ".join(str(device.client.platform_version).split())
     libraries = f"jax {jax.__version__} jaxlib {jaxlib.version.__version__}"
@@ -55,7 +55,7 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What was measured of a function, and how sure one can be of it.
+"""Timings of functions and their ratios, with confidence intervals.
 
 Medians and order statistics are used throughout, since the noise has one long tail.
 """
@@ -18,11 +18,10 @@ STATUSES = ("ok", "failed", "timeout", "killed")
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What was measured of one function; all times in seconds per call.
+    """The measurement of one function; all times in seconds per call.
 
-    A timing that did not come about has status "failed" (an error was raised), "timeout" or
-    "killed" (the process died), the reason in `error`, and infinite `seconds`, so that no search
-    prefers it.
+    A failed timing has status "failed" (an error was raised), "timeout" or "killed" (the process
+    died), the reason in `error`, and infinite `seconds`, so that no search prefers it.
     """
 
     seconds: float  # median
@@ -35,8 +34,8 @@ class Timing:
     error: str = ""
     relative: float | None = None  # seconds / seconds of the reference, interleaved with it
     reference: str = ""  # key of that reference
-    # The load, where there was no reference: seconds that the worker's reference kernel took for a
-    # multiplication and an addition, interleaved. Timings are normalised by it.
+    # The machine's load, if there was no reference: seconds that the worker's reference kernel,
+    # interleaved, took for one multiplication and addition. Timings are normalised by it.
     reference_seconds: float | None = None
 
     @property
@@ -45,11 +44,11 @@ class Timing:
 
     @classmethod
     def without(cls, status: str, error: str, **fields: Any) -> Timing:
-        """The timing of something that could not be timed."""
+        """Return the timing of something that could not be timed."""
         return cls(math.inf, math.inf, math.inf, status=status, error=error, **fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, fit for strict JSON: infinite times become None."""
+        """Return plain values, fit for strict JSON: infinite times become None."""
         values = dataclasses.asdict(self)
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -58,8 +57,8 @@ class Timing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Timing:
-        """The inverse of `as_dict`. Unknown names are ignored; ValueError if the rest is not a
-        timing.
+        """Return the timing that `as_dict` made `values` of. Unknown names are ignored; raises
+        ValueError if the rest is not a timing.
         """
         try:
             status = str(values["status"])
@@ -86,11 +85,11 @@ def _finite_or_inf(value: Any) -> float:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Median of `samples` and a distribution-free 95 % interval for the true median.
+    """Return the median of `samples` and a distribution-free 95 % interval for the true median.
 
-    The number of samples below the median is Binomial(n, 1/2), so [x_(k), x_(n+1-k)] holds it with
-    probability 1 - 2 P(B < k); k is the largest that keeps 95 %. Of fewer than six samples that is
-    the whole range. Source: Conover, Practical Nonparametric Statistics, 3.2.
+    The number of samples below the median is Binomial(n, 1/2), so [x_(k), x_(n+1-k)] contains it
+    with probability 1 - 2 P(B < k); k is the largest that keeps 95 %. For fewer than six samples
+    the interval is their whole range. Source: Conover, Practical Nonparametric Statistics, 3.2.
     """
     ordered = np.sort(np.asarray(samples, np.float64))
     n = ordered.size
@@ -109,7 +108,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How many times longer one thing takes than another, with a 95 % interval [low, high]."""
+    """How many times longer one function takes than another, with a 95 % interval [low, high]."""
 
     value: float
     low: float
@@ -123,7 +122,7 @@ def paired_ratio(
     rng: np.random.Generator,
     resamples: int = 2000,
 ) -> Ratio:
-    """Ratio of two times from samples taken in the same rounds: exp(median(log a_i / b_i)).
+    """Return the ratio of two times from samples of the same rounds: exp(median(log a_i / b_i)).
 
     The logarithm makes paired_ratio(a, b) the exact inverse of paired_ratio(b, a). The interval is
     the percentile bootstrap over rounds (Efron and Tibshirani, An Introduction to the Bootstrap,
@@ -135,7 +134,7 @@ def paired_ratio(
             f"paired samples must be two non-empty lists of one length, got {a.shape} and {b.shape}"
         )
     logs = np.log(a) - np.log(b)
-    # In slices, so that many rounds do not need resamples x rounds numbers at once.
+    # In slices, so that many rounds do not need resamples x rounds values in memory at once.
     step = max(1, 1_000_000 // logs.size)
     medians = np.concatenate(
         [
@@ -151,11 +150,11 @@ def paired_ratio(
 
 
 def timing_of(samples: Sequence[float], **fields: Any) -> Timing:
-    """The Timing that `samples` (seconds per call) amount to."""
+    """Return the Timing of `samples` (seconds per call)."""
     seconds, low, high = median_interval(samples)
     return Timing(seconds, low, high, repeats=len(samples), **fields)
 
 
 def error_text(error: BaseException, *, limit: int = 2000) -> str:
-    """The error in one string, cut to `limit` characters from its start."""
+    """Return the error's type and message, cut to `limit` characters."""
     return f"{type(error).__name__}: {error}"[:limit]

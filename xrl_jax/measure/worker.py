@@ -1,7 +1,7 @@
-"""A second process that compiles and times artifacts, so that what crashes, hangs or runs out of
-memory costs itself only.
+"""A second process that compiles and times artifacts, so that a job that crashes, hangs or runs out
+of memory harms no other.
 
-This is the side of the caller; `worker_process` is what runs at the other end of the pipes.
+This is the caller's side; `worker_process` runs at the other end of the pipes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _LostError(Exception):
 
 
 class Worker:
-    """Times jobs in a process of its own, which is started at the first need and again after each
+    """Times jobs in a process of its own, which is started when first needed and again after each
     loss.
 
-    May be used from several threads, which take turns job by job. Use as a context manager, or call
-    `close`.
+    It may be used from several threads, which take turns job by job. Use it as a context manager,
+    or call `close`.
     """
 
     def __init__(self, *, start_timeout: float = 120.0):
@@ -58,13 +58,15 @@ class Worker:
         timeout: float = 60.0,
         progress: Callable[[int, Timing], None] | None = None,
     ) -> list[Timing]:
-        """One Timing per job, in order. A job that fails, crashes the worker or takes longer than
-        `timeout` seconds (making it ready included) has that as its status, and the next goes on in
-        a new worker.
+        """Return one Timing per job, in order.
+
+        If a job fails, crashes the worker or takes longer than `timeout` seconds (compiling and
+        warm-up included), its timing's status says so, and the next job runs in a new worker if the
+        old one is lost.
 
         With `reference`, each job is timed in turn with it, and Timing.relative says how many times
-        longer the job takes; None where either of them could not be timed. `progress(index,
-        timing)` is called after each job. Raises WorkerError where no worker can be started.
+        longer the job takes; None if either of them could not be timed. `progress(index, timing)`
+        is called after each job. Raises WorkerError if no worker can be started.
         """
         timings: list[Timing] = []
         for index, job in enumerate(jobs):
@@ -84,18 +86,18 @@ class Worker:
 
     @property
     def target(self) -> Target:
-        """What the worker runs on, for the store; no backend is started in this process for it."""
+        """The worker's target, for the store; this process starts no backend to find it out."""
         return Target(**self._started()["target"])
 
     @property
     def pid(self) -> int | None:
-        """Process id of the worker, None while none runs."""
+        """Process id of the worker; None while none runs."""
         process = self._process
         return None if process is None else process.pid
 
     def close(self) -> None:
-        """Ends the process; waits for another thread's current job. The worker starts again if it
-        is used again.
+        """End the process, after waiting for another thread's current job. The worker starts again
+        if it is used again.
         """
         with self._lock:
             self._end()
@@ -109,8 +111,8 @@ class Worker:
     def _time(
         self, job: Job, reference: Job | None, seconds: float, timeout: float
     ) -> tuple[Timing, Job | None]:
-        """The job's timing, and the reference unless that turned out not to run."""
-        for _ in range(3):  # a worker lost between the two questions has lost its reference
+        """Return the job's timing, and the reference, or None if that turned out not to run."""
+        for _ in range(3):  # a worker lost between the two requests has lost its reference
             header = {"do": "time", **_described(job, seconds)}
             if reference is not None:
                 header["reference"] = {"identity": reference.identity, "key": reference.key}
@@ -127,7 +129,7 @@ class Worker:
         return lost, reference
 
     def _ask(self, header: dict[str, Any], body: bytes, timeout: float) -> dict[str, Any]:
-        """The worker's answer; where it is lost on the way, an answer that says so."""
+        """Return the worker's answer, or, if the worker is lost, an answer that says so."""
         self._started()
         try:
             answer = self._exchange(header, body, timeout)
@@ -138,7 +140,7 @@ class Worker:
         return answer
 
     def _started(self) -> dict[str, Any]:
-        """The greeting of the running worker, which is started if need be."""
+        """Return the greeting of the running worker; start the worker if need be."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()
@@ -161,7 +163,7 @@ class Worker:
             raise WorkerError(
                 "no timing worker can be started: sys.executable, the interpreter, is not set"
             )
-        self._end()  # what an interrupted start has left
+        self._end()  # the remains of an interrupted start
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the worker runs)
         try:
             self._process = subprocess.Popen(
@@ -178,13 +180,13 @@ class Worker:
             raise WorkerError(f"no timing worker can be started: {error}") from error
 
     def _exchange(self, header: dict[str, Any], body: bytes, timeout: float) -> dict[str, Any]:
-        """Sends a frame and waits for the answer. _LostError where the process ends first or is
+        """Send a frame and wait for the answer. Raises _LostError if the process ends first or is
         stopped after `timeout` seconds.
         """
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        # Whoever takes the token decides: the answer, or the timer, which must not kill a worker
-        # that has answered.
+        # The first to take the token decides: this thread, once it has the answer, or the timer,
+        # which must not kill a worker that has answered.
         token = threading.Semaphore(1)
         late = threading.Event()
 
@@ -212,13 +214,13 @@ class Worker:
                 "killed", f"the worker process ended with {_ending(returncode)}{said}"
             ) from None
         except BaseException:
-            self._end()  # interrupted: the next thing it says would be the answer to this question
+            self._end()  # interrupted: its next answer would be the one to this request
             raise
         finally:
             timer.cancel()
 
     def _last_words(self) -> str:
-        """The end of what the worker wrote to its standard error."""
+        """Return the end of what the worker wrote to its standard error."""
         if self._log is None:
             return ""
         size = self._log.seek(0, os.SEEK_END)
@@ -233,7 +235,7 @@ class Worker:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    with contextlib.suppress(OSError):  # what was not written yet has no reader
+                    with contextlib.suppress(OSError):  # unwritten data has no reader
                         stream.close()
         if self._log is not None:
             self._log.close()
@@ -261,7 +263,7 @@ def _ending(returncode: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with what was set by jax.config in it as well."""
+    """Return this process's environment, with the settings made through jax.config added."""
     environment = dict(os.environ)
     package_root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -270,8 +272,8 @@ def _environment() -> dict[str, str]:
     platforms = getattr(jax.config, "jax_platforms", None)
     if platforms:
         environment["JAX_PLATFORMS"] = platforms
-    # An artifact states its types; this lets it have 64-bit ones whatever the flag is in the thread
-    # that asks.
+    # An artifact states its types; this allows 64-bit ones whatever the flag is in the thread that
+    # submits it.
     environment["JAX_ENABLE_X64"] = "True"
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the parent uses the device as well
     for name in ("JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_DISABLE_JIT", "JAX_LOG_COMPILES"):

@@ -1,8 +1,9 @@
 """The process at the other end of `worker.Worker`: compiles artifacts, times them, answers.
 
-The two speak in frames over two pipes: a header in JSON and raw bytes, each after its length, never
-pickle. This process keeps private copies of the pipes' descriptors, so that what a library prints
-cannot get between the frames. It ends when its parent does, even in the middle of a job.
+The two processes exchange frames over two pipes: a header in JSON and raw bytes, each preceded by
+its length, never pickle. This process keeps private copies of the pipes' descriptors, so that
+output printed by a library cannot get between the frames. It ends when its parent does, even in the
+middle of a job.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from xrl_jax.runtime.memory import give_back
 
 MIN_ROUNDS = 5
 MAX_ROUNDS = 200
-TURN_SECONDS = 2e-4  # short functions are called in a row for about as long
+TURN_SECONDS = 2e-4  # short functions are called in a row for about this long
 KEPT_REFERENCES = 4
-KEPT_BYTES = 1 << 30  # of them all; the last is kept whatever it takes
+KEPT_BYTES = 1 << 30  # of all references; the last one is kept whatever its size
 REFERENCE_CALLS = 4
-REFERENCE_SECONDS = 1e-4  # of one call, at least
+REFERENCE_SECONDS = 1e-4  # least time of one call
 REFERENCE_SIZES = (256, 512, 1024, 2048, 4096)
 OVERHEAD_SECONDS = 0.15  # spent on timing the overhead of a call
 _LENGTHS = struct.Struct("!IQ")
@@ -53,7 +54,7 @@ def write_frame(stream: IO[bytes], header: dict[str, Any], body: bytes = b"") ->
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    """The next (header, body). EOFError where the stream ends, also within a frame."""
+    """Return the next (header, body). Raises EOFError if the stream ends, also within a frame."""
 
     def exactly(size: int) -> bytes:
         data = stream.read(size)
@@ -75,17 +76,17 @@ class _Timed:
 
 @dataclasses.dataclass
 class _Ready(_Timed):
-    """A job to time."""
+    """A job that is ready to be timed."""
 
     compile_seconds: float
     hlo_hash: str
-    same: tuple[str, ...]  # equal for functions that need be timed only once
-    n_bytes: int  # of inputs, and of constants: theirs, the compiled code's and those of its HLO
+    same: tuple[str, ...]  # key, equal for jobs of which only one need be timed
+    n_bytes: int  # of inputs; and of constants 3 times: here, in HLO and in compiled code
 
 
 @dataclasses.dataclass
 class _ReferenceKernel(_Timed):
-    """What jobs without a reference are timed in turn with."""
+    """The kernel that jobs without a reference are timed in turn with."""
 
     multiplications: int  # in a call
 
@@ -106,8 +107,8 @@ class _Server:
             if header["do"] == "hello":
                 overhead = _overhead()
                 self._reference_kernel = _reference_kernel()
-                # What JAX has made by now stays: collecting garbage before each job would walk all
-                # of it, for about as long as a job takes.
+                # JAX's objects up to now are kept for good: the garbage collection before each job
+                # would traverse all of them, which takes about as long as a job.
                 gc.freeze()
                 target = dataclasses.asdict(target_here())
                 return {"overhead_seconds": overhead, "target": target}
@@ -156,7 +157,7 @@ class _Server:
                 min_rounds=MIN_ROUNDS,
                 max_rounds=MAX_ROUNDS,
                 rng=np.random.default_rng(0),
-                # The reference kernel leaves the caches to the job.
+                # The reference kernel leaves most of the caches to the job.
                 warm_caches=named is not None,
             )
             timing = timing_of(samples["job"], hlo_hash=ready.hlo_hash)
@@ -177,10 +178,10 @@ class _Server:
         )
 
     def _ready(self, header: dict[str, Any], artifact: bytes) -> _Ready:
-        """Compiles and warms an artifact. Raises what JAX raises."""
+        """Compile and warm up an artifact. Raises what JAX raises."""
         self._compiled += 1
         if self._compiled % 50 == 0:
-            jax.clear_caches()  # what JAX keeps of an artifact's trace is never looked up again
+            jax.clear_caches()  # an artifact's trace is never looked up again
         make_known([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
         try:
             exported = jax.export.deserialize(bytearray(artifact))
@@ -212,7 +213,7 @@ class _Server:
         _, warm = warm_up(run)
         calls = header["launches"] or calls_per_turn(warm, TURN_SECONDS)
         text_hash = hlo_hash(compiled.as_text() or artifact.hex())
-        # Options belong to it: some change the machine code and not the HLO.
+        # Options are part of the key: some change the generated code and not the HLO.
         same = (
             text_hash,
             str([(aval.shape, str(aval.dtype)) for aval in avals]),
@@ -241,7 +242,7 @@ def _warm(fn: Callable[..., Any], *args: Any) -> _Timed:
 
 
 def _overhead() -> float:
-    """Seconds per call of a compiled addition of eight numbers: what any call costs."""
+    """Return the seconds per call of a compiled addition of eight elements: what any call costs."""
     little = _warm(lambda x: x + 1, random_input(jax.ShapeDtypeStruct((8,), np.float32)))
     samples = interleave(
         {"little": little.run},
@@ -256,8 +257,10 @@ def _overhead() -> float:
 
 
 def _reference_kernel() -> _ReferenceKernel:
-    """A product of two square matrices, as small as takes a while: little memory, several times in
-    a row, so that it takes the same after a job that has emptied the caches.
+    """Return a product of two square matrices, the smallest that takes `REFERENCE_SECONDS`.
+
+    It uses little memory and is called several times in a row, so that it takes the same time after
+    a job that has evicted the caches.
     """
     for size in REFERENCE_SIZES:
         x, w = (
@@ -270,7 +273,9 @@ def _reference_kernel() -> _ReferenceKernel:
 
 
 def _device_works() -> bool:
-    """Whether the device still computes: after some faults a process cannot use a GPU any more."""
+    """Return whether the device still computes: after some faults a process cannot use a GPU any
+    more.
+    """
     try:
         return bool(np.asarray(jax.device_put(np.ones(8, np.float32)) + 1).sum() == 16.0)
     except Exception:

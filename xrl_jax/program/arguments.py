@@ -1,4 +1,4 @@
-"""Arguments of functions as flat arrays and a structure that holds all else."""
+"""Function arguments as a flat list of arrays and a tree structure that holds everything else."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import numpy as np
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """An argument leaf that is no array (a string, a function), or a number that the function must
-    know while it is traced: part of the tree structure, not of the leaves.
+    """An argument leaf that is part of the tree structure instead of the leaves.
+
+    It is not an array (a string, a function), or it is a Python scalar whose value the function
+    needs while it is traced.
     """
 
     value: Any
 
 
 def is_array_like(leaf: Any) -> bool:
-    """Whether JAX traces this leaf: an array, what has a shape and a dtype, or a number."""
-    if isinstance(leaf, (type, np.dtype)):  # NumPy's scalar types have both attributes, too
+    """Return whether JAX traces this leaf: a Python scalar, or anything with shape and dtype."""
+    if isinstance(leaf, (type, np.dtype)):  # NumPy's scalar types have both attributes too
         return False
     return isinstance(leaf, (bool, int, float, complex)) or (
         hasattr(leaf, "shape") and hasattr(leaf, "dtype")
@@ -30,26 +32,24 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def flatten_args(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Array leaves of `(args, kwargs)` and the tree structure, which holds every other leaf as a
-    `Static`.
+    """Flatten `(args, kwargs)` into array leaves and a tree structure.
 
-    The structure is the one of `Program.in_tree`; two calls agree in it only when their static
-    leaves are equal.
+    The structure holds every other leaf as a `Static`. It is that of `Program.in_tree`; two calls
+    have the same structure only if their static leaves are equal.
     """
     wrapped = jax.tree.map(lambda x: x if is_array_like(x) else Static(x), (args, kwargs))
     return jax.tree.flatten(wrapped)
 
 
 def flatten_as(tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """`flatten_args`, numbers held static where the structure `tree` of such arguments has them
-    so.
-    """
+    """Flatten as `flatten_args`, with those scalars static that are static in `tree`."""
     return flatten_args(*hold_static(static_numbers(tree), args, kwargs))
 
 
 def static_numbers(tree: Any) -> frozenset[int]:
-    """The places of the numbers that a structure of arguments holds static, among all leaves that
-    the arguments have for JAX.
+    """Return the positions of the scalars that an argument structure holds as static.
+
+    Positions count all leaves that the arguments have in JAX.
     """
     wrapped = jax.tree.unflatten(tree, [object()] * tree.num_leaves)
     leaves = jax.tree.leaves(wrapped, is_leaf=lambda x: isinstance(x, Static))
@@ -61,7 +61,7 @@ def static_numbers(tree: Any) -> frozenset[int]:
 def hold_static(
     places: Collection[int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the leaves at these places static."""
+    """Return the arguments with the leaves at these positions wrapped as `Static`."""
     if not places:
         return args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -70,7 +70,7 @@ def hold_static(
 
 
 def unflatten_args(tree: Any, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`(args, kwargs)` from what `flatten_args` returned."""
+    """Return `(args, kwargs)` from the result of `flatten_args`."""
     wrapped = jax.tree.unflatten(tree, leaves)
     return jax.tree.map(
         lambda x: x.value if isinstance(x, Static) else x,

@@ -1,4 +1,4 @@
-"""Whether the graphs of a program fit together: calls, arguments, weights, numbers of results."""
+"""Consistency of the graphs of a program: calls, arguments, weights, numbers of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xrl_jax.program.program import Body, Program
 
 
 def _n_inputs(program: Program, call: Call) -> int | None:
-    """How many operands the call's bodies take; None where their numbers of inputs do not fit."""
+    """Return how many operands the call takes; None if its bodies' inputs are inconsistent."""
     n_in = [len(program.bodies[b].in_avals) for b in call.bodies]
     params = call.equation.params if call.equation is not None else {}
     if call.kind == "while":
@@ -35,7 +35,7 @@ _N_BODIES: Mapping[str, int | None] = MappingProxyType(
 
 
 def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
-    """Calls of a graph that may run bodies 0 to `callable_bodies - 1`."""
+    """Check the calls of a graph that may call bodies 0 to `callable_bodies - 1`."""
     for slot in view.live:
         node = view.nodes[slot]
         binding = call_of(node, program.bindings)
@@ -61,7 +61,7 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
 
 
 def _check_inline(view: View, slot: int, body: Body) -> None:
-    """Operands and results of an inlined body have the types that the body has."""
+    """Check that operands and results of an inline call have the types of its body."""
     for i, a in enumerate(flat_operands(view.nodes, view.nodes[slot])):
         if not matches(view.nodes[a], body.in_avals[i]):
             view.fail(slot, f"operand {i} is %{a}, its body takes {aval_type(body.in_avals[i])}")
@@ -97,10 +97,10 @@ def _check_inputs(
 
 
 def check_program(program: Program, *, lowerings: Mapping[str, int] | None = None) -> None:
-    """Nothing, if all graphs are well formed and fit together.
+    """Check that all graphs are well formed and fit together.
 
     Raises:
-      GraphError: as `check`; names the graph as well.
+      GraphError: as for `check`; the message names the graph too.
     """
     if len(program.weights) != len(program.in_avals):
         raise GraphError(

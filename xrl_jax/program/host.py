@@ -1,8 +1,8 @@
-"""Programs on the host while a front end makes them: lists of nodes, before they become arrays.
+"""Programs on the host while a front end builds them: lists of nodes, before they become arrays.
 
-`HostProgram` is what tracing and folding work on; `assemble` turns it into the graphs and bodies of
-a `Program`: it drops dead code, finds out which body inputs are weights, counts how often a body
-runs, and leaves out what nothing refers to.
+Tracing and folding work on a `HostProgram`. `assemble` turns it into the graphs and bodies of a
+`Program`: it removes dead code, unused bodies and unused bindings, finds out which body inputs are
+weights, and counts how often each body runs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands, is_pinned
 from xrl_jax.program.program import Body, Program
 
-# How often the condition and the body of a while loop run: nobody knows, and a loop that pays runs
-# more than a few times.
+# How often the condition and the body of a while loop run: an assumption, since the number is not
+# known; a worthwhile loop runs more than a few times.
 WHILE_COUNT = 8.0
 
 
@@ -61,7 +61,7 @@ class HostProgram:
 
 
 class Bindings:
-    """A list of bindings that grows; equal ones share an index where they can be compared."""
+    """A growing list of bindings; equal ones share an index where they can be compared."""
 
     def __init__(self, start: Sequence[Binding] = ()) -> None:
         self.rows: list[Binding] = []
@@ -71,7 +71,7 @@ class Bindings:
             self.rows.append(binding)
 
     def add(self, binding: Binding) -> int:
-        """The index of a binding equal to this one."""
+        """Return the index of a binding equal to this one, appending it if necessary."""
         key = _key(binding)
         if key not in self._index:
             self._index[key] = len(self.rows)
@@ -80,7 +80,10 @@ class Bindings:
 
 
 def _key(binding: Binding) -> Any:
-    """Equal keys mean equal bindings; arrays and unhashable parameters equal only themselves."""
+    """Return a key of a binding: equal keys mean equal bindings.
+
+    Arrays and bindings with unhashable parameters are equal only to themselves.
+    """
     if isinstance(binding, Input):
         return ("input", binding.position)
     if isinstance(binding, Array):
@@ -93,7 +96,7 @@ def _key(binding: Binding) -> Any:
     equation = binding.equation if isinstance(binding, Call) else binding
     assert equation is not None
     params, bodies = equation.params, ()
-    if isinstance(binding, Call):  # the bodies say what the jaxprs say
+    if isinstance(binding, Call):  # the bodies stand for the jaxprs
         bodies = binding.bodies
         params = {k: v for k, v in params.items() if k not in CONTROL_FLOW[binding.kind]}
     key = (
@@ -110,13 +113,13 @@ def _key(binding: Binding) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype in `ops.DTYPES`; "extended" for those the table does not have."""
+    """Return the name of a dtype in `ops.DTYPES`; "extended" if the table does not have it."""
     name = getattr(dtype, "name", str(dtype))
     return name if name in ops.DTYPE_CODE else "extended"
 
 
 def exact_float32(value: np.ndarray) -> float | None:
-    """The scalar as a float32 that says it exactly, or None; NaN and subnormals are not trusted."""
+    """Return the scalar if float32 holds it exactly; None otherwise, and for NaN and subnormals."""
     if value.dtype.kind == "c":
         return None
     narrow = np.asarray(value).astype(np.float32)
@@ -130,14 +133,14 @@ def exact_float32(value: np.ndarray) -> float | None:
 
 
 def struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and weak type of an abstract value or array."""
+    """Return shape, dtype and weak type of an abstract value or array."""
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
     )
 
 
 def source_key(node: Node) -> Any:
-    """Equal for sources that are the same value."""
+    """Return a key that is equal for sources with the same value."""
     bits = np.float32(node.value).tobytes()
     return (node.op, node.attrs, node.shape, node.dtype, bits, node.ref)
 
@@ -149,11 +152,13 @@ def held(
     types: Sequence[tuple[tuple[int, ...], str]],
     after: int | None = None,
 ) -> tuple[int, list[int]]:
-    """Append an `opaque` or `call` node whose results have these shapes and dtypes; returns where
-    it is, and where its results are: the node itself, or its projections.
+    """Append an `opaque` or `call` node whose results have these shapes and dtypes.
 
     Args:
       node, operands, after: as for `operands.attach`.
+
+    Returns:
+      The index of the node, and the indices of its results: the node itself, or its projections.
     """
     if len(types) == 1:
         ((shape, dtype),) = types
@@ -167,12 +172,12 @@ def held(
 
 
 def called(nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]) -> list[int]:
-    """Append a call of a body that gives results like `made`; returns where they are."""
+    """Append a call of a body with results like `made`; return the indices of the results."""
     return held(nodes, Node("call", ref=ref), operands, [(n.shape, n.dtype) for n in made])[1]
 
 
 def live(graph: HostGraph) -> HostGraph:
-    """The graph without what no output and no pinned node depends on, in the same order."""
+    """Return the graph without nodes that no output or pinned node depends on; order is kept."""
     needed = [False] * len(graph.nodes)
     for o in graph.outputs:
         needed[o] = True
@@ -190,7 +195,7 @@ def live(graph: HostGraph) -> HostGraph:
 def weight_only(
     graph: HostGraph, inputs: Sequence[bool], bindings: Sequence[Binding]
 ) -> list[bool]:
-    """For every node, whether it depends on nothing but constants and inputs that are weights."""
+    """Return, for each node, whether it depends only on constants and weight inputs."""
     known: list[bool] = []
     for node in graph.nodes:
         position = position_of(node, bindings)
@@ -202,11 +207,13 @@ def weight_only(
 
 
 def call_sites(call: Call, flags: Sequence[bool]) -> list[tuple[int, float, list[bool]]]:
-    """What a call means for each of its bodies: (body, runs for one run of the caller, which inputs
-    are weights).
+    """Return how a call uses each of its bodies.
 
     Args:
-      flags: for each operand of the call node, whether it depends on weights alone.
+      flags: for each operand of the call node, whether it is weight-only.
+
+    Returns:
+      For each body: (body, runs per run of the caller, which inputs are weights).
     """
     if call.equation is None:
         return [(call.bodies[0], 1.0, list(flags))]
@@ -235,12 +242,12 @@ def _argument(node: Node, *, is_weight: bool) -> Node:
 
 
 def _mark_weights(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgram, list[float]]:
-    """Which inputs are weights, in every graph, and how often each body runs."""
+    """Mark the weight inputs of all graphs; return also how often each body runs."""
     graphs = [host.main, *host.bodies]
     inputs: list[list[bool]] = [list(weights)] + [[True] * len(b.in_avals) for b in host.bodies]
     counts = [1.0] + [0.0] * len(host.bodies)
-    # Bodies stand before their callers, so callers are visited from the end: all sites of a body
-    # are known when it comes.
+    # Bodies come before their callers, so graphs are visited from the end: all call sites of a body
+    # are known when the body is reached.
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         known = weight_only(graphs[g], inputs[g], host.bindings)
         for node in graphs[g].nodes:
@@ -262,7 +269,7 @@ def _mark_weights(host: HostProgram, weights: Sequence[bool]) -> tuple[HostProgr
 
 
 def _prune(host: HostProgram) -> HostProgram:
-    """Without dead code, bodies that nothing calls and bindings that nothing refers to."""
+    """Return the program without dead code, uncalled bodies and unreferenced bindings."""
     graphs = [live(host.main), *(live(b) for b in host.bodies)]
     called: set[int] = set()
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
@@ -297,10 +304,10 @@ def assemble(
     fn: Any,
     weak_outputs: Sequence[int] = (),
 ) -> Program:
-    """The program of a host program.
+    """Return the program of a host program.
 
     Args:
-      weights: for every flat argument, whether it stays the same between calls.
+      weights: for each flat argument, whether it stays the same between calls.
       in_tree, out_tree, fn, weak_outputs: as in `Program`.
     """
     host, counts = _mark_weights(_prune(host), weights)
@@ -323,7 +330,7 @@ def assemble(
 
 
 def reassemble(program: Program, host: HostProgram) -> Program:
-    """The program with the graphs and bindings of another host program."""
+    """Return the program with its graphs and bindings replaced by those of `host`."""
     return assemble(
         host,
         program.weights,
@@ -335,7 +342,7 @@ def reassemble(program: Program, host: HostProgram) -> Program:
 
 
 def disassemble(program: Program) -> HostProgram:
-    """The host program of a program, in trace order where its graphs are as they were traced."""
+    """Return the host program of a program, in trace order if its graphs are still as traced."""
 
     def host_graph(graph: graph_lib.TensorGraph, in_avals: Any, name: str) -> HostGraph:
         nodes, outputs, slots = graph_lib.nodes_of(graph)

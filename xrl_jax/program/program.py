@@ -1,11 +1,11 @@
-"""A program: a main graph, folded bodies, what their nodes refer to on the host, and how it runs.
+"""A program: a main graph, folded bodies, the host objects that nodes refer to, and evaluation.
 
-The graphs are arrays and are rewritten inside jit; the bindings never change while a program is
+The graphs are arrays and are rewritten inside jit. The bindings never change while a program is
 optimised, so a rewritten program is the old one with other graphs (`with_graphs`).
 
-To run, each node becomes lax code through its chosen lowering, in the order of `nodes_of`.
-Equations the op table cannot say are bound again as they were; folded bodies are inlined, or put
-into the control flow they came from.
+For evaluation, each node becomes lax code through its chosen lowering, in the order of `nodes_of`.
+Equations that the op table cannot express are bound again unchanged; folded bodies are inlined, or
+traced into the control flow that they came from.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from xrl_jax.runtime.settings import own_settings
 
 @dataclass(frozen=True)
 class Body:
-    """A graph that runs `count` times for one run of the program (an estimate for while loops and
-    branches).
+    """A graph that runs `count` times per run of the program.
+
+    `count` is an estimate for while loops and branches.
     """
 
     graph: TensorGraph
@@ -54,22 +55,22 @@ class Body:
 
 @dataclass(frozen=True, eq=False)  # arrays are not comparable; `jax.jit` asks for a hash
 class Program:
-    """What `from_jax` returns and searches rewrite; two are equal where they are one object.
+    """A program as returned by `from_jax` and rewritten by searches; equality is identity.
 
     Attributes:
       graph: the main graph; nodes `input` and `weight` refer to `Input(position)` among the flat
         arguments.
       bodies: folded bodies, callees before callers.
-      bindings: what `ref` of any node of any graph indexes.
+      bindings: indexed by the `ref` of the nodes of all graphs.
       in_avals: shape and dtype of every flat argument.
       weights: for every flat argument, whether it stays the same between calls.
-      in_tree: structure of `(args, kwargs)` as `flatten_args` gives it.
+      in_tree: structure of `(args, kwargs)` as returned by `flatten_args`.
       out_tree: structure of the result.
       n_outputs: number of flat results.
-      fn: the traced function, for derivatives and for calls of other shapes; None where there is
+      fn: the traced function, for derivatives and for calls with other shapes; None if there is
         none (a loaded program).
-      weak_outputs: positions of the flat results whose type is weak (`2 * 3.0` is; such a result
-        takes on the dtype of what it is combined with).
+      weak_outputs: positions of the flat results with a weak type (e.g. `2 * 3.0`; such a result
+        takes on the dtype of the value it is combined with).
     """
 
     graph: TensorGraph
@@ -94,21 +95,21 @@ class Program:
         return (1.0, *(b.count for b in self.bodies))
 
     def with_graphs(self, graphs: Sequence[TensorGraph]) -> Program:
-        """The same program with rewritten graphs, in the order of `graphs`."""
+        """Return the same program with rewritten graphs, in the order of `graphs`."""
         bodies = tuple(replace(b, graph=g) for b, g in zip(self.bodies, graphs[1:], strict=True))
         return replace(self, graph=graphs[0], bodies=bodies)
 
     def digests(self) -> np.ndarray:
-        """Content of every binding as [D, 2] uint32, for the identity hash; at least one row."""
+        """Return each binding's content as [D, 2] uint32, for the identity hash; D is positive."""
         rows = [digest(b) for b in self.bindings] or [np.zeros(2, np.uint32)]
         return np.stack(rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program as it stands, node by node through its lowerings (traceable)."""
+        """Run the program unchanged, node by node through its lowerings (traceable)."""
         return to_jax(self)(*args, **kwargs)
 
     def __str__(self) -> str:
-        """The main graph, then the bodies, with comments that say what the references are."""
+        """Return the main graph, then the bodies, with comments that explain the references."""
         blocks = [format_graph(self.graph, self.bindings, name="main")]
         for i, body in enumerate(self.bodies):
             text = format_graph(body.graph, self.bindings, name=f"body{i}")
@@ -118,10 +119,10 @@ class Program:
 
 @own_settings()
 def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
-    """The results of graph `index` of `program.graphs` on flat arguments (traceable).
+    """Return the results of graph `index` of `program.graphs` on flat arguments (traceable).
 
     Args:
-      program: nodes refer to its bindings.
+      program: its bindings are those that the nodes refer to.
       index: 0 for the main graph, i + 1 for body i.
       args: one array for each flat argument of the graph.
     """
@@ -145,7 +146,7 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
 
 
 def weakened(x: Any) -> Any:
-    """The array with a weak type; graphs do not know of these."""
+    """Return the array with a weak type, which graphs do not represent."""
     if getattr(x, "weak_type", False):
         return x
     return lax.convert_element_type_p.bind(
@@ -154,10 +155,10 @@ def weakened(x: Any) -> Any:
 
 
 def to_jax(program: Program) -> Callable[..., Any]:
-    """The program as a function with the arguments and the result structure of the traced one.
+    """Return the program as a function with the signature of the traced one.
 
     Raises (when called):
-      TypeError: the arguments have another structure than those the program was made for.
+      TypeError: the arguments do not have the structure that the program was traced with.
 
     >>> program = xrl_jax.from_jax(jnp.tanh, jnp.ones(3))
     >>> fn = xrl_jax.to_jax(program)
@@ -172,7 +173,7 @@ def to_jax(program: Program) -> Callable[..., Any]:
             raise TypeError(
                 f"the program was made for arguments of structure {program.in_tree}, got {tree}"
             )
-        leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in flat]  # numbers
+        leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in flat]  # Python scalars
         return jax.tree.unflatten(program.out_tree, evaluate(program, 0, leaves))
 
     return run
@@ -181,7 +182,7 @@ def to_jax(program: Program) -> Callable[..., Any]:
 def _value(
     program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
 ) -> Any:
-    """One node's value; a tuple for `pack` and where an equation has other than one result."""
+    """Return a node's value; a tuple for `pack` and for equations without exactly one result."""
     match binding_of(node, program.bindings):
         case Input(position):
             return args[position]
@@ -196,18 +197,21 @@ def _value(
 
 
 def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Operands of an equation: packs opened, the chain that orders effects cut off."""
+    """Return the operands of an equation.
+
+    Packs are flattened, and the link that orders effects is left out.
+    """
     return [values[i] for i in flat_operands(nodes, node)]
 
 
 def _bound(equation: Equation, operands: Sequence[Any]) -> Any:
-    """The equation's results: the array itself where there is one, else a tuple."""
+    """Return the equation's results: the array itself if there is one, else a tuple."""
     results = bind(equation, operands)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
-    """A run of folded bodies, inlined or inside the control flow of the call's equation."""
+    """Run folded bodies, inlined or inside the control flow of the call's equation."""
     if call.equation is None:
         results = evaluate(program, call.bodies[0] + 1, operands)
         return results[0] if len(results) == 1 else tuple(results)
@@ -223,7 +227,7 @@ def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
 
 
 def _trace_body(program: Program, body: int) -> Any:
-    """The closed jaxpr of a body, for the parameters of control flow."""
+    """Return the closed jaxpr of a body, for the parameters of control flow."""
     avals = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in program.bodies[body].in_avals

@@ -1,4 +1,4 @@
-"""Programs read back from their text form, which is `str(program)`."""
+"""Parses programs from their text form, which is `str(program)`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from xrl_jax.program.program import Program
 
 
 def parse_program(text: str, *, like: Program) -> Program:
-    """`like` with the graphs that `str(program)` wrote; bindings, types and tree structures stay.
+    """Return `like` with the graphs of a text written by `str(program)`.
+
+    Bindings, types and tree structures are those of `like`.
 
     Raises:
-      GraphTextError: as `parse_blocks`; or the graphs are not main, body0, ... as `like` has them.
+      GraphTextError: as for `parse_blocks`; or the graphs are not main, body0, ... as in `like`.
     """
     blocks = parse_blocks(text)
     wanted = ["main", *(f"body{i}" for i in range(len(like.bodies)))]

@@ -1,7 +1,7 @@
-"""A live view of a search: phase, best so far, candidates, measurements, time left.
+"""A live display of a search: phase, best so far, candidates, measurements, time left.
 
-On a terminal two lines are drawn over and over; elsewhere a plain line is printed now and then.
-Only the calls of the search draw, never a thread: that would disturb what is being timed.
+On a terminal two lines are redrawn; elsewhere a plain line is printed from time to time. Drawing
+happens only when the search calls, never in a thread, which would disturb timings.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from xrl_jax.report.units import count_text, seconds_text
 from xrl_jax.search.base import Progress
 
 _LINE_SECONDS = 10.0  # between plain lines
-_DRAW_SECONDS = 0.2  # between two drawings on a terminal
+_DRAW_SECONDS = 0.2  # between two updates on a terminal
 
 
 class LiveProgress:
-    """A context manager to hand to a search as its listener.
+    """A context manager that serves as the listener of a search.
 
     Args:
-      name: what is being optimised, shown in front.
-      seconds: the budget, for the bar.
-      progress: False shows nothing.
-      file: where to write; standard error by default, which leaves standard output to results.
-      clock: seconds from any start, which never go back.
+      name: name of the function or network, shown at the start of lines.
+      seconds: the budget, for the progress bar.
+      progress: whether to show anything.
+      file: the stream to write to; standard error by default, so that standard output has results
+        only.
+      clock: returns seconds since any fixed time, monotonically.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class LiveProgress:
             self._guarded(live.stop)
 
     def __call__(self, progress: Progress) -> None:
-        """Show the state of the search, unless it was shown a moment ago."""
+        """Show the progress, unless the display was updated a moment ago."""
         self._progress = progress
         if not self._shown:
             return
@@ -84,7 +85,7 @@ class LiveProgress:
             self._guarded(lambda: self._live.update(self._drawn(progress), refresh=True))
 
     def phase(self, phase: str) -> None:
-        """Show a new phase with the numbers shown last."""
+        """Show a new phase, with the other values as shown last."""
         left = max(self._seconds - (self._clock() - self._start), 0.0)
         self(replace(self._progress, phase=phase, left_seconds=left))
 
@@ -99,10 +100,10 @@ class LiveProgress:
             self._guarded(lambda: self._live.console.print(line, markup=False, highlight=False))
 
     def _guarded(self, action: Callable[[], Any]) -> None:
-        """Do it; a display that fails (closed pipe, odd encoding) falls silent for good."""
+        """Run the action; if it fails (closed pipe, odd encoding), show nothing from then on."""
         try:
             action()
-        except Exception:  # whatever a terminal comes up with, the search must go on
+        except Exception:  # whatever the terminal raises, the search must go on
             self._shown = False
             self._live = None
 
@@ -140,7 +141,7 @@ class LiveProgress:
 
 
 def _facts(progress: Progress) -> tuple[str, ...]:
-    """Phase, best so far, candidates and measurements, in words."""
+    """Return phase, best so far, candidates and measurements as text."""
     best = f"best {seconds_text(progress.best_seconds)} predicted"
     if 0 < progress.best_seconds < float("inf"):
         best += f" ({progress.start_seconds / progress.best_seconds:.2f} x)"

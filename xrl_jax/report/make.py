@@ -1,4 +1,4 @@
-"""From what the parts of `optimize` found out to one report."""
+"""Makes a report from the results of the parts of `optimize`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def make_report(
     search_seconds: float,
     total_seconds: float,
 ) -> Report:
-    """The report of one optimisation.
+    """Return the report of one optimisation.
 
     Args:
       program: the original.
-      rules: that were searched with.
-      oracle: with all that is known in the end.
+      rules: the rules available to the search.
+      oracle: the cost oracle in its final state.
     """
     chosen, spending, target = accepted.candidate, oracle.spending, oracle.target
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
@@ -88,5 +88,5 @@ def make_report(
 
 
 def n_nodes(program: Program) -> int:
-    """Live nodes of all graphs, bodies counted once."""
+    """Return the number of live nodes in all graphs, each body counted once."""
     return sum(len(nodes_of(g)[0]) for g in program.graphs)

@@ -1,4 +1,4 @@
-"""Pictures of a search: the best prediction over time, and the timings before and after."""
+"""Plots of a search: the best prediction over time, and the timings before and after."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 def plot_history(
     source: Report | Sequence[tuple[float, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Write a picture to `path`; its ending (.png, .svg, .pdf) is the format.
+    """Write a plot to `path` in the format that its extension names (.png, .svg, .pdf).
 
     Args:
-      source: a report, of which the timings before and after are drawn, too; or a history alone:
+      source: a report, whose timings before and after are drawn as well; or only a history, i.e.
         pairs of seconds since the start and best predicted seconds.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
-      ValueError: an empty history.
+      ValueError: `source` is an empty history.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,7 +50,7 @@ def plot_history(
 
 
 def draw_history(axes: Axes, history: Sequence[tuple[float, float]], end: float | None) -> None:
-    """Best predicted milliseconds over seconds, as steps; the last best lasts until `end`."""
+    """Draw the best predicted milliseconds over time as steps; the last one extends to `end`."""
     times = [seconds for seconds, _ in history]
     best = [1e3 * seconds for _, seconds in history]
     if history and end is not None and end > times[-1]:
@@ -63,7 +63,7 @@ def draw_history(axes: Axes, history: Sequence[tuple[float, float]], end: float 
 
 
 def draw_timings(axes: Axes, report: Report) -> None:
-    """Measured milliseconds per call of the baselines and the result, with 95 % intervals."""
+    """Draw measured milliseconds per call of baselines and result, with 95 % intervals."""
     named = {**report.baselines, "optimised": report.optimized}
     timed = {name: t for name, t in named.items() if t.ok}
     places = range(len(timed))

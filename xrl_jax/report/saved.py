@@ -10,11 +10,12 @@ from xrl_jax.report.text import Report
 
 
 def load(path: str | os.PathLike[str]) -> Fast:
-    """The optimised function that `fast.save(path)` wrote, with its report.
+    """Return the optimised function that `fast.save(path)` wrote, with its report.
 
     Raises:
-      LoadError: the file is damaged, or needs another version, platform or setting; says which.
-      OSError: it is missing or cannot be read.
+      LoadError: the file is damaged, or needs another version, platform or setting; the message
+        says which.
+      OSError: the file is missing or cannot be read.
 
     >>> budget = xrl_jax.Budget(seconds=1.0)
     >>> xrl_jax.optimize(jnp.tanh, jnp.ones(3), budget=budget, progress=False).save("tanh.xrl")

@@ -1,7 +1,7 @@
-"""The report of an optimisation: what was gained, how sure that is, and what it cost.
+"""The report of an optimisation: its gain, the uncertainty of that gain, and its cost.
 
-A `Report` holds plain values only, so that it can be kept as JSON and read back on another machine.
-Whatever follows from its fields (milliseconds, rules fired, calls to break even) is a property.
+A `Report` holds plain values only, so that it can be saved as JSON and read on another machine.
+Values that follow from its fields (milliseconds, rules fired, calls to break even) are properties.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from xrl_jax.report.units import (
 )
 from xrl_jax.search.base import Step, StopReason, options_text
 
-FORMAT = 1  # of `as_dict`; a newer one is refused
+FORMAT = 1  # version of `as_dict`; newer ones are refused
 USED = ("optimized", "original")
-_MAX_RULES = 14  # rows of the rule table, so that a report stays on one screen
-_WIDTH = 100  # where such a row is cut
+_MAX_RULES = 14  # rows of the rule table, so that a report fits on one screen
+_WIDTH = 100  # characters at which such a row is cut
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `optimize` found out; `str(report)` is the readable form.
+    """The results of `optimize` in numbers; `str(report)` is the readable form.
 
     Times are in seconds unless the name says otherwise; errors are relative.
 
     Attributes:
-      name: of the function or network.
+      name: name of the function or network.
       search: name of the strategy.
       settings: hyperparameters of the search, its stages and the cost model, by name;
-        `changed_settings` names those that are not the defaults.
-      seed: of the search, where it came from one.
+        `changed_settings` names those that differ from the defaults.
+      seed: the seed of the search, if its key was made from one.
       machine: processor and device.
-      versions: of jax, jaxlib and the backend.
+      versions: versions of jax and jaxlib.
       options: XLA compile options of the optimised function.
-      used: which function is returned, "optimized" or "original".
-      reason: why, in one sentence.
+      used: the function that is returned, "optimized" or "original".
+      reason: why that one is returned, in one sentence.
       stop_reason: why the search ended.
-      baselines: timings of the original in several forms, in the same rounds as `optimized`.
-      baseline_name: the fastest of them; `speedup` is against it.
-      optimized: timing of the best program found, whether it is returned or not.
-      speedup: of what is returned over the strongest baseline; 1 where that is the original.
+      baselines: timings of the original in several variants, in the same rounds as `optimized`.
+      baseline_name: the strongest baseline, which `speedup` refers to.
+      optimized: timing of the best program found, whether or not it is returned.
+      speedup: of the returned function over the strongest baseline; 1 if that is the original.
       interval: 95 % interval of `speedup`.
-      traced_speedup: of what runs where weights are traced (arguments of a surrounding jit, a
-        derivative by them), so that nothing is prepared, over jit with weights as arguments; 1
-        where that is the original.
-      noise_interval: the same for a function against itself (an A/A control).
-      max_error: of the optimised function.
-      reference_error: of the original.
-      tolerance: what `max_error` was allowed to be.
-      narrow: names of equations that could not be run in float64: the reference has their results
-        in the precision that the function has them in.
-      assumed: rules of the result that hold only where all values are finite, and in range.
-      domain: for each flat argument, how large its numbers may be: for others, NaN or infinities
-        the original runs; None where the result is right on all.
-      weight_bytes_added: memory that prepared weights take beyond the original ones.
-      predicted_ms_before, predicted_ms_after: what the cost model says of original and result.
+      traced_speedup: speedup for traced weights (arguments of a surrounding jit, or variables of a
+        derivative), which cannot be prepared, over jit with weights as arguments; 1 if the original
+        runs.
+      noise_interval: the interval for the baseline timed against itself (an A/A control).
+      max_error: error of the optimised function.
+      reference_error: error of the original.
+      tolerance: the largest `max_error` allowed.
+      narrow: names of equations that cannot be run in float64: in the reference they run in the
+        precision of the function.
+      assumed: rules applied that hold only if all values are finite and in range.
+      domain: for each flat argument, a bound on its values, or None: the original runs for larger
+        values, NaN and infinities. None on the whole if the result is right for all values.
+      weight_bytes_added: memory of prepared weights in addition to the original ones.
+      predicted_ms_before, predicted_ms_after: predictions for the original and the result.
       steps: the rewrites that led to the result.
       history: (seconds since the search began, best predicted seconds) at each improvement.
-      nodes_before, nodes_after: live nodes, bodies counted once.
+      nodes_before, nodes_after: numbers of live nodes, each body counted once.
       body_counts: how often each folded body runs in one call.
-      candidates: rewrites looked at.
-      measurements: timings made; `failures` of them failed.
-      from_store: timings found in the store instead.
-      compile_seconds: spent compiling.
-      measure_seconds: spent timing, compiling left out.
-      search_seconds: spent matching, applying and choosing.
-      total_seconds: from the call of `optimize` to its return.
-      note: what else is to be known of the search.
+      candidates: number of rewrites examined.
+      measurements: number of timings made; `failures` of them failed.
+      from_store: number of timings found in the store instead.
+      compile_seconds: time spent compiling.
+      measure_seconds: time spent timing, without compiling.
+      search_seconds: time spent matching, applying and choosing rewrites.
+      total_seconds: time from the call of `optimize` to its return.
+      note: anything else worth knowing about the search.
     """
 
     name: str
@@ -140,19 +140,19 @@ class Report:
 
     @property
     def rules_fired(self) -> dict[str, int]:
-        """How often each rule was applied, most often first; a rewrite of a body counts once."""
+        """How often each rule was applied, most frequent first; rewrites in a body count once."""
         return dict(Counter(step.rule for step in self.steps).most_common())
 
     @property
     def break_even_calls(self) -> int | None:
-        """Calls until the time spent optimising is repaid; None: never."""
+        """Number of calls that repay the time spent optimising; None if it is never repaid."""
         saved = (self.baseline_ms - self.optimized_ms) / 1e3
         if self.used == "original" or not saved > 0:
             return None
         return math.ceil(self.total_seconds / saved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, fit for strict JSON (infinite numbers become None), with the properties."""
+        """Return fields and properties as strict JSON values (NaN and infinities become None)."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values |= {name: getattr(self, name) for name in _DERIVED}
         values |= {
@@ -166,10 +166,10 @@ class Report:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """The inverse of `as_dict`; unknown names are ignored.
+        """Return the report that `values` from `as_dict` describe; unknown names are ignored.
 
         Raises:
-          ValueError: these values are no report, or one of a newer format.
+          ValueError: the values are not a report, or have a newer format.
         """
         try:
             if values["format"] > FORMAT:
@@ -189,7 +189,7 @@ _DERIVED = ("baseline_ms", "optimized_ms", "rules_fired", "break_even_calls")
 
 
 def _plain(value: Any) -> Any:
-    """The value with tuples as lists and numbers that JSON lacks as None."""
+    """Return the value with tuples as lists, and NaN and infinities as None."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -211,7 +211,7 @@ def _step(value: Any) -> Step:
     return Step(int(value["graph"]), str(value["rule"]), str(value["place"]), _float(value["gain"]))
 
 
-# How each field is read back; `as_dict` writes them all.
+# By field: the function that reads it back from the values of `as_dict`.
 _READ: dict[str, Any] = {
     **dict.fromkeys(("name", "search", "machine", "versions", "used"), str),
     **dict.fromkeys(("reason", "baseline_name", "note"), str),
@@ -319,7 +319,10 @@ def _bodies(counts: tuple[float, ...]) -> str:
 
 
 def _rule_lines(r: Report) -> Iterator[str]:
-    """One row for each rule, the largest predicted gain first, a body's gain times its runs."""
+    """Yield one row for each rule, largest predicted gain first.
+
+    A gain in a body is multiplied by the number of times the body runs.
+    """
     if not r.steps:
         yield "rules fired: none"
         return

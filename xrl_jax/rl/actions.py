@@ -1,8 +1,8 @@
-"""What is done in a state: drawn from logits, and how probable that was.
+"""Actions: sampling them from logits, their log-probability and their entropy.
 
-An action is an index (`rl.env`) and, for each candidate, whether it is in the mask, which counts in
-macro-actions. Both are drawn at once; the probability of what was done is that of the index, where
-one was asked for, times those of the mask where it counted.
+An action (`rl.env.Action`) is an index and a mask over the candidates, which matters only in
+macro-actions. Both are drawn at once. The probability of an action is that of its index, if the
+index counts in this step, times the probabilities of the mask entries that count.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from xrl_jax.rl.env import Action
 
 
 class Logits(NamedTuple):
-    """Of all that can be done in a state."""
+    """Parameters of the distribution over actions in one state."""
 
     index: jax.Array  # [2 M + 1]
-    mask: jax.Array  # [M], of each candidate on its own
+    mask: jax.Array  # [M], one independent Bernoulli logit for each candidate
 
 
 def draw(key: jax.Array, logits: Logits, temperature: jax.Array | float = 1.0) -> Action:
-    """An action.
+    """Draw an action.
 
     Args:
-      temperature: 0 takes what is the most probable, 1 draws by the probabilities.
+      temperature: 0 takes the most probable action, 1 samples from the distribution.
     """
     of_index, of_mask = jax.random.split(key)
     noise = jax.random.gumbel(of_index, logits.index.shape)
@@ -37,11 +37,11 @@ def draw(key: jax.Array, logits: Logits, temperature: jax.Array | float = 1.0) -
 
 
 def log_prob(logits: Logits, action: Action, asked: jax.Array, maskable: jax.Array) -> jax.Array:
-    """Logarithm of the probability of an action.
+    """Return the log-probability of an action.
 
     Args:
-      asked: bool, the index counts (`env.Outcome`).
-      offered: [M] bool, which the mask count (`env.offered`).
+      asked: bool, whether the index counts (`env.Outcome`).
+      maskable: [M] bool, which entries of the mask count (`env.maskable`).
     """
     sign = jnp.where(action.mask, 1.0, -1.0)
     masks = jnp.where(maskable, jax.nn.log_sigmoid(sign * logits.mask), 0.0)
@@ -50,8 +50,9 @@ def log_prob(logits: Logits, action: Action, asked: jax.Array, maskable: jax.Arr
 
 
 def entropy(logits: Logits, asked: jax.Array, maskable: jax.Array) -> jax.Array:
-    """Entropy in nats of the index and of the mask, as far as they counted: in the mean over
-    actions, that of both together.
+    """Return the entropy in nats of the index and of the mask entries, as far as they count.
+
+    Which entries count depends on the action; the mean of this over actions is the joint entropy.
     """
     x = logits.mask
     each = jax.nn.softplus(x) - x * jax.nn.sigmoid(x)

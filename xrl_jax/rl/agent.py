@@ -1,4 +1,4 @@
-"""A policy as functions: what it keeps of a state, and what it says of that."""
+"""A policy as pure functions from states to observations, and from these to logits and values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from xrl_jax.runtime.engine_jit import wide
 
 
 class Agent(NamedTuple):
-    """Pure and unbatched. Of `params`, `init` and `say` take the rules and the costs only."""
+    """A policy's functions, pure and unbatched.
 
-    see: Callable[[EnvState, EnvParams], Any]  # what is kept of a state for learning
-    init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, by a key and what was seen
-    say: Callable[[Any, Any, EnvParams], Output]  # by weights and what was seen
-    # States that a gradient is computed for at once, for the caches; where steps are wide, that
-    # anything is: the memory holds no more (docs/measurements/rl.md).
+    `init` and `say` read only the rules and the costs of `params`.
+    """
+
+    see: Callable[[EnvState, EnvParams], Any]  # the observation of a state, kept for learning
+    init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, from a key and an observation
+    say: Callable[[Any, Any, EnvParams], Output]  # from weights and an observation
+    # How many states a gradient is computed for at once, chosen for the CPU's caches. On a wide
+    # device it also limits forward passes: memory holds no more (docs/measurements/rl.md).
     at_once: int
-    slots: int | None  # how many the environment must have; None where that does not matter
+    slots: int | None  # number of slots the environment must have; None if any number will do
 
 
 def agent_of(config: NetworkConfig) -> Agent:
-    """The policy of these sizes.
+    """Return the agent whose policy has this configuration.
 
     Raises:
-      ValueError: there is no such encoder.
+      ValueError: the encoder is unknown.
     """
     if config.encoder == "touched":
         network, see, shown = PolicyNetwork(config), observe, _as_it_is

@@ -1,12 +1,12 @@
-"""X-RLflow's own form of the policy: every candidate's graph is made and encoded.
+"""X-RLflow's own variant of the policy, which builds and encodes every candidate's graph.
 
-The graphs that the candidates would make and the current one, which stands for No-Op, are one batch
-for a graph attention network; what it says of each is laid side by side, slot after slot, and two
-dense networks make logits and a value of that. So slots mean something, and their number is fixed.
-A candidate is taken once, never with others.
+A graph attention network encodes a batch of graphs: those that the candidates would make and the
+current one, which stands for No-Op. The encodings are concatenated in the order of the slots, and
+two dense networks compute logits and a value from them. The policy therefore depends on the order
+of the slots, and their number is fixed. Candidates are taken once each; there are no macro-actions.
 
-Source: He, Parker, Yoneki, MLSys 2023, and its code (PPO_GN_model_v4). What a node shows is ours
-(`rl.features`): of the original's features, weights, attributes and results' shapes are missing.
+Source: He, Parker, Yoneki, MLSys 2023, and its code (PPO_GN_model_v4). The node features are those
+of `rl.features`; the original's lack weights, attributes and shapes of results.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from xrl_jax.rl.features import N_LOWERINGS, GraphFeatures, graph_features
 from xrl_jax.rl.neighbours import neighbours_of
 from xrl_jax.rl.networks import NEVER, Attention, Embedding, NetworkConfig, Output
 
-_GLOBAL = 32  # numbers that a graph is summed up in
-_HIDDEN = (256, 64)  # widths of the heads
+_GLOBAL = 32  # width of a graph's encoding
+_HIDDEN = (256, 64)  # hidden widths of the heads
 
 
 class Moment(NamedTuple):
-    """What the candidates' graphs are made from: small enough to be kept for learning."""
+    """What a state's candidate graphs are built from: small enough to be kept for learning."""
 
     graph: TensorGraph  # priced
     owner: jax.Array  # [N] int32
-    counts: jax.Array  # [N] float32, of the graphs of the program
-    first: jax.Array  # seconds where the episode began
+    counts: jax.Array  # [N] float32, how often each graph of the program runs
+    first: jax.Array  # predicted seconds at the start of the episode
     variant: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
 
 
 class CandidateGraphs(NamedTuple):
-    """What each candidate would make, and the current graph, the last."""
+    """Features of the graph that each candidate would make and, last, of the current graph."""
 
     graphs: GraphFeatures  # [M + 1, ...]
     valid: jax.Array  # [M] bool
 
 
 def moment(state: EnvState, params: EnvParams) -> Moment:
-    """What is kept of a state."""
+    """Return the part of a state that is kept for learning."""
     start, candidates = params.start, state.candidates
     return Moment(
         state.graph,
@@ -63,10 +63,10 @@ def moment(state: EnvState, params: EnvParams) -> Moment:
 
 
 def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
-    """The graphs that the candidates would make.
+    """Build the graphs that the candidates would make and return their features.
 
     Args:
-      params: of these the rules and the costs.
+      params: only the rules and the costs are read.
     """
 
     def seen(graph: TensorGraph, owner: jax.Array) -> GraphFeatures:
@@ -85,7 +85,7 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
 
 
 class GraphSummary(nn.Module):
-    """[_GLOBAL] numbers of one graph."""
+    """Encodes one graph as a vector [_GLOBAL]."""
 
     config: NetworkConfig
 
@@ -96,14 +96,14 @@ class GraphSummary(nn.Module):
         x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
         x = jnp.where(live, x + nn.Dense(c.width)(graph.numbers), 0.0)
         for _ in range(c.layers):
-            # Every node is its own neighbour, too.
+            # Every node is also its own neighbour.
             x = nn.leaky_relu(Attention(c.width, c.heads)(x, lambda v: args(v) + v))
             x = jnp.where(live, x, 0.0)
         return nn.Dense(_GLOBAL)(jnp.sum(x, axis=0))
 
 
 class CandidatesNetwork(nn.Module):
-    """Logits and value of one state's candidate graphs; vmap for more."""
+    """Computes logits and value from the candidate graphs of one state; use vmap for a batch."""
 
     config: NetworkConfig
 
@@ -113,7 +113,7 @@ class CandidatesNetwork(nn.Module):
             GraphSummary, variable_axes={"params": None}, split_rngs={"params": False}
         )
         of_each = summary(self.config, name="graphs")(seen.graphs)
-        valid = jnp.append(seen.valid, True)  # No-Op always is
+        valid = jnp.append(seen.valid, True)  # No-Op is always valid
         flat = jnp.where(valid[:, None], of_each, 0.0).reshape(-1)
         logits = _Head(len(of_each))(flat)
         value = _Head(1)(flat)

@@ -1,4 +1,4 @@
-"""Acting in many environments at once: where training stands, and what a rollout records."""
+"""Acting in many environments at once: the state of training, and the recording of rollouts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from xrl_jax.runtime.engine_jit import wide
 
 
 class TrainState(NamedTuple):
-    """Where training stands; all that is needed to go on."""
+    """The state of training: all that is needed to continue it."""
 
     weights: Any  # of the network
     optimiser: Any
     envs: EnvState  # [B, ...]
     key: jax.Array
-    best: jax.Array  # [B] least seconds an environment has met, relative to its start
-    timed: jax.Array  # [B] of its episode, last rewarded, relative to its start
+    best: jax.Array  # [B] least seconds seen in each environment, relative to its start
+    timed: jax.Array  # [B] time at the episode's last reward by time, relative to its start
 
 
 class Transition(NamedTuple):
     """One step of one environment."""
 
-    seen: Any  # see `rl.agent`
+    seen: Any  # the observation, see `rl.agent`
     action: Action
-    maskable: jax.Array  # [M] bool, whose the mask counted
+    maskable: jax.Array  # [M] bool, which entries of the mask counted
     log_prob: jax.Array
     value: jax.Array
     reward: jax.Array
@@ -41,7 +41,7 @@ class Transition(NamedTuple):
     end: jax.Array
     counts: jax.Array
     asked: jax.Array  # the index counted
-    macro: jax.Array  # after the step a macro-action is under way: the next index does not count
+    macro: jax.Array  # a macro-action is under way after the step: the next index does not count
     seconds: jax.Array  # after the step
     terminated: jax.Array
     applied: jax.Array
@@ -49,11 +49,11 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Collector:
-    """Rollouts of an agent.
+    """Collects rollouts of an agent.
 
     Attributes:
-      axis: of a mesh along which environments are spread; None for one device.
-      waits: where an episode ends, the next begins with the next rollout only.
+      axis: mesh axis along which environments are spread; None for one device.
+      waits: after an episode has ended, the next one begins only with the next rollout.
     """
 
     config: TrainConfig
@@ -63,26 +63,26 @@ class Collector:
     waits: bool = False
 
     def own(self, key: jax.Array) -> jax.Array:
-        """A key of this device."""
+        """Return a key that is specific to this device."""
         return key if self.axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis))
 
     def see(self, envs: EnvState, params: EnvParams) -> Any:
-        """What the agent goes by in each environment."""
+        """Return the agent's observation of each environment."""
         return jax.vmap(self.agent.see, in_axes=(0, batch_axes(params)))(envs, params)
 
     def evaluate(self, weights: Any, seen: Any, params: EnvParams) -> Output:
-        """Logits and value of each of what is seen."""
+        """Return logits and value for each observation of a batch."""
 
         def one(of_one: Any) -> Output:
             return self.agent.say(weights, of_one, params)
 
         n = len(jax.tree.leaves(seen)[0])
-        if wide() and n > self.agent.at_once:  # what lies between of more would not fit in memory
+        if wide() and n > self.agent.at_once:  # else intermediates exceed the memory
             return jax.lax.map(one, seen, batch_size=self.agent.at_once)
         return jax.vmap(one)(seen)
 
     def init(self, key: jax.Array, params: EnvParams) -> TrainState:
-        """Where training begins."""
+        """Return the initial state of training."""
         key, of_envs, of_weights = jax.random.split(key, 3)
         keys = jax.random.split(self.own(of_envs), params.start.counts.shape[0])
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
@@ -92,7 +92,7 @@ class Collector:
         return TrainState(weights, self.optimiser.init(weights), envs, key, best, best)
 
     def collect(self, state: TrainState, params: EnvParams) -> tuple[TrainState, Transition]:
-        """Act in all environments: transitions [T, B]."""
+        """Act in all environments; return the new state and transitions [T, B]."""
         act = jax.vmap(step, in_axes=(0, 0, 0, batch_axes(params)))
         mask_of = jax.vmap(maskable, in_axes=(0, 0, batch_axes(params)))
 
@@ -109,7 +109,7 @@ class Collector:
             log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.asked, counted)
             if self.waits:
                 after = jax.vmap(either)(envs.done & ~first, envs, after)
-            # The environment rewards each step by time; when it is due here is a setting.
+            # `Outcome.reward` rewards every step by time; here the configuration says which steps.
             relative = after.seconds / params.start.seconds
             due = after.done | (after.t % self.config.reward_every == 0)
             macro = after.macro.left > 0

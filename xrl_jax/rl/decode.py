@@ -1,4 +1,4 @@
-"""Rollouts: at each step the most probable action, or one drawn."""
+"""Rollouts that take the most probable action at each step, or sample one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Choice = Callable[[EnvState, EnvParams], Logits]
 
 
 def by_network(config: NetworkConfig, weights: Any) -> Choice:
-    """Logits of a policy."""
+    """Return a `Choice` that gives the logits of a policy."""
     agent = agent_of(config)
     return lambda state, params: agent.say(weights, agent.see(state, params), params).logits
 
 
 def by_gain(state: EnvState, params: EnvParams) -> Logits:
-    """What greedy search takes where nothing is drawn: the rule of the largest predicted gain,
-    wherever it gains, while there is one.
+    """Return logits that reproduce greedy search at temperature 0: the rule with the largest
+    predicted gain is applied wherever it gains, until none gains.
     """
     gain = -state.candidates.seconds / params.start.seconds
     same = same_rule(state.candidates, params.table)
-    largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # of what the rule of each gains
+    largest = jnp.max(jnp.where(same, gain, -jnp.inf), axis=1)  # gain of each one's rule
     once, macro = allowed(state.candidates, params.table)[:-1].reshape(KINDS, -1)
     takes = jnp.stack([once & (jnp.sum(same, axis=1) == 1), macro])
     index = jnp.append(jnp.where(takes, largest, -jnp.inf), LEAST_GAIN)
@@ -47,43 +47,43 @@ def by_gain(state: EnvState, params: EnvParams) -> Logits:
 
 
 def by_chance(state: EnvState, params: EnvParams) -> Logits:
-    """Any action, and now and then No-Op."""
+    """Return logits by which all allowed actions are equally likely, except for a rarer No-Op."""
     index = jnp.where(allowed(state.candidates, params.table), 0.0, -jnp.inf)
     return Logits(index.at[params.no_op].set(-10.0), jnp.zeros(params.slots))
 
 
 class Trail(NamedTuple):
-    """What was done in each step; variant -1 where nothing was rewritten."""
+    """The rewrites of a rollout's steps; variant -1 where nothing was rewritten."""
 
     variant: jax.Array  # [T, K] int32
     root: jax.Array  # [T, K] int32
-    owner: jax.Array  # [T, K] int32, of the root before the step, as all that follows
+    owner: jax.Array  # [T, K] int32, of the root before the step, as are op, shape and rank
     op: jax.Array  # [T, K] int32
     shape: jax.Array  # [T, K, R] int32
     rank: jax.Array  # [T, K] int32
     seconds: jax.Array  # [T] float32, after the step
-    candidates: jax.Array  # [T] int32, how many there were to choose from
+    candidates: jax.Array  # [T] int32, how many there were to choose from before the step
 
 
 class Best(NamedTuple):
-    """The cheapest state that a rollout has met."""
+    """The cheapest state that a rollout has reached."""
 
     graph: TensorGraph
     owner: jax.Array  # [N] int32
     seconds: jax.Array
-    steps: jax.Array  # int32, that led to it
+    steps: jax.Array  # int32, how many led to it
 
 
 class Rollout(NamedTuple):
-    """A rollout at one time."""
+    """The state of a rollout."""
 
     state: EnvState
-    n: jax.Array  # int32, steps done
+    n: jax.Array  # int32, steps made
     best: Best
 
 
 def begin(params: EnvParams) -> Rollout:
-    """A rollout before its first step, which begins the episode and does nothing else."""
+    """Return a rollout before its first step, which only begins the episode."""
     state, none = ended(params), jnp.int32(0)
     return Rollout(state, none, Best(state.graph, state.owner, state.seconds, none))
 
@@ -96,7 +96,7 @@ def follow(
     temperature: jax.Array,
     n_steps: int,
 ) -> tuple[Rollout, Trail]:
-    """So many steps; where the episode has ended nothing more is done.
+    """Advance a rollout by `n_steps` steps; after the end of its episode it stays unchanged.
 
     Args:
       temperature: see `actions.draw`.
@@ -130,6 +130,6 @@ def follow(
 def least_met(
     choose: Choice, params: EnvParams, key: jax.Array, temperature: jax.Array, n_steps: int
 ) -> jax.Array:
-    """Least seconds that a rollout meets, relative to where it begins."""
+    """Return the least seconds that a rollout reaches, relative to its start."""
     done, _ = follow(choose, params, begin(params), key, temperature, n_steps + 1)
     return done.best.seconds / params.start.seconds

@@ -1,26 +1,25 @@
 """Rewriting as an environment: a state is a program's graph, an action is a candidate or No-Op.
 
-Pure and unbatched: `jax.vmap` over keys, states, actions and `Start`s runs many environments, of
-different networks too where they have one bucket; the rules and the costs are the same for all
+All functions are pure and unbatched. `jax.vmap` over keys, states, actions and `Start`s runs many
+environments, also of different networks if they share a bucket; all have the same rules and costs
 (`batch_axes`).
 
     params = EnvParams(rules.table, costs, start_of(program, rules, costs))
     state = reset(key, params)
     state, outcome = step(key, state, action, params)
 
-A candidate can be taken once, or asked for as a *macro-action*: its rule is then applied to all
-candidates in the action's mask, the cheapest first, so many in each step. In the steps of a
-macro-action after its first nothing else is asked (`Outcome.asked`), and the candidates of the rule
-alone are shown. A macro-action ends when as many candidates were taken or left out by the mask as
-the rule matched when it began: what makes matches for itself does not go on for ever.
+A candidate can be taken once, or as a *macro-action*, which applies its rule to all candidates in
+the action's mask, those that save most first, up to `at_once` in each step. In the steps of a
+macro-action after its first, the action's index is ignored (`Outcome.asked`), and only candidates
+of its rule are listed. It ends when as many candidates were taken or left out by the mask as the
+rule had matches when it began, so that a rule that creates matches of its own does not run forever.
 
-An episode ends where No-Op is chosen (it terminates) or at the horizon (it is truncated), which
-counts actions. A state in which an episode has ended is left as it is, so that its value can be
-asked for; the step after it, whatever the action, begins the next episode and counts for nothing
-(`Outcome.counts`).
+An episode ends when No-Op is chosen (it terminates) or when the number of actions reaches the
+horizon (it is truncated). The state in which it ended is kept, so that its value can be computed.
+The next step, whatever the action, begins the next episode and does not count (`Outcome.counts`).
 
 Source: X-RLflow (He, Parker, Yoneki, MLSys 2023): states, actions, No-Op and the reward
-r_t = 100 (RT_{t-1} - RT_t) / RT_0, here of predicted times. What differs is in docs/policies.md.
+r_t = 100 (RT_{t-1} - RT_t) / RT_0, here of predicted times. docs/policies.md lists the differences.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ from xrl_jax.transform.union import united
 
 SLOTS = 64  # candidates an agent sees at once
 HORIZON = 100  # actions of an episode, as in X-RLflow
-AT_ONCE = 8  # rewrites in a step
-ONCE, MACRO = range(2)  # what can be asked of a candidate
+AT_ONCE = 8  # rewrites in a step, at most
+ONCE, MACRO = range(2)  # kinds of action on a candidate
 KINDS = 2
-LEAST_GAIN = 1e-6  # share of the first state's seconds that counts as a gain
+LEAST_GAIN = 1e-6  # least share of the first state's seconds that counts as a gain
 
 
 class Start(NamedTuple):
-    """Where the episodes of one program begin."""
+    """The state in which the episodes of one program begin."""
 
     graph: TensorGraph  # priced
-    masks: jax.Array  # [N, W] where rules match
+    masks: jax.Array  # [N, W], which rules match at each node
     owner: jax.Array  # [N] int32, which graph of the program a node belongs to
     counts: jax.Array  # [N] float32, how often each graph of the program runs; 0 beyond the last
     seconds: jax.Array  # float32, predicted for one run of the program
@@ -66,7 +65,7 @@ class Start(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EnvParams:
-    """What an environment is made of."""
+    """The parameters of an environment."""
 
     table: RuleTable
     costs: CostTable
@@ -82,10 +81,10 @@ class EnvParams:
 
 
 class Action(NamedTuple):
-    """What is asked of the environment."""
+    """An action of the agent."""
 
     index: jax.Array  # int32: `kind * M + slot`, or `EnvParams.no_op`
-    mask: jax.Array  # [M] bool, candidates that a macro-action of their rule takes
+    mask: jax.Array  # [M] bool, which candidates a macro-action of their rule takes
 
 
 class CandidateSlots(NamedTuple):
@@ -94,11 +93,11 @@ class CandidateSlots(NamedTuple):
     variant: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
-    seconds: jax.Array  # [M] float32 it would add to one run of the program; 0 where empty
-    gone: jax.Array  # [M] float32 seconds of the nodes that would go
-    nodes: Nodes  # [M, Q, ...] it would make; zeros for none
-    args: jax.Array  # [M, Q, A] int32, their arguments as binding codes; zeros for none
-    n: jax.Array  # how many there are; more than M where only some are listed
+    seconds: jax.Array  # [M] float32, which it would add to one run of the program; 0 where empty
+    gone: jax.Array  # [M] float32, seconds of the nodes it would remove
+    nodes: Nodes  # [M, Q, ...], which it would make; zeros where empty
+    args: jax.Array  # [M, Q, A] int32, their arguments as binding codes; zeros where empty
+    n: jax.Array  # how many candidates the state has; more than M if only some are listed
 
     @property
     def valid(self) -> jax.Array:
@@ -109,11 +108,11 @@ class MacroAction(NamedTuple):
     """A rule that is being applied to all candidates in the mask."""
 
     rule: jax.Array  # int32, its index
-    left: jax.Array  # int32, so many candidates more at most; 0: no macro-action is under way
+    left: jax.Array  # int32, candidates it may still take or leave out; 0: none is under way
 
 
 class EnvState(NamedTuple):
-    """An episode at one time."""
+    """The state of an episode."""
 
     graph: TensorGraph  # priced
     masks: jax.Array  # [N, W]
@@ -121,31 +120,31 @@ class EnvState(NamedTuple):
     candidates: CandidateSlots
     macro: MacroAction
     seconds: jax.Array  # float32, predicted for one run of the program
-    best: jax.Array  # float32, the least of these in the episode
+    best: jax.Array  # float32, the least `seconds` of the episode so far
     t: jax.Array  # int32, actions taken
-    done: jax.Array  # bool, the episode has ended here
+    done: jax.Array  # bool, the episode has ended in this state
 
 
 class Outcome(NamedTuple):
-    """What a step has led to."""
+    """The outcome of a step."""
 
     reward: jax.Array  # float32, percent of the first state's seconds that were saved
     terminated: jax.Array  # bool, No-Op was chosen
     truncated: jax.Array  # bool, the horizon was reached
     counts: jax.Array  # bool; false for the step that begins an episode
-    asked: jax.Array  # bool, the action's index counted; within a macro-action the mask alone do
+    asked: jax.Array  # bool, the action's index counted; within a macro-action only the mask does
     applied: jax.Array  # bool, the graph was rewritten
-    variant: jax.Array  # [K] int32, the rewrites; -1 for none
+    variant: jax.Array  # [K] int32, the rewrites made; -1 for none
     root: jax.Array  # [K] int32
 
 
 def start_of(
     program: Program, rules: CompiledRules, costs: CostTable, *, bucket: int | None = None
 ) -> Start:
-    """Where episodes of the program begin; its graphs become one (`transform.union`).
+    """Return the start of a program's episodes, with its graphs united (`transform.union`).
 
     Args:
-      bucket: number of slots, at least; by default `united_bucket`.
+      bucket: least number of node slots; by default `united_bucket`.
 
     Raises:
       GraphError: the program does not fit.
@@ -172,25 +171,25 @@ def _priced(costs: CostTable, start: Start) -> Start:
 
 
 def with_costs(params: EnvParams, costs: CostTable) -> EnvParams:
-    """Environments [B] under other costs."""
+    """Return the parameters of environments [B] with another cost table."""
     start = jax.vmap(_priced, in_axes=(None, 0))(costs, params.start)
     return dataclasses.replace(params, costs=costs, start=start)
 
 
 def batch_axes(params: EnvParams) -> Any:
-    """`in_axes` of `params` for a batch of different starts."""
+    """Return the `in_axes` of `params` for a batch of different starts."""
     return dataclasses.replace(params, table=None, costs=None, start=0, horizon=None)
 
 
 def batch_specs(params: EnvParams, each: Any, same: Any) -> Any:
-    """`params` of a batch that is spread over devices: `each` for what every environment has of its
-    own, `same` for what they share.
+    """Return a tree like `params` for a batch spread over devices: `each` for the start, of which
+    every environment has its own, and `same` for what they share.
     """
     return dataclasses.replace(params, table=same, costs=same, start=each, horizon=same)
 
 
 def reset(key: jax.Array, params: EnvParams) -> EnvState:
-    """The first state of an episode."""
+    """Return the first state of an episode."""
     graph, masks, owner, _, seconds = params.start
     assert_one(graph, masks, owner)
     return EnvState(
@@ -207,8 +206,8 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
 
 
 def ended(params: EnvParams) -> EnvState:
-    """The state before the first episode, which the next step begins: there is nothing to compute,
-    and so nothing to compile, as there is for `reset`.
+    """Return an ended state before the first episode, so that the next step begins one. Unlike
+    `reset` it computes no candidates, so there is nothing to compile.
     """
     graph, masks, owner, _, seconds = params.start
     none = jnp.zeros(params.slots, jnp.int32)
@@ -222,8 +221,8 @@ def ended(params: EnvParams) -> EnvState:
 
 
 def allowed(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
-    """[2 M + 1] bool, which indices do something: all candidates; macro-actions of a rule by the
-    first of its candidates, where there are more; No-Op.
+    """Return [2 M + 1] bool, which indices have an effect: every candidate taken once; a rule's
+    macro-action, by its first candidate only and if it has several; and No-Op.
     """
     same = same_rule(candidates, table)
     first = candidates.valid & ~jnp.any(jnp.tril(same, -1), axis=1)
@@ -232,8 +231,8 @@ def allowed(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
 
 
 def maskable(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
-    """[M] bool, candidates that are taken if they are in the mask: those of the rule whose
-    macro-action is under way, or that this index begins.
+    """Return [M] bool, which candidates are taken if they are in the mask: those of the rule whose
+    macro-action is under way or is begun by this index.
     """
     rules = rules_of(state.candidates, params.table)
     begins = (index // params.slots == MACRO) & (index < params.no_op)
@@ -243,7 +242,7 @@ def maskable(state: EnvState, index: jax.Array, params: EnvParams) -> jax.Array:
 
 
 def same_rule(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
-    """[M, M] bool, which candidates are of one rule; of empty slots none."""
+    """Return [M, M] bool, which pairs of candidates have the same rule; false for empty slots."""
     rule = rules_of(candidates, table)
     return (rule[:, None] == rule) & candidates.valid[:, None] & candidates.valid
 
@@ -251,11 +250,11 @@ def same_rule(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
 def step(
     key: jax.Array, state: EnvState, action: Action, params: EnvParams
 ) -> tuple[EnvState, Outcome]:
-    """The state after an action, and what it brought.
+    """Apply an action; return the next state and the outcome of the step.
 
     Args:
-      action: an empty slot, an index that `allowed` does not name, and a rewrite for which the
-        bucket has no room, change nothing; within a macro-action the index does not count.
+      action: changes nothing if its slot is empty, if `allowed` is false for its index, or if the
+        bucket has no room for the rewrite; within a macro-action the index is ignored.
     """
     assert_one(state.graph)
     chex.assert_shape([action.index, action.mask], [(), (params.slots,)])
@@ -313,12 +312,12 @@ def step(
 
 
 def rules_of(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
-    """[M] int32, the rule of each candidate; -1 empty."""
+    """Return [M] int32, the rule of each candidate; -1 where empty."""
     return jnp.where(candidates.valid, table.variant_rule[jnp.maximum(candidates.variant, 0)], -1)
 
 
 def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
-    """How often a rule matches; of rules with two roots, the more frequent of these."""
+    """Return how often a rule matches; of two roots, the one with more matches is counted."""
     trees = masks & match.trees_of_rule(table, rule)
     first, second = (
         jnp.sum(jax.lax.population_count(trees & match.trees_of_root(table, which)))
@@ -328,17 +327,17 @@ def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
 
 
 def either(first: jax.Array, one: Any, other: Any) -> Any:
-    """One tree or the other."""
+    """Return the tree `one` if `first` holds, else `other`."""
     return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
 class Rewritten(NamedTuple):
-    """What candidates have made of a graph."""
+    """A graph to which candidates were applied."""
 
     graph: TensorGraph  # priced
     owner: jax.Array  # [N] int32
     changed: jax.Array  # [N] bool
-    ok: jax.Array  # [K] bool, which were applied
+    ok: jax.Array  # [K] bool, which candidates were applied
 
 
 def rewritten(
@@ -347,11 +346,11 @@ def rewritten(
     owner: jax.Array,
     candidates: Instantiated,
 ) -> Rewritten:
-    """What candidates [K] of a priced graph make of it, one after the other, those that still match
-    and are bound to what looks as it did.
+    """Apply candidates [K] of a priced graph to it, one after the other. A candidate is skipped if
+    it does not match any more, or if features of the nodes it is bound to have changed.
 
     Args:
-      candidates: those that there are first.
+      candidates: the valid ones come first.
     """
     variant, table = candidates.variant, params.table
     seen = jax.vmap(look, in_axes=(None, None, 0))(table, graph, candidates).seen
@@ -367,15 +366,15 @@ def rewritten(
 
     nothing = jnp.zeros(owner.shape, bool), jnp.zeros(len(variant), bool)
     start = passes.use_counts(graph), Rewritten(graph, owner, *nothing)
-    # As many turns in all environments of a batch: else each turn would copy the graphs of all, to
-    # leave those as they are that have no more.
+    # The same number of iterations in all environments of a batch: otherwise each iteration would
+    # copy the graphs of all, to leave those unchanged whose loop has ended.
     turns = largest_of_batch(jnp.sum(variant >= 0))
     made = jax.lax.fori_loop(0, turns, one, start)[1]
     return made._replace(graph=params.costs.repriced(made.graph, graph))
 
 
 def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.Array:
-    """Predicted seconds of one run of the program that a priced union stands for."""
+    """Return the predicted seconds of one run of the program whose priced union this is."""
     live = graph.nodes.op != ops.HOLE
     return jnp.sum(jnp.where(live, graph.nodes.cost * counts[owner], 0.0))
 
@@ -383,7 +382,7 @@ def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.A
 def _moves(
     key: jax.Array, graph: TensorGraph, masks: jax.Array, owner: jax.Array, params: EnvParams
 ) -> CandidateSlots:
-    # Whether pairs hold the price tells, too.
+    # Not checked here, because `deltas` also finds out whether pairs match.
     found = match.sample(params.table, graph, masks, key, size=params.slots, checked=False)
     price = params.costs.price_of_new(graph)
     change = deltas(params.table, graph, found, price, keep=lambda new: (new.nodes, new.args))
@@ -392,7 +391,7 @@ def _moves(
         ok = jnp.expand_dims(change.ok, range(1, made.ndim))
         return jnp.where(ok, made, jnp.zeros_like(made))
 
-    # Where there is no candidate, what was made depends on what else is in the batch.
+    # Zeros where there is no candidate: what was made there depends on the rest of the batch.
     nodes, args = jax.tree.map(of_those, change.kept)
     times = params.start.counts[owner[found.root]]
     variant = jnp.where(change.ok, found.variant, -1)

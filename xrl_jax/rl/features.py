@@ -1,4 +1,7 @@
-"""What a policy sees of a state: numbers and codes, all relative to where the episode began."""
+"""Observations: scalars and integer codes that describe a state to a policy.
+
+Times are relative to the start of the episode.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,31 @@ from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
-# Every operator in every form it can be computed in has a code of its own.
+# Every lowering of every operator has a code of its own.
 _FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
 _FIRST_LOWERING = np.cumsum([0, *map(len, _FORMS[:-1])])
 LOWERING_NAMES = tuple(f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _FORMS, strict=True) for n in ns)
 N_LOWERINGS = len(LOWERING_NAMES)
 N_OPS = len(ops.OP_NAMES)
-N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # numbers of a node
-EDGES = 2  # for each slot of the bucket there is room for so many; more are left out
-N_CANDIDATE = 7  # numbers of a candidate
-SAVES = (0, 6)  # of these, what it is predicted to save once, and wherever its rule gains
+N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # features of a node
+EDGES = 2  # edges kept for each slot of the bucket; those beyond are left out
+N_CANDIDATE = 7  # features of a candidate
+SAVES = (0, 6)  # of these, predicted changes in time: by itself, and by its rule where that gains
 GAINS = 2  # of these, whether it saves anything
-N_GLOBAL = 7 + len(CORRECTED)  # numbers of the whole
+N_GLOBAL = 7 + len(CORRECTED)  # features of the whole state
 
 
 class GraphFeatures(NamedTuple):
-    """A graph as a policy sees it; logarithms and shares, all of the order of 1."""
+    """A graph as a policy sees it; `numbers` are logarithms and shares of the order of 1."""
 
-    lowering: jax.Array  # [N] int32, operator and lowering; 0 for holes
+    lowering: jax.Array  # [N] int32, code of operator and lowering; 0 for holes
     numbers: jax.Array  # [N, N_NODE] float32
-    senders: jax.Array  # [E] int32; 0 for no edge
-    receivers: jax.Array  # [E] int32, ascending as long as there are edges
+    senders: jax.Array  # [E] int32, arguments; 0 for no edge
+    receivers: jax.Array  # [E] int32, the nodes that read them; ascending where there are edges
 
     @property
     def live(self) -> jax.Array:
-        """[N] bool, which nodes there are."""
+        """[N] bool, which slots hold a node."""
         return self.lowering > 0
 
 
@@ -49,9 +52,9 @@ class Observation(NamedTuple):
     rule: jax.Array  # [M] int32; -1 empty
     root: jax.Array  # [M] int32
     partner: jax.Array  # [M] int32
-    made: jax.Array  # [M, Q] int32, operators a candidate would make
+    made: jax.Array  # [M, Q] int32, operators of the nodes that a candidate would make
     candidates: jax.Array  # [M, N_CANDIDATE] float32
-    allowed: jax.Array  # [2 M + 1] bool, which indices do something
+    allowed: jax.Array  # [2 M + 1] bool, which indices have an effect
     whole: jax.Array  # [N_GLOBAL] float32
 
     @property
@@ -61,14 +64,16 @@ class Observation(NamedTuple):
 
 
 def observe(state: EnvState, params: EnvParams) -> Observation:
-    """What there is to see: of the graph its nodes and edges, of candidates their rule, what they
-    touch, make, and are predicted to save, alone and with the others of their rule (of all that
-    there are, as those that are shown let one expect); of the costs how they are corrected, which
-    says what forms will take that are not in the graph yet.
+    """Return the observation of a state.
+
+    It describes the graph by its nodes and edges, and each candidate by its rule, the nodes it
+    touches and makes, and its predicted saving, on its own and together with the other candidates
+    of its rule (extrapolated from those in slots to all). The corrections of the cost table are
+    included because they tell the cost of lowerings that are not in the graph yet.
     """
     first, candidates, valid = params.start.seconds, state.candidates, state.candidates.valid
     same = same_rule(candidates, params.table)
-    # Candidates that one in a slot stands for.
+    # Number of candidates that each one in a slot stands for.
     for_each = jnp.maximum(candidates.n / params.slots, 1.0)
     saved = jnp.stack([candidates.seconds, jnp.minimum(candidates.seconds, 0.0)], axis=1)
     together = for_each * (same @ saved)
@@ -108,13 +113,13 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
 
 
 def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> GraphFeatures:
-    """Of nodes the form, attributes, shapes of the result and of the arguments, time, and how often
-    they run; and the edges.
+    """Return the features of a graph: its edges, and of each node the lowering, attributes, shapes
+    of the result and of the arguments, time, and number of runs.
 
     Args:
       graph: priced.
-      counts: [N] runs of each node in one of the program.
-      first: seconds of the program where the episode began.
+      counts: [N] runs of each node in one run of the program.
+      first: predicted seconds of the program at the start of the episode.
     """
     f = graph.nodes
     live = f.op != ops.HOLE
@@ -122,7 +127,7 @@ def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> G
     outputs = graph.globals.outputs
     is_output = jnp.zeros(live.shape, bool).at[jnp.maximum(outputs, 0)].max(outputs > 0)
     args = args_of(graph)
-    # What the arguments look like is part of the node: the paper's edge features, by slot.
+    # The arguments' shapes, by position, are features of the node; in the paper, of the edges.
     of_args = jnp.where((args > 0)[..., None], (_log(f.shape) / 8)[args], 0.0)
     columns = [
         _log(f.shape) / 8,
@@ -149,11 +154,11 @@ def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> G
 
 
 def _log(values: jax.Array) -> jax.Array:
-    """Logarithms of integers of either sign."""
+    """Return sign(v) log2(1 + |v|) of integers."""
     v = values.astype(jnp.float32)
     return jnp.sign(v) * jnp.log2(1.0 + jnp.abs(v))
 
 
 def _share(share: jax.Array) -> jax.Array:
-    """A share of the whole time, of either sign, so that a thousandth can still be told from 0."""
+    """Scale a share of the whole time, of either sign, so that 0.001 still differs from 0."""
     return jnp.sign(share) * jnp.log2(1.0 + 1e3 * jnp.abs(share)) / 2

@@ -1,4 +1,4 @@
-"""Training a policy further on the program at hand, inside the budget of its search."""
+"""Training a policy further on the program at hand, within the budget of its search."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from xrl_jax.search.states import in_one_bucket
 
 @dataclasses.dataclass(frozen=True)
 class FineTune:
-    """Training on the program under what its regions take. Ctrl-C ends it, and goes on to the
-    search.
+    """Trains a policy on the program, under costs from timings of its regions. Ctrl-C ends the
+    training, and the search goes on.
 
     Attributes:
-      share: of the search's time.
-      timing: of that, at most, for the regions of the program.
-      least_seconds: with less it does nothing: compiling takes most of them.
-      envs: environments side by side.
-      updates: at most; the learning rate decays as if there were so many.
+      share: of the search's time, used for this training.
+      timing: of the training's time, at most, for timing the regions of the program.
+      least_seconds: with less time nothing is done, because compiling takes most of it.
+      envs: number of environments.
+      updates: maximum number; the learning rate decays as if all were made.
       learning_rate: of the first update.
     """
 
@@ -46,8 +46,8 @@ class FineTune:
     def __call__(
         self, config: NetworkConfig, weights: Any, problem: Problem, budget: Budget, key: jax.Array
     ) -> tuple[Any, int]:
-        """Weights after training, and how many updates that were: none where there is too little
-        time to compile it.
+        """Return the weights after training and the number of updates, 0 if the time is too short
+        to compile the training.
 
         Raises:
           GraphError: the program is too large for one environment.
@@ -62,7 +62,8 @@ class FineTune:
                 for graph in in_one_bucket(problem.program):
                     priced, _ = price(oracle.costs, graph)
                     measure_graph(oracle, priced, part, budget.measurements)
-                # As what is shipped was trained: what was not timed must not look like a gain.
+                # Pessimistic, as in the training of the shipped policy: what was not timed must not
+                # look like a gain.
                 costs = pessimistic_costs(oracle.costs)
                 start = start_of(problem.program, problem.rules, costs)
                 batch = jax.tree.map(lambda v: jnp.repeat(v[None], self.envs, axis=0), start)

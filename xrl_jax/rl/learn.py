@@ -17,10 +17,10 @@ from xrl_jax.rl.train_config import TrainConfig
 
 
 class Metrics(NamedTuple):
-    """What one update tells; means over the rollout."""
+    """Metrics of one update; means over the rollout."""
 
     reward: jax.Array  # of a step, percent
-    best: jax.Array  # [B] least seconds met so far, relative to the start
+    best: jax.Array  # [B] least seconds seen so far, relative to the start
     entropy: jax.Array  # nats
     value_loss: jax.Array
     kl: jax.Array  # approximate, of the last minibatch
@@ -29,15 +29,15 @@ class Metrics(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What each step of a minibatch counts in its means."""
+    """The weights of a minibatch's steps in its means."""
 
-    of_steps: jax.Array
-    of_actions: jax.Array  # of those in which something was decided
+    of_steps: jax.Array  # in means over the steps that count
+    of_actions: jax.Array  # in means over the steps in which something was decided
 
 
 @dataclass(frozen=True)
 class Learner:
-    """PPO on what a collector has recorded."""
+    """Learns by PPO from the rollouts of a collector."""
 
     collector: Collector
 
@@ -46,7 +46,7 @@ class Learner:
         return self.collector.config
 
     def _mean(self, values: Any) -> Any:
-        """Over the devices."""
+        """Return the mean over the devices."""
         axis = self.collector.axis
         return values if axis is None else jax.lax.pmean(values, axis)
 
@@ -59,10 +59,10 @@ class Learner:
         target: jax.Array,
         share: Shares,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """What is minimised; and value loss, entropy, divergence: all parts of means."""
+        """Return the loss and (value loss, entropy, KL divergence): this part's share of means."""
         logits, value = self.collector.evaluate(weights, batch.seen, params)
         counted = batch.asked, batch.maskable
-        # Of a step in which nothing was decided only the value is learned.
+        # From a step in which nothing was decided, only the value is learned.
         log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
         ratio = jnp.exp(log_prob - batch.log_prob)
         gain = ppo.clipped_surrogate(ratio, advantage, self.config.clip) @ share.of_actions
@@ -80,7 +80,7 @@ class Learner:
         advantage: jax.Array,
         target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
-        """Value loss, entropy, divergence, and the gradient: means, added up part by part."""
+        """Return (value loss, entropy, KL divergence) and the gradient, summed part by part."""
         decides = batch.asked | jnp.any(batch.maskable, axis=1)
         advantage = ppo.normalised(advantage, decides)
         share = Shares(ppo.shares(batch.counts), ppo.shares(decides))
@@ -95,7 +95,7 @@ class Learner:
     def learn(
         self, state: TrainState, params: EnvParams, transitions: Transition
     ) -> tuple[TrainState, Metrics]:
-        """Update the weights by a rollout."""
+        """Update the weights by PPO on a rollout; return the new state and metrics."""
         last = self.collector.evaluate(
             state.weights, self.collector.see(state.envs, params), params
         ).value

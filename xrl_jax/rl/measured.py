@@ -1,15 +1,15 @@
-"""Rewards that were measured: what the programs of the environments take, every few steps.
+"""Rewards from measurements: the programs of the environments are timed every few steps.
 
-A *segment* is what one `Training.collect` gives: some steps of every environment, after which its
-program is timed. An episode that ends within a segment waits for the timing. What a segment has
-saved is known at its end only; until then predictions shape the reward (Ng, Harada, Russell, ICML
-1999), which leaves the best policy what it is:
+A *segment* is the result of one `Training.collect`: some steps of every environment, after which
+its program is timed. An episode that ends within a segment waits for the timing. The saving of a
+segment is known only at its end; until then the reward is shaped by predictions (Ng, Harada,
+Russell, ICML 1999), which does not change the optimal policy:
 
     r_t = m_t + g_t Phi(s_{t+1}) - Phi(s_t)
 
-g_t is the discount of the step, 1 within a macro-action; m_t is 100 (RT_{t-1} - RT_t) / RT_0 of
-X-RLflow where RT_t was measured, else 0; Phi is the percent that the model says were saved since
-the last measurement, and 0 where one has just been made.
+g_t is the discount of the step, 1 within a macro-action. m_t is X-RLflow's
+100 (RT_{t-1} - RT_t) / RT_0 where RT_t was measured, else 0. Phi is the saving since the last
+measurement that the cost model predicts, in percent, and 0 directly after a measurement.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.transform.union import divided
 
-# What the program of an environment takes, relative to the one it began from; NaN where it cannot
-# be timed.
+# (index of an environment, its state) -> measured time of its program, relative to the program it
+# began from; NaN if it cannot be timed.
 RelativeTime = Callable[[int, EnvState], float]
 
 
 def shaped_rewards(
     potential: jax.Array, counts: jax.Array, saved: jax.Array, discounts: jax.Array
 ) -> jax.Array:
-    """Rewards [T] of a segment; without discount, their sum is `saved`.
+    """Return the shaped rewards [T] of a segment; without discount, their sum is `saved`.
 
     Args:
       potential: [T + 1] Phi of the states; 0 before the first step that counts.
-      counts: [T] bool, which steps do.
-      saved: percent, measured after the segment; NaN where that failed: the model is believed.
+      counts: [T] bool, which steps count.
+      saved: percent, measured after the segment; if NaN (it failed), the prediction is used.
       discounts: [T].
     """
     last = counts & (jnp.cumsum(counts) == jnp.sum(counts))
@@ -57,22 +57,22 @@ def shaped_rewards(
 
 
 def bonus_rewards(counts: jax.Array, saved: jax.Array, bonus: float) -> jax.Array:
-    """Rewards [T] of a segment as in X-RLflow: what was measured in the last step that counts, and
-    a bonus for the others.
+    """Return the rewards [T] of a segment as in X-RLflow: the measured saving in the last step that
+    counts, and a bonus in the others.
 
     Args:
-      counts, saved: as for `shaped_rewards`, but nothing is saved where measuring failed.
+      counts, saved: as for `shaped_rewards`, except that a failed measurement saves nothing.
     """
     last = counts & (jnp.cumsum(counts) == jnp.sum(counts))
     return jnp.where(counts, jnp.where(last, jnp.nan_to_num(saved), bonus), 0.0)
 
 
 def potentials(before: jax.Array, after: jax.Array, counts: jax.Array) -> jax.Array:
-    """Seconds [T + 1] that were predicted to be saved since the segment, or its episode, began.
+    """Return the predicted savings [T + 1] in seconds since the segment, or its episode, began.
 
     Args:
-      before: predicted for the first state.
-      after: [T] predicted after each step.
+      before: predicted seconds of the first state.
+      after: [T] predicted seconds after each step.
       counts: [T] bool; a first step that does not count has begun an episode.
     """
     seconds = jnp.concatenate([before[None], after])
@@ -83,15 +83,15 @@ def potentials(before: jax.Array, after: jax.Array, counts: jax.Array) -> jax.Ar
 def advanced(
     before: np.ndarray, now: Sequence[float], noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percent saved [B], and what the next saving is measured from [B].
+    """Return the percent saved [B] and the relative times [B] that the next saving is counted from.
 
-    That stays where it was for as long as the change is within the noise, so that many small gains
+    These stay unchanged as long as the difference is within the noise, so that many small gains
     count in the end.
 
     Args:
-      before: [B] relative times that were measured.
-      now: [B] the same, measured now; NaN where that failed.
-      noise: relative difference below which two timings are alike.
+      before: [B] relative times that savings are counted from.
+      now: [B] relative times measured now; NaN where that failed.
+      noise: relative difference up to which two timings are considered equal.
     """
     found = np.asarray(now, np.float32)
     moved = np.abs(found / before - 1.0) > noise
@@ -100,7 +100,8 @@ def advanced(
 
 
 def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
-    """Times from the worker, in turn with the original; each program once, and kept in the store.
+    """Return a function that times programs in the worker, interleaved with the original. Each
+    program is timed once, and its timing is kept in the store.
 
     Args:
       programs: the original of each environment.
@@ -108,7 +109,7 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
 
     originals = {id(p): p for p in programs}
     references = {i: program_job(p, constants=oracle.constants) for i, p in originals.items()}
-    # By original and key.
+    # By original and program key.
     known = {(i, program_key(p)): 1.0 for i, p in originals.items()}
 
     def relative_time(index: int, state: EnvState) -> float:
@@ -117,7 +118,7 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
         place = original, program_key(now)
         if place not in known:
             job, relative = job_or_failure(now, (), constants=oracle.constants), None
-            if isinstance(job, Job):  # else a form cannot be traced, which costs itself only
+            if isinstance(job, Job):  # else a lowering cannot be traced
                 relative = oracle.time_against(job, references[original]).relative
             known[place] = float("nan") if relative is None else relative
         return known[place]
@@ -128,10 +129,10 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
 def measured_update(
     config: TrainConfig, relative_time: RelativeTime, *, interval: int, noise: float
 ) -> Callable[[TrainState, EnvParams], tuple[TrainState, Metrics]]:
-    """An update like `Training.update` whose rewards are measured: a loop on the host.
+    """Return an update like `Training.update` with measured rewards, as a loop on the host.
 
     Args:
-      relative_time: of (number of the environment, its state).
+      relative_time: called with the index of an environment and its state.
       interval: steps between two measurements, a divisor of `config.steps`; N = 5 in X-RLflow.
       noise: see `advanced`.
     """

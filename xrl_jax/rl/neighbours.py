@@ -1,10 +1,10 @@
-"""Sums over neighbours in a graph, which a GPU, too, adds up in one order.
+"""Sums over the neighbours of a graph's nodes, in a deterministic order on a GPU as well.
 
-Scattering adds up in any order, or, where it is always to be the same, as good as one after the
-other, which takes a GPU long; the matrix of a graph's edges is nearly all zeros and most of what a
-product with it reads. So where steps are wide a node adds up its few arguments as they are listed,
-and its users, of which there may be many, are put in order of what they read and added up by a scan
-that begins anew with each node.
+A scatter adds in any order or, if it has to be deterministic, almost sequentially, which is slow on
+a GPU. A product with the adjacency matrix is no better: that matrix is most of what the product
+reads, and nearly all zeros. So on a wide device a node adds its few arguments in the order they are
+listed. Its users, which may be many, are sorted by the node they read and added by a segmented
+scan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Neighbours = Callable[[jax.Array], jax.Array]  # [N, D] -> [N, D], sums over nei
 
 
 def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
-    """Sums along the edges, and against them."""
+    """Return two functions: one sums over each node's arguments, the other over its users."""
     exists = graph.senders > 0
     if not wide():
         return (
@@ -41,18 +41,18 @@ def _scattered(x: jax.Array, exists: jax.Array, start: jax.Array, end: jax.Array
 
 
 class _Edges(NamedTuple):
-    """The edges of a graph from both sides."""
+    """The edges of a graph, listed by their receivers and by their senders."""
 
-    args: jax.Array  # [N, MAX_ARGS] what each node reads; 0 for nothing
-    users: jax.Array  # [E] what reads, in order of what it reads
-    first: jax.Array  # [E] bool, of those that read the same
-    last: jax.Array  # [N] places of the last users of each node; -1 where it has none
+    args: jax.Array  # [N, MAX_ARGS] arguments of each node; 0 for none
+    users: jax.Array  # [E] receivers of the edges, sorted by sender
+    first: jax.Array  # [E] bool, whether it is the first user of its sender
+    last: jax.Array  # [N] position in `users` of each node's last user; -1 if it has none
 
 
 def _edges(graph: GraphFeatures, exists: jax.Array) -> _Edges:
     n, slot = graph.lowering.shape[0], jnp.arange(ops.MAX_ARGS)
     reads = jnp.zeros(n, jnp.int32).at[graph.receivers].add(exists)
-    at = (jnp.cumsum(reads) - reads)[:, None] + slot  # edges are in order of their receivers
+    at = (jnp.cumsum(reads) - reads)[:, None] + slot  # edges are sorted by their receivers
     args = jnp.where(slot < reads[:, None], graph.senders[at], 0)
     read = jnp.where(exists, graph.senders, n)
     order = jnp.argsort(read)
@@ -79,7 +79,7 @@ _Sum = Callable[[jax.Array, _Edges], jax.Array]
 
 
 def _with_gradient(total: _Sum, turned: _Sum) -> _Sum:
-    """A sum along edges, whose gradient is that along the same edges turned round."""
+    """Return the sum `total` along edges, with the sum along the reversed edges as its gradient."""
 
     def forward(x: jax.Array, edges: _Edges) -> tuple[jax.Array, _Edges]:
         return total(x, edges), edges

@@ -1,13 +1,13 @@
-"""The policy: a graph attention network over the nodes, a score for each candidate.
+"""The policy: a graph attention network over the nodes, and a score for each candidate.
 
-After X-RLflow (He, Parker, Yoneki, MLSys 2023): nodes take up their edges, k layers of graph
-attention follow, and a global update:
+It follows X-RLflow (He, Parker, Yoneki, MLSys 2023): an update of nodes from their edges, k layers
+of graph attention, and a global update:
 
     h_i' = s(W (sum_j e_ij || h_i)),    h_i' = s(sum_j a_ij W h_j),    g' = s(W (sum_i h_i || g))
 
-Here attention goes both ways along the edges, in several heads, with residuals and normalisation;
-and a candidate is scored from what it touches, what it makes, its rule and the whole, so that their
-order and number do not matter.
+Here attention follows the edges in both directions, with several heads, residual connections and
+layer normalisation. A candidate is scored from the nodes it touches, the operators it makes, its
+rule and the global state, so the order and number of candidates do not matter.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from xrl_jax.rl.neighbours import Neighbours, neighbours_of
 from xrl_jax.rl.rows import rows
 from xrl_jax.runtime.engine_jit import wide
 
-NEVER = -1e9  # logit of an action that does nothing
-_MOST_LOGIT = 8.0  # of attention
-_APPROVES_GAINS = 3.0  # logit before training; of what loses it is 0
+NEVER = -1e9  # logit of an action without effect
+_MOST_LOGIT = 8.0  # bound of attention logits
+_APPROVES_GAINS = 3.0  # mask logit, before training, of a candidate that gains; 0 if it loses
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Sizes of the policy.
+    """Configuration of the policy network.
 
     Attributes:
       width: of a node's embedding; a multiple of `heads`.
-      layers: graph attention layers; 5 in X-RLflow.
-      heads: of each; 1 in X-RLflow.
-      encoder: "touched" scores a candidate by the nodes it touches; "candidates", X-RLflow's way,
-        encodes the graph that each one would make (`rl.candidates`).
-      slots: of candidates that "candidates" is bound to; 500 in X-RLflow.
-      n_rules: how many rules can be told apart.
+      layers: number of graph attention layers; 5 in X-RLflow.
+      heads: of each layer; 1 in X-RLflow.
+      encoder: "touched" scores a candidate by the nodes it touches; "candidates", as in X-RLflow,
+        encodes the graph that each candidate would make (`rl.candidates`).
+      slots: number of candidate slots that "candidates" requires; 500 in X-RLflow.
+      n_rules: number of rules that the policy distinguishes.
       prior_scale: weight of an action's predicted gain before training; with 2, one that saves a
         percent of the time is some 30 times as probable as one that saves nothing. 0 in X-RLflow.
-      macro_actions: rules may be applied at many places at once (`rl.env`); not in X-RLflow, and
-        not with "candidates".
+      macro_actions: whether rules may be applied at many places at once (`rl.env`); not in
+        X-RLflow, and not with "candidates".
     """
 
     width: int = 32
@@ -70,20 +70,20 @@ class NetworkConfig:
 
 
 class Output(NamedTuple):
-    """What the network says of a state."""
+    """The network's output for a state."""
 
-    logits: Logits  # of what can be done; indices that do nothing are masked
+    logits: Logits  # of the actions; indices without effect are masked
     value: jax.Array  # scalar, expected return
 
 
 class Attention(nn.Module):
-    """Graph attention (Velickovic et al., ICLR 2018) along the edges, one way.
+    """Graph attention (Velickovic et al., ICLR 2018) in one direction of the edges.
 
-    Call with nodes [N, D] and what sums over neighbours -> [N, D].
+    Call with nodes [N, D] and a function that sums over neighbours; returns [N, D].
 
-    The logits are linear: what the receiver adds to all of its neighbours' logits cancels, so that
-    a_ij is exp(s_j) over the sum of exp(s_k). Weighted values and weights are then sums over
-    neighbours, which are all that has to follow the edges.
+    The logits are linear: the receiver's contribution is the same for all its neighbours and
+    cancels, so that a_ij = exp(s_j) / sum_k exp(s_k). Numerator and denominator are then two sums
+    over neighbours, and nothing else has to follow the edges.
     """
 
     width: int
@@ -98,15 +98,15 @@ class Attention(nn.Module):
         return both[:, : self.width] / jnp.maximum(self.columns(both[:, self.width :]), 1e-6)
 
     def columns(self, of_heads: jax.Array) -> jax.Array:
-        """What each head has, [N, heads], for all of its columns."""
+        """Repeat the value of each head, [N, heads], for all of its columns, [N, width]."""
         each = self.width // self.heads
         if wide():
             return jnp.repeat(of_heads, each, axis=1)
-        return of_heads @ jnp.repeat(jnp.eye(self.heads), each, axis=1)  # sooner done on a CPU
+        return of_heads @ jnp.repeat(jnp.eye(self.heads), each, axis=1)  # faster on a CPU
 
 
 class Embedding(nn.Module):
-    """Rows [..., width] of a table by codes [...]."""
+    """Looks up rows [..., width] of a learned table by codes [...]."""
 
     n: int
     width: int
@@ -118,7 +118,7 @@ class Embedding(nn.Module):
 
 
 class PolicyNetwork(nn.Module):
-    """Logits and value of one observation; vmap for more."""
+    """Computes logits and value of one observation; use vmap for a batch."""
 
     config: NetworkConfig
 
@@ -149,9 +149,9 @@ class PolicyNetwork(nn.Module):
         candidates += nn.Dense(c.width)(whole)
         candidates = nn.relu(nn.Dense(c.width)(nn.relu(candidates)))
         small = nn.initializers.orthogonal(0.01)
-        # What an action is predicted to gain counts directly, and from the start: training begins
-        # with what greedy search does, at some temperature, and not with a random walk. A loss
-        # counts for nothing there: where nothing gains, all that loses is as likely.
+        # The predicted gain of an action enters its score directly, even before training, which
+        # thus begins with greedy search at some temperature, not with a random walk. A predicted
+        # loss does not enter there: where nothing gains, all losing actions are equally likely.
         scores = nn.Dense(KINDS, kernel_init=small)(candidates)
         by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
         gains = nn.initializers.constant(by_gain)

@@ -1,12 +1,13 @@
-"""Overrides: rollouts that decide otherwise, in one place or about one rule, than the policy does.
+"""Overrides: rollouts that deviate from the policy at one place or about one rule.
 
-A policy's most probable actions are right in most places and wrong in some, and which these are is
-seen at the end of a rollout only. Drawn actions err in every place a little, so that in a network
-of many blocks one is hardly ever right in all of them. An override leaves all to the policy but one
-decision: a rule is not applied, or not at one node, or it is applied at one where it was not.
-Overrides of which each by itself saves something are kept together. Where a policy accepts a loss
-in places that never repay it, no single override may make up for all of them: a rollout that met
-nothing better than its start is judged by where it ended, so that each of these overrides counts.
+A policy's most probable actions are right at most places and wrong at some, and which these are is
+known only at the end of a rollout. Sampled actions err a little everywhere, so that in a network of
+many blocks a sampled rollout is hardly ever right in all of them. An override leaves all decisions
+to the policy but one: a rule is not applied, or not at one node, or it is applied at a node where
+it was not. Overrides that each save something on their own are combined. If a policy accepts a loss
+at several places that never repay it, no single override may make up for all of them. A rollout
+that reached nothing better than its start is therefore judged by its last state, so that each of
+these overrides counts.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from xrl_jax.rl.decode import Trail
 from xrl_jax.rl.env import EnvParams, EnvState, Start, rules_of
 
 ANYWHERE = -1  # in place of a root
-_SLOTS = 64  # for overrides of a rollout
-_BARRED, _FIRST = -1e4, 1e4  # added to logits
-_SAVES = 1e-4  # share of the time that is more than rounding
-_FEW = 512  # decisions that are looked at one by one; of more, only what is done about each rule
+_SLOTS = 64  # overrides that a rollout has room for
+_BARRED, _FIRST = -1e4, 1e4  # added to logits, to bar an action or to take it first
+_SAVES = 1e-4  # a difference above this share of the time is more than rounding
+_FEW = 512  # most decisions at single nodes to be tried; if there are more, only whole rules are
 
 
 class Override(NamedTuple):
-    """What is added to the logits of candidates of a rule at one root, or `ANYWHERE`."""
+    """A bias added to the logits of a rule's candidates at one root, or `ANYWHERE`."""
 
     rule: int  # index
     root: int  # slot
@@ -41,7 +42,7 @@ class Override(NamedTuple):
 
 
 class Overrides(NamedTuple):
-    """Overrides of one rollout [E]; the rule is -1 where there is none."""
+    """The overrides of one rollout as arrays [E]; the rule is -1 in unused entries."""
 
     rule: jax.Array  # int32
     root: jax.Array  # int32
@@ -49,25 +50,25 @@ class Overrides(NamedTuple):
 
 
 class RolloutOutcome(NamedTuple):
-    """What came of a rollout with overrides."""
+    """The outcome of a rollout with overrides."""
 
-    seconds: float  # the least it met
-    rewrites: int  # that led there
-    end: float  # seconds at its end; infinite where it rewrote nothing
-    # See `choices`; one rollout's of a round are asked for.
+    seconds: float  # of its cheapest state
+    rewrites: int  # how many led there
+    end: float  # seconds at its end; infinite if it rewrote nothing
+    # See `choices`; computed on demand, because a round needs them of one rollout only.
     choices: Callable[[], tuple[Override, ...]]
 
 
 def packed(overrides: Sequence[Override]) -> Overrides:
-    """As arrays of a size that does not change; the last are left out where there are too many."""
+    """Return overrides as arrays of a fixed size; the last are dropped if there are too many."""
     rows = [*overrides[:_SLOTS], *[Override(-1, ANYWHERE, 0.0)] * (_SLOTS - len(overrides))]
     rule, root, bias = (np.array(column) for column in zip(*rows, strict=True))
     return Overrides(jnp.int32(rule), jnp.int32(root), jnp.float32(bias))
 
 
 def overridden(logits: Logits, state: EnvState, params: EnvParams, overrides: Overrides) -> Logits:
-    """The logits with these overrides. A rule that is barred from one root may be taken as a
-    macro-action, which passes that root by.
+    """Return the logits with these overrides added. A rule that is barred from one root may still
+    be taken as a macro-action, which skips that root.
     """
     candidates = state.candidates
     of_rule = rules_of(candidates, params.table)[:, None] == overrides.rule
@@ -79,9 +80,10 @@ def overridden(logits: Logits, state: EnvState, params: EnvParams, overrides: Ov
 
 
 def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Override, ...]:
-    """What else might have been decided in a rollout [T, ...]: to bar a rule that fired, everywhere
-    or, where there are not too many, from one of the nodes there were; or to begin with one, of
-    those that match where the rollout began, that did not fire there.
+    """Return the overrides that change one decision of a rollout [T, ...].
+
+    Some bar, everywhere, a rule that fired. Others bar it from one node of the start's graph, or
+    first take a match of that graph that did not fire; these are left out if there are too many.
     """
     table, live = rules.table, np.asarray(start.graph.nodes.op) > 0
     rule_of = np.asarray(table.variant_rule)
@@ -103,18 +105,20 @@ def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Override,
 
 @dataclasses.dataclass
 class OverrideSearch:
-    """Which overrides save something, for rollouts that begin in one way. Of those found at a time
-    the best is kept, or all of them together where that takes less, until none saves anything more.
-    What is kept first decides where that ends, so it then begins again with another.
+    """A search for overrides that save something, for rollouts from one program.
+
+    Of the overrides that save something in a round, the best is kept, or all of them if together
+    they save more, until none saves anything more. The result depends on which override was kept
+    first, so the search then begins again and keeps another one first.
 
     Attributes:
-      rng: shuffles what is tried.
-      again: how often it may begin again.
-      kept: the overrides that are.
-      contenders: of these the best becomes `kept`; `kept` is the first.
-      untried: overrides to try in addition, each by itself; None before the first rollout.
-      changed: `kept` has changed since `untried` was filled.
-      firsts: what was kept first, each time.
+      rng: shuffles the overrides to try.
+      again: how often the search may still begin again.
+      kept: the overrides that are kept.
+      contenders: sets of overrides of which the best becomes `kept`; the first is `kept`.
+      untried: overrides to try in addition to `kept`, one by one; None before the first rollout.
+      changed: whether `kept` has changed since `untried` was filled.
+      firsts: the override that was kept first each time.
     """
 
     rng: np.random.Generator
@@ -127,11 +131,11 @@ class OverrideSearch:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything left to try."""
+        """Whether any override is left to try."""
         return self.untried is None or bool(self.untried) or len(self.contenders) > 1
 
     def plan(self, n: int) -> list[tuple[Override, ...]]:
-        """Overrides of up to `n` rollouts, which take the most probable actions."""
+        """Return the overrides of up to `n` rollouts, which take the most probable actions."""
         room = max(n - len(self.contenders), 0)
         trying = (self.untried or ())[:room]
         self.untried = self.untried and self.untried[room:]
@@ -140,7 +144,7 @@ class OverrideSearch:
     def learn(
         self, plan: Sequence[tuple[Override, ...]], outcomes: Sequence[RolloutOutcome]
     ) -> None:
-        """What came of the rollouts of the last plan."""
+        """Update the search by the outcomes of the last plan's rollouts."""
         n = len(self.contenders)
         best = min(range(n), key=lambda i: outcomes[i][:3])
         base, now = outcomes[best], self.contenders[best]
@@ -165,15 +169,16 @@ class OverrideSearch:
             self.kept, self.contenders, self.untried = (), ((),), None
 
     def _shuffled(self, found: Sequence[Override]) -> tuple[Override, ...]:
-        """What bars whole rules first."""
+        """Return overrides of whole rules first, then the others in random order."""
         wide = [override for override in found if override.root == ANYWHERE]
         narrow = [override for override in found if override.root != ANYWHERE]
         return (*wide, *(narrow[i] for i in self.rng.permutation(len(narrow))))
 
 
 def _better(one: RolloutOutcome, other: RolloutOutcome) -> bool:
-    """Whether it saves time, or as much by fewer rewrites: what does nothing for predictions costs
-    what these do not know of. Of two that saved nothing, what ended lower.
+    """Return whether `one` takes less time than `other`, or the same after fewer rewrites, because
+    rewrites without predicted gain may have costs that predictions miss. If neither reached
+    anything better than its start, the one that ended lower is better.
     """
     if one.seconds < (1.0 - _SAVES) * other.seconds:
         return True

@@ -1,7 +1,7 @@
-"""Trained policies as files: weights, sizes, and what the rows of their tables stand for.
+"""Trained policies as files: weights, configuration, and the names of their tables' rows.
 
-Operators, forms and rules come and go; a policy keeps their names, and its tables are put in the
-order of those that there are now. What it has never met gets the mean of what it has.
+Operators, lowerings and rules differ between versions. A policy therefore stores their names, and
+its tables are reordered to match the current ones. A name it does not have gets the mean row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xrl_jax.runtime.files import replacing
 
 FORMAT = 4
 SHIPPED = Path(__file__).parent / "policy.msgpack"
-_SEEN = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers that the weights multiply
+_SEEN = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers of features that the weights multiply
 
 
 class PolicyError(ValueError):
@@ -37,7 +37,7 @@ class Policy:
     """Weights of a `PolicyNetwork` and the names of its tables' rows.
 
     Attributes:
-      trained: how, in one line: networks, steps, seed.
+      trained: how it was trained, in one line: networks, steps, seed.
     """
 
     config: NetworkConfig
@@ -48,8 +48,9 @@ class Policy:
     trained: str = ""
 
     def fitted(self, rules: CompiledRules) -> tuple[NetworkConfig, Any]:
-        """Sizes and weights for the rules, forms and operators that there are now. The weights are
-        NumPy's: those of a training over several devices would have all of them do the same.
+        """Return configuration and weights for the current rules, lowerings and operators. The
+        weights are NumPy arrays: JAX arrays from a training over several devices would make all of
+        these repeat the same work.
         """
         names = [r.name for r in rules.rules]
         config = dataclasses.replace(self.config, n_rules=max(len(names), 1))
@@ -70,7 +71,7 @@ class Policy:
         return config, fit(self.weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy, replacing a file that is there; raises OSError."""
+        """Write the policy, replacing an existing file; raises OSError."""
         values = {
             "format": FORMAT,
             "seen": list(_SEEN),
@@ -84,7 +85,7 @@ class Policy:
 
 
 def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
-    """The policy in a file; by default the one that comes with the package.
+    """Load a policy from a file, by default the one that comes with the package.
 
     Raises:
       PolicyError: the file is damaged, of another kind, or of another version.
@@ -96,7 +97,7 @@ def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
         version, seen = values["format"], tuple(values["seen"])
     except OSError:
         raise
-    except Exception as error:  # whatever msgpack makes of bytes that are not its own
+    except Exception as error:  # msgpack raises various errors on other bytes
         raise PolicyError(f"{path} is damaged or no policy: {error}") from error
     if version != FORMAT or seen != _SEEN:
         raise PolicyError(
@@ -115,7 +116,7 @@ def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
 
 
 def _rows(kernel: np.ndarray, old: Sequence[str], new: Sequence[str]) -> np.ndarray:
-    """Rows [len(new), D] of a table by name; the mean of the named ones for what is new."""
+    """Return the rows [len(new), D] of a table by name; unknown names get the mean of the old."""
     place = {name: i for i, name in enumerate(old)}
     unknown = kernel[: len(old)].mean(axis=0)
     return np.stack([kernel[place[n]] if n in place else unknown for n in new])

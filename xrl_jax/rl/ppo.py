@@ -1,4 +1,4 @@
-"""Proximal policy optimisation in pieces: advantages and losses, unbatched, and one update.
+"""The functions of proximal policy optimisation: rewards, advantages and loss terms, unbatched.
 
 Source: Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (clipped surrogate, eq. 7;
 J = L_clip - c1 L_vf + c2 L_entropy, eq. 9) and "High-Dimensional Continuous Control Using
@@ -21,18 +21,18 @@ def timed_reward(
     *,
     records: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The reward of a step, in percent, and the time that the next saving is counted from:
-    100 (RT_{t-1} - RT_t) / RT_0 of X-RLflow in the steps that are rewarded by time.
+    """Return the reward of a step, in percent, and the time that the next saving is counted from.
 
-    Elementwise, for arrays of one shape.
+    A step rewarded by time gets X-RLflow's 100 (RT_{t-1} - RT_t) / RT_0. Elementwise, for arrays of
+    one shape.
 
     Args:
-      timed: time last rewarded, relative to the start of the episode.
-      relative: the same after the step.
-      due: bool, this step is rewarded by time; any other gets the bonus.
-      counts: bool; false for a step that begins an episode, which gets nothing.
-      records: only a time below all before is rewarded, so that rewards add up to what the best
-        state saves.
+      timed: time at the last reward by time, relative to the start of the episode.
+      relative: time after the step, likewise relative.
+      due: bool, whether this step is rewarded by time; any other gets the bonus.
+      counts: bool; false for a step that begins an episode, which gets no reward.
+      records: reward only a time below all earlier ones, so that the rewards add up to the saving
+        of the best state.
     """
     chex.assert_equal_shape([timed, relative, due, counts])
     due = due & (relative < timed) if records else due
@@ -47,18 +47,18 @@ def advantages(
     values: jax.Array,
     lambdas: jax.Array,
 ) -> jax.Array:
-    """Generalised advantage estimates [T]:
+    """Return the generalised advantage estimates [T]:
 
         d_t = r_t + g_t v_{t+1} - v_t,    A_t = d_t + l_t g_t A_{t+1}, where no episode ends
 
-    With g_t = l_t = 1 the values after step t cancel: so are steps joined that one action caused.
+    With g_t = l_t = 1 the value after step t cancels; this joins the steps caused by one action.
 
     Args:
       rewards: [T].
-      discounts: [T] g_t; 0 where the episode terminated, else gamma: a truncated one goes on in the
-        value of its last state.
-      ends: [T] bool, the episode ended with this step, one way or the other.
-      values: [T + 1] v of the states, the one after the last step included.
+      discounts: [T] g_t; 0 where the episode terminated, else gamma: a truncated episode goes on in
+        the value of its last state.
+      ends: [T] bool, whether the episode ended with this step, terminated or truncated.
+      values: [T + 1] v of the states, including the one after the last step.
       lambdas: [T] l_t; 0 trusts the values, 1 the rewards.
     """
     chex.assert_rank([rewards, discounts, ends, values, lambdas], 1)
@@ -75,35 +75,35 @@ def advantages(
 
 
 def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
-    """min(r A, clip(r, 1 - epsilon, 1 + epsilon) A): what is maximised, elementwise."""
+    """Return the objective, elementwise: min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)."""
     clipped = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
 def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
-    """Logarithm of the probability of one action under logits [K]."""
-    # Not by index: the gradient of that scatters, see `rl.rows`.
+    """Return the log-probability of one action under logits [K]."""
+    # Not by indexing, whose gradient is a scatter, see `rl.rows`.
     return jnp.sum(jnp.where(jnp.arange(len(logits)) == action, jax.nn.log_softmax(logits), 0.0))
 
 
 def entropy(logits: jax.Array) -> jax.Array:
-    """Entropy in nats of a distribution [K] given by logits, of which some may be masked."""
+    """Return the entropy in nats of a distribution given by logits [K]; some may be masked."""
     log_probs = jax.nn.log_softmax(logits)
     probs = jnp.exp(log_probs)
     return -jnp.sum(jnp.where(probs > 0, probs * log_probs, 0.0))
 
 
 def shares(where: jax.Array) -> jax.Array:
-    """Weights that make a sum the mean of the values for which `where` holds."""
+    """Return weights that turn a sum into the mean of the values for which `where` holds."""
     return where / jnp.maximum(jnp.sum(where), 1)
 
 
 def mean_where(values: jax.Array, where: jax.Array) -> jax.Array:
-    """Mean of the values for which `where` holds; 0 if there are none."""
+    """Return the mean of the values for which `where` holds; 0 if there are none."""
     return jnp.sum(jnp.where(where, values, 0.0) * shares(where))
 
 
 def normalised(values: jax.Array, where: jax.Array) -> jax.Array:
-    """The values less their mean, divided by their standard deviation."""
+    """Return the values minus their mean, divided by their standard deviation (over `where`)."""
     centred = values - mean_where(values, where)
     return centred / jnp.sqrt(mean_where(centred**2, where) + 1e-8)

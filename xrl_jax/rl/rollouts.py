@@ -1,4 +1,4 @@
-"""Rollouts of a policy from a program, and the programs that they have met."""
+"""Rollouts of a policy from a program, and the programs that they reach."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
 from xrl_jax.transform.union import divided
 
-_TRAIL = Trail._make(range(len(Trail._fields)))  # its structure
+_TRAIL = Trail._make(range(len(Trail._fields)))  # a tree with the structure of a Trail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +36,21 @@ class RolloutConfig:
     """Hyperparameters of the rollouts of a round.
 
     Attributes:
-      nodes: of all rollouts at once; small graphs have room for more rollouts.
-      fewest, most: rollouts at once; multiples of `batch`.
-      batch: rollouts that are computed together; batches run side by side, one on each core.
-      bucket_share: of the bucket's slots are the rewrites of a macro-action made in one step: a
-        larger graph has more places.
-      least_rewrites, most_rewrites: in one step.
+      nodes: node slots of all rollouts at once, so that small graphs get more rollouts.
+      fewest, most: bounds on the number of rollouts at once; multiples of `batch`.
+      batch: rollouts that are computed together; batches run in parallel, one on each core.
+      bucket_share: rewrites of a macro-action in one step, as a share of the bucket's slots,
+        because a larger graph has more places.
+      least_rewrites, most_rewrites: bounds on the rewrites in one step.
       steps: of a rollout, at most.
       horizon: actions of a rollout, at most.
-      look_every: steps between two looks at the clock.
-      aimless: looks without a better state, after which all rollouts end.
-      few_slots, some_slots, most_slots: candidates that the policy sees: the first of these that
-        suffices at the start.
+      look_every: steps between two checks of the clock.
+      aimless: checks without a better state after which all rollouts end.
+      few_slots, some_slots, most_slots: numbers of candidates that the policy may see; the first
+        that suffices at the start is used, else the last.
 
     Raises:
-      ValueError: numbers do not fit each other; the message names them.
+      ValueError: a value is not positive, or values do not fit each other; the message names them.
     """
 
     nodes: int = 4096
@@ -84,33 +84,33 @@ class RolloutConfig:
             )
 
     def rollouts(self, bucket: int) -> int:
-        """How many rollouts of graphs in this bucket are made at once; a multiple of the batch."""
+        """Return how many rollouts run at once on graphs in this bucket; a multiple of `batch`."""
         fit = self.nodes // bucket // self.batch * self.batch
         return max(self.fewest, min(self.most, fit))
 
     def rewrites(self, bucket: int) -> int:
-        """How many rewrites of a macro-action are made in one step."""
+        """Return how many rewrites of a macro-action are made in one step, at most."""
         of_bucket = int(self.bucket_share * bucket)
         return min(max(of_bucket, self.least_rewrites), self.most_rewrites)
 
     def slots(self, candidates: int) -> int:
-        """How many candidates the policy sees, of so many."""
+        """Return how many candidates the policy sees, given how many there are."""
         sizes = (self.few_slots, self.some_slots)
         return next((s for s in sizes if s >= candidates), self.most_slots)
 
 
 class Met(NamedTuple):
-    """What rollouts from a program have come to."""
+    """The results of rollouts from a program."""
 
-    found: list[Found]  # the cheapest program of each rollout that met a cheaper one, best first
+    found: list[Found]  # the best of each rollout that reached a cheaper program, cheapest first
     outcomes: list[RolloutOutcome]  # of each rollout with overrides
-    candidates: int  # how many there were to choose from, in all
-    most: int  # in one state, of which the policy saw no more than there are slots
+    candidates: int  # how many there were to choose from, in all states
+    most: int  # the same in one state, at most; the policy saw no more than there are slots
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A policy at work under one rule table."""
+    """Runs a policy under one rule table."""
 
     config: NetworkConfig
     weights: Any
@@ -118,7 +118,7 @@ class Decoder:
     how: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
     def slots_for(self, start: Start) -> int:
-        """How many candidates the policy is to see."""
+        """Return how many candidates the policy is to see from this start."""
         n = int(np.bitwise_count(np.asarray(start.masks)).sum())
         return agent_of(self.config).slots or self.how.slots(n)
 
@@ -133,15 +133,15 @@ class Decoder:
         slots: int,
         over: Callable[[], bool],
     ) -> Met:
-        """Follow the policy from a program, several times at once.
+        """Follow the policy from a program in several rollouts at once.
 
         Args:
           begun: the program, with the steps that led to it.
-          start: made of it, under these costs.
+          start: of this program under these costs.
           plan: overrides of the first rollouts, which take the most probable actions; the others
-            draw theirs.
-          slots: candidates that the policy sees; another number has to be compiled.
-          over: asked every now and then whether there is no time left.
+            sample theirs.
+          slots: how many candidates the policy sees; every new number has to be compiled.
+          over: called every `look_every` steps; returns whether the rollouts must end.
         """
         how, bucket = self.how, len(start.masks)
         params = EnvParams(
@@ -162,13 +162,14 @@ class Decoder:
             lambda *v: jnp.stack(v).reshape(-1, how.batch, len(v[0])), *overrides
         )
         to_go = functools.partial(_following(self.config, how.look_every), self.weights, params)
-        go_on = under_own_settings(_waited_for(to_go))  # settings are a thread's own
+        go_on = under_own_settings(_waited_for(to_go))  # settings are per thread
         with ThreadPoolExecutor(usable_cores()) as pool:
             for k in jax.random.split(key, how.steps // how.look_every):
-                # All with overrides have one key, so they see the same of many candidates.
+                # All rollouts with overrides share a key, so that they see the same candidates
+                # where only some are listed.
                 keys = jax.random.split(k, n)[np.where(draws, np.arange(n), 0)]
                 keys = keys.reshape(-1, how.batch)
-                # Two threads that find nothing compiled would both compile.
+                # The first time in one thread: several would compile the same function each.
                 mapped = pool.map if parts else map
                 each = (jax.tree.map(lambda v, i=i: v[i], overrides) for i in range(len(batches)))
                 made = list(mapped(go_on, batches, keys, temperatures, each))
@@ -194,7 +195,9 @@ class Decoder:
 
 @functools.cache
 def _following(config: NetworkConfig, n_steps: int) -> Any:
-    """So many steps of a batch of rollouts; traced and compiled once for each bucket."""
+    """Return a function that advances a batch of rollouts by `n_steps` steps; it is traced and
+    compiled once for each bucket.
+    """
 
     def steps(
         weights: Any,
@@ -222,17 +225,17 @@ def _following(config: NetworkConfig, n_steps: int) -> Any:
 
 
 def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which ends when its arrays are there: a thread is to have but one batch."""
+    """Wrap a function to wait for its arrays, so that a thread runs one batch at a time."""
     return lambda *args: jax.block_until_ready(fn(*args))
 
 
 def _in_one(batches: list[Any]) -> Any:
-    """Batches [B, ...] as one, of NumPy's arrays."""
+    """Concatenate batches [B, ...] as NumPy arrays."""
     return jax.tree.map(lambda *v: np.concatenate([np.asarray(x) for x in v]), *batches)
 
 
 def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> RolloutOutcome:
-    """What came of one rollout."""
+    """Return the outcome of one rollout."""
     made = trail.variant >= 0
     rewrites = int(made[: int(best.steps)].sum())
     end = float(trail.seconds[-1]) if made.any() else math.inf
@@ -241,7 +244,7 @@ def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Ro
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
-    """The program of the cheapest state of one rollout."""
+    """Return the program of the cheapest state of one rollout."""
     rule_of = np.asarray(rules.table.variant_rule)
     seconds = [float(start.seconds), *map(float, trail.seconds)]
     steps = []

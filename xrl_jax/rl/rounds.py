@@ -1,7 +1,7 @@
-"""The rounds of a search by a trained policy: what it has met, what it times, what it goes on from.
+"""The rounds of a search by a trained policy: where they begin, what they time and what they keep.
 
-Rounds that explore follow optimistic estimates of untimed lowerings and time operators; the others
-follow pessimistic ones and time programs whole.
+Rounds that explore use optimistic estimates of untimed lowerings and time operators; the others
+use pessimistic estimates and time whole programs.
 """
 
 from __future__ import annotations
@@ -41,25 +41,29 @@ class RoundsConfig:
     """Hyperparameters of the rounds.
 
     Attributes:
-      start: of the time, at most, for the operators of the original.
-      regions: of the time left, at most, for the operators of a round's cheapest programs.
-      few: of the timings left, where they are bounded, at most, for the operators of the original
-        and of a round's programs: the others are for whole programs.
-      timed, whole: programs timed whole in a round: so many, and more while that takes no longer
-        than this share of the time left.
-      hope: what is timed whole is predicted to take at most so many times what the fastest does.
-      better: of the best so far must be left, for a program to be better.
-      explores: rounds that explore before one that times programs; all but the last of them begin
-        anew.
-      untimed: share of the time without such a round after which the next does not explore.
+      start: share of the time, at most, for timing the operators of the original.
+      regions: share of the time left, at most, for timing the operators of a round's cheapest
+        programs.
+      few: share of the timings left, if these are bounded, at most, for the operators of the
+        original and of a round's programs; the others are for whole programs.
+      timed, whole: `timed` programs are timed whole in a round, and more while that takes no longer
+        than the share `whole` of the time left.
+      hope: a program is timed whole only if its predicted time is at most this multiple of the
+        prediction for the fastest.
+      better: a program is better if it takes less than this share of the best so far.
+      explores: number of exploring rounds before one that times programs; all but the last of them
+        begin anew.
+      untimed: share of the time without timed programs after which the next round does not explore.
       late: share of the time after which all rounds time programs.
-      learns: operators that are timed in a round that explores: these timings calibrate predictions
-        for similar operators, so the next rollouts avoid what has disappointed.
-      at_once: operators that are timed before programs are ranked anew.
-      stalled: rounds without a better program, after which a search ends if no override is untried.
-      kept: programs that a search ends with.
-      waiting: programs that may be timed whole in a later round.
-      drawn: rollouts of a round, at least, that draw their actions; the others have overrides.
+      learns: operators timed in an exploring round; these timings calibrate predictions for similar
+        operators, so the next rollouts avoid rewrites that have disappointed.
+      at_once: operators that are timed before programs are ranked again.
+      stalled: rounds in a row that learned nothing (`Rounds.turn`) after which a search ends if no
+        override is untried.
+      kept: number of programs that a search returns.
+      waiting: number of programs that may be timed whole in a later round.
+      drawn: least number of rollouts of a round that sample their actions; the others have
+        overrides.
     """
 
     start: float = 0.15
@@ -82,17 +86,18 @@ class RoundsConfig:
 
 @dataclasses.dataclass
 class Rounds:
-    """What a search has met so far, and what it does in a round.
+    """The state of a search, and the steps of a round.
 
     Attributes:
       how: hyperparameters.
-      kept: programs by key.
-      waiting: those that were met and not timed whole.
-      timings: of programs whole, in turn with the original; by key.
-      reference: the original's job, where programs are timed whole.
-      slots: of candidates, those that the first round needs: others would have to be compiled.
-      overrides: what overrides save, by where rollouts begin.
-      timed_at: when a round that timed programs ended, in seconds of the search.
+      kept: programs that may be returned, by key; if programs are timed whole, only timed ones.
+      waiting: programs that were found but not timed whole, by key.
+      timings: of whole programs, interleaved with the original, by key.
+      reference: the original's job; None if programs are not timed whole.
+      slots: number of candidates that the policy sees, fixed by the first round, because another
+        number would have to be compiled.
+      overrides: a search for overrides for each program that rollouts have begun from.
+      timed_at: when the last round that timed programs ended, in seconds of the search.
     """
 
     how: RoundsConfig
@@ -113,23 +118,23 @@ class Rounds:
 
     @functools.cached_property
     def starts(self) -> tuple[Found, ...]:
-        """What rounds that begin anew begin from, in turn."""
+        """The programs to begin anew from, used in turn by the rounds that do so."""
         last = with_layout(self.original.program, FEATURES_LAST)
         try:
             united_bucket(last.program)
-        except GraphError:  # too large with its transposes: the original may fit
+        except GraphError:  # its transposes make it too large; the original may fit
             return (self.original,)
         same = last.program is self.original.program
         return (self.original,) if same else (self.original, Found(last.program, 0.0, last.steps))
 
     @functools.cached_property
     def bucket(self) -> int:
-        """Where rollouts are made: another would have to be compiled."""
+        """The bucket of all rollouts, because another one would have to be compiled."""
         return max(united_bucket(start.program) for start in self.starts)
 
     def to_go_on_from(self) -> Found:
-        """The best program so far; the original where none was timed whole, or where it has
-        outgrown the bucket.
+        """Return the best program so far; the original if none is kept, or if it has outgrown the
+        bucket.
         """
         best = self.original if not self.kept else self.results()[0]
         fits = bucket_for(united_size(best.program)) <= self.bucket
@@ -137,32 +142,37 @@ class Rounds:
 
     @property
     def pending(self) -> bool:
-        """Whether an override is untried of what rounds begin from; a former best is left."""
+        """Whether an override is untried for a program that rounds begin from; those of a former
+        best program are ignored.
+        """
         begun = (program_key(f.program) for f in (*self.starts, self.to_go_on_from()))
         return any(self.overrides[key].pending for key in begun if key in self.overrides)
 
     def measure(
         self, program: Program, clock: Stopwatch, limit: int | None, new: int | None = None
     ) -> int:
-        """Time the operators of a program, until so many timings were made in all; how many became
-        known.
+        """Time the operators of a program; return how many became known.
 
         Args:
-          new: bound for the timings that are made now.
+          limit: bound on the timings made in the whole search.
+          new: bound on the timings made by this call.
         """
         graph, _ = united(program, bucket=self.bucket)
         priced, _ = price(self.oracle.costs, graph)
         return measure_graph(self.oracle, priced, clock, limit, new)
 
     def limit_of_regions(self) -> int | None:
-        """How many timings may have been made when operators have had their share of those left."""
+        """Return how many timings the whole search may have made once operators have used their
+        share of those left; None for no bound.
+        """
         limit, spent = self.run.budget.measurements, self.oracle.spending.measurements
         return None if limit is None else spent + math.ceil(self.how.few * max(limit - spent, 0))
 
     def may_explore(self, explored: int) -> bool:
-        """Whether the next round explores, after so many that did: one where timings are bounded,
-        which are for programs rather; fewer where they take long, none where it is late; all where
-        no program is timed whole.
+        """Return whether the next round explores, after `explored` rounds in a row that did.
+
+        If timings are bounded, one round explores, because they are rather meant for programs.
+        Fewer explore if they take long, none if it is late, and all if no program is timed whole.
         """
         if self.reference is None:
             return True
@@ -173,16 +183,17 @@ class Rounds:
         return explored < most and not late
 
     def turn(self, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
-        """One round; whether it has learned anything that another may go by.
+        """Run one round; return whether it learned anything that another round may use.
 
         Args:
-          anew: what rollouts begin from; None for the best program so far.
+          anew: the program that rollouts begin from; None for the best so far.
           explores: untimed lowerings have an optimistic estimate, and operators are timed; else
-            programs are.
+            they have a pessimistic one, and programs are timed, too.
         """
         run, before = self.run, self.best()
         if anew is None and not self.kept and run.budget.measurements is None:
-            # The best is not known. Timings that are bounded are for what later rounds meet, too.
+            # No program was timed, so the best is unknown. Bounded timings are not spent here,
+            # because they are for the programs of later rounds, too.
             self.time_whole()
         begun = self.to_go_on_from() if anew is None else anew
         costs = self.oracle.costs if explores else pessimistic_costs(self.oracle.costs)
@@ -236,12 +247,13 @@ class Rounds:
         pessimistic: bool = False,
         most: int | None = None,
     ) -> int:
-        """Time the operators of programs, those of the cheapest first: what was not timed seems to
-        be faster than it is, and which is the cheapest changes with it. How many became known.
+        """Time the operators of programs, those of the cheapest first; return how many became
+        known. Programs are ranked again after a few timings, because an untimed operator seems to
+        be faster than it is, and its timing may change which program is the cheapest.
 
         Args:
           pessimistic: see `_ranked`.
-          most: operators that are timed.
+          most: number of operators after which this ends.
         """
         learned, limit = 0, self.limit_of_regions()
         while not clock.done and (most is None or learned < most):
@@ -254,19 +266,19 @@ class Rounds:
         return learned
 
     def best(self) -> float:
-        """What share of the original's time the best program so far takes."""
+        """Return the time of the best program so far as a share of the original's."""
         if self.reference is not None:
             return min([1.0, *map(relative, self.timings.values())])
         least = min((f.seconds for _, f in self._ranked(self.kept)), default=math.inf)
         return min(1.0, least / self.predicted())
 
     def predicted(self) -> float:
-        """Seconds of the original under the costs of now."""
+        """Return the predicted seconds of the original under the current costs."""
         return predicted(self.original.program, self.oracle.costs)
 
     def results(self) -> list[Found]:
-        """The best programs, best first, all predictions under the costs of now; where none was
-        timed whole yet, what is to be.
+        """Return the best programs, best first, with predictions under the current costs; if none
+        is kept yet, the cheapest of those that wait to be timed whole.
         """
         ranked = self._ranked(self.kept or self.waiting, pessimistic=not self.kept)
         if self.reference is not None and self.kept:
@@ -276,7 +288,7 @@ class Rounds:
     def _ranked(
         self, found: Mapping[Key, Found], *, pessimistic: bool = False
     ) -> list[tuple[Key, Found]]:
-        """Programs under the costs of now, the cheapest first.
+        """Return programs with predictions under the current costs, the cheapest first.
 
         Args:
           pessimistic: untimed lowerings have a pessimistic estimate.
@@ -290,11 +302,13 @@ class Rounds:
         return sorted(priced, key=lambda each: each[1].seconds)
 
     def time_whole(self) -> None:
-        """Time the most promising of those that wait, in turn with the original, unless that cannot
-        be timed; each corrects the costs that the next is chosen by. Every other choice is by
-        pessimistic estimates of untimed lowerings, the rest by optimistic ones: where few operators
-        were timed, the best have lowerings that were not. Where one way to choose leaves none hope,
-        the other is asked.
+        """Time the most promising of the waiting programs whole, interleaved with the original,
+        unless that cannot be timed.
+
+        Each timing corrects the costs by which the next program is chosen. Choices alternate
+        between pessimistic and optimistic estimates of untimed lowerings: where few operators were
+        timed, the best programs have lowerings that were not. If one kind of estimate leaves no
+        program with hope, the other is used.
         """
         if self.reference is None:
             return
@@ -320,7 +334,8 @@ class Rounds:
                 learn_from(self.oracle, timed, self.original.program)
 
     def _most_promising(self, *, pessimistic: bool) -> tuple[Key, Found] | None:
-        """Of the programs that wait the cheapest, unless the fastest timed whole leaves it no hope.
+        """Return the cheapest waiting program; None if there is none, or if its prediction is too
+        far above that of the fastest program timed whole (`RoundsConfig.hope`).
 
         Args:
           pessimistic: untimed lowerings have a pessimistic estimate.
@@ -334,5 +349,5 @@ class Rounds:
 
 
 def relative(timing: Timing) -> float:
-    """Time in turn with the original, as a share of its; infinite for what failed."""
+    """Return the time as a share of the original's, timed interleaved; infinite if it failed."""
     return math.inf if timing.relative is None else timing.relative

@@ -1,4 +1,4 @@
-"""Rows of a table by index, with gradients that a GPU can add up in one order."""
+"""Lookup of rows in a table, with gradients that a GPU can add in a deterministic order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from xrl_jax.runtime.engine_jit import wide
 
 
 def rows(table: jax.Array, index: jax.Array) -> jax.Array:
-    """`table[index]`: rows [..., D] of a table [n, D] by indices [...].
+    """Return `table[index]`: rows [..., D] of a table [n, D] by indices [...].
 
-    The gradient of a row that was read many times is a sum. Scattering adds it up in any order, or,
-    where it is always to be the same, as good as one after the other, which takes a GPU long. So
-    where steps are wide it is a product with a one-hot matrix.
+    The gradient of a row that was read many times is a sum. A scatter adds in any order or, if it
+    has to be deterministic, almost sequentially, which is slow on a GPU. So on a wide device the
+    gradient is a product with a one-hot matrix.
     """
     return _rows(len(table), table, index) if wide() else table[index]
 

@@ -1,17 +1,19 @@
 """Search by a trained policy: rollouts under predicted costs, whose best programs are timed.
 
-Each round follows the policy: by its most probable actions, by these but for one decision
-(`rl.overrides`), and by actions drawn. Up to three rounds explore, fewer where these take long:
-untimed lowerings have an optimistic estimate, and some operators of the programs that are met are
-timed, those of what is the cheapest by now first, a few at a time. In the next round untimed
-lowerings have a pessimistic estimate, and of the programs met so far the cheapest are timed whole,
-in turn with the original; each corrects the costs that the next is chosen by. This round goes on
-from the best program so far, as the third that explores, and the first that does times what was met
-before so that there is one; the other two begin from the original, since what was learned may make
-another way the better one, and every other time from the original with images features last where
-they cross the borders of folded bodies, where no rewrite can turn them. Nothing else is tried: what
-this finds, the policy has found. What its steps gain is reported as it was predicted when they were
-made.
+Each round follows the policy in several rollouts: with its most probable actions, with these except
+for one decision (`rl.overrides`), and with sampled actions. Up to three rounds in a row explore,
+fewer if they take long: untimed lowerings have an optimistic estimate, and some operators of the
+programs found are timed, a few at a time, those of the currently cheapest program first. In the
+next round untimed lowerings have a pessimistic estimate, and the cheapest programs found so far are
+timed whole, interleaved with the original. Each timing corrects the costs by which the next program
+is chosen.
+
+That round and the third exploring one begin from the best program so far; the first to do so times
+programs found before, so that there is a best one. The other two exploring rounds begin anew, since
+what was learned may make another path better: in turn from the original, and from the original with
+images features last where they cross the boundaries of folded bodies, where no rewrite can
+transpose them. Nothing else is tried: the policy has found every result. The gain of a step is
+reported as predicted when the step was made.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from xrl_jax.search.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class XRLflow:
-    """Rollouts of a policy.
+    """Search by rollouts of a policy.
 
     Attributes:
       policy: None for the one that comes with the package.
-      finetune: train it further on the program first.
-      whole: programs are timed whole; else the search goes by predictions alone.
+      finetune: trains the policy further on the program first; None for no such training.
+      whole: whether programs are timed whole; else the search relies on predictions alone.
       rounds: hyperparameters of the rounds.
       rollouts: hyperparameters of the rollouts in a round.
     """
@@ -53,7 +55,7 @@ class XRLflow:
     rollouts: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        """The best programs that rounds have met.
+        """Return the best programs that rounds have found.
 
         Raises:
           PolicyError: the policy does not fit this version.
@@ -75,7 +77,7 @@ class XRLflow:
 
 
 def _followed(search: Rounds, key: jax.Array, *, whole: bool) -> tuple[Found, ...]:
-    """The best programs that rounds have met, the original the last."""
+    """Run rounds until the search ends; return the best programs found, the original last."""
     run, how, original = search.run, search.how, search.original
     since = 0
     try:

@@ -1,7 +1,7 @@
 """Training a policy with PPO: `make_train(config)(key, params)` is one scan, to be jitted.
 
-Everything is a function of the key: the same key and the same costs give the same parameters, bit
-for bit. `jax.vmap(train, in_axes=(0, None))(keys, params)` trains several at once.
+Everything is a function of the key: the same key and the same costs give the same weights, bit for
+bit. `jax.vmap(train, in_axes=(0, None))(keys, params)` trains several policies at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from xrl_jax.rl.train_config import TrainConfig
 
 
 def restarted(state: TrainState) -> TrainState:
-    """With the next step, all environments begin a new episode."""
+    """Return the state such that all environments begin a new episode with their next step."""
     done = jnp.ones_like(state.envs.done)
     return state._replace(envs=state.envs._replace(done=done))
 
 
 class Training(NamedTuple):
-    """The pieces of a training: all pure, to be jitted by who calls them.
+    """The functions of a training, all pure and to be jitted by the caller.
 
-    `update` is `collect`, which acts in all environments and gives transitions [T, B], and `learn`.
+    `update` is `collect`, which acts in all environments and returns transitions [T, B], followed
+    by `learn`.
     """
 
     init: Callable[[jax.Array, EnvParams], TrainState]
@@ -43,10 +44,10 @@ class Training(NamedTuple):
 def make_train(
     config: TrainConfig,
 ) -> Callable[[jax.Array, EnvParams], tuple[TrainState, Metrics]]:
-    """A training from the first to the last update as one function.
+    """Return a training, from the first to the last update, as one function.
 
     Returns:
-      train(key, params) -> the last state and metrics [updates, ...]; `params` of a batch of
+      train(key, params) -> the last state and metrics [updates, ...]. `params` is of a batch of
       environments: `start` has a leading dimension [B].
     """
     training = training_of(config)
@@ -59,11 +60,11 @@ def make_train(
 
 
 def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = False) -> Training:
-    """The pieces of which `make_train` is made, for those who want to look in between.
+    """Return the functions that make up `make_train`, for callers that act between updates.
 
     Args:
-      axis: of a mesh along which environments are spread, see `spread`; None for one device.
-      waits: where an episode ends, the next begins with the next `collect` only.
+      axis: mesh axis along which environments are spread, see `spread`; None for one device.
+      waits: after an episode has ended, the next one begins only with the next `collect`.
     """
     collector = Collector(config, agent_of(config.network), _optimiser(config), axis, waits)
     learner = Learner(collector)
@@ -76,10 +77,10 @@ def training_of(config: TrainConfig, *, axis: str | None = None, waits: bool = F
 
 
 def spread(config: TrainConfig, devices: Sequence[Any]) -> Training:
-    """A training whose environments are spread over devices; gradients are means over all of them,
-    and all have the same weights. Over one device it is `training_of`.
+    """Return a training whose environments are spread over devices. Gradients are averaged over all
+    devices, and all have the same weights. For one device it is `training_of`.
 
-    The number of environments has to be a multiple of that of the devices.
+    The number of environments must be a multiple of the number of devices.
     """
     if len(devices) == 1:
         return training_of(config)

@@ -9,29 +9,29 @@ from xrl_jax.rl.networks import NetworkConfig
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of PPO; where they are X-RLflow's (its run_gn_ppo.py), that is said.
+    """Settings of PPO, compared with those of X-RLflow (its run_gn_ppo.py).
 
     Attributes:
-      updates: rollouts, each with its updates.
+      updates: number of rollouts, each followed by learning from it.
       steps: of each environment in a rollout.
       epochs: passes over a rollout; 4 in X-RLflow.
       minibatches: of one pass.
       learning_rate: of Adam; 5e-4 in X-RLflow.
-      decays: the rate does, to 0 in a line; it is constant in X-RLflow.
+      decays: whether the learning rate decays linearly to 0; it is constant in X-RLflow.
       gamma: discount of an action; 0.99 in X-RLflow.
       lambda_: of advantage estimation, as in X-RLflow.
-      clip: of the ratio of probabilities, as in X-RLflow.
+      clip: epsilon, to which the probability ratio is clipped, as in X-RLflow.
       value_weight: c1, as in X-RLflow.
       entropy_weight: c2; 0.01 in X-RLflow.
       max_gradient: norm at which gradients are clipped, as in X-RLflow.
-      target_kl: an update ends where the policy has moved so far, as in X-RLflow.
-      reward_scale: rewards are percent; values are learned in this unit. 1 in X-RLflow.
-      reward_every: steps, after which what they saved is rewarded, as it is where an episode ends;
-        5 in X-RLflow.
-      bonus: percent, the reward of the other steps; 0.1 in X-RLflow, so that stalling pays.
-      records: a step is rewarded for what it saves below the least time of the episode so far,
-        since the best state of a rollout is what a search takes: a way to it that leads through
-        dearer ones costs nothing. Not in X-RLflow, and not where times are measured.
+      target_kl: KL divergence at which learning from a rollout ends, as in X-RLflow.
+      reward_scale: factor of the rewards (percent), and so of the values; 1 in X-RLflow.
+      reward_every: number of actions after which their saving is rewarded, as it also is when an
+        episode ends; 5 in X-RLflow.
+      bonus: percent, the reward of the other steps; 0.1 in X-RLflow, which makes stalling pay.
+      records: whether a step is rewarded only for its saving below the least time of the episode so
+        far: a search takes the best state of a rollout, so a path to it through more expensive
+        states costs nothing. Not in X-RLflow, and not where times are measured.
     """
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -60,7 +60,7 @@ PAPER = TrainConfig(
     ),
     steps=100,
     epochs=4,
-    minibatches=50,  # of 16, where there are eight environments
+    minibatches=50,  # of 16 steps each, with eight environments
     learning_rate=5e-4,
     decays=False,
     gamma=0.99,

@@ -1,5 +1,6 @@
-"""JAX's persistent compilation cache for the time of a search, so that the engine is compiled once
-per machine and version.
+"""JAX's persistent compilation cache during a search.
+
+With it, the engine is compiled once per machine and version.
 """
 
 from __future__ import annotations
@@ -13,27 +14,26 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-COMPILED = "compiled"  # its folder within a cache folder, or within one of results
+COMPILED = "compiled"  # name of its folder within a cache folder or a results folder
 
 _FOLDER = "jax_compilation_cache_dir"
 _SETTINGS: dict[str, Any] = {
-    # XLA's own caches on a GPU lie in the folder, and by its path JAX told apart what is compiled.
+    # On a GPU, XLA's own caches would lie in the folder and make its path part of JAX's cache key.
     "jax_persistent_cache_enable_xla_caches": "none",
-    # What takes little to compile is much in all: of a search's first minute a tenth.
+    # Programs that compile quickly add up to a tenth of a search's first minute.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
 }
 
 _LOCK = threading.Lock()
 _users = 0
-_before: dict[str, Any] = {}  # what was set before the first user came
+_before: dict[str, Any] = {}  # the settings before the first user entered
 
 
 @contextlib.contextmanager
 def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep what is compiled in `folder`, unless the user has set a cache already; restores the
-    configuration at the end.
+    """Cache compiled programs in `folder` inside this context, unless the user has set a cache.
 
-    Several threads may be inside at once; the configuration goes back when the last one leaves.
+    Several threads may be inside at once; the configuration is restored when the last one leaves.
     """
     global _users, _before
     with _LOCK:
@@ -55,12 +55,12 @@ def persistent_cache(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def cache_folder() -> str | None:
-    """Of JAX's persistent cache, ours or the user's; None where there is none."""
+    """Return the folder of JAX's persistent cache, whoever has set it; None if there is none."""
     return getattr(jax.config, _FOLDER) or None
 
 
 def _configure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Set these; what was set before."""
+    """Apply these settings and return the previous ones."""
     before = {name: getattr(jax.config, name) for name in settings}
     for name, value in settings.items():
         jax.config.update(name, value)

@@ -1,14 +1,16 @@
-"""Compile options of XLA that several parts use."""
+"""XLA compile options that several modules use."""
 
 from __future__ import annotations
 
 import jax
 
-YNN = "xla_cpu_experimental_ynn_fusion_type"  # the compile option of what goes to YNNPACK
+YNN = "xla_cpu_experimental_ynn_fusion_type"  # selects the fusions that go to YNNPACK
 
 
 def keeping_nan() -> dict[str, str]:
-    """Compile options with which XLA keeps NaN on the default device: YNNPACK's kernels on the CPU
-    make it a number where a bound and a sum are one kernel.
+    """Return compile options with which XLA keeps NaN on the default device.
+
+    On the CPU they hand no fusions to YNNPACK, whose kernels turn NaN into an ordinary value when a
+    lower or upper bound and a sum are fused into one kernel.
     """
     return {YNN: ""} if jax.default_backend() == "cpu" else {}

@@ -1,9 +1,8 @@
-"""Ctrl-C during a search: a KeyboardInterrupt for whatever phase it falls into, never lost on the
-way.
+"""Ctrl-C during a search raises KeyboardInterrupt in whatever phase it occurs, and is never lost.
 
-Python drops what is raised in finalisers and in the garbage collector's callbacks, of which JAX has
-one, and C++ code may clear what it does not expect. So each press is noted until some part of the
-search has dealt with it.
+Python drops exceptions raised in finalisers and in callbacks of the garbage collector, of which JAX
+has one, and C++ code may clear exceptions that it does not expect. Each press is therefore noted
+until some part of the search has handled it.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_noted = False  # a press that nobody has dealt with; the main thread's, like all signals
+_noted = False  # whether a press is not handled yet; of the main thread, like all signals
 
 
 @contextlib.contextmanager
 def lost_ctrl_c_kept() -> Iterator[None]:
-    """Inside, in the main thread, a press of Ctrl-C is kept for `raise_lost_ctrl_c` until
-    `plain_ctrl_c` has seen its KeyboardInterrupt. A handler of the user's own is left alone.
+    """Keep each press of Ctrl-C inside this context until its KeyboardInterrupt is handled.
+
+    A press is kept for `raise_lost_ctrl_c` until `plain_ctrl_c` has seen its KeyboardInterrupt.
+    Only the main thread is affected, and a handler that the user has installed is left in place.
     """
     global _noted
     default = signal.default_int_handler
@@ -43,22 +44,23 @@ def lost_ctrl_c_kept() -> Iterator[None]:
 
 
 def raise_lost_ctrl_c() -> None:
-    """KeyboardInterrupt where a Ctrl-C was lost in this thread since the last one that was not."""
+    """Raise KeyboardInterrupt if a press of Ctrl-C in this thread is not handled yet."""
     if _take():
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def plain_ctrl_c() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt, at the end at the latest, even where Python ignores
-    it or JAX makes another error of it, as it does when it is comparing the static fields of
-    pytrees.
+    """Raise KeyboardInterrupt for a Ctrl-C inside this context, at its end at the latest.
+
+    This holds even if Python ignores the exception, or if JAX turns it into another error, as it
+    does while comparing the static fields of pytrees.
     """
     try:
         yield
         raise_lost_ctrl_c()
     except KeyboardInterrupt:
-        _take()  # who presses again because nothing happens means the same
+        _take()  # a repeated press, because nothing happened, counts as the same one
         raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
@@ -68,7 +70,7 @@ def plain_ctrl_c() -> Iterator[None]:
 
 
 def _take() -> bool:
-    """Whether a press is noted in this thread; it is not from now on."""
+    """Return whether a press is noted in this thread, and clear the note."""
     global _noted
     if not (_noted and _in_main_thread()):
         return False

@@ -1,11 +1,13 @@
-"""Compiling and placing the engine itself: large programs of small integer work, compiled for each
-bucket and called thousands of times for milliseconds each. A search waits for the compiler, so it
-is told to leave out what takes long and gains nothing there.
+"""Compilation and placement of the engine itself.
 
-A search works on one graph at a time, in loops that end when they are done. A GPU takes longer for
-one turn of such a loop than a CPU for many, so that a search runs on the CPU wherever what it finds
-will run (`on_cpu`). Thousands of environments at once are another matter: there the engine runs on
-the default device, and where that is `wide`, it does more in fewer steps.
+The engine consists of large programs of small integer operations, compiled for each bucket and
+called thousands of times for milliseconds each. A search waits for the compiler, so optimisations
+that take long and gain nothing for such programs are switched off.
+
+A search works on one graph at a time, in loops of data-dependent length. One iteration of such a
+loop takes longer on a GPU than many on a CPU, so a search runs on the CPU, wherever its result will
+run (`on_cpu`). With thousands of environments at once, the engine runs on the default device; where
+that is `wide`, it does more in fewer steps.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ R = TypeVar("R")
 
 # Compile options, by platform.
 _OPTIONS: dict[str, dict[str, bool | str]] = {
-    # XLA:CPU's older emitter of fusions and the cheap half of LLVM's passes: half the time to
-    # compile, the same time to run (docs/measurements/engine.md).
+    # XLA:CPU's older fusion emitter, and only LLVM's cheap passes: half the compile time, the same
+    # run time (docs/measurements/engine.md).
     "cpu": {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True},
-    # Loops that end when they are done are part of a CUDA graph too: the host launches one graph
-    # and is not asked whether to go on. And sums are added up in one order, always.
+    # Loops of data-dependent length become part of a CUDA graph: the host launches one graph and
+    # does not evaluate loop conditions. Sums are deterministic.
     "gpu": {
         "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
         "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
@@ -38,7 +40,7 @@ _OPTIONS: dict[str, dict[str, bool | str]] = {
 
 
 def platform() -> str:
-    """Where the engine runs: the platform of JAX's default device."""
+    """Return the platform that the engine runs on, that of JAX's default device."""
     device = getattr(jax.config, "jax_default_device", None)
     if device is None:
         return jax.default_backend()
@@ -46,16 +48,19 @@ def platform() -> str:
 
 
 def wide() -> bool:
-    """Whether the engine runs where a step takes as long for one as for thousands, as on a GPU:
-    then it takes few wide steps. On a CPU it takes many that are no wider than need be.
+    """Return whether a step takes as long for one element as for thousands, as on a GPU.
+
+    If so, the engine takes few wide steps. On a CPU it takes many steps that are as narrow as
+    possible.
     """
     return platform() != "cpu"
 
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """The engine runs on the CPU in this context, where JAX has one for us, and under settings of
-    its own.
+    """Run the engine on the CPU and under `own_settings` inside this context.
+
+    If JAX has no CPU backend, the default device is used.
     """
     with own_settings(), _cpu():
         yield
@@ -66,13 +71,13 @@ def _cpu() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS leaves it out
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
         return contextlib.nullcontext()
 
 
 @functools.cache
 def _options(platform: str) -> dict[str, bool | str]:
-    """Those of the options that this jaxlib knows."""
+    """Return those compile options that this jaxlib accepts."""
 
     def known(option: tuple[str, bool | str]) -> bool:
         try:
@@ -87,8 +92,10 @@ def _options(platform: str) -> dict[str, bool | str]:
 def engine_jit(
     fn: Callable[P, R], *, static_argnames: str | tuple[str, ...] = ()
 ) -> Callable[P, R]:
-    """`jax.jit` of a function of the engine, compiled quickly. Starts no backend before it is
-    called; not for use inside another jit, which has compile options of its own.
+    """Return `jax.jit` of a function of the engine, with options for quick compilation.
+
+    No backend is started before the first call. Not for use inside another jit, which has its own
+    compile options.
     """
 
     @functools.cache

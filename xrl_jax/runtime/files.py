@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` at the end of the block; what was there
-    stays where the block fails or the process is killed.
+    """Yield a file to write to, which replaces `path` at the end of the block.
+
+    The previous file is kept if the block fails or the process is killed.
     """
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

@@ -1,10 +1,10 @@
-"""Functions of the engine whose trace is kept for the next process.
+"""Functions of the engine whose trace is kept on disk for later processes.
 
-What is compiled of the engine is kept on disk, and what is left of the time until a large function
-is ready is tracing it: 10 of 14 seconds of a step of rollouts. Its trace is kept as `jax.export`
-writes it, in the folder in which JAX keeps what it compiles. It is found again by all that it
-depends on: the sources of this package and the versions of those it is traced with, the settings of
-JAX that change a trace, what the function is closed over, and the types of its arguments.
+Compiled code is cached on disk, so most of the time until a large function is ready is spent on
+tracing: 10 of 14 seconds for a step of rollouts. The trace is therefore stored, serialised by
+`jax.export`, in the folder of JAX's compilation cache. Its key covers everything that it depends
+on: the sources of this package, the versions of the packages it is traced with, the JAX settings
+that change a trace, the values that the function closes over, and the types of its arguments.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _SETTINGS = (
 def kept_trace(
     fn: Callable[..., Any], *, settings: str, like: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`engine_jit` of a function of trees of arrays, traced once for all processes.
+    """Return `engine_jit` of a function of pytrees of arrays, traced once for all processes.
 
-    Where JAX has no cache folder, or it cannot be read or written, the function is traced as any.
+    If JAX has no cache folder, or the folder cannot be read or written, the function is traced in
+    each process.
 
     Args:
-      settings: what `fn` is closed over, as text that tells all that matters of it.
-      like: a tree of the structure of the result, made of the arguments.
+      settings: text that determines the values that `fn` closes over, as far as they matter.
+      like: the arguments -> a pytree with the structure of the result.
     """
 
     @functools.cache
@@ -55,7 +56,8 @@ def kept_trace(
 
     def call(*args: Any) -> Any:
         given, tree = jax.tree.flatten(args)
-        # Results are bound to a device. Were arguments not, results as arguments would be others.
+        # Results are committed to a device. Arguments are too, so that results passed as arguments
+        # count as the same.
         given = jax.device_put(given, _device())
         types = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
         made = flat(tree, types, platform())(*given)
@@ -67,37 +69,36 @@ def kept_trace(
 def _kept(
     fn: Callable[..., Any], told: str, types: tuple[jax.ShapeDtypeStruct, ...]
 ) -> Callable[..., Any]:
-    """The function as its kept trace, which is made where there is none; itself where none can be
-    kept.
+    """Return the kept trace of the function, creating it if necessary; `fn` if it cannot be kept.
 
     Args:
-      told: what tells the function apart, types aside.
+      told: text that identifies the function, apart from its argument types.
     """
     folder = Path(getattr(jax.config, "jax_compilation_cache_dir", None) or "")
-    if folder == Path() or not folder.is_dir():  # JAX makes it; it may not be of this machine
+    if folder == Path() or not folder.is_dir():  # JAX creates it; it may not be on this machine
         return fn
     path = folder / f"traced-{_digest(told, types)}"
     try:
         return jax.export.deserialize(bytearray(path.read_bytes())).call
-    except Exception:  # not there, cut short, or of another version: of many types
+    except Exception:  # missing, truncated, or of another version: many exception types
         pass
     exported = jax.export.export(jax.jit(fn), platforms=[_lowered_for()])(*types)
     try:
         with replacing(path) as file:
             file.write(exported.serialize())
-    except OSError:  # a full disk costs the next process the trace
+    except OSError:  # e.g. a full disk: the next process traces again
         pass
     return exported.call
 
 
 def _device() -> Any:
-    """JAX's default device."""
+    """Return JAX's default device."""
     device = getattr(jax.config, "jax_default_device", None)
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=platform())[0]
 
 
 def _lowered_for() -> str:
-    """The platform as `jax.export` calls it."""
+    """Return the platform by its name in `jax.export`."""
     return {"gpu": "cuda"}.get(platform(), platform())
 
 
@@ -110,7 +111,7 @@ def _digest(told: str, types: tuple[jax.ShapeDtypeStruct, ...]) -> str:
 
 @functools.cache
 def _sources() -> str:
-    """Hash of all files of this package that a trace may depend on."""
+    """Return a hash of all files of this package that a trace may depend on."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
         digest.update(path.read_bytes())

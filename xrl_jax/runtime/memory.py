@@ -1,4 +1,4 @@
-"""Memory that is no longer needed, given back."""
+"""Returning unused memory to the system."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 
 
 def give_back() -> None:
-    """Free what only cycles of references hold, and return freed memory to the system.
+    """Free objects that are only held by reference cycles, and return freed memory to the system.
 
-    glibc keeps what is freed for the next request. After the weights of a network were converted,
-    or compiled in, that is gigabytes, which another process, or the next step, may need.
+    glibc keeps freed memory for later requests. After the weights of a network were converted, or
+    compiled in, that amounts to gigabytes, which another process, or the next step, may need.
     """
     gc.collect()
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # exists in glibc only
         if trim is not None:
             trim(0)

@@ -1,9 +1,9 @@
-"""JAX's settings: those that our own code is written for, and the user's for the user's function.
+"""JAX settings: those that xrl_jax is written for, and the user's for the user's function.
 
-A user may have JAX refuse mixed types, stop at the first NaN or run without `jit`. That is meant
-for the user's function. The engine, the lowerings and the timing mix types, compute NaN on purpose
-and are hopeless without `jit`, so they run under `own_settings`, and what the user wrote runs under
-`users_settings`, wherever it is called.
+A user may configure JAX to refuse mixed types, to stop at the first NaN or to run without `jit`.
+These settings are meant for the user's function. The engine, the lowerings and the timing mix
+types, compute NaN on purpose and are unusable without `jit`. They run under `own_settings`, and
+the user's code runs under the user's settings (`under_users_settings`), wherever it is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# By name in `jax.config`: the context that sets it, and our value.
+# By name in `jax.config`: the context manager that sets it, and xrl_jax's own value.
 _SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any]] = MappingProxyType(
     {
         "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
@@ -34,21 +34,22 @@ _SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any]] = MappingProxyType(
         "jax_transfer_guard_device_to_host": (jax.transfer_guard_device_to_host, "allow"),
     }
 )
-# Of the user's settings those that a trace cannot do with: without `jit`, loops ask for values.
+# User settings under which a trace fails: without `jit`, loops need concrete values.
 _NOT_TRACED = frozenset({"jax_disable_jit"})
 
 
 @contextlib.contextmanager
 def own_settings() -> Iterator[None]:
-    """JAX in this context is as our own code expects it, whatever the user has set."""
+    """Configure JAX inside this context as xrl_jax expects it, whatever the user has set."""
     with _under({name: value for name, (_, value) in _SETTINGS.items()}):
         yield
 
 
 @contextlib.contextmanager
 def types_mixed() -> Iterator[None]:
-    """JAX in this context lets types and ranks mix: for a translation into JAX, which does mix
-    them, of what is the user's in all else.
+    """Let JAX mix types and ranks inside this context; all other settings remain the user's.
+
+    For translating a user's model into JAX, where the translation itself mixes types and ranks.
     """
     names = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
     with _under({name: _SETTINGS[name][1] for name in names}):
@@ -56,7 +57,7 @@ def types_mixed() -> Iterator[None]:
 
 
 def under_own_settings(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn`, called (or traced) under `own_settings`."""
+    """Return `fn`, called (or traced) under `own_settings`."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +68,7 @@ def under_own_settings(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def under_users_settings(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn`, called (or traced) under the settings that are in force now."""
+    """Return `fn`, called (or traced) under the settings that are in force now."""
     now = {n: getattr(jax.config, n) for n in _SETTINGS if n not in _NOT_TRACED}
 
     @functools.wraps(fn, updated=())
@@ -79,13 +80,13 @@ def under_users_settings(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def debugging() -> bool:
-    """Whether the user looks for a fault: runs without `jit`, or stops at NaN or infinity."""
+    """Return whether the user is debugging: JAX runs without `jit`, or stops at NaN or infinity."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
 
 
 def meaning() -> tuple[Any, ...]:
-    """The settings that change what one and the same function computes."""
+    """Return the settings that change what a given function computes."""
     config: Any = jax.config
     return config.jax_enable_x64, config.jax_default_matmul_precision
 

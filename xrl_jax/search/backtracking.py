@@ -1,11 +1,12 @@
 """TASO's backtracking search (Jia et al., SOSP 2019, algorithm 2), without its weaknesses.
 
-A queue of graphs by cost; the cheapest is taken, every candidate is applied, and what costs less
-than alpha times the best goes back. Here: an alpha of 1 admits no loss, ours X a hash that sees the
-structure, not by a sum of operators; regions are timed as they become promising, not all at
-creation; and the search starts from the results of two descents (with lowerings alone, then with
-every rule), so that a short budget ends with at least those. It is given up when it has found
-nothing better for a while.
+A queue holds graphs by cost. The cheapest is popped, every candidate is applied to it, and results
+that cost less than alpha times the best go back into the queue. Differences from TASO: alpha is
+above 1, since an alpha of 1 admits no loss; graphs seen before are recognised by a hash of their
+structure, not by a sum over operators; regions are timed as they become promising, not all at
+creation; and the search starts from the results of two descents (with lowerings only, then with
+every rule), so that a short budget ends with at least those. The search is abandoned when it has
+found nothing better for a while.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xrl_jax.search.walk import Phase, Walk
 
 
 class _Pending(NamedTuple):
-    """A state that waits in the queue: `parent` itself, or what `candidate` would make of it."""
+    """A state in the queue: `parent` itself, or `parent` after applying `candidate`."""
 
     parent: State
     steps: list[Step]
@@ -39,18 +40,18 @@ class Taso:
     """TASO's search.
 
     Attributes:
-      alpha: states up to this factor above the best cost are kept. TASO's C++ default; its Python
-        examples use 1.0.
-      most_states: how many states are expanded at most for each graph (TASO's budget).
-      own_start: search from the program itself alone, as TASO does, not from our other starting
+      alpha: states that cost at most this factor times the best are kept. The default is that of
+        TASO's C++ code; its Python examples use 1.0.
+      most_states: largest number of states expanded for each graph (TASO's budget).
+      own_start: search from the program itself only, as TASO does, not from the other starting
         points.
-      keep: states of each graph that are timed as whole programs.
-      per_state: candidates of a state that enter the queue, the cheapest first.
-      progress, patience, least_patience: a graph is given up when its best has not become faster by
-        this share for that share of its time, but not before so many seconds: what comes after can
-        use the time better.
-      lowerings_share, greedy_share: of the time left, for the two descents.
-      descent: how these go.
+      keep: number of best states of each graph that are timed in whole programs.
+      per_state: largest number of candidates of a state that enter the queue, cheapest first.
+      progress, patience, least_patience: a graph is abandoned when its best state has not become
+        faster by the share `progress` during the share `patience` of its time, and during at least
+        `least_patience` seconds: later parts of the search can use the time better.
+      lowerings_share, greedy_share: shares of the time left for the two descents.
+      descent: the descent that both use.
       walk: how the graphs of the program share the time.
     """
 
@@ -82,8 +83,8 @@ class Taso:
         return [self.descent(turn, phase="greedy"), *turn.reached]
 
     def _best_first(self, turn: Turn) -> list[Reached]:
-        """States by cost, best first: those of the turn and what best-first search finds from
-        them.
+        """Return the cheapest states, best first, among those of the turn and those that
+        best-first search reaches from them.
         """
         run, space, roots, index, clock, _ = turn
         oracle = run.problem.oracle
@@ -122,7 +123,7 @@ class Taso:
             best = sorted(best, key=lambda b: b[0].seconds)[: self.keep]
             run.keep(index, best)
             bound = self.alpha * best[0][0].seconds
-            if state.seconds > bound:  # dearer than its parent's candidate was predicted to be
+            if state.seconds > bound:  # more expensive than was predicted when it was queued
                 continue
             for i in range(min(len(candidates.variant), self.per_state)):
                 after = state.seconds + float(candidates.delta[i])
@@ -135,7 +136,7 @@ class Taso:
 
 
 def _made(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reached | None:
-    """The pending state, under current costs; None where its candidate does not apply."""
+    """Return the pending state under current costs; None where its candidate does not apply."""
     if pending.candidate is None:
         return space.reprice(pending.parent, costs), pending.steps
     variant, root, partner = pending.candidate

@@ -1,9 +1,9 @@
-"""What a search is: `Strategy(problem, budget, key) -> SearchResult`.
+"""The interface of a search: `Strategy(problem, budget, key) -> SearchResult`.
 
 A problem is a program with a rule table and a cost oracle. Its graphs (main and bodies) are
-rewritten one by one, since a rewrite of one leaves the others as they are; the cost of the program
-is the sum of theirs, each times its count. Searches are composed of stages (`search.chain`), which
-have the same type: each begins with what the one before has found.
+rewritten one by one, since a rewrite of one leaves the others unchanged; the cost of the program is
+the sum of their costs, each multiplied by the number of times the graph runs. Searches are composed
+of stages of this same type (`search.chain`), each of which starts from the results of those before.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from xrl_jax.program.program import Program
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend.
+    """Limits on what a search may spend.
 
     Attributes:
-      seconds: of wall time, compiling and measuring included. The check of the result and its
-        final timing begin when they have passed at the latest, and take as long as they take.
-      measurements: how many regions and programs may be timed, the best programs included, of
-        which one is timed in any case; None for no bound.
+      seconds: wall time, compiling and measuring included. The check of the result and its final
+        timing begin when it has passed at the latest, and their own length is not limited by it.
+      measurements: number of regions and programs that may be timed, the best programs included;
+        one program is timed in any case. None for no limit.
     """
 
     seconds: float = 60.0
@@ -65,13 +65,15 @@ class Step:
 
     graph: int  # index into Program.graphs
     rule: str
-    place: str  # the rewritten node, in text
+    place: str  # the rewritten node, as text
     gain: float  # predicted seconds saved by one run of the graph; negative for a temporary loss
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress display shows; seconds are predicted, of the whole program."""
+    """Data for a progress display; `start_seconds` and `best_seconds` are predictions for the whole
+    program.
+    """
 
     phase: str
     start_seconds: float
@@ -82,13 +84,13 @@ class Progress:
 
 
 class Listener(Protocol):
-    """Called now and then with the state of a search."""
+    """A callback that a search calls from time to time with its progress."""
 
     def __call__(self, progress: Progress, /) -> None: ...
 
 
 def ignore(_: Progress | str) -> None:
-    """A listener that shows nothing."""
+    """Do nothing: the default listener."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ class Found:
     """A rewritten program.
 
     Attributes:
-      seconds: predicted.
-      steps: that led to it.
-      options: of XLA, that it was timed under.
-      timing: of the whole program in turn with the original; None where it was not timed.
+      seconds: predicted seconds of one run.
+      steps: the rewrites that led to it.
+      options: XLA compile options under which it was timed.
+      timing: of the whole program, interleaved with the original; None where it was not timed.
     """
 
     program: Program
@@ -110,8 +112,8 @@ class Found:
 
     @property
     def relative(self) -> float:
-        """What share of the original's time it takes, timed in turn with it; seconds where that is
-        missing, infinite where it was not timed or failed.
+        """The program's time as a share of the original's, both timed interleaved; its seconds
+        where that share is missing; infinite where it was not timed or failed.
         """
         t = self.timing
         if t is None or not (t.ok or t.relative is not None):
@@ -124,14 +126,14 @@ class SearchResult:
     """The best programs found and why the search stopped.
 
     Attributes:
-      best: never empty. Where programs were timed, those that were, the fastest first. Else the
-        most promising first and the original last; only what began from another starting point may
-        be predicted to be slower than the original.
+      best: never empty. If programs were timed, only those, the fastest first. Otherwise the most
+        promising first and the original last; only programs from another starting point may be
+        predicted to be slower than the original.
       start_seconds: predicted for the original.
-      candidates: how many candidates were looked at.
-      stop: why it ended.
+      candidates: number of candidates examined.
+      stop: why the search ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
-      note: what else is to be known of the search, in a sentence; "" for nothing.
+      note: a sentence on anything else worth knowing about the search; "" for nothing.
     """
 
     best: tuple[Found, ...]
@@ -143,22 +145,22 @@ class SearchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C has ended it: what follows is to be brief."""
+        """Whether Ctrl-C ended the search; later stages must then be brief."""
         return self.stop is StopReason.INTERRUPTED
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search works on.
+    """The input of a search.
 
     Attributes:
       program: the original.
-      rules: compiled rules it may use.
-      oracle: costs; it measures what it does not know.
-      listener: told of progress.
-      phase: told what is being done, in a few words.
-      recalled: what an earlier search of the same program has ended with.
-      found: what the stages before this one have found; None at the beginning.
+      rules: compiled rules that the search may use.
+      oracle: gives costs, and measures those it does not know yet.
+      listener: called with the progress of the search.
+      phase: called with a few words on the present activity.
+      recalled: the result of an earlier search of the same program; None for none.
+      found: the results of the stages before this one; None at the beginning.
     """
 
     program: Program
@@ -171,7 +173,7 @@ class Problem:
 
     @property
     def so_far(self) -> SearchResult:
-        """What was found before; the original alone at the beginning."""
+        """The results of the stages before this one; at the beginning, the original only."""
         if self.found is not None:
             return self.found
         seconds = predicted(self.program, self.oracle.costs)
@@ -182,8 +184,10 @@ Strategy = Callable[[Problem, Budget, jax.Array], SearchResult]
 
 
 def predicted(program: Program, costs: CostTable) -> float:
-    """Seconds of one run of the program, as the table has it: to the last bit the same however its
-    nodes are numbered, which depends on the way that led to it.
+    """Return the seconds of one run of the program that the cost table predicts.
+
+    The result is the same to the last bit however the nodes are numbered, which depends on the
+    rewrites that led to the program.
     """
     nodes = [price(costs, g)[0].nodes for g in program.graphs]
     seconds = [math.fsum(np.asarray(f.cost)[np.asarray(f.op) != ops.HOLE]) for f in nodes]
@@ -191,15 +195,15 @@ def predicted(program: Program, costs: CostTable) -> float:
 
 
 def unpriced(program: Program) -> SearchResult:
-    """The original alone, before anything is known of what it takes."""
+    """Return a result with only the original, before anything is known of its cost."""
     return SearchResult((Found(program, math.inf),), math.inf, 0, StopReason.EXHAUSTED)
 
 
 def assemble(program: Program, graphs: Mapping[int, TensorGraph]) -> Program:
-    """The program with some graphs replaced by index."""
+    """Return the program with some graphs replaced, by index into `Program.graphs`."""
     return program.with_graphs([graphs.get(i, g) for i, g in enumerate(program.graphs)])
 
 
 def options_text(options: tuple[tuple[str, str], ...]) -> str:
-    """Compile options as they are shown and keyed."""
+    """Return compile options as text, for display and for keys."""
     return " ".join(f"{k}={v or '(none)'}" for k, v in options) or "(default)"

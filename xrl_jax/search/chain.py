@@ -1,7 +1,7 @@
 """Searches composed of stages, as optax composes gradient transformations.
 
-A stage is a strategy that begins with what the stages before it have found (`Problem.found`) and
-returns all that is known after it. So `taso`, `xrlflow` and a search of one's own are completed by
+A stage is a strategy that starts from the results of the stages before it (`Problem.found`) and
+returns all results known after it. So `taso`, `xrlflow` and a user's own search are completed by
 the same stages:
 
     pipeline(my_search)
@@ -33,15 +33,15 @@ from xrl_jax.search.refine import Refine
 from xrl_jax.search.stages import KernelsInLibrary, Recall, Search, SearchAlone, WeightsAsConstants
 from xrl_jax.search.time_whole import TimeWhole
 
-_LEAST_SECONDS = 1e-3  # what a stage is given where no time is left: it returns what is known
+_LEAST_SECONDS = 1e-3  # given to a stage when no time is left: it returns the known results
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Stages one after the other, each with the time that is left.
+    """Stages that run one after the other, each with the time that is left.
 
-    Ctrl-C ends the stage it falls into; the result then says so, and the stages that follow it do
-    only what is needed for a result.
+    Ctrl-C ends the running stage and marks the result as interrupted; the stages after it do only
+    what is needed for a result.
     """
 
     stages: tuple[Strategy, ...]
@@ -59,7 +59,7 @@ class Chain:
 
 
 def _or_interrupted(stage: Callable[[], SearchResult], known: SearchResult) -> SearchResult:
-    """What the stage returns; what was known before, marked as interrupted, after Ctrl-C."""
+    """Return the result of the stage or, after Ctrl-C, `known` marked as interrupted."""
     try:
         with plain_ctrl_c():
             return stage()
@@ -68,13 +68,13 @@ def _or_interrupted(stage: Callable[[], SearchResult], known: SearchResult) -> S
 
 
 def chain(*stages: Strategy) -> Strategy:
-    """A strategy of these stages in this order."""
+    """Return a strategy that runs these stages in order."""
     return Chain(stages)
 
 
 def pipeline(search: Strategy, *, uses_engine: bool = True) -> Strategy:
-    """The search with all that makes its result better: what is known without it is timed beside
-    what it finds, and the fastest program is refined.
+    """Return the search with the stages that improve its result: programs known without the search
+    are timed beside those it finds, and the fastest program is refined.
 
     Args:
       uses_engine: see `Search`.
@@ -90,8 +90,8 @@ def pipeline(search: Strategy, *, uses_engine: bool = True) -> Strategy:
 
 
 def alone(search: Strategy, *, uses_engine: bool = True) -> Strategy:
-    """The search judged by what it finds itself: nothing that is known without it is timed beside
-    that, the fastest is not refined, and most of the time is its own.
+    """Return the search on its own, to be judged by its own results: no programs known without it
+    are timed beside them, the fastest is not refined, and the search gets most of the time.
 
     Args:
       uses_engine: see `Search`.
@@ -100,7 +100,7 @@ def alone(search: Strategy, *, uses_engine: bool = True) -> Strategy:
 
 
 def name_of(strategy: Strategy) -> str:
-    """What reports call a strategy: for a chain, what it searches with."""
+    """Return the name of a strategy in reports; for a chain, the name of its search."""
     searches = [s.search for s in _stages(strategy) if isinstance(s, Search)]
     names = [getattr(s, "__name__", None) or type(s).__name__.lower() for s in searches]
     return "+".join(names) or getattr(strategy, "__name__", None) or type(strategy).__name__.lower()
@@ -115,8 +115,8 @@ def _stages(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def settings(*of: Any) -> dict[str, Any]:
-    """The hyperparameters of strategies and other frozen dataclasses by name, `Class.field`; those
-    of a function are not known.
+    """Return the hyperparameters of strategies and other frozen dataclasses by name, `Class.field`;
+    those of a function are unknown and left out.
 
     >>> def mine(problem, budget, key): ...
     >>> settings(Search(mine, share=0.8))["Search.share"]
@@ -126,7 +126,7 @@ def settings(*of: Any) -> dict[str, Any]:
 
 
 def changed_settings(*of: Any) -> tuple[str, ...]:
-    """Names of the hyperparameters that are not the defaults.
+    """Return the names of the hyperparameters that differ from their defaults.
 
     >>> def mine(problem, budget, key): ...
     >>> changed_settings(Search(mine, share=0.8))
@@ -137,7 +137,7 @@ def changed_settings(*of: Any) -> tuple[str, ...]:
 
 
 def _hyperparameters(of: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value and default."""
+    """Yield the name, value and default of each hyperparameter."""
     for stage in _stages(of):
         for field in dataclasses.fields(stage) if dataclasses.is_dataclass(stage) else ():
             value = getattr(stage, field.name)

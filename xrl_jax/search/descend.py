@@ -1,5 +1,5 @@
-"""Descent, which other searches are made of, too: measure what matters at a state, then take
-improving candidates while there are any.
+"""Greedy descent, on its own or as a part of other searches: measure the regions that matter at a
+state, then apply improving candidates as long as there are any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _view = engine_jit(lambda costs, graph: view_graph(costs.sharing, graph))
 def measure_graph(
     oracle: Oracle, graph: TensorGraph, clock: Stopwatch, limit: int | None, new: int | None = None
 ) -> int:
-    """Time the regions of a priced graph, the costliest first; how many became known."""
+    """Time the regions of a priced graph, the costliest first; return how many became known."""
     order = np.argsort(-np.asarray(graph.nodes.cost), kind="stable")
     views = CostView(*(np.asarray(v)[order] for v in _view(oracle.costs, graph)))  # type: ignore[arg-type]
     return oracle.measure(oracle.unknown(views), clock=clock, limit=limit, new=new)
@@ -33,12 +33,12 @@ def measure_graph(
 
 @dataclass(frozen=True)
 class Descent:
-    """Improving candidates, best first, until none improves or the time is over.
+    """Descent by improving candidates, best first, until none improves or the time is over.
 
     Attributes:
-      hope: a candidate is worth its measurements if it is predicted to gain, or to lose at most
-        this share of the nodes it replaces.
-      at_once: regions that are timed before the others' promise is looked at again.
+      hope: a candidate is worth measuring if it is predicted to gain, or to lose at most this share
+        of the cost of the nodes it replaces.
+      at_once: number of regions timed before the candidates are priced and selected anew.
     """
 
     hope: float = 0.5
@@ -51,14 +51,14 @@ class Descent:
         only: Callable[[Rule], bool] = lambda rule: True,
         phase: str = "descending",
     ) -> Reached:
-        """The state reached from the first of the turn's, and all steps to it.
+        """Return the state reached from the first state of the turn, and all steps to it.
 
-        Each pass goes through the improving candidates of the state in order of gain and takes
+        Each pass goes through the improving candidates of the state in order of gain and applies
         those that still match and still gain; then all candidates are found again.
 
         Args:
-          only: which rules are used.
-          phase: as the progress display calls it.
+          only: whether a rule may be used.
+          phase: name for the progress display.
         """
         run, space, reached, index, clock, _ = turn
         state, steps = reached[0]
@@ -81,7 +81,7 @@ class Descent:
                 state, steps, improved = after, [*steps, step], True
                 run.keep(index, [(state, steps)])
                 if grown:
-                    break  # slots moved with the bucket: find the candidates again
+                    break  # slots moved as the bucket grew: find the candidates again
             run.report(phase)
             if not improved and not clock.done:
                 break
@@ -94,15 +94,16 @@ class Descent:
         promising: Callable[[PricedCandidates], np.ndarray],
         allowed: np.ndarray | None = None,
     ) -> tuple[State, PricedCandidates]:
-        """The state and its candidates under costs that know every promising one's regions (as far
-        as the budget goes).
+        """Return the state and its candidates, priced after the regions of every promising
+        candidate have been measured (as far as the budget allows).
 
-        The costliest regions and the most promising are timed first, a few at a time: their timings
-        calibrate predictions for similar operators, and many others are promising no more.
+        The costliest regions and the most promising ones are timed first, a few at a time: their
+        timings calibrate the predictions for similar operators, after which many other candidates
+        are not promising any more.
 
         Args:
-          promising: which candidates [M] are.
-          allowed: [V] which variants of the rule table count; all by default.
+          promising: returns [M] bool, which candidates are promising.
+          allowed: [V] bool, which variants of the rule table may be used; all by default.
         """
         run, space, clock = turn.run, turn.space, turn.clock
         oracle, limit = run.problem.oracle, run.budget.measurements

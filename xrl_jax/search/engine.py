@@ -1,4 +1,4 @@
-"""The engine's compilation before a search, and whether an earlier one has left it on disk."""
+"""Compilation of the engine before a search, and a check for one that is cached on disk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from xrl_jax.runtime.compile_cache import cache_folder
 from xrl_jax.runtime.engine_jit import platform
 from xrl_jax.search.states import Space, in_one_bucket
 
-COLD_SECONDS = 45.0  # what it takes on two cores where nothing of it is on disk
+COLD_SECONDS = 45.0  # compile time on two cores with nothing of it on disk
 
 
 def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> None:
-    """Compile all that a search of the program calls, or read it from JAX's persistent cache: that
-    takes long, whatever the program, and a search is to spend its time on searching.
+    """Compile all functions that a search of the program calls, or read them from JAX's persistent
+    cache. Compiling takes long for any program, and a search should spend its time on searching.
     """
     space = Space(rules, jnp.asarray(program.digests()))
     nothing = (-1, 0, 0)
@@ -35,13 +35,17 @@ def compile_engine(program: Program, rules: CompiledRules, costs: CostTable) -> 
 
 
 def is_compiled(program: Program, rules: CompiledRules) -> bool:
-    """Whether JAX's persistent cache has the engine for such programs: it is ready in seconds."""
+    """Return whether JAX's persistent cache holds the engine for such programs; it is then ready in
+    seconds.
+    """
     mark = _mark(program, rules)
     return mark is not None and mark.exists()
 
 
 def _mark(program: Program, rules: CompiledRules) -> Path | None:
-    """An empty file beside what is compiled for such programs; None where nothing is kept."""
+    """Return the path of the empty file that marks the engine for such programs as compiled; None
+    where there is no persistent cache.
+    """
     folder = cache_folder()
     if folder is None:
         return None

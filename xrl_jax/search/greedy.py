@@ -1,8 +1,8 @@
 """Greedy descent, and its restriction to lowerings.
 
-`Greedy` takes improving candidates until none improves. `Local` does so with lowerings alone: each
-node's best lowering on its own, which is what a lookup table would reach and every search has to
-beat.
+`Greedy` applies improving candidates until none improves. `Local` does so with lowerings only,
+which gives each node its best lowering on its own, as a lookup table would: the baseline that every
+search has to beat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xrl_jax.search.walk import Phase, Walk
 
 @dataclass(frozen=True)
 class Greedy:
-    """Improving candidates, best first, until there are none."""
+    """Search that applies improving candidates, best first, until there are none."""
 
     descent: Descent = field(default_factory=Descent)
     walk: Walk = field(default_factory=Walk)
@@ -33,7 +33,7 @@ class Greedy:
 
 
 class Local(Greedy):
-    """Each node's best lowering on its own."""
+    """Search that gives each node its best lowering on its own."""
 
     def _descend(self, turn: Turn) -> list[Reached]:
         return [self.descent(turn, only=chooses_lowering, phase="local")]

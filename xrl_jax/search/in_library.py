@@ -1,8 +1,9 @@
-"""A program with all of its kernels in one library: what needs no search.
+"""Programs with all of their kernels in one library, made without a search.
 
-Where a library takes many kernels in one call, no kernel's own time tells what it is worth there:
-one alone may lose what it costs to enter the library, and what is saved between those that share a
-call is nobody's. So the form is made at once, without a prediction, and judged by timing it whole.
+Where a library runs many kernels in one call, a kernel's own time does not show its value there: a
+single kernel may lose more by entering the library than it gains, and the saving between kernels
+that share a call belongs to none of them. So such a program is made at once, without a prediction,
+and judged by timing it whole.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from xrl_jax.search.states import place_text
 def in_library(
     program: Program, rules: Sequence[Rule], library: Library | None
 ) -> tuple[Program, tuple[Step, ...]]:
-    """The program with every operator of activations in the lowering that a library of shared calls
-    prefers for it, as far as rules choose it, and the steps there; the same and none where there is
-    no such library (None).
+    """Return the program with every operator on activations in the lowering that the library
+    prefers for it, as far as a rule chooses that lowering, and the steps that lead there.
+
+    The library is one whose kernels share calls; where it is None, return the program itself and no
+    steps.
     """
     chosen = rules_by_choice(rules)
     if library is None:

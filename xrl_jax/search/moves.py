@@ -1,4 +1,4 @@
-"""Moves of the refinement: another lowering for all operators of a program that are equal."""
+"""Moves of the refinement: each gives all equal operators of a program another lowering."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _HOPE = 1.5  # a lowering is tried if it is predicted to take at most this many times as long
-_SHARE = 2e-3  # of the program's time, at least, for operators to be worth a trial
+_SHARE = 2e-3  # least share of the program's time that operators must take to be worth a trial
 
 
 class Move(NamedTuple):
-    """Another lowering for all operators that are equal in the program."""
+    """A change of the lowering of all operators that are equal in the program."""
 
     places: tuple[tuple[int, int], ...]  # (graph, slot)
     lowering: int
     rule: str
     text: str
-    gain: float  # expected seconds of one run of the program
-    ratio: float  # of these operators' time that the model expects to be left
+    gain: float  # expected seconds saved in one run of the program
+    ratio: float  # expected time of these operators after the move / before it
 
 
 def chooses_lowering(rule: Rule) -> bool:
-    """Whether a rule only chooses among ways to become code."""
+    """Return whether a rule only chooses a lowering."""
     return rule.lowering is not None
 
 
 def rules_by_choice(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
-    """The rule that chooses a lowering, by operator and lowering."""
+    """Return the name of the rule that chooses a lowering, by (operator, lowering)."""
     chosen: dict[tuple[str, str], str] = {}
     for rule in rules:
         if rule.lowering is not None:
@@ -49,7 +49,7 @@ def rules_by_choice(rules: Sequence[Rule]) -> dict[tuple[str, str], str]:
 
 @engine_jit
 def _costs_as(costs: CostTable, graph: TensorGraph, lowering: jax.Array) -> jax.Array:
-    """Seconds [N] of all nodes if each had this lowering, the others as they are."""
+    """Return the seconds [N] of each node if it had this lowering, the others unchanged."""
     view = view_graph(costs.sharing, graph)
     return costs.costs(view._replace(lowering=jnp.full_like(view.lowering, lowering)))
 
@@ -60,8 +60,10 @@ def _signatures(costs: CostTable, graph: TensorGraph) -> jax.Array:
 
 
 def moves_of(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Move]:
-    """Moves worth a trial, as the model has it: those of the most promising operators first, the
-    moves of one operator side by side, so that what they are compared with is compiled once.
+    """Return the moves that are worth a trial according to the cost model.
+
+    Moves of the most promising operators come first. Those of the same operators are adjacent, so
+    that the program they are compared with is compiled once.
     """
     chosen = rules_by_choice(rules)
     costs = oracle.costs
@@ -111,11 +113,12 @@ def moves_of(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Mo
 
 
 def by_lowering(found: Iterable[Move], *, least: int, ratio: float) -> list[list[Move]]:
-    """The moves to one lowering, all together, for each that `least` groups of operators may take
-    with at most this `ratio` of their time left; the most promising lowering first.
+    """Return the moves grouped by lowering, the most promising lowering first.
 
-    A lowering is good or bad in the whole program in ways that no region shows (what a library
-    leaves in the caches, how it shares the threads), and alike for all that take it.
+    A group has the moves with a `Move.ratio` of at most `ratio`, and is left out if these are fewer
+    than `least`. A lowering can be good or bad in the whole program in ways that no region shows
+    (what a library leaves in the caches, how it shares the threads), and equally so for all
+    operators that take it.
     """
     by_rule: dict[str, list[Move]] = {}
     for move in found:
@@ -126,7 +129,7 @@ def by_lowering(found: Iterable[Move], *, least: int, ratio: float) -> list[list
 
 
 def moved(program: Program, made: Iterable[Move]) -> Program:
-    """The program after these moves."""
+    """Return the program after these moves."""
     graphs = list(program.graphs)
     for move in made:
         for g, slot in move.places:

@@ -1,5 +1,5 @@
-"""Random search: walks of uniformly random candidates from the original, each as long as the best
-found so far allows.
+"""Random search: repeated walks from the original that apply uniformly random candidates, each
+until the cost has grown too far.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from xrl_jax.search.walk import Phase, Walk
 
 @dataclass(frozen=True)
 class Random:
-    """The best state met on random walks.
+    """Search that keeps the best state met on random walks.
 
     Attributes:
       limit: a walk ends where the cost exceeds the start's by this factor.
-      horizon: steps of one walk, as in X-RLflow.
+      horizon: most candidates tried in one walk, as in X-RLflow.
     """
 
     limit: float = 2.0
@@ -38,13 +38,13 @@ class Random:
             best, moved = self._one_walk(turn, best, rng)
             turn.run.report("random")
             if not moved:
-                break  # nothing applies at all
+                break  # no candidate applies
         return [best]
 
     def _one_walk(
         self, turn: Turn, best: Reached, rng: np.random.Generator
     ) -> tuple[Reached, bool]:
-        """The best state after one walk, and whether that went anywhere."""
+        """Return the best state after one walk, and whether the walk took any step."""
         run, space, reached, index, clock, _ = turn
         oracle = run.problem.oracle
         state, steps = space.reprice(reached[0][0], oracle.costs), []

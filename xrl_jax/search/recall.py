@@ -1,9 +1,10 @@
-"""Programs that earlier searches have ended with: where the next one of the same network begins.
+"""Records of the programs that earlier searches ended with, where later ones of the same network
+begin.
 
-A record is a file of plain text in the cache folder, named after all that decides whether it can be
-used: the original in its text form, the rules, the machine and the versions. What it holds is
-parsed and checked as any program is, timed as any result, and compared with the original before it
-is returned; so a record that is wrong costs time and nothing else.
+A record is a plain-text file in the cache folder, named after everything that decides whether it
+can be used: the original in its text form, the rules, the machine and the versions. Its program is
+parsed and checked like any other, timed like any result, and compared with the original before it
+is returned; so a wrong record costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FOLDER = "found"  # in the cache folder
 def record_path(
     folder: str | os.PathLike[str], program: Program, rules: Sequence[Rule], target: Target
 ) -> Path:
-    """Where the record of this original is kept."""
+    """Return the path of the record for this original."""
     names = sorted(r.name for r in rules)
     parts = [str(program), str(program.weights), *names, table.names(), str(target)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -41,14 +42,14 @@ def record_path(
 
 
 def remember(path: Path, program: Program, steps: Sequence[Step]) -> None:
-    """Keep a result and the steps that led to it."""
+    """Save a result and the steps that led to it."""
     values = {"program": str(program), "steps": [asdict(s) for s in steps]}
     keep(path, json.dumps(values))
 
 
 def recall(path: Path, program: Program) -> Found | None:
-    """What was found for the original before, its seconds yet to be predicted; None where there is
-    nothing of use.
+    """Return the recorded result for the original, with infinite seconds as they are not predicted
+    yet; None where there is no usable record.
     """
     text = read_kept(path)
     if text is None:
@@ -68,7 +69,9 @@ def recall(path: Path, program: Program) -> Found | None:
 
 
 def _interfaces(program: Program) -> Iterator[Program]:
-    """The program with what enters and leaves its bodies as a search may have laid it out."""
+    """Yield the program, then the program with the inputs and outputs of its bodies in each layout
+    that a search may have given them.
+    """
     yield program
     for layout in (FEATURES_LAST, FEATURES_FIRST):
         yield laid_out(program, layout)

@@ -1,11 +1,12 @@
 """Refinement: coordinate descent over the lowerings of the fastest program, judged by timing it
 whole.
 
-A region's own time is not its time in the network: caches are warm or cold, a producer is fused or
-not. So, with the time that is left, equal operators change their lowering together, and what makes
-the whole program faster stays. A whole program takes long to compile, so a move is probed in one
-neighbourhood first, and what gains there is tried all at once, then by halves. Before that,
-lowerings that many operators may take are tried for all of these at once.
+A region's time on its own is not its time in the network: caches are warm or cold, a producer is
+fused or not. So the time left after a search is used to change the lowering of equal operators
+together and to keep the changes that make the whole program faster. A whole program takes long to
+compile, so a move is first probed in one neighbourhood; the moves that gain there are tried all at
+once, then by halves. Before that, each lowering that many operators may take is tried for all of
+them at once.
 """
 
 from __future__ import annotations
@@ -32,36 +33,38 @@ from xrl_jax.search.base import Budget, Found, Problem, SearchResult, Step, pred
 from xrl_jax.search.moves import Move, by_lowering, moved, moves_of
 from xrl_jax.search.time_whole import ranked
 
-_LEAST_SHARE = 1e-9  # seconds that a move counts for at least where a gain is shared out
+_LEAST_SHARE = 1e-9  # seconds; least weight of a move when a gain is divided among moves
 
 
 @dataclass(frozen=True)
 class Refine:
-    """Make the fastest program faster by moves: another lowering for operators that are equal.
+    """Stage that makes the fastest program faster by moves: other lowerings for equal operators.
 
-    Goes through the moves that gain in a neighbourhood again and again, until none is left that was
-    not tried; then, one by one, through those that may gain only in the whole, where caches and
-    threads are otherwise. Compile options are the last resort: what they gain is judged after
-    refining without them. Ctrl-C keeps what has been found.
+    It tries the moves that gain in a neighbourhood, round after round, until every one has been
+    tried; then, one by one, the moves that may gain only in the whole program, where caches and
+    threads behave differently. Compile options are the last resort: their gain is judged after
+    refining without them. Ctrl-C keeps the best program so far.
 
     Attributes:
-      share: of the time left; the rest is for the check.
-      check_compiles: programs that the check compiles; it must not begin too late for that.
-      gain: what share of the program's time must be left at most, for moves to stay.
-      runs: a program and the best so far are timed for about as many runs each.
-      least_seconds, most_seconds: for one trial, compiling apart.
-      radius: a neighbourhood reaches this far up and down: to the next convolution and beyond, with
-        what is elementwise between them. Smaller ones are timed with warm caches, and err by more
-        than they gain.
-      probe_gain: of a neighbourhood's time that may be left, for a move to be tried at once.
-      probe_hope: the same for it to be tried in what time is left in the end.
-      probe_seconds: for timing one neighbourhood, compiling apart.
-      probe_timeout: seconds until a neighbourhood is given up.
-      probe_share: of the time left, at most, for neighbourhoods before programs are tried.
+      share: share of the time left; the rest is for the check.
+      check_compiles: number of programs that the check compiles, for which time must remain.
+      gain: moves stay if the program then takes at most this share of its time before.
+      runs: a program and the best so far are timed for about this many runs each.
+      least_seconds, most_seconds: bounds on the time of one trial, compiling apart.
+      radius: how far a neighbourhood reaches up and down: to the next convolution and beyond, with
+        the elementwise operators between them. Smaller ones are timed with warm caches, and err by
+        more than moves gain.
+      probe_gain: a move is tried with the others if its neighbourhood then takes at most this share
+        of its time before.
+      probe_hope: the same for a move to be tried in the time that remains in the end.
+      probe_seconds: seconds for timing one neighbourhood, compiling apart.
+      probe_timeout: seconds after which a neighbourhood is abandoned.
+      probe_share: largest share of the time left for probing before programs are tried.
       least_promise: moves that promise less than this share of the gain they need are not tried.
-      together_least: so many groups of operators may take a lowering that is tried for all at once.
-      together_ratio: of their time that may be left by the model.
-      together_most: lowerings that are tried so.
+      together_least: a lowering is tried for all operators at once if at least this many groups of
+        equal operators may take it.
+      together_ratio: such a group takes at most this share of its time then, by the cost model.
+      together_most: largest number of such lowerings.
     """
 
     share: float = 0.7
@@ -101,12 +104,12 @@ class Refine:
     def refined(
         self, problem: Problem, start: Found, clock: Stopwatch, most: int | None = None
     ) -> Found:
-        """The program after all moves that make it faster, with its timing and these moves among
-        its steps; `start` itself where none does.
+        """Return the program after all moves that make it faster, with its timing and with these
+        moves among its steps; `start` itself where no move does.
 
         Args:
           start: a program with a timing relative to the original.
-          most: bound for all that the oracle may measure.
+          most: bound on the total number of the oracle's measurements.
         """
         timing = start.timing
         if timing is None or not timing.ok or timing.relative is None:
@@ -121,26 +124,26 @@ class Refine:
 
 
 class Probe(NamedTuple):
-    """What a move does in a neighbourhood."""
+    """The effect of a move in a neighbourhood."""
 
-    # Seconds of a run of the program, if every place saves what the first does; minus infinity
-    # where the worker was lost over it.
+    # Seconds saved in a run of the program, if every place saves as much as the first; minus
+    # infinity where the worker hung or died.
     saved: float
-    ratio: float  # of the neighbourhood's time that is left; infinite where it cannot be timed
+    ratio: float  # time after the move / time before; infinite where it cannot be timed
 
 
 _NOTHING = Probe(0.0, math.inf)
 
 
 class Screening:
-    """Tells which moves are worth a trial, by timing them in a neighbourhood."""
+    """Selects the moves that are worth a trial, by timing them in a neighbourhood."""
 
     def __init__(self, how: Refine, oracle: Oracle) -> None:
         self._how, self._oracle = how, oracle
-        self._probes: dict[tuple[str, str], Probe] = {}  # by the two neighbourhoods' keys
+        self._probes: dict[tuple[str, str], Probe] = {}  # by keys before and after the move
 
     def probe(self, program: Program, move: Move) -> Probe:
-        """What the move does in the neighbourhood of its first place."""
+        """Return the effect of the move in the neighbourhood of its first place."""
         g, slot = move.places[0]
         before, after = (
             neighbourhood(p.graphs[g], slot, self._how.radius)
@@ -174,7 +177,7 @@ class Screening:
 
 
 def _best_of_each(found: Sequence[Move]) -> list[Move]:
-    """The move of every group that gains most, most first."""
+    """Return the move with the largest gain for each group of operators, largest gain first."""
     best: dict[tuple[tuple[int, int], ...], Move] = {}
     for move in sorted(found, key=lambda m: -m.gain):
         best.setdefault(move.places, move)
@@ -183,11 +186,11 @@ def _best_of_each(found: Sequence[Move]) -> list[Move]:
 
 @dataclass
 class _Descent:
-    """One refinement in its course.
+    """The state of a running refinement.
 
     Attributes:
-      tried: moves, by place and lowering, that need no other trial.
-      hopeful: moves that were not seen to gain in a neighbourhood, and may in the whole.
+      tried: moves, by places and lowering, that need no other trial.
+      hopeful: moves that did not gain in a neighbourhood, but may gain in the whole program.
     """
 
     how: Refine
@@ -195,7 +198,7 @@ class _Descent:
     clock: Stopwatch
     most: int | None
     best: Found
-    incumbent: Job | None = None  # of the best
+    incumbent: Job | None = None  # the job of `best`
     tried: set[tuple[tuple[tuple[int, int], ...], int]] = field(default_factory=set)
     hopeful: list[Move] = field(default_factory=list)
 
@@ -222,7 +225,9 @@ class _Descent:
         return moves_of(self.problem.oracle, self.problem.rules.rules, self.best.program)
 
     def _by_halves(self, batch: list[Move]) -> bool:
-        """Try moves all at once, and by halves what does not stay; whether there was time."""
+        """Try moves all at once, then by halves if they do not stay; return whether there was time
+        for that.
+        """
         batches = [batch]
         while batches:
             batch = batches.pop()
@@ -247,11 +252,11 @@ class _Descent:
         return clock.done or (self.most is not None and spent >= self.most)
 
     def _late(self) -> bool:
-        """Whether a trial could not end in time."""
+        """Return whether another trial could not end in time."""
         return self._over(self.clock) or self.clock.left < self._timing.compile_seconds
 
     def _promising(self) -> list[Move]:
-        """Moves of different groups that gain in a neighbourhood, the most promising first."""
+        """Return one gaining move for each group, by its probe, the most promising first."""
         todo = [m for m in self._moves() if m[:2] not in self.tried]
         part, found = self.clock.part(self.how.probe_share), []
         self.hopeful.clear()
@@ -261,7 +266,7 @@ class _Descent:
             self.problem.phase(f"refining: probing move {n + 1} of {len(todo)}")
             probe = self.screening.probe(self.best.program, move)
             move = move._replace(gain=probe.saved)
-            if probe.saved == -math.inf:  # it would hang in other neighbourhoods as well
+            if probe.saved == -math.inf:  # it would fail in other neighbourhoods as well
                 self.tried.add(move[:2])
             elif probe.ratio <= self.how.probe_gain:
                 found.append(move)
@@ -270,7 +275,7 @@ class _Descent:
         return _best_of_each(found)
 
     def _stays(self, batch: Sequence[Move]) -> bool:
-        """Whether the program is faster after these moves; it is the best from now on if so."""
+        """Return whether the program is faster after these moves; it then becomes the best one."""
         self.problem.phase(f"refining: trying {len(batch)} moves")
         best, before = self.best, self._timing
         program = moved(best.program, batch)
@@ -293,8 +298,9 @@ class _Descent:
         return program_job(program, self.best.options, constants=self.problem.oracle.constants)
 
     def _faster(self, job: Job, incumbent: Job) -> Timing | None:
-        """The job's timing against the incumbent if it gains, and does so again when timed for
-        longer: of many moves that gain nothing, some seem to.
+        """Return the job's timing against the incumbent if it gains, else None.
+
+        It must gain again when timed for longer: of many moves that gain nothing, some seem to.
         """
         how, timing = self.how, None
         once = 2 * how.runs * self._timing.seconds

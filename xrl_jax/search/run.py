@@ -1,4 +1,4 @@
-"""A search in its course: clock, best so far, reason to stop; and one graph's turn in it."""
+"""State of a running search (clock, best so far, reason to stop) and of one graph's turn in it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ Reached = tuple[State, list[Step]]  # a state of one graph and the steps to it
 class Run:
     """Bookkeeping shared by searches: clock, best so far, reason to stop.
 
-    Predictions change as timings come in, for the original as well; so `best_seconds` is what share
-    of the original's the best one is predicted to take, times `start_seconds`.
+    Predictions change as timings come in, for the original as well; so `best_seconds` is the
+    predicted time of the best program relative to the original, multiplied by `start_seconds`.
 
     Attributes:
-      parts: predicted seconds of each graph in one run of the program, as well as it can be done so
-        far.
-      counts: how often each graph runs.
-      reached: the best states of each graph so far, best first, which survive an interruption.
-      original: the cost table, and what it predicts for the original.
+      parts: predicted seconds of each graph in one run of the program, in its best state so far.
+      counts: how often each graph runs in one run of the program.
+      reached: the best states of each graph so far, best first; they survive an interruption.
+      original: the cost table, and its prediction for the original.
       note: see `SearchResult`.
     """
 
@@ -59,7 +58,7 @@ class Run:
         self.clock = Stopwatch(self.budget.seconds)
 
     def out_of_budget(self, clock: Stopwatch | None = None) -> bool:
-        """Whether the search (or the part of it that has `clock`) must end; says why in `stop`."""
+        """Return whether the search, or the part that has `clock`, must end; set `stop` if so."""
         spent = self.problem.oracle.spending.measurements
         if self.clock.done or (clock is not None and clock.done):
             self.stop = StopReason.SECONDS
@@ -70,33 +69,33 @@ class Run:
         return True
 
     def stalled(self) -> None:
-        """Note that a part of the search was given up; what ran out of its budget stays noted."""
+        """Record that a part of the search was abandoned, unless a budget was exhausted before."""
         if self.stop is StopReason.EXHAUSTED:
             self.stop = StopReason.STALLED
 
     def start(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
-        """Note how often each graph of the original runs and what one run of it takes."""
+        """Record how often each graph of the original runs and the seconds of one run of it."""
         self.go_on(counts, seconds)
         self.start_seconds = sum(self.parts)
 
     def go_on(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
-        """The search goes on from another program: note how often its graphs run and their time."""
+        """Go on from another program: record how often its graphs run and their seconds."""
         self.counts = tuple(counts)
         self.parts = [c * s for c, s in zip(counts, seconds, strict=True)]
         self.reached = {}
 
     def keep(self, index: int, reached: Sequence[Reached]) -> None:
-        """Note the best states of a graph so far, best first."""
+        """Record the best states of a graph so far, best first."""
         self.reached[index] = list(reached)
         self.parts[index] = self.counts[index] * reached[0][0].seconds
 
     def result(self, best: tuple[Found, ...]) -> SearchResult:
-        """What the search ends with; the last of the best is the original."""
+        """Return the search's result; the last program of `best` is the original."""
         original, history = best[-1].seconds, tuple(self.history)
         return SearchResult(best, original, self.candidates, self.stop, history, self.note)
 
     def report(self, phase: str) -> None:
-        """Tell the listener, and note an improvement."""
+        """Pass the progress to the listener, and record an improvement in `history`."""
         costs = self.problem.oracle.costs
         if self.original is None or self.original[0] is not costs:
             self.original = costs, predicted(self.problem.program, costs)
@@ -117,13 +116,13 @@ class Run:
 
 
 class Turn(NamedTuple):
-    """One graph of a program in a search that goes through them.
+    """The turn of one graph in a search that goes through the graphs of a program.
 
     Attributes:
-      space: of the graph.
+      space: the search space of the graph.
       reached: its states so far, best first.
-      index: of the graph in the program.
-      clock: the time it has.
+      index: of the graph in `Program.graphs`.
+      clock: the time that the turn has.
     """
 
     run: Run

@@ -1,8 +1,7 @@
-"""Stages before and around a search: what is known without it, and the search with its share of the
-time.
+"""Stages that find programs without a search, and the stage that runs a search.
 
-A stage gets what the stages before it have found in `Problem.found` and returns what is known after
-it (`search.chain`).
+A stage gets the results of the stages before it in `Problem.found` and returns the results known
+after it (`search.chain`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from xrl_jax.search.base import (
 from xrl_jax.search.engine import COLD_SECONDS, compile_engine, is_compiled
 from xrl_jax.search.in_library import in_library
 
-_LEAST_SECONDS = 1e-3  # of a search for which no time is left: it returns the original
+_LEAST_SECONDS = 1e-3  # for a search when no time is left: it returns the original
 
 
 def _with_first(found: SearchResult, first: Found) -> SearchResult:
@@ -34,13 +33,13 @@ def _with_first(found: SearchResult, first: Found) -> SearchResult:
 
 
 def _known(problem: Problem) -> list[Found]:
-    """What was found besides the original."""
+    """Return the programs found so far, without the original."""
     return [f for f in problem.so_far.best if f.program is not problem.program]
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Begin with what an earlier search of the same program has ended with."""
+    """Stage that puts first the result of an earlier search of the same program."""
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found = problem.so_far
@@ -49,7 +48,9 @@ class Recall:
 
 @dataclass(frozen=True)
 class KernelsInLibrary:
-    """Where nothing is known, begin with all kernels in the library whose kernels share calls."""
+    """Stage that puts first the program with all kernels in the library whose kernels share calls,
+    unless another program than the original is known already.
+    """
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found = problem.so_far
@@ -62,11 +63,12 @@ class KernelsInLibrary:
 
 @dataclass(frozen=True)
 class WeightsAsConstants:
-    """Decide whether weights are constants of compiled code, by timing the original both ways.
+    """Stage that decides whether weights are constants of compiled code, by timing the original
+    both ways.
 
     Attributes:
-      least_seconds: with less the original is not timed, but for a recalled result, whose timings
-        are in the store.
+      least_seconds: with less time the original is not timed if another program is known, except
+        where that is a recalled result, whose timings are in the store.
     """
 
     least_seconds: float = 5.0
@@ -81,23 +83,23 @@ class WeightsAsConstants:
 
 @dataclass(frozen=True)
 class Search:
-    """A search with its share of the time; what was known before it comes first in the result.
+    """Stage that runs a search; programs known before it come first in the result.
 
-    What has to be compiled before any search is no part of the search's time. Where time is short
-    for that, or something is known and time is short, there is no search.
+    The search's time starts after the engine has been compiled. There is no search if too little
+    time is left to compile the engine, or if little is left and another program is known already.
 
     Attributes:
-      search: knows nothing of what came before it.
-      share: of the time left.
+      search: the strategy; it is not passed the results of earlier stages.
+      share: share of the time left that the search gets.
       uses_engine: whether it calls the engine of `search.states`, which is then compiled first.
-      least_seconds: for a search where something is known without.
-      least_cold_seconds: for a search whose engine has to be compiled.
-      finalists: timings kept for its best programs, or half of all where there are few.
+      least_seconds: least time for a search where another program is known.
+      least_cold_seconds: least time for a search whose engine has to be compiled.
+      finalists: measurements reserved for timing its best programs, but at most half of all.
     """
 
     search: Strategy
     share: float = 0.5
-    uses_engine: bool = field(default=True, metadata={"setting": False})  # not a choice
+    uses_engine: bool = field(default=True, metadata={"setting": False})  # not a hyperparameter
     least_seconds: float = 20.0
     least_cold_seconds: float = 35.0
     finalists: int = 6
@@ -127,12 +129,12 @@ class Search:
         compile_engine(problem.program, problem.rules, problem.oracle.costs)
 
     def _of_measurements(self, most: int | None) -> int | None:
-        """How many timings may have been made when the search ends."""
+        """Return how many measurements may have been made when the search ends."""
         return None if most is None else most - min(self.finalists, most // 2)
 
 
 @dataclass(frozen=True)
 class SearchAlone(Search):
-    """A search with nothing beside it: only its programs are timed after it."""
+    """Stage that runs a search on its own: after it, only the search's programs are timed."""
 
     share: float = 0.8

@@ -1,15 +1,15 @@
-"""Starting points: programs to begin a search from, a long way off the original.
+"""Starting points: programs far from the original, from which a search begins.
 
-Convolutions run fastest features last on most machines, and products with a weight often with the
-weight on the left and features first, but a network converts only as a whole: one operator's
-conversion costs two transposes, which cancel once its neighbours have followed. A descent does not
-get there and a queue gets there late, so the conversion is made at once, by the rules that any
-search has: scales and shifts are folded into weights, operators are converted, then transposes are
-moved down until they meet and cancel. Rules say themselves which part they take in that
-(`language.rule.Role`), so that a user's own take it, too.
+On most machines convolutions run fastest with features last, and products with a weight often with
+the weight on the left and features first. But a network gains only when it is converted as a whole:
+converting one operator costs two transposes, which cancel only after its neighbours have been
+converted. A descent does not get there and a queue gets there late, so the conversion is made at
+once, by the rules that any search has: scales and shifts are folded into weights, operators are
+converted, then transposes are moved down until they meet and cancel. A rule states its own part in
+this (`language.rule.Role`), so that a user's rules take part as well.
 
-Where a library takes many kernels in one call, one starting point has all of its kernels
-(`search.in_library`), and the others those that are predicted to gain.
+Where a library runs many kernels in one call, one starting point has all kernels in that library
+(`search.in_library`), and the others have the kernels that are predicted to gain there.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from xrl_jax.search.run import Reached
 from xrl_jax.search.states import Space, entries_of, in_one_bucket
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
 
-_STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left [out, in]
-_PASSES = 64  # a transpose moves past one operator in a pass
-_WORTH = 0.1  # of the program's predicted time, for products with weights to be worth a conversion
+_STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left as [out, in]
+_PASSES = 64  # most passes of a macro-action; a transpose moves past one operator in each
+_WORTH = 0.1  # share of predicted time above which products with weights are converted
 
 
 class StartingPoint(NamedTuple):
@@ -48,9 +48,11 @@ class StartingPoint(NamedTuple):
 
 
 def with_layout(program: Program, layout: Layout) -> StartingPoint:
-    """The program in this layout, with a step that says so; as it is where that concerns nothing.
+    """Return the program in this layout, with a step that says so; the program unchanged where the
+    layout concerns no value.
 
-    It is no rule's step: what crosses the border of a folded body is turned on both sides at once.
+    The step belongs to no rule: values that cross the boundary of a folded body are transposed on
+    both sides at once.
     """
     there = laid_out(program, layout)
     if there is program:
@@ -60,12 +62,12 @@ def with_layout(program: Program, layout: Layout) -> StartingPoint:
 
 
 class MacroAction(NamedTuple):
-    """Rewriting to a fixpoint: candidates that are applied until there is none.
+    """Rewriting to a fixpoint: candidates are applied until there is none.
 
     Attributes:
-      variants: [V] bool, of these variants of the rule table.
-      gain: only where they gain; else whatever they cost.
-      roots: [N] bool for a graph, only at these nodes; at all of them for None.
+      variants: [V] bool, the variants of the rule table that are applied.
+      gain: whether only candidates that gain are applied; otherwise their cost does not matter.
+      roots: returns [N] bool, the nodes of a graph at which they are applied; None for all nodes.
     """
 
     variants: np.ndarray
@@ -74,7 +76,7 @@ class MacroAction(NamedTuple):
 
 
 def in_role(rules: CompiledRules, *roles: Role) -> np.ndarray:
-    """[V] bool: which variants of the rule table belong to rules with one of these roles."""
+    """Return [V] bool: which variants of the rule table belong to rules with one of these roles."""
     return entries_of(rules, lambda r: not set(roles).isdisjoint(r.roles))
 
 
@@ -86,7 +88,7 @@ def run_macro(
     macro: MacroAction,
     clock: Stopwatch,
 ) -> Reached:
-    """The state after a macro-action, or where the clock ran out."""
+    """Return the state after a macro-action, or the state in which the clock ran out."""
     state, steps = reached
     for _ in range(_PASSES):
         if clock.done:
@@ -113,7 +115,7 @@ def run_macro(
 
 
 def _with_weight(graph: TensorGraph, side: int) -> np.ndarray:
-    """[N] bool: products of an activation with a weight on this side (0 left, 1 right)."""
+    """Return [N] bool: products of an activation with a weight on this side (0 left, 1 right)."""
     fixed = np.asarray(graph.nodes.weight_only)
     args = np.asarray(args_of(graph))
     is_dot = np.asarray(graph.nodes.op) == ops.OPS["dot"].code
@@ -129,7 +131,7 @@ def _weight_right(graph: TensorGraph) -> np.ndarray:
 
 
 def _share_on_weights(program: Program, costs: CostTable) -> float:
-    """How much of the program's predicted time goes to products with weights."""
+    """Return the share of the predicted time in products with a weight on the right."""
     there, total = 0.0, 0.0
     for graph, count in zip(in_one_bucket(program), program.counts, strict=True):
         cost = count * np.asarray(price(costs, graph)[0].nodes.cost)
@@ -141,27 +143,29 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
 def starting_points(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[StartingPoint]:
-    """Where a search may begin, the most promising first: with all kernels in the library, with
-    convolutions features last, with products with weights features first (each with transposes only
-    where nothing cancels them), each left out where it changes or gains nothing, or its rules are
-    switched off; and as the program is, all with scales and shifts folded.
+    """Return the programs from which a search may begin, the most promising first.
+
+    These are the program with all kernels in the library, with convolutions features last, with
+    products with weights features first (transposes remain only where nothing cancels them), and
+    without a conversion; all have scales and shifts folded. A conversion is left out where it
+    changes or gains nothing, or where its rules are switched off.
     """
-    # Before folds: vectors reach the operators that they are added to or multiplied by as vectors,
-    # not as images of them. Then what is added or multiplied after an operator is in its weights.
+    # Before folding, vectors are brought unbroadcast to the operators that add them or multiply by
+    # them. Folding then moves what is added or multiplied after an operator into its weights.
     readies = in_role(rules, "sink-broadcast", "to-bias-or-scale")
     folds = in_role(rules, "fold-into-weights")
     # The two conversions: of convolutions, and of products with a weight on the right.
     converts = in_role(rules, "to-features-last")
     turns = in_role(rules, "transpose-product")
-    # What becomes of the transposes that they made. Each that sinks one makes the sum of their
-    # distances to the outputs smaller, so that they come to an end.
+    # The rules for the transposes that the conversions made. Sinking a transpose reduces the sum of
+    # the transposes' distances to the outputs, so that it terminates.
     sinks = in_role(rules, "sink-transpose")
     cancels = in_role(rules, "cancel-transpose")
     absorbs = in_role(rules, "absorb-transpose")
     stores = entries_of(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
 
     def through(start: StartingPoint, *macros: MacroAction) -> tuple[StartingPoint, list[int]]:
-        """The starting point that macro-actions lead to, and how many steps each took."""
+        """Return the starting point after the macro-actions, and the number of steps of each."""
         space = Space(rules, jnp.asarray(start.program.digests()))
         graphs, steps, taken = {}, list(start.steps), [0] * len(macros)
         for index, graph in enumerate(in_one_bucket(start.program)):
@@ -174,7 +178,7 @@ def starting_points(
             steps += reached[1]
         return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
 
-    library = costs.sharing.library  # rules choose the lowering that is called like it
+    library = costs.sharing.library  # its kernels are lowerings of this name
     kernels = entries_of(rules, lambda r: r.lowering is not None and r.lowering[1] == library)
     fold = MacroAction(readies), MacroAction(folds, gain=True)
     kernels_last = MacroAction(kernels, gain=True)
@@ -193,7 +197,8 @@ def starting_points(
     if turns.any() and _share_on_weights(program, costs) > _WORTH:
         start = with_layout(program, FEATURES_FIRST)
         down = sinks | absorbs
-        # What is turned at a source is turned back next to it: first the others must meet it.
+        # At a source a transpose and its inverse are adjacent. They must not cancel each other
+        # before the other transposes have been moved down to meet them.
         point, taken = through(
             start,
             *fold,

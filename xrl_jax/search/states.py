@@ -1,8 +1,8 @@
 """Graph states as searches see them: a priced graph with its match masks, its candidates, and
 single steps between states.
 
-Everything numeric is jitted once for a bucket and a rule table; the host keeps only lists. A state
-whose bucket is full grows into the next one.
+All numeric work is jitted once for each bucket and rule table; the host keeps only lists. A state
+whose bucket is full grows into the next larger one.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from xrl_jax.language.table import CompiledRules, RuleTable
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.engine_jit import engine_jit
 
-# Room for candidates, for each slot of the bucket, and at least and at most in all. Each size that
-# is needed is compiled, so there are few.
+# Capacity for candidates: per slot of the bucket, and the least and the most in total. Each size
+# that is needed is compiled, so there are few.
 _ROOM, _LEAST_ROOM, _MOST_ROOM = 2, 1024, 65536
 _PRICED_AT_ONCE = 512  # candidates
-_AT_ONCE = 256  # rewrites between two visits of the host
+_AT_ONCE = 256  # rewrites in one jitted call
 
 
 @dataclass(frozen=True)
 class PricedCandidates:
-    """All candidates of a state, on the host, with what they would change."""
+    """All candidates of a state, on the host, with the changes that they would make."""
 
     variant: np.ndarray  # [M]
     root: np.ndarray  # [M]
     partner: np.ndarray  # [M]
     delta: np.ndarray  # [M] seconds added
-    gone: np.ndarray  # [M] seconds of the nodes that go
+    gone: np.ndarray  # [M] seconds of the nodes they would remove
     views: CostView  # [M, Q, ...] of the nodes they would make
 
     def at(self, i: int) -> tuple[int, int, int]:
-        """Entry, root and partner of one of them."""
+        """Return variant, root and partner of candidate `i`."""
         return int(self.variant[i]), int(self.root[i]), int(self.partner[i])
 
 
@@ -60,14 +60,14 @@ class State:
     """A graph under search."""
 
     graph: TensorGraph  # priced
-    masks: jax.Array  # [N, W] where rules match, before the changes below
+    masks: jax.Array  # [N, W] where rules match, as of before `changed`
     changed: jax.Array  # [N] bool, nodes that changed since the masks were made
     seconds: float
 
 
 def in_one_bucket(program: Program) -> list[TensorGraph]:
-    """The program's graphs in the bucket of the largest, each with room for as many outputs:
-    everything is then compiled once.
+    """Return the program's graphs in the bucket of the largest, each with room for as many outputs,
+    so that everything is compiled once.
     """
     bucket = max(g.nodes.op.shape[0] for g in program.graphs)
     n_out = max(len(g.globals.outputs) for g in program.graphs)
@@ -84,7 +84,9 @@ def _find(table: RuleTable, graph: TensorGraph, masks: jax.Array, *, size: int) 
 def _deltas(
     table: RuleTable, costs: CostTable, graph: TensorGraph, found: Candidates, start: jax.Array
 ) -> tuple[Any, Any, Any]:
-    """Of the candidates from `start` on, `_PRICED_AT_ONCE` of them."""
+    """Return the cost change, the removed cost and the new nodes' views of `_PRICED_AT_ONCE`
+    candidates, from `start` on.
+    """
     variant, root, partner = (
         jax.lax.dynamic_slice_in_dim(c, start, _PRICED_AT_ONCE) for c in found[:3]
     )
@@ -94,19 +96,19 @@ def _deltas(
     return result.seconds, result.gone, result.kept
 
 
-# The first match of a graph is a rematch of all its nodes: the matcher is then compiled once.
+# The first match of a graph is a rematch of all its nodes, so that one matcher is compiled.
 _rematch = engine_jit(match_lib.rematch)
 _remove_dead = engine_jit(passes.remove_dead)
 
 
 class _Turns(NamedTuple):
-    """What a list of candidates has led to."""
+    """The result of applying a list of candidates."""
 
     graph: TensorGraph  # priced
     changed: jax.Array  # [N] bool
     ok: jax.Array  # [_AT_ONCE] bool, which were applied
-    full: jax.Array  # bool: there was no room for the first that was not looked at
-    done: jax.Array  # how many were looked at
+    full: jax.Array  # bool: there was no room for candidate `done`
+    done: jax.Array  # how many were processed
     seconds: jax.Array
 
 
@@ -117,7 +119,7 @@ def _apply(
     graph: TensorGraph,
     candidates: Candidates,
 ) -> _Turns:
-    """The candidates applied in turn, those that still match."""
+    """Apply the candidates that still match, one after the other, until the bucket is full."""
 
     def going(carry: tuple[jax.Array, ...]) -> jax.Array:
         i, *_, full = carry
@@ -142,12 +144,12 @@ _identity = engine_jit(identity)
 
 
 def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -> str:
-    """A short text of a node: its slot, operator and shape."""
+    """Return a short text for a node: its slot, operator and shape."""
     return f"%{slot} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"
 
 
 def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
-    """[V] bool: which variants of the rule table belong to wanted rules."""
+    """Return [V] bool: which variants of the rule table belong to wanted rules."""
     fits = np.array([wanted(r) for r in rules.rules], bool)
     rule_of = np.asarray(rules.table.variant_rule)
     return fits[rule_of] & (rule_of >= 0)
@@ -155,15 +157,15 @@ def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarr
 
 @dataclass
 class Space:
-    """The space of rewritings of one graph under a rule table."""
+    """The space of rewrites of one graph under a rule table."""
 
     rules: CompiledRules
     digests: jax.Array
-    # Room for candidates: as much as a state was met to need, by the variants that were allowed.
+    # The capacity for candidates that states have needed so far, by the allowed variants.
     room: dict[bytes, int] = field(default_factory=dict)
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
-        """The first state: priced, not yet matched."""
+        """Return the first state: priced, not yet matched."""
         table = self.rules.table
         graph, seconds = price(costs, _remove_dead(graph))
         n = graph.nodes.op.shape[0]
@@ -171,24 +173,27 @@ class Space:
         return State(graph, nothing, jnp.ones(n, bool), float(seconds))
 
     def matched(self, state: State) -> State:
-        """The state with masks that know all changes: asked again, `candidates` costs less."""
+        """Return the state with masks up to date, which makes repeated `candidates` cheaper."""
         if not bool(jnp.any(state.changed)):
             return state
         masks = _rematch(self.rules.table, state.graph, state.masks, state.changed)
         return replace(state, masks=masks, changed=jnp.zeros_like(state.changed))
 
     def reprice(self, state: State, costs: CostTable) -> State:
-        """The state under newer costs."""
+        """Return the state under newer costs."""
         graph, seconds = price(costs, state.graph)
         return replace(state, graph=graph, seconds=float(seconds))
 
     def candidates(
         self, state: State, costs: CostTable, allowed: np.ndarray | None = None
     ) -> PricedCandidates:
-        """The candidates of a state, cheapest first.
+        """Return the candidates of a state, cheapest first.
 
         Args:
-          allowed: [V] which variants of the rule table count; all for None.
+          allowed: [V] bool, which variants of the rule table may be used; None for all.
+
+        Raises:
+          GraphError: the candidates need a capacity above `_MOST_ROOM`.
         """
         table = self.rules.table
         state = self.matched(state)
@@ -197,7 +202,7 @@ class Space:
             masks, asked = masks & self._words(allowed), allowed.tobytes()
         size = max(_ROOM * state.graph.nodes.op.shape[0], _LEAST_ROOM, self.room.get(asked, 0))
         least = int(np.bitwise_count(np.asarray(masks)).sum())
-        while size < least:  # not tried: each size is compiled once
+        while size < least:  # known to be too small: a trial would compile this size
             size *= 4
         while True:
             if size > _MOST_ROOM:
@@ -217,15 +222,15 @@ class Space:
         return PricedCandidates(variant, root, partner, delta[order], gone[order], view)
 
     def _words(self, allowed: np.ndarray) -> np.ndarray:
-        """The trees of variants [V] as words [W] of the masks."""
+        """Return the trees of the allowed variants as words [W] of the masks."""
         trees = allowed[np.asarray(self.rules.table.tree_variant)]
         return np.packbits(trees, bitorder="little").view(np.uint32)
 
     def step(
         self, state: State, costs: CostTable, variant: int, root: int, partner: int
     ) -> State | None:
-        """The state after one rewrite; None where the candidate no longer matches. Grows the bucket
-        when it is full.
+        """Return the state after one rewrite; None where the candidate no longer matches. The
+        bucket grows if it is full.
         """
         after, taken = self.steps(state, costs, [(variant, root, partner)])
         return after if taken else None
@@ -233,8 +238,8 @@ class Space:
     def steps(
         self, state: State, costs: CostTable, candidates: Sequence[tuple[int, int, int]]
     ) -> tuple[State, list[int]]:
-        """The state after rewrites one after the other, and which of them were made: those that
-        still matched.
+        """Apply candidates one after the other; return the state after them and the indices of
+        those that still matched and were applied.
 
         Ends early where the bucket has had to grow: slots have moved then, and candidates have to
         be found again.
@@ -270,7 +275,7 @@ class Space:
         return state, taken
 
     def identity(self, state: State) -> tuple[int, int]:
-        """The identity hash of the state's graph."""
+        """Return the identity hash of the state's graph."""
         h = np.asarray(_identity(state.graph, self.digests))
         return int(h[0]), int(h[1])
 
@@ -278,6 +283,6 @@ class Space:
         return self.rules.rules[int(np.asarray(self.rules.table.variant_rule)[variant])].name
 
     def place(self, state: State, root: int) -> str:
-        """A short text of the node a candidate is anchored at."""
+        """Return a short text for the root node of a candidate."""
         nodes = state.graph.nodes
         return place_text(root, *(np.asarray(f)[root] for f in (nodes.op, nodes.shape, nodes.rank)))

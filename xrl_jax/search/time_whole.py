@@ -1,5 +1,5 @@
-"""Timing the best programs of a search whole, in turn with the original: predictions are sums of
-operators, and a program is what a user runs.
+"""Timing of a search's best programs as wholes, interleaved with the original: predictions are sums
+over operators, but a user runs whole programs.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ OPTION_GAIN = 0.15
 
 @dataclass(frozen=True)
 class TimeWhole:
-    """Time programs, the most promising first; the result has those that were timed, fastest first.
+    """Stage that times programs, the most promising first, and returns those timed, fastest first.
 
-    All but the last, the original, are timed as they are, then the fastest under every set of
-    compile options; where these win, so is the original, and the fastest in turn with the fastest
-    without options, which decides. The original is the reference of all, and the first of the
-    result where nothing takes less. Programs for which no time or no timing is left are dropped,
-    but for the first; Ctrl-C drops those that were not timed yet. What failed in the worker is
-    dropped as well, since it must not be run here; what cannot be sent to the worker (host
-    callbacks) is kept with a timing that says so. Where nothing is left, the original is the
-    result. The timings correct the cost table. What was timed before is not timed again.
+    All programs but the last, the original, are timed without compile options, then the fastest
+    under every set of compile options. Where these win, the original is timed under them as well,
+    and then the fastest program interleaved with the fastest without options, which decides. The
+    original is the reference of all timings, and comes first in the result where no program takes
+    less time. Programs for which no time or measurement is left are dropped, except the first;
+    Ctrl-C drops those that were not timed yet. Programs that failed in the worker are dropped as
+    well, since they must not run in this process; those that cannot be sent to the worker (host
+    callbacks) are kept with a timing that says so. If none is left, the result is the original. The
+    timings correct the cost table. A program that has a timing already is not timed again.
 
     Attributes:
-      share: of the time left.
+      share: share of the time left.
       share_without_search: the same where nothing was searched.
-      least_seconds: with less, and where nothing was searched, the final check alone times what is
-        known; as it does of a recalled result.
-      option_gain: the share that compile options must gain over none: they are lost where the
-        result is called inside another jit, and one more thing that can change under the user's
-        feet.
-      confirm_seconds: for that, timed in turn.
+      least_seconds: where nothing was searched, the final check alone times the known programs if
+        less time than this is left, or if the first of them is a recalled result.
+      option_gain: the share that compile options must gain over none, because they are lost where
+        the result is called inside another jit, and are one more thing that can change under the
+        user's feet.
+      confirm_seconds: seconds for the interleaved timing that decides on options.
       least_timeout: seconds a program is given to compile and run, even when the time runs out.
     """
 
@@ -64,7 +65,7 @@ class TimeWhole:
             return found
         share = self.share if found.candidates else self.share_without_search
         timed = self.timed(problem, found.best, clock.part(share), budget.measurements)
-        if not found.interrupted and clock.left > 0:  # not `done`: later stages deal with Ctrl-C
+        if not found.interrupted and clock.left > 0:  # not `done`: later stages handle Ctrl-C
             plain = [(f.program, f.timing) for f in timed if not f.options]
             learn_from(problem.oracle, plain, problem.program)
         return replace(found, best=tuple(timed))
@@ -80,11 +81,11 @@ class TimeWhole:
     def timed(
         self, problem: Problem, best: Sequence[Found], clock: Stopwatch, most: int | None = None
     ) -> list[Found]:
-        """The programs with their timings, fastest first.
+        """Return the programs with their timings, fastest first.
 
         Args:
-          best: the original is the last.
-          most: bound for all that the oracle may measure.
+          best: the programs, the original last.
+          most: bound on the total number of the oracle's measurements.
         """
         timing = _Timing(self, problem, best, clock, most)
         try:
@@ -97,8 +98,10 @@ class TimeWhole:
         return self._led_by_the_original(ranked(timing.found, self.option_gain), best)
 
     def _led_by_the_original(self, timed: list[Found], best: Sequence[Found]) -> list[Found]:
-        """The same, led by the original where nothing takes less. What a search calls so was made
-        of the user's function, and may be faster: steps unrolled, products of all steps in one.
+        """Return the programs, led by the original where none takes less time than it.
+
+        The search's original was made from the user's function and may be faster than that: with
+        loop steps unrolled, or the products of all steps merged into one.
         """
         first = timed[0].timing
         if len(best) == 1 or first is None or first.relative is None or first.relative < 1.0:
@@ -109,7 +112,9 @@ class TimeWhole:
 
 
 def ranked(timed: Sequence[Found], option_gain: float = OPTION_GAIN) -> list[Found]:
-    """Fastest first, except that compile options come behind where they gain too little."""
+    """Return programs fastest first, but those with compile options last where options gain too
+    little.
+    """
     order = sorted(timed, key=lambda f: f.relative)
     plain = [f for f in order if not f.options]
     least = 1 + option_gain
@@ -120,7 +125,7 @@ def ranked(timed: Sequence[Found], option_gain: float = OPTION_GAIN) -> list[Fou
 
 @dataclass
 class _Timing:
-    """One timing of programs in its course; `found` has those timed so far."""
+    """The state of a running timing of programs; `found` holds those timed so far."""
 
     how: TimeWhole
     problem: Problem
@@ -151,7 +156,7 @@ class _Timing:
         best_options = self._ranked()[0].options if self.found else ()
         is_original = fastest is not None and fastest.program is original.program
         if best_options and not is_original and not self._over():
-            # Options may be all that pays: the original under them is a candidate like any other.
+            # Options may be the only gain: the original under them is a candidate like any other.
             problem.phase("timing the original under compile options")
             self._one(original, best_options)
         if best_options and not self._over():
@@ -168,7 +173,7 @@ class _Timing:
 
     @plain_ctrl_c()
     def _one(self, each: Found, options: Options) -> bool:
-        """Whether it is worth the while to go on with this program."""
+        """Time a program; return whether other options are worth trying on it."""
         oracle = self.problem.oracle
         job = job_or_failure(each.program, options, constants=oracle.constants)
         if isinstance(job, Timing):
@@ -184,9 +189,9 @@ class _Timing:
         return timing.status not in ("timeout", "killed")
 
     def _confirm_options(self) -> None:
-        """Drop all under compile options where the fastest of these does not gain enough in turn
-        with the fastest without: each was timed against the original, at another time, and the
-        quotient of two such ratios is not a comparison.
+        """Drop all programs under compile options where the fastest of these does not gain enough,
+        timed interleaved with the fastest without: each was timed against the original, at another
+        time, and the quotient of two such ratios is not a comparison.
         """
         first, oracle = self._ranked()[0], self.problem.oracle
         plain = next(

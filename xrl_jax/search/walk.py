@@ -1,4 +1,4 @@
-"""Going through the graphs of a program one by one: the frame of searches that rewrite graphs."""
+"""Traversal of a program's graphs one by one: the frame of searches that rewrite graphs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from xrl_jax.search.run import Reached, Run, Turn
 from xrl_jax.search.starting_points import StartingPoint, starting_points
 from xrl_jax.search.states import Space, State, in_one_bucket
 
-# One graph's search: its states with their steps, best first.
+# Searches one graph; returns states with the steps to them, best first.
 GraphSearch = Callable[[Turn], list[Reached]]
 
 
 class Phase(NamedTuple):
-    """A part of a search that goes through all graphs before the next part begins."""
+    """A part of a search, applied to all graphs before the next part begins."""
 
     search: GraphSearch
     share: float = 1.0  # of the time left when it begins
@@ -40,19 +40,20 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class Walk:
-    """Search every graph of the program, the costliest first, each with its share of the time left.
+    """Search of every graph of a program, costliest first, each with its share of the time left.
 
-    Each phase starts from what the one before it reached. The results are combined: the i-th best
-    program has the i-th best state of every graph. Ctrl-C ends the search and keeps what was noted
-    by `Run.keep`.
+    Each phase starts from the states that the one before it reached. The results are combined: the
+    i-th best program has the i-th best state of every graph. Ctrl-C ends the search and keeps the
+    states recorded by `Run.keep`.
 
     Attributes:
       measuring: share of the time, at most, for the regions of a program before it is rewritten.
       starting: share of the time, at most, for making the starting points.
-      anyway: so many programs of a starting point are timed whole even where they are predicted to
-        be slower than the original: predictions err alike within one, by a tenth and more.
+      anyway: number of programs of a starting point that are timed whole even where they are
+        predicted to be slower than the original: predictions for the programs of one starting point
+        err alike, by a tenth and more.
       behind: a starting point this many times slower than the best is not searched further.
-      least_share: of the time left, for a graph, however cheap it is.
+      least_share: least share of the time left for a graph, however cheap it is.
     """
 
     measuring: float = 0.15
@@ -70,7 +71,7 @@ class Walk:
         *,
         elsewhere: bool = False,
     ) -> SearchResult:
-        """What the phases find.
+        """Run the phases and return their result.
 
         Args:
           elsewhere: search from each of `starting_points`, in turn, instead of from the program
@@ -91,7 +92,7 @@ class Walk:
                 for n, point in enumerate(points):
                     clock = run.clock.part(1.0 / (len(points) - n))
                     earlier = [each[0].program for _, each in found]
-                    # Even where no time is left: as it is, it may be the best there is.
+                    # Even where no time is left: the starting point itself may be the best.
                     found.append((point, self._from(run, point, earlier, clock, key, phases)))
                     if run.stop is StopReason.INTERRUPTED:
                         break
@@ -109,7 +110,7 @@ class Walk:
         return run.result((*_in_turn(kept), start))
 
     def _measured(self, run: Run, program: Program) -> list[tuple[Space, State]]:
-        """The first state of every graph, its regions measured as far as `measuring` goes."""
+        """Return each graph's first state, after measuring regions as far as `measuring` allows."""
         oracle, clock = run.problem.oracle, run.clock.part(self.measuring)
         space = Space(run.problem.rules, jnp.asarray(program.digests()))
         starts = []
@@ -128,7 +129,7 @@ class Walk:
         key: jax.Array,
         phases: Sequence[Phase],
     ) -> list[Found]:
-        """What the phases find from one starting point, in the order of `_combine`.
+        """Return what the phases find from one starting point, in the order of `_combine`.
 
         Args:
           earlier: the best programs of earlier starting points.
@@ -142,7 +143,7 @@ class Walk:
                 run.go_on(program.counts, [s.seconds for _, s in starts])
                 keys = jax.random.split(key, len(phases))
                 for phase, phase_key in zip(phases, keys, strict=True):
-                    if found and earlier:  # all under one table: earlier predictions knew less
+                    if found and earlier:  # all under the present cost table, which knows more
                         least = min(predicted(program, oracle.costs) for program in earlier)
                         if _combine(run, point, starts, found)[0].seconds > self.behind * least:
                             break
@@ -163,7 +164,7 @@ class Walk:
         clock: Stopwatch,
         key: jax.Array,
     ) -> None:
-        """Go on from what was found of each graph, the costliest first."""
+        """Search on from the states found of each graph, the costliest first; update `found`."""
         oracle = run.problem.oracle
         weights = [c * s.seconds for c, (_, s) in zip(run.counts, starts, strict=True)]
         order = sorted(range(len(starts)), key=lambda i: -weights[i])
@@ -182,10 +183,10 @@ class Walk:
 
 
 def _in_turn(found: Sequence[Sequence[Found]]) -> list[Found]:
-    """The best of each starting point, then the second of each, and so on; in each turn the best
-    prediction first.
+    """Return the best of each starting point, then the second of each, and so on; in each round the
+    best prediction first.
 
-    Predictions for one err alike, so programs of different starting points are timed first.
+    Predictions for one starting point err alike, so programs of different ones are timed first.
     """
     turns = itertools.zip_longest(*found)
     return [f for turn in turns for f in sorted(filter(None, turn), key=lambda f: f.seconds)]
@@ -197,7 +198,9 @@ def _combine(
     starts: Sequence[tuple[Space, State]],
     found: Mapping[int, Sequence[Reached]],
 ) -> list[Found]:
-    """The i-th best program has the i-th best state of every graph. The starting point itself comes
+    """Return the programs that states of the graphs combine to, the best first.
+
+    The i-th best program has the i-th best state of every graph. The starting point itself comes
     second at the latest: a gain is predicted region by region, and may be a loss in the whole.
     """
     program, costs = point.program, run.problem.oracle.costs

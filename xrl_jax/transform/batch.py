@@ -1,8 +1,8 @@
-"""Batching: what every step multiplies by the same weights, multiplied once for all steps.
+"""Batching: products with the same weights in every step are computed once for all steps.
 
 A product of few rows takes as long as reading its weights, and a recurrent network reads them again
-in every step. What a step multiplies that does not come from the step before can be multiplied for
-all steps at once, before the first (Appleyard, Kočiský, Blunsom 2016, arXiv:1604.01946).
+in every step. Products in a step that do not depend on the previous step can be computed for all
+steps at once, before the first (Appleyard, Kočiský, Blunsom 2016, arXiv:1604.01946).
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from xrl_jax.program.host import (
 from xrl_jax.program.program import Program
 from xrl_jax.transform.rows import joined, reshaped, sliced
 
-MOST_ROWS = 16  # of one step; where there are more, reading the weights is not what takes the time
-# What may be between an input of a step and its product.
+MOST_ROWS = 16  # of one step; with more rows, reading the weights does not dominate
+# Operators allowed between an input of a step and its product.
 _VIEWS = ("reshape", "slice", "transpose", "broadcast", "cast", "copy")
 
 
 def batched(program: Program) -> Program:
-    """The program with products of a body's inputs with weights that all its calls share made once,
-    for all calls, where none of these inputs depends on another call; the program itself where
-    there are none.
+    """Return the program with products in its bodies computed once for all calls of the body.
+
+    A product qualifies if it multiplies a value that depends on no call of the body by weights that
+    all calls share. Returns `program` itself if no product qualifies.
     """
     host = start = disassemble(program)
     for body in range(len(host.bodies)):
@@ -52,7 +53,7 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
     later = _later(main, set(calls))
     operands = [flat_operands(main.nodes, main.nodes[c]) for c in calls]
     fixed = weight_only(main, weights, host.bindings)
-    # Inputs that are the same weight in all calls, and those that are there before the first.
+    # Inputs that are the same weight in all calls, and inputs that are available before the first.
     each = list(zip(*operands, strict=True))
     shared = [len(set(of)) == 1 and fixed[of[0]] for of in each]
     early = [not any(later[x] for x in of) for of in each]
@@ -61,12 +62,12 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
         return host
     bindings = Bindings(host.bindings)
     inner = _without(found, host.bodies[body], bindings)
-    # What depends on no call comes first, and then the products, which all calls read.
+    # Nodes that depend on no call come first, then the products, which all calls read.
     order = sorted(range(len(main.nodes)), key=lambda i: later[i])
     first_later = len(main.nodes) - sum(later)
     nodes: list[Node] = []
     new: dict[int, int] = {}
-    made: list[list[int]] = []  # by product, then by call
+    made: list[list[int]] = []  # indices of the results, by product, then by call
     for n, i in enumerate(order):
         if n == first_later:
             early_ones = [[new.get(o, -1) for o in of] for of in operands]
@@ -86,8 +87,9 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
 
 
 def _calls(host: HostProgram, body: int) -> list[int]:
-    """Where the main graph calls the body; nowhere, if anything else does or its calls have
-    effects.
+    """Return where the main graph calls the body.
+
+    Empty if the body is also called from elsewhere, or if its calls have effects or are not inline.
     """
 
     def calls(graph: HostGraph) -> list[tuple[int, Call]]:
@@ -101,7 +103,7 @@ def _calls(host: HostProgram, body: int) -> list[int]:
 
 
 def _later(main: HostGraph, calls: set[int]) -> list[bool]:
-    """Which nodes are calls, or depend on one."""
+    """Return, for each node, whether it is one of `calls` or depends on one."""
     later: list[bool] = []
     for i, node in enumerate(main.nodes):
         later.append(i in calls or any(later[a] for a in node.args))
@@ -111,7 +113,11 @@ def _later(main: HostGraph, calls: set[int]) -> list[bool]:
 def _products(
     body: HostGraph, bindings: Sequence[Binding], shared: Sequence[bool], early: Sequence[bool]
 ) -> list[int]:
-    """Products of a body, few rows by a matrix: of what is there early, by what is shared."""
+    """Return the products of a body that can be batched: few rows by a matrix.
+
+    The left operand is available before all calls (`early`), the right one depends only on weights
+    that all calls share (`shared`).
+    """
     by_shared = weight_only(body, shared, bindings)
     from_early: list[bool] = []
     for node in body.nodes:
@@ -137,7 +143,7 @@ def _products(
 
 
 def _without(products: Sequence[int], body: HostGraph, bindings: Bindings) -> HostGraph:
-    """The body with these products as further inputs."""
+    """Return the body with these products replaced by additional inputs."""
     nodes, avals = list(body.nodes), list(body.in_avals)
     for i in products:
         made = nodes[i]
@@ -154,17 +160,16 @@ def _made(
     operands: Sequence[Sequence[int]],
     bindings: Sequence[Binding],
 ) -> list[list[int]]:
-    """Append the products of a body for all of its calls; returns where they are, by product and
-    call.
+    """Append the products of a body for all calls; return their indices by product and call.
 
     Args:
-      operands: of each call; what the products do not need may be missing.
+      operands: of each call; those that the products do not need may be missing (-1).
     """
-    there: list[dict[int, int]] = [{} for _ in operands]  # nodes of the body, by call
+    there: list[dict[int, int]] = [{} for _ in operands]  # by call: where each body node is
     sources = {source_key(n): i for i, n in enumerate(nodes) if n.op in ops.SOURCES}
 
     def copied(i: int, call: int) -> int:
-        """Where the value of a node of the body is for a call."""
+        """Return where the value of a body node is for a call, appending it if necessary."""
         node = body.nodes[i]
         place = position_of(node, bindings)
         if place is not None:

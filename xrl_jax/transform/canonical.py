@@ -1,13 +1,14 @@
-"""One spelling for what can be spelled in several ways, before anything looks at a graph.
+"""Canonicalisation: one form for what can be written in several ways, before any rewriting.
 
-Layers of one kind come in many spellings: a mask of ones that is multiplied by, a bias of zeros
-that is added, weights stored with heads apart, an einsum with its operands the other way round.
-None of them costs XLA anything, but rules, libraries and the search for repeated layers see other
-graphs. So equal constants become one, arrays of one number become that number, what changes nothing
-goes, movements next to each other join, and products have one order (`canonical_dot`).
+Layers of one kind are written in many ways: with a multiplication by a mask of ones, an added bias
+of zeros, weights stored with a separate heads dimension, an einsum with exchanged operands. None of
+this costs anything in XLA, but rules, libraries and the search for repeated layers see different
+graphs. Therefore equal constants are merged, arrays filled with one value become broadcast
+scalars, operators without effect are removed, adjacent data movements are combined, and products
+get one order (`canonical_dot`).
 
-Every step keeps every bit of what XLA gives but the sign of zeros and, in products, the order of
-sums.
+Every step preserves XLA's results bit for bit, except for the sign of zeros and, in products, the
+order of summation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xrl_jax.program.host import HostGraph, disassemble, exact_float32, live, re
 from xrl_jax.program.program import Program
 from xrl_jax.transform import canonical_dot
 
-# NumPy's functions that give the bits that XLA gives.
+# NumPy functions whose results equal XLA's bit for bit.
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("add", "sqrt", "abs", "square")},
     "sub": np.subtract,
@@ -47,11 +48,11 @@ _INVERSES = ("neg", "not", "rev")
 
 
 def canonical(program: Program) -> Program:
-    """The program with every graph in its canonical spelling."""
+    """Return the program with every graph in canonical form."""
     host = disassemble(program)
     graphs = [host.main, *host.bodies]
-    given: dict[int, list[Any]] = {}  # of a body, the number that all calls pass for each operand
-    # Bodies stand before those that call them.
+    given: dict[int, list[Any]] = {}  # by body: the scalar that all calls pass for each operand
+    # Bodies come before their callers, so the loop runs from the end.
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         graphs[g], calls = _canonical(graphs[g], host.bindings, given.get(g - 1, []))
         for body, numbers in calls:
@@ -60,7 +61,7 @@ def canonical(program: Program) -> Program:
 
 
 def _agreed(before: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    """The numbers that both calls pass; none where one of them says nothing of its operands."""
+    """Return the scalars that both calls pass, None elsewhere; empty if the lengths differ."""
     if len(before) != len(numbers):
         return []
     return [a if a == b else None for a, b in zip(before, numbers, strict=True)]
@@ -69,10 +70,11 @@ def _agreed(before: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
 def _canonical(
     graph: HostGraph, bindings: Sequence[Binding], given: Sequence[Any]
 ) -> tuple[HostGraph, list[tuple[int, list[Any]]]]:
-    """The graph in its canonical spelling, and which bodies it calls with which numbers.
+    """Return the graph in canonical form, and the bodies it calls with the scalars it passes.
 
     Args:
-      given: the number that is passed for each input; None where none is known. Empty for none.
+      given: for each input, the scalar that fills it; None where unknown. Empty if nothing is
+        known.
     """
     made = Canonical(bindings)
     new: list[int] = []
@@ -90,19 +92,19 @@ def _canonical(
             numbers = [made.number(o) for o in flat_operands(made.nodes, node)]
             if call.kind == "inline":
                 calls.append((call.bodies[0], numbers))
-            else:  # what loops and branches pass is not looked at
+            else:  # operands of loops and branches are not inspected
                 calls += [(b, []) for b in call.bodies]
     return live(replace(graph, nodes=tuple(made.nodes), outputs=outputs)), calls
 
 
 @dataclass
 class Canonical:
-    """A graph while it is made.
+    """A canonical graph under construction.
 
     Attributes:
-      numbers: of nodes that have one in all places, that number.
-      fixed: nodes that depend on constants alone; equal ones are one. Others are not shared, since
-        layers that share work are no longer alike.
+      numbers: for each node whose elements are all equal, their value.
+      fixed: nodes that depend on constants only. Equal ones are merged; other nodes are not,
+        because layers that shared work would differ from each other.
     """
 
     bindings: Sequence[Binding]
@@ -112,7 +114,7 @@ class Canonical:
     known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
-        """The index of what has this node's value."""
+        """Return the index of a node with this node's value, appending the node if necessary."""
         found = self._simpler(node)
         if found is not None and not self.nodes[found].shape and node.shape:
             found = self.broadcast(found, node.shape, ())
@@ -138,7 +140,7 @@ class Canonical:
             self.numbers[index] = self.numbers[node.args[0]]
 
     def made(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
-        """The index of an operator's result; None where arguments and attributes do not fit."""
+        """Return the index of an operator's result; None if arguments or attributes do not fit."""
         vector = pack_attrs(op, attrs)
         inferred = infer(op, vector, [self.nodes[a] for a in args])
         if inferred is None:
@@ -147,7 +149,7 @@ class Canonical:
         return self.add(Node(op, tuple(args), vector, shape=shape, dtype=dtype))
 
     def full(self, number: Any, shape: Sequence[int], dtype: str) -> int | None:
-        """An array of one number; None where a node cannot hold that."""
+        """Return an array filled with one value; None if a node cannot hold that value."""
         value = exact_float32(np.asarray(number).astype(dtype))
         if value is None or np.isnan(value):
             return None
@@ -164,10 +166,10 @@ class Canonical:
         return self.made("transpose", [index], perm=perm)
 
     def number(self, index: int) -> Any:
-        """The number that a node has in all places; None where it has several or none is known."""
+        """Return the value of all elements of a node; None if they differ or are not known."""
         return self.numbers.get(index)
 
-    # --- what a node can be instead ---
+    # --- simplifications of a node ---
 
     def _simpler(self, node: Node) -> int | None:
         if node.op == "opaque":
@@ -182,7 +184,7 @@ class Canonical:
         return by_op(self, node) if by_op is not None else None
 
     def _of_numbers(self, node: Node) -> int | None:
-        """An operator of arrays of one number each."""
+        """Evaluate an operator whose arguments are each filled with one value."""
         args = [self.number(a) for a in node.args]
         if any(a is None for a in args):
             return None
@@ -197,7 +199,7 @@ class Canonical:
             return self.full(_ON_NUMBERS[node.op](*args), node.shape, node.dtype)
 
     def _without_neutral(self, node: Node) -> int | None:
-        """An operator of one array and the number that changes nothing."""
+        """Drop an operator whose other argument is filled with its neutral element."""
         neutral = _NEUTRAL.get(node.op)
         if node.op in ("and", "or") and node.dtype == "bool":
             neutral = node.op == "and"
@@ -209,13 +211,13 @@ class Canonical:
         return None
 
     def _of_inverse(self, node: Node) -> int | None:
-        """An operator of its own result, which it undoes."""
+        """Cancel an operator applied to the result of its own inverse, e.g. neg(neg(x)) -> x."""
         inner = self.nodes[node.args[0]]
         same = node.op in _INVERSES and (inner.op, inner.attrs) == (node.op, node.attrs)
         return inner.args[0] if same else None
 
     def _as_slice(self, node: Node) -> int | None:
-        """A slice from a place that is known."""
+        """Turn a dynamic_slice with known start indices into a slice."""
         equation = self.bindings[node.ref]
         if not isinstance(equation, Equation) or equation.name != "dynamic_slice":
             return None
@@ -235,7 +237,7 @@ class Canonical:
 
 
 def _select(g: Canonical, node: Node) -> int | None:
-    """Of a test whose answer is known, or between equal values."""
+    """Simplify a select whose predicate is known or whose two values are equal."""
     test, no, yes = node.args
     answer = g.number(test)
     if answer is not None:
@@ -255,8 +257,9 @@ def _integer_pow(g: Canonical, node: Node) -> int | None:
 
 
 def _mul(g: Canonical, node: Node) -> int | None:
-    """A square; or a choice, as XLA makes it of a product with the answers of a test: the numbers
-    that are not chosen are zero, NaN among them.
+    """Return a square for x * x, and a select for x * cast(test), as XLA does.
+
+    In the select, elements whose test is false become zero, even if they are NaN.
     """
     a, b = node.args
     if node.dtype not in ops.FLOAT_DTYPES:
@@ -280,7 +283,7 @@ def _reshape(g: Canonical, node: Node) -> int | None:
 
 
 def _transpose(g: Canonical, node: Node) -> int | None:
-    """One transpose for two, a reshape where only sizes of one move, a product turned round."""
+    """Merge transposes, reshape if only axes of size one move, or exchange a dot's operands."""
     perm = node.dims("perm", len(node.shape))
     x = g.nodes[node.args[0]]
     if perm == tuple(range(len(perm))):
@@ -295,7 +298,7 @@ def _transpose(g: Canonical, node: Node) -> int | None:
 
 
 def _broadcast(g: Canonical, node: Node) -> int | None:
-    """One broadcast for two, and of what has fewer axes of size one."""
+    """Merge two broadcasts, and a broadcast with a reshape that only adds axes of size one."""
     x = g.nodes[node.args[0]]
     dims = node.dims("dims", len(x.shape))
     if x.shape == node.shape and dims == tuple(range(len(dims))):
@@ -312,12 +315,12 @@ def _broadcast(g: Canonical, node: Node) -> int | None:
 
 
 def _slice(g: Canonical, node: Node) -> int | None:
-    """All of an array."""
+    """Drop a slice of a whole array."""
     return node.args[0] if g.nodes[node.args[0]].shape == node.shape else None
 
 
 def _pad(g: Canonical, node: Node) -> int | None:
-    """By nothing."""
+    """Drop a padding of zero width."""
     rank = len(node.shape)
     widths = [w for name in ("low", "high", "interior") for w in node.dims(name, rank)]
     return node.args[0] if not any(widths) else None
@@ -328,7 +331,7 @@ def _concat(g: Canonical, node: Node) -> int | None:
 
 
 def _reduce(g: Canonical, node: Node) -> int | None:
-    """Over axes of size one."""
+    """Turn a reduction over axes of size one into a reshape."""
     shape = g.nodes[node.args[0]].shape
     return g.reshape(node.args[0], node.shape) if all(shape[a] == 1 for a in node.axes) else None
 

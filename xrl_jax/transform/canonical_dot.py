@@ -1,6 +1,8 @@
-"""The canonical spelling of products: no transposes before them that their dimension numbers can
-say, one dimension where several neighbours are contracted or come from one operand, and no product
-that adds nothing up.
+"""The canonical form of products.
+
+Transposes of operands are absorbed into the dimension numbers where these can express them.
+Adjacent dimensions that are contracted, or that are free in the right operand, are merged into one.
+A product without contraction becomes a multiplication.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ Dims = tuple[int, ...]
 
 
 class Builder(Protocol):
-    """Where the nodes go; see `canonical.Canonical`."""
+    """The graph that new nodes are appended to; see `canonical.Canonical`."""
 
     nodes: list[Node]
 
@@ -29,7 +31,7 @@ class Side(NamedTuple):
     """An operand of a product.
 
     Attributes:
-      index: of its node.
+      index: index of its node.
       contract, batch: dimension numbers.
     """
 
@@ -44,7 +46,7 @@ class Side(NamedTuple):
 
 
 def sides(g: Builder, node: Node) -> tuple[Side, Side]:
-    """The operands of a product."""
+    """Return the operands of a product."""
 
     def dims(name: str) -> Dims:
         return ops.unpack_dims(node.number(name))
@@ -57,7 +59,7 @@ def sides(g: Builder, node: Node) -> tuple[Side, Side]:
 
 
 def canonical(g: Builder, node: Node) -> int | None:
-    """A product in its canonical spelling; None where it is in it."""
+    """Return a product in canonical form; None if it already is."""
     left, right = sides(g, node)
     if not left.contract:
         return _multiplied(g, node, left, right)
@@ -74,7 +76,10 @@ def canonical(g: Builder, node: Node) -> int | None:
 
 
 def turned(g: Builder, node: Node, perm: Dims) -> int | None:
-    """A transpose of a product that is the product of its operands the other way round."""
+    """Return a transposed product as the product with exchanged operands.
+
+    None unless `perm` exchanges the free dimensions of the two operands and does nothing else.
+    """
     dot = g.nodes[node.args[0]]
     left, right = sides(g, dot)
     n, m, k = (len(d) for d in (left.batch, left.free, right.free))
@@ -83,8 +88,9 @@ def turned(g: Builder, node: Node, perm: Dims) -> int | None:
 
 
 def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = False) -> int | None:
-    """A product of these operands, with the dtype of another and the precision that either operand
-    has there.
+    """Return a product of these operands, with the dtype and the precision of `like`.
+
+    If `is_turned`, the precisions of the two operands are exchanged.
     """
     precision = like.number("precision")
     named = ops.decode_precision(precision)
@@ -103,7 +109,10 @@ def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = F
 
 
 def _without_transpose(g: Builder, side: Side) -> Side | None:
-    """What the operand is a transpose of, where its free dimensions keep their order."""
+    """Return the operand without its transpose.
+
+    None if it has none, or if the transpose changes the order of the free dimensions.
+    """
     x = g.nodes[side.index]
     if x.op != "transpose":
         return None
@@ -121,8 +130,9 @@ def _without_transpose(g: Builder, side: Side) -> Side | None:
 
 
 def _contracting_one(g: Builder, left: Side, right: Side) -> tuple[Side, Side] | None:
-    """Both operands with the dimensions that are contracted as one; in the order in which one of
-    them has them, if they are neighbours in both.
+    """Return both operands with their contracted dimensions merged into one.
+
+    The dimensions must be adjacent and in the same order in both operands; otherwise None.
     """
     if len(left.contract) < 2:
         return None
@@ -140,7 +150,7 @@ def _contracting_one(g: Builder, left: Side, right: Side) -> tuple[Side, Side] |
 
 
 def _merged(g: Builder, side: Side, dims: Dims) -> Side | None:
-    """The operand with these neighbours as one dimension."""
+    """Return the operand with these adjacent dimensions merged into one."""
     first, n = dims[0], len(dims)
     size = math.prod(side.shape[d] for d in dims)
     shape = (*side.shape[:first], size, *side.shape[first + n :])
@@ -155,7 +165,10 @@ def _merged(g: Builder, side: Side, dims: Dims) -> Side | None:
 
 
 def _with_one_free(g: Builder, node: Node, left: Side, right: Side) -> int | None:
-    """The product with what is free of its right operand as one dimension, in its old shape."""
+    """Return the product with the free dimensions of its right operand merged into one.
+
+    The result is reshaped to the original shape.
+    """
     free = right.free
     if len(free) < 2 or free != tuple(range(free[0], free[0] + len(free))):
         return None
@@ -165,7 +178,10 @@ def _with_one_free(g: Builder, node: Node, left: Side, right: Side) -> int | Non
 
 
 def _multiplied(g: Builder, node: Node, left: Side, right: Side) -> int | None:
-    """A product without sums, one of its operands a factor of each number of the other."""
+    """Return a product without contraction as an elementwise multiplication.
+
+    None unless the larger operand has as many elements as the result.
+    """
     if math.prod(node.shape) != max(math.prod(left.shape), math.prod(right.shape)):
         return None
     n, m = len(left.batch), len(left.free)

@@ -1,7 +1,8 @@
-"""Loop-carried values: bodies whose calls feed one another, as the layers of a network do.
+"""Loop-carried values of bodies whose calls feed one another, as the layers of a network do.
 
-A folded layer sees its input as coming from nowhere. What it costs to read it depends on what made
-it, and that is the same layer, one call before: the input says which of the layer's results it is.
+Inside a folded layer, the producer of an input is not visible. The cost of reading the input
+depends on that producer, which is the same layer, one call earlier. The input is therefore marked
+with the result of the layer that it carries.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from xrl_jax.program.host import HostGraph, HostProgram
 
 
 def with_loop_carried(host: HostProgram) -> HostProgram:
-    """The program with `carried` set on those inputs of inlined bodies that are, in all calls but
-    the first, the same result of the call before.
+    """Return the program with `carried` set on loop-carried inputs of inlined bodies.
+
+    An input is loop-carried if it is the same result of the previous call in all calls but the
+    first.
     """
-    carried: dict[int, dict[int, int]] = {}  # of a body: result by input
-    shared: set[int] = set()  # called from several graphs, or by control flow
+    carried: dict[int, dict[int, int]] = {}  # by body: result by input position
+    shared: set[int] = set()  # bodies called from several graphs or by control flow
     for graph in (host.main, *host.bodies):
         for body, found in _links(graph, host.bindings).items():
             if body in carried or body in shared:
@@ -38,7 +41,7 @@ def with_loop_carried(host: HostProgram) -> HostProgram:
 
 
 def _links(graph: HostGraph, bindings: Sequence[Binding]) -> dict[int, dict[int, int]]:
-    """For each body that the graph inlines: which result of the call before each input is."""
+    """Return, for each body that is inlined, which result of the previous call each input is."""
     last: dict[int, int] = {}  # the latest call of each body
     links: dict[int, dict[int, int]] = {}
     for i, node in enumerate(graph.nodes):

@@ -1,7 +1,7 @@
 """Folding: equal repeated regions become a body that is called; and unfolding, its inverse.
 
-The twelve layers of a transformer are one graph twelve times over. Folded, matching, policy, cost
-and timing see it once, and a rewrite of the body is a rewrite of all layers.
+The twelve layers of a transformer are the same graph twelve times. Once folded, matching, policy,
+cost model and timing process it once, and a rewrite of the body rewrites all layers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from xrl_jax.program.host import (
 from xrl_jax.program.program import Program
 from xrl_jax.transform.repeats import Run, find_runs, results_of
 
-_SHARED_SOURCES = ("const", "iota", "array")  # go into the body where all its copies use the same
+_SHARED_SOURCES = ("const", "iota", "array")  # moved into the body if all copies use the same one
 
 
 def fold(program: Program) -> Program:
-    """The program with equal repeated regions of its main graph as bodies with a count.
+    """Return the program with equal repeated regions of its main graph as bodies with a count.
 
-    Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. What differs
-    between the copies becomes an input of the body; what is used outside of a copy an output.
+    Only consecutive repeats of at least `MIN_REGION` nodes without effects are folded. Values that
+    differ between the copies become inputs of the body; values used outside a copy become outputs.
 
     >>> def layers(x):
     ...     for _ in range(8):
@@ -53,14 +53,17 @@ def fold(program: Program) -> Program:
 
 
 def fold_host(host: HostProgram) -> HostProgram:
-    """`fold` on the host: a graph too large for any bucket may fit once it is folded."""
+    """Fold a host program, as `fold` does.
+
+    A graph that is too large for any bucket may fit once it is folded.
+    """
     main = live(host.main)
     runs = find_runs(main)
     return _replace_runs(replace(host, main=main), runs) if runs else host
 
 
 def unfold(program: Program) -> Program:
-    """The program with every "inline" call replaced by its body's nodes, in all graphs.
+    """Return the program with every "inline" call replaced by its body's nodes, in all graphs.
 
     >>> def layers(x):
     ...     for _ in range(8):
@@ -80,7 +83,7 @@ def unfold(program: Program) -> Program:
 
 
 def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
-    """The runs as calls of new bodies."""
+    """Return the program with the runs replaced by calls of new bodies."""
     bindings = Bindings(host.bindings)
     bodies = list(host.bodies)
     calls: dict[int, tuple[list[int], list[int], int]] = {}  # by the last member of a copy
@@ -112,7 +115,7 @@ def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
 def _body(
     host: HostProgram, run: Run, bindings: Bindings
 ) -> tuple[HostGraph, list[tuple[int, ...]], list[int]]:
-    """A run's body, the operands of each of its inputs (one per copy), and which members result."""
+    """Return a run's body, each input's operands (one per copy), and which members are results."""
     graph = host.main
     copies = [run.members(c) for c in range(run.copies)]
     at = {n: i for i, n in enumerate(copies[0])}
@@ -149,7 +152,10 @@ def _body(
 
 
 def _aval(host: HostProgram, graph: HostGraph, index: int) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a node; where the table cannot name the dtype, from the bindings."""
+    """Return the shape and dtype of a node.
+
+    If the dtype is "extended", they are taken from the bindings.
+    """
     node = graph.nodes[index]
     if node.dtype != "extended":
         return jax.ShapeDtypeStruct(node.shape, node.dtype)
@@ -173,7 +179,7 @@ def _aval(host: HostProgram, graph: HostGraph, index: int) -> jax.ShapeDtypeStru
 
 
 def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) -> HostGraph:
-    """The graph with the nodes of `bodies`, which hold no inline calls, in place of its calls."""
+    """Return the graph with its calls inlined; `bodies` must hold no inline calls."""
     nodes: list[Node] = []
     sources: dict[Any, int] = {}
 
@@ -202,7 +208,7 @@ def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) ->
         if call is not None:
             operands = [new[a] for a in flat_operands(graph.nodes, node)]
             results[i] = inlined(bodies[call.bodies[0]], operands)
-            # A tuple has no node of its own any more: only its projections refer to it.
+            # The tuple itself has no node: only its projections refer to it.
             new.append(results[i][0] if results[i] else -1)
         elif node.op == "proj" and node.args[0] in results:
             new.append(results[node.args[0]][node.number("index")])

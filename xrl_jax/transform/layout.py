@@ -1,8 +1,8 @@
-"""What crosses the borders of folded bodies, laid out anew.
+"""Layout conversion of values that cross the boundary of a folded body.
 
-A transpose cannot be rewritten across the border of a body, for a body is called from several
-places. Here all values of a kind that cross a border are turned at once: inside and outside, each
-by a pair of transposes that undo each other, which rewriting then moves and cancels on either side.
+A body is called from several places, so a rule cannot move a transpose across its boundary. This
+pass inserts a pair of inverse transposes at every crossing value of one kind, one on each side of
+the boundary; rewriting then moves and cancels them separately inside and outside.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ Which = Callable[[Node], bool]
 
 
 class Layout(NamedTuple):
-    """A way to lay out activations.
+    """A layout of activations.
 
     Attributes:
-      name: as reports call it.
-      perm: the transpose into it, by the number of dimensions.
-      concerns: which values of a graph are laid out so; None where there is nothing to gain.
-      sources: whether values that a graph's operators do not compute (inputs, opaque results) are
-        turned and turned back where they come from, so that others can follow.
+      name: its name in reports.
+      perm: rank -> the permutation that transposes an array of that rank into the layout.
+      concerns: graph -> predicate of the values that take this layout; None if there is nothing to
+        gain.
+      sources: whether a value that a graph's operators do not compute (an input, an opaque result)
+        gets a transpose into the layout and one back where it originates, so that its consumers can
+        follow.
     """
 
     name: str
@@ -43,15 +45,16 @@ class Layout(NamedTuple):
 
 
 def _images(graph: HostGraph) -> Which | None:
-    """Float values of four dimensions, where N C H W images are convolved."""
+    """Return a predicate of rank-4 float values; None unless the graph convolves NCHW images."""
     if not any(n.op == "conv" and conv_layouts(n)[0] == (0, 1, 2, 3) for n in graph.nodes):
         return None
     return lambda node: len(node.shape) == 4 and node.dtype in ops.FLOAT_DTYPES
 
 
 def _rows(graph: HostGraph) -> Which | None:
-    """Float values of two or three dimensions whose last is, or comes from, what is contracted with
-    a weight.
+    """Return a predicate of float values of rank 2 or 3; None if nothing is multiplied by a weight.
+
+    The last dimension must have the size of one that a product with a weight contracts or produces.
     """
     fixed: list[bool] = []
     widths: set[int] = set()
@@ -80,8 +83,9 @@ FEATURES_FIRST = Layout(
 
 
 def laid_out(program: Program, layout: Layout) -> Program:
-    """The program with what enters and leaves its bodies in this layout; the program itself where
-    the layout concerns nothing.
+    """Return the program with the inputs and outputs of its bodies in this layout.
+
+    Returns `program` itself if the layout concerns nothing.
     """
     host = disassemble(program)
     turned: Turned = {}
@@ -104,12 +108,12 @@ def laid_out(program: Program, layout: Layout) -> Program:
     return reassemble(program, replace(host, main=main, bodies=tuple(bodies)))
 
 
-Places = tuple[tuple[bool, ...], tuple[bool, ...]]  # which inputs and which outputs are turned
+Places = tuple[tuple[bool, ...], tuple[bool, ...]]  # which inputs and which outputs are transposed
 Turned = dict[int, Places]  # by body
 
 
 def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Places:
-    """Which inputs and outputs of a body are turned."""
+    """Return which inputs and outputs of a body are transposed."""
     ins = [False] * len(body.in_avals)
     for node in body.nodes:
         position = position_of(node, bindings)
@@ -119,7 +123,7 @@ def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Pla
 
 
 def _inline_only(bindings: Sequence[Binding], body: int) -> bool:
-    """Whether the body belongs to no control flow, which fixes what crosses its border."""
+    """Return whether no control flow uses the body, since that would fix its inputs and outputs."""
     calls = [c for c in bindings if isinstance(c, Call) and body in c.bodies]
     return all(c.kind == "inline" for c in calls)
 
@@ -145,7 +149,7 @@ class _Turn(NamedTuple):
         *,
         sources: Which = lambda _: False,
     ) -> HostGraph:
-        """A graph with these inputs and outputs turned, and the calls of turned bodies too."""
+        """Return a graph with these inputs and outputs transposed, and its calls adapted."""
         nodes: list[Node] = []
 
         def transposed(index: int, *, back: bool = False) -> int:
@@ -160,7 +164,7 @@ class _Turn(NamedTuple):
         def there(shape: tuple[int, ...]) -> tuple[int, ...]:
             return _permuted(shape, self.perm(len(shape)))
 
-        new: list[int] = []  # for each old node the new one of the same value
+        new: list[int] = []  # for each old node, the new one of the same value
         for node in graph.nodes:
             places = self._places_of(node)
             if places is None:

@@ -1,9 +1,9 @@
 """Equal repeated regions of a graph: the layers of a network, the steps of an unrolled loop.
 
-Regions are found as in compressors: each node is a token (everything about it but where its
-arguments come from), a window of tokens that comes back after p nodes proposes the period p, and a
-stretch of tokens equal to those p later is a run of repeats. What then counts is the dataflow,
-compared exactly.
+Regions are found as in compressors. Each node is a token, which describes everything about it
+except where its arguments come from. A window of tokens that recurs p nodes later proposes the
+period p, and a stretch of tokens equal to those p later is a run of repeats. The dataflow of the
+repeats is then compared exactly.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from xrl_jax.graph.operands import is_pinned
 from xrl_jax.program.host import HostGraph, source_key
 
 MIN_REGION = 8  # compute nodes in a region that is worth a call
-_MAX_PERIODS = 64  # proposed periods that are looked at, the most frequent first
-_MAX_PHASES = 8  # places to cut a run at that are tried, those with the fewest values across first
-_MAX_REFUSED = 64  # stretches whose dataflow does not repeat, before the search ends
+_MAX_PERIODS = 64  # proposed periods to examine, the most frequent first
+_MAX_PHASES = 8  # places to cut a run that are tried, those crossed by the fewest values first
+_MAX_REFUSED = 64  # the search ends after so many stretches whose dataflow does not repeat
 
 
 @dataclass(frozen=True)
 class Run:
     """`copies` regions of `period` nodes each, one after the other from `start` in `order`."""
 
-    order: Sequence[int]  # indices of the nodes that are no sources
+    order: Sequence[int]  # indices of the nodes that are not sources
     last_use: np.ndarray  # by position in `order`: position of the last use, the end for outputs
     start: int
     period: int
@@ -42,7 +42,7 @@ class Run:
 
 
 def _tokens(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
-    """A number for each node of `order`: equal for nodes that differ in their arguments only."""
+    """Return an integer per node of `order`, equal for nodes that differ in arguments only."""
     numbers: dict[Any, int] = {}
 
     def argument(node: Node) -> Any:
@@ -61,10 +61,11 @@ def _tokens(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
 
 
 def _order(graph: HostGraph) -> list[int]:
-    """The nodes that are no sources, in trace order; ahead those that come once and need no others.
+    """Return the nodes that are not sources, in trace order, non-repeated independent ones first.
 
-    So the slices that hand step t of an unrolled loop its row stand before the loop, and the steps
-    are equal.
+    The nodes moved to the front occur once and depend only on others like them. For example, the
+    slices that give each step of an unrolled loop its row then precede the loop, and the steps are
+    equal.
     """
     order = [i for i, n in enumerate(graph.nodes) if n.op not in ops.SOURCES]
     tokens = _tokens(graph, order)
@@ -77,12 +78,15 @@ def _order(graph: HostGraph) -> list[int]:
 
 
 def find_runs(graph: HostGraph) -> list[Run]:
-    """Disjoint runs, those that save most nodes first."""
+    """Return disjoint runs, ordered by their start.
+
+    They are chosen greedily, those that save most nodes first.
+    """
     order = _order(graph)
     tokens = _tokens(graph, order)
     last_use = _last_uses(graph, order)
     found: list[Run] = []
-    unique = -1  # tokens of taken or refused nodes are replaced by numbers that equal nothing
+    unique = -1  # tokens of taken or refused nodes are replaced by unique negative ones
     refused = 0
     while True:
         stretch = _best_stretch(tokens)
@@ -90,7 +94,8 @@ def find_runs(graph: HostGraph) -> list[Run]:
             return sorted(found, key=lambda r: r.start)
         start, period, length = stretch
         run = _cut(graph, order, start, period, length, last_use)
-        # Where the dataflow does not repeat, one token breaks the stretch, and its parts are tried.
+        # If the dataflow does not repeat, one token is replaced to split the stretch, and its parts
+        # are tried.
         taken = slice(start + length // 2, start + length // 2 + 1)
         if run is not None:
             found.append(run)
@@ -102,7 +107,10 @@ def find_runs(graph: HostGraph) -> list[Run]:
 
 
 def _best_stretch(tokens: np.ndarray) -> tuple[int, int, int] | None:
-    """The stretch with tokens[i] == tokens[i + period] that saves most: (start, period, length)."""
+    """Return the stretch that saves most nodes, as (start, period, length).
+
+    In a stretch, tokens[i] == tokens[i + period].
+    """
     best, saved = None, 0
     for period in _periods(tokens):
         equal = np.concatenate([[0], tokens[period:] == tokens[:-period], [0]]).astype(np.int8)
@@ -115,7 +123,7 @@ def _best_stretch(tokens: np.ndarray) -> tuple[int, int, int] | None:
 
 
 def _periods(tokens: np.ndarray) -> list[int]:
-    """Distances after which a window of `MIN_REGION` tokens comes back, the most frequent first."""
+    """Return the distances at which windows of `MIN_REGION` tokens recur, most frequent first."""
     if len(tokens) < 2 * MIN_REGION:
         return []
     windows = np.lib.stride_tricks.sliding_window_view(tokens, MIN_REGION)
@@ -130,7 +138,7 @@ def _periods(tokens: np.ndarray) -> list[int]:
 
 
 def _last_uses(graph: HostGraph, order: Sequence[int]) -> np.ndarray:
-    """For each position in `order`, the last position that uses its node; the end for outputs."""
+    """Return the last position in `order` that uses each node; the end for outputs."""
     at = {n: i for i, n in enumerate(order)}
     last = np.arange(len(order))
     for i, n in enumerate(order):
@@ -149,9 +157,9 @@ def _cut(
     length: int,
     last_use: np.ndarray,
 ) -> Run | None:
-    """The best run in a stretch: most copies, then fewest values that cross its cuts."""
+    """Return the best run in a stretch: most copies, then fewest values that cross its cuts."""
     copies = length // period + 1
-    # At each position, the values made before it and used at or after it.
+    # At each position, the number of values computed before it and used at or after it.
     crossing = np.zeros(len(order) + 2, np.int64)
     for i, end in enumerate(last_use):
         crossing[i + 1] += 1
@@ -170,7 +178,7 @@ def _cut(
 
 
 def _same_dataflow(graph: HostGraph, run: Run) -> Run | None:
-    """The longest part of the run whose copies have equal inner dataflow."""
+    """Return the longest part of the run whose copies have equal inner dataflow."""
     signatures = []
     for c in range(run.copies):
         members = run.members(c)
@@ -193,7 +201,7 @@ def _same_dataflow(graph: HostGraph, run: Run) -> Run | None:
 
 
 def results_of(run: Run, copy: int) -> set[int]:
-    """The members of a copy, counted from its start, that are used outside of it."""
+    """Return the members of a copy, counted from its start, that are used outside the copy."""
     first = run.start + copy * run.period
     last_use = run.last_use[first : first + run.period]
     return {int(r) for r in np.flatnonzero(last_use >= first + run.period)}

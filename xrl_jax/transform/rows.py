@@ -1,4 +1,4 @@
-"""Nodes that take arrays apart along their first axis and put them together again."""
+"""Nodes that split arrays along their first axis and concatenate them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xrl_jax.graph.graph import Node, pack_attrs
 
 
 def reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
-    """Append x in another shape; x itself where it has that."""
+    """Append a reshape of x; return x itself if it already has that shape."""
     if nodes[x].shape == shape:
         return x
     attrs = pack_attrs("reshape", {"shape": shape, "rank": len(shape)})
@@ -18,7 +18,7 @@ def reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
 
 
 def sliced(nodes: list[Node], x: int, start: int, limit: int) -> int:
-    """Append x[start:limit]."""
+    """Append x[start:limit] and return its index."""
     shape, dtype = nodes[x].shape, nodes[x].dtype
     rest = shape[1:]
     attrs = pack_attrs(
@@ -34,7 +34,7 @@ def sliced(nodes: list[Node], x: int, start: int, limit: int) -> int:
 
 
 def joined(nodes: list[Node], parts: Sequence[int]) -> int:
-    """Append the parts, one after the other, as one array; a single part is that itself."""
+    """Append the concatenation of the parts along axis 0; a single part is returned unchanged."""
     attrs = pack_attrs("concat", {"axis": 0})
     parts = list(parts)
     while len(parts) > 1:

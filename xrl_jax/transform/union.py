@@ -1,8 +1,8 @@
 """The graphs of a program as one tensor graph of several parts, and back.
 
-What sees a folded program at once (an environment, a policy) works on this: bodies stay apart, for
-no edge leads from one to another, and each node knows which graph of the program it belongs to.
-Work on weights alone is out of sight (`transform.weight_work`).
+Components that process a folded program as a whole (an environment, a policy) work on this union:
+bodies stay separate, since no edge connects them, and each node knows which graph of the program it
+belongs to. Weight-only work is hidden (`transform.weight_work`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from xrl_jax.graph.graph import GraphError, Node, TensorGraph, bucket_for, build
 from xrl_jax.program.program import Program
 from xrl_jax.transform.weight_work import Hidden, hide, unhide
 
-# What operators may come to on the way: a converted convolution has transposes of image, kernel and
-# result; a shift and a scale that are folded (batch norm) leave work on weights behind.
+# Additional nodes that an operator may need during rewriting: a converted convolution gets
+# transposes of image, kernel and result; a folded shift and scale (batch norm) leave weight-only
+# work behind.
 _ROOM = {"conv": 3, "sub": 2, "mul": 1}
 
 Part = tuple[list[Node], tuple[int, ...], Hidden]
 
 
 def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph, jax.Array]:
-    """All graphs of a program as one, and to which each node belongs.
+    """Return all graphs of a program as one, and the graph that each node belongs to.
 
     Args:
-      bucket: number of slots, at least; by default `united_bucket`.
+      bucket: minimum number of slots; by default `united_bucket`.
 
     Returns:
       The graph; and [N] int32 indices into `Program.graphs`, 0 on holes.
@@ -48,17 +49,19 @@ def united(program: Program, *, bucket: int | None = None) -> tuple[TensorGraph,
 
 
 def united_bucket(program: Program) -> int:
-    """The smallest bucket with room to rewrite `united`, also where every batch norm is folded and
-    the layout of every convolution is converted before any of the transposes are cancelled.
+    """Return the smallest bucket with room to rewrite `united`.
+
+    There is room to fold every batch norm and to convert the layout of every convolution before any
+    of the transposes are cancelled.
 
     Raises:
-      GraphError: there is none.
+      GraphError: no bucket is large enough.
     """
     return _bucket([node for nodes, _, _ in _parts(program) for node in nodes])
 
 
 def united_size(program: Program) -> int:
-    """How many nodes `united` gives."""
+    """Return the number of nodes of `united`."""
     return sum(len(nodes) for nodes, _, _ in _parts(program))
 
 
@@ -67,7 +70,7 @@ def _bucket(nodes: Sequence[Node]) -> int:
 
 
 def _parts(program: Program) -> list[Part]:
-    """The nodes that are to be seen of each graph, its outputs, and what is hidden."""
+    """Return the visible nodes of each graph, its outputs, and the hidden ones."""
     parts: list[Part] = []
     first = len(program.bindings)
     for graph in program.graphs:
@@ -77,11 +80,11 @@ def _parts(program: Program) -> list[Part]:
 
 
 def divided(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
-    """The program with its graphs taken from a rewritten union.
+    """Return the program with its graphs taken from a rewritten union.
 
     Args:
-      program: the one that the union was made of.
-      owner: [N] as `united` gives it, for the nodes that are there now.
+      program: the program that the union was created from.
+      owner: [N], as `united` returns it, for the nodes of `graph`.
 
     Raises:
       GraphError: a node has an argument that belongs to another graph.

@@ -1,8 +1,8 @@
 """Unrolling: short scans as calls of their bodies, one after the other.
 
-A scan copies the weights of each step out of the stacked ones, every time it runs, and what one
-step leaves to the next lies in memory between. Calls of a body are rewritten together as well, and
-neither happens: the weights' rows are taken out once, and layers flow into one another.
+Every time it runs, a scan copies the weights of each step out of the stacked weights, and passes
+values from one step to the next through memory. Calls of a body, which are also rewritten together,
+need neither: the weights are sliced once, and consecutive layers can be fused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from xrl_jax.transform.chains import with_loop_carried
 from xrl_jax.transform.rows import joined, reshaped, sliced
 
 MOST_STEPS = 64
-MOST_NODES = 8192  # of the main graph, the steps and the rows they take, together
+MOST_NODES = 8192  # of the main graph, the steps and the slices they read, together
 
 
 def unrolled(program: Program) -> Program:
-    """The program with scans of at most `MOST_STEPS` steps as inlined calls of their bodies.
+    """Return the program with scans of at most `MOST_STEPS` steps as inlined calls of their bodies.
 
-    Scans with effects, of arrays that the op table cannot say, and those for which there are no
-    nodes left stay.
+    Scans that have effects, that use arrays outside the op table, or that would exceed `MOST_NODES`
+    are kept.
     """
     host = disassemble(program)
     if not any(isinstance(b, Call) and b.kind == "scan" for b in host.bindings):
@@ -51,21 +51,21 @@ def unrolled(program: Program) -> Program:
 @dataclass
 class _Unrolling:
     bindings: Bindings
-    left: int  # nodes that steps may still take
+    left: int  # nodes that steps may still use
     bodies: list[HostGraph] = field(default_factory=list)  # without short scans
 
     def graph(self, graph: HostGraph) -> HostGraph:
-        """The graph without its short scans."""
+        """Return the graph without its short scans."""
         nodes: list[Node] = []
         new: list[int] = []
-        results: dict[int, list[int]] = {}  # of scans
+        results: dict[int, list[int]] = {}  # by scan
         for i, node in enumerate(graph.nodes):
             call = call_of(node, self.bindings.rows, "scan")
             operands = flat_operands(graph.nodes, node) if call is not None else []
             if call is not None and self.takes(graph, node, call, operands):
                 body = self.bodies[call.bodies[0]]
                 results[i] = _steps(nodes, call, [new[o] for o in operands], body, self.bindings)
-                # A tuple has no node of its own any more: only its projections refer to it.
+                # The tuple itself has no node: only its projections refer to it.
                 new.append(results[i][0] if results[i] else -1)
             elif node.op == "proj" and node.args[0] in results:
                 new.append(results[node.args[0]][node.attrs[0]])
@@ -76,7 +76,7 @@ class _Unrolling:
         return live(replace(graph, nodes=tuple(nodes), outputs=outputs)) if results else graph
 
     def takes(self, graph: HostGraph, node: Node, call: Call, operands: Sequence[int]) -> bool:
-        """Whether the scan is to be unrolled; takes the nodes that it needs then."""
+        """Return whether to unroll the scan; if so, reserve the nodes that it needs."""
         if call.equation is None or is_pinned(node):
             return False
         body, steps = self.bodies[call.bodies[0]], call.equation.params["length"]
@@ -93,9 +93,7 @@ class _Unrolling:
 def _steps(
     nodes: list[Node], call: Call, operands: Sequence[int], body: HostGraph, bindings: Bindings
 ) -> list[int]:
-    """Append the calls of a scan's body; returns its results: what is carried, then what is
-    stacked.
-    """
+    """Append the calls of a scan's body; return its results: carried values, then stacked ones."""
     assert call.equation is not None
     params = call.equation.params
     n_consts, n_carry = scan_sizes(params)

@@ -1,9 +1,9 @@
-"""Work on weights alone, out of sight and back.
+"""Hides weight-only work of a graph behind stubs, and restores it.
 
-Most nodes of a network are its weights and what is made of them once, before the first call: of
-InceptionV3 three in four. A rewrite looks no further into them than to the vector that is repeated
-and the kernel that is read. So what sees a whole program at once is shown `weight` nodes that stand
-for such work (stubs), and gets the work back when it is done.
+Most nodes of a network are weights and values that are computed from them once, before the first
+call: three in four for InceptionV3. A rewrite inspects no more of this work than the vector that is
+broadcast and the kernel that is read. Components that process a whole program at once therefore get
+stubs, `weight` nodes that stand for such work, and the work is restored afterwards.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from xrl_jax.graph.graph import Node, TensorGraph, nodes_of, pack_attrs, renumbe
 from xrl_jax.graph.operands import attach, flat_operands, is_pinned, link_of
 
 _HOLDERS = ("opaque", "call")
-_LATER = -1  # the place of what comes with what holds it
+_LATER = -1  # place of a node that is appended with the node that holds it
 
 
 @dataclass(frozen=True)
 class Value:
-    """A stub that stands for the value of a node, without its dimensions of size one where it is
-    of a lower rank.
+    """A stub for the value of a node.
+
+    If the stub has a lower rank, the node's dimensions of size one are left out.
     """
 
     node: int
@@ -32,11 +33,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Operands:
-    """A stub that stands for some operands of an opaque equation or a call.
+    """A stub for some operands of an opaque equation or a call.
 
     Attributes:
       nodes: the operands.
-      places: theirs among all operands of the equation.
+      places: their positions among all operands of the equation.
     """
 
     nodes: tuple[int, ...]
@@ -45,12 +46,12 @@ class Operands:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What stubs stand for.
+    """The work that stubs stand for.
 
     Attributes:
-      nodes: of the graph that they were made from.
-      first: the `ref` of the first stub; the next has the next.
-      stubs: in this order.
+      nodes: nodes of the graph that the stubs were created from.
+      first: `ref` of the first stub; the following stubs count up from it.
+      stubs: in the order of their `ref`.
     """
 
     nodes: tuple[Node, ...]
@@ -58,19 +59,19 @@ class Hidden:
     stubs: tuple[Value | Operands, ...]
 
     def of(self, node: Node) -> Value | Operands | None:
-        """What a node stands for; None for any that is no stub."""
+        """Return the work that a node stands for; None if it is not a stub."""
         is_stub = node.op == "weight" and node.ref >= self.first
         return self.stubs[node.ref - self.first] if is_stub else None
 
 
 def hide(graph: TensorGraph, first: int) -> tuple[list[Node], tuple[int, ...], Hidden]:
-    """The graph as nodes and outputs without its work on weights.
+    """Return the nodes and outputs of the graph without its weight-only work, and that work.
 
-    What is left of it: weights and constants that are read, and vectors that are repeated
-    (`broadcast`, several in a row as one), whose dimensions of size one are the repetition's.
+    Weights, constants and stubs that are read remain visible, as do broadcast vectors. Several
+    broadcasts in a row are merged into one, which also adds the vector's dimensions of size one.
 
     Args:
-      first: more than any `ref` of the graph.
+      first: an integer above every `ref` of the graph.
     """
     nodes, outputs, slots = nodes_of(graph)
     seen = _Seen(nodes, np.asarray(graph.nodes.weight_only)[slots], first)
@@ -81,7 +82,7 @@ def hide(graph: TensorGraph, first: int) -> tuple[list[Node], tuple[int, ...], H
 
 
 class _Seen:
-    """The nodes that are shown, as they are made."""
+    """Builds the visible nodes."""
 
     def __init__(self, nodes: Sequence[Node], fixed: np.ndarray, first: int) -> None:
         self.nodes, self.fixed, self.first = nodes, fixed, first
@@ -91,11 +92,11 @@ class _Seen:
         self._weights: dict[tuple[int, bool], int] = {}
 
     def is_shown(self, i: int) -> bool:
-        """Whether a node is no work on weights; packs come with what holds them."""
+        """Return whether a node is visible on its own; packs come with the node that holds them."""
         return not self.fixed[i] and self.nodes[i].op != "pack"
 
     def shown(self, i: int) -> int:
-        """A node that is no work on weights; its arguments of that kind are there already."""
+        """Append a visible node, whose visible arguments are already there."""
         node = self.nodes[i]
         if node.op in _HOLDERS:
             self._place[i] = self._holder(node)
@@ -105,7 +106,7 @@ class _Seen:
         return self._place[i]
 
     def weight(self, i: int, *, repeated: bool = False) -> int:
-        """Work on weights, as far as it is to be seen."""
+        """Append the visible part of weight-only work."""
         if (i, repeated) not in self._weights:
             self._weights[i, repeated] = self._weight(i, repeated)
         return self._weights[i, repeated]
@@ -127,7 +128,7 @@ class _Seen:
         return self._put(Node("broadcast", (stub,), attrs, shape=node.shape, dtype=node.dtype))
 
     def _repetition(self, node: Node, of: int) -> int:
-        """A broadcast of a node that is shown; of another broadcast, as one."""
+        """Append a broadcast of a visible node, merged with that node if it is a broadcast."""
         inner, dims = self.out[of], node.dims("dims")
         if inner.op != "broadcast":
             return self._put(replace(node, args=(of,)))
@@ -161,9 +162,7 @@ class _Seen:
 def unhide(
     nodes: Sequence[Node], outputs: Sequence[int], hidden: Hidden
 ) -> tuple[list[Node], tuple[int, ...]]:
-    """The nodes, rewritten since `hide`, with the work on weights that stubs among them stand for,
-    and the outputs.
-    """
+    """Replace stubs by the work they stand for, in nodes and outputs rewritten since `hide`."""
     back = _Back(hidden)
     place: list[int] = []
     for node in nodes:
@@ -188,7 +187,7 @@ def unhide(
 
 
 class _Back:
-    """The nodes with what was hidden, as they are made."""
+    """Builds the nodes together with the hidden work."""
 
     def __init__(self, hidden: Hidden) -> None:
         self.hidden = hidden
@@ -205,7 +204,7 @@ class _Back:
         return len(self.out) - 1
 
     def original(self, i: int) -> int:
-        """A node that was hidden, and what leads to it."""
+        """Append a hidden node and the nodes it depends on."""
         nodes = self.hidden.nodes
         for j in _needed(nodes, [i]):
             if j not in self._place:
@@ -214,7 +213,7 @@ class _Back:
         return self._place[i]
 
     def value(self, i: int, stub: Node) -> int:
-        """The same in the shape of its stub."""
+        """Append a hidden node in the shape of its stub."""
         found = self.original(i)
         if self.hidden.nodes[i].shape == stub.shape:
             return found
@@ -223,7 +222,7 @@ class _Back:
 
 
 def _needed(nodes: Sequence[Node], ends: Sequence[int]) -> list[int]:
-    """What leads to some nodes, and these; ascending."""
+    """Return these nodes and all nodes they depend on, in ascending order."""
     needed, todo = set(ends), list(ends)
     while todo:
         more = set(nodes[todo.pop()].args) - needed

@@ -1,10 +1,11 @@
-"""Both sides of a rewrite compared: the form of the rewritten graph, then the values of the roots.
+"""Comparison of both sides of a rewrite: the types of the rewritten graph and the root values.
 
-The domain of the values is the one of the rule's evidence:
+Values are computed in the domain that the rule names as its evidence:
 
-    field, exp   residues modulo a prime of 31 bits, other functions unknown; exp with its law
-    maxplus      the ordered integers, increasing functions unknown
-    float64      double precision, edge values among the inputs; lowerings run as lax code
+    field     residues modulo a prime of 31 bits; functions other than arithmetic are random
+    exp       the same, with exp(a + b) = exp(a) exp(b)
+    maxplus   the ordered integers; increasing functions are random increasing functions
+    float64   double precision, edge values among the inputs; lowerings run as lax code
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ def difference(
     rng: np.random.Generator,
     seed: int,
 ) -> float:
-    """How far the sides are apart on random inputs: 0 for equal; relative to the largest element
-    for float64.
+    """Return the difference of both sides on random inputs: 0 if they are equal.
+
+    For float64 it is relative to the largest element; in exact domains any difference is 1.
 
     Raises:
-      CannotEvaluateError: the domain of this evidence has no meaning for some operator.
-      ValueError: attributes that no shape rule looks at are out of range, as axes of a softmax.
+      CannotEvaluateError: an operator has no meaning in the domain of this evidence.
+      ValueError: an attribute that no shape rule checks is out of range, e.g. the axes of a
+        softmax.
     """
     if evidence == "float64" and any(n.lowering for n in (*before.nodes, *nodes)):
         return _lowered_difference(before, nodes, outputs, rng)
@@ -49,7 +52,7 @@ def difference(
 
 
 def domain_of(evidence: str, seed: int) -> Domain:
-    """The domain that goes by this name in rule files."""
+    """Return the domain that has this name in rule files."""
     match evidence:
         case "field":
             return Field(seed, exponential=False)
@@ -62,8 +65,10 @@ def domain_of(evidence: str, seed: int) -> Domain:
 
 
 def degree(nodes: Sequence[Node]) -> int:
-    """Degree of the polynomials that the nodes compute (a quotient counts both parts, an unknown
-    function one).
+    """Return the degree of the polynomials that the nodes compute.
+
+    For a quotient the degrees of both parts are added; an unknown function has the degree of its
+    argument.
     """
     degrees: list[int] = []
     for n in nodes:
@@ -84,8 +89,8 @@ def degree(nodes: Sequence[Node]) -> int:
 
 
 def ill_formed(nodes: Sequence[Node]) -> str:
-    """What is wrong with a rewritten graph, in words: types, dtypes, or attributes not filled up as
-    `pack_attrs` does; else "".
+    """Describe what is wrong with the types, dtypes or attributes of a rewritten graph; "" if
+    nothing is. Attributes must be in the normal form that `pack_attrs` produces.
     """
     for i, node in enumerate(nodes):
         if node.spec.shape == "given":
@@ -110,7 +115,7 @@ def ill_formed(nodes: Sequence[Node]) -> str:
 def _lowered_difference(
     before: Instance, nodes: Sequence[Node], outputs: Sequence[int], rng: np.random.Generator
 ) -> float:
-    """As `difference`, by the lax code of the backend in double precision."""
+    """Return `difference` computed by the lowerings' lax code in double precision."""
     for n in nodes:
         if n.lowering not in applicable(n, tuple(nodes[a] for a in n.args)):
             raise CannotEvaluateError(f"lowering {name_of(n)} of {n.op} does not apply here")

@@ -1,9 +1,9 @@
-"""What a rewrite does to special values: NaN, infinities, large, small and shifted numbers.
+"""Tests of a rewrite on special values: NaN, infinities, large, small and shifted numbers.
 
-A rule that is right for real numbers need not be right for floats. Both sides are computed in
-float32, inputs drawn from kinds of edge values; weights, which are checked before a program is
-used, are finite, and large in one kind only. A rewrite keeps the contract where every result is NaN
-or infinite exactly where it was, and finite ones agree.
+A rule that is right for real numbers may be wrong for floats. Both sides are computed in float32 on
+inputs drawn from several kinds of edge values. Weights are checked before a program is used, so
+they are finite here, and large in one kind only. A rewrite keeps the contract if results are NaN or
+infinite exactly where they were before, and finite results agree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from xrl_jax.verify.evaluate import evaluate
 from xrl_jax.verify.instances import Instance
 
 _SOME = 0.3  # share of the elements that become special
-_SMALLEST = 1e-30  # below it, an element is not judged by itself
-_AGREE = 1e-3  # relative: to the largest element, or to each where nothing is summed
+_SMALLEST = 1e-30  # smaller elements are not compared on their own
+_AGREE = 1e-3  # relative to the largest element, or to each element if nothing is summed
 _DTYPES = ("float32", "bool", "int32")
 
 Draw = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -46,7 +46,7 @@ KINDS: dict[str, Draw] = {
     "zeros": _scaled(0.0),
     "negative numbers": lambda x, rng: -np.abs(x),
 }
-# Operators by which a result may be much smaller than what it is made of.
+# Operators whose results may be much smaller than their operands.
 _SUMS = frozenset(
     "add sub reduce_sum window_sum cumsum dot conv softmax log log1p expm1 rem sin cos tan floor "
     "ceil round".split()
@@ -60,8 +60,10 @@ def broken(
     rng: np.random.Generator,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> str:
-    """What a rewrite changes on these kinds of inputs, in words; "" where nothing is found or the
-    graph is none of float32.
+    """Describe what a rewrite changes on these kinds of inputs.
+
+    Returns "" if nothing changes, or if the graph has no float32 input or has dtypes other than
+    float32, bool and int32.
     """
     sources = [n for n in before.nodes if n.ref >= 0]
     if any(n.dtype not in _DTYPES for n in before.nodes):

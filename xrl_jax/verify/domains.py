@@ -1,13 +1,13 @@
 """Number systems in which a rule is tested: a prime field, the ordered integers, and float64.
 
-An identity of polynomials that is false over the rationals is false at a random point of a large
-prime field but for a chance of degree / prime (Schwartz 1980, Zippel 1979). In the field a number
-is kept modulo two primes p = 2 q + 1: exp x is g^(x mod q) mod p with g of order q, so that exp (a
-+ b) = exp a exp b holds exactly (the idea of Mirage, Wu et al. 2024). Functions about which nothing
-is known are keyed hashes; maximum and minimum are those of a random total order, which has nothing
-to do with the arithmetic. What needs the order of numbers and the arithmetic both is tested over
-the integers, where an increasing function is a random increasing function. All arithmetic but that
-of float64 is exact.
+A polynomial identity that is false over the rationals is false at a random point of a large prime
+field with probability at least 1 - degree / prime (Schwartz 1980, Zippel 1979). In the field a
+number is represented modulo two primes, p = 2 q + 1 and q: exp x is g^(x mod q) mod p with g of
+order q, so that exp(a + b) = exp a exp b holds exactly (the idea of Mirage, Wu et al. 2024).
+Functions about which nothing is known are keyed hashes. Maximum and minimum are those of a random
+total order, which is unrelated to the arithmetic. Rules that need both order and arithmetic are
+tested over the integers, where an increasing function is a random increasing function. All
+arithmetic except that of float64 is exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Value = Any  # an array of the domain's dtype
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele et al. 2014)."""
+    """Apply the finaliser of splitmix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -46,7 +46,7 @@ def _key(text: str, seed: int) -> np.uint64:
 
 
 def _hashed(name: str, seed: int, *words: np.ndarray) -> np.ndarray:
-    """Hash of words, elementwise, as uint64."""
+    """Return the elementwise hash of words as uint64."""
     h: np.ndarray = np.full(np.broadcast_shapes(*(w.shape for w in words)), _key(name, seed))
     for word in words:
         h = _mix(h * np.uint64(31) + word.astype(np.uint64) + np.uint64(0x632BE59BD9B4E019))
@@ -54,10 +54,10 @@ def _hashed(name: str, seed: int, *words: np.ndarray) -> np.ndarray:
 
 
 def power(base: np.ndarray, exponent: np.ndarray | int, prime: int) -> np.ndarray:
-    """base^exponent mod prime, elementwise; 0^-1 is 0."""
+    """Return base^exponent mod prime, elementwise; 0^-1 is 0."""
     base = np.asarray(base, np.int64)
     exponent = np.broadcast_to(np.asarray(exponent, np.int64), base.shape) % (prime - 1)
-    # A power of zero stays zero whatever its exponent became, but for the zeroth.
+    # For base 0 the result is 0, unless the reduced exponent is 0.
     result = np.ones(base.shape, np.int64)
     square = base % prime
     while exponent.size and exponent.max() > 0:
@@ -68,7 +68,7 @@ def power(base: np.ndarray, exponent: np.ndarray | int, prime: int) -> np.ndarra
 
 
 class _Derived:
-    """What follows from a domain's other operations, where it does not say otherwise."""
+    """Operations derived from a domain's other operations; a domain may override them."""
 
     add: Any
     mul: Any
@@ -82,15 +82,15 @@ class _Derived:
         return self.add(a, self.neg(b))
 
     def contract(self, a: Value, b: Value) -> Value:
-        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
+        """Sum products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]."""
         return self.sum(self.mul(a[..., :, None, :], b[..., None, :, :]), (-1,))
 
     def monotone(self, name: str, a: Value) -> Value:
-        """An increasing function."""
+        """Apply an increasing function of this name."""
         return self.unknown(name, (a,))
 
     def rank(self, a: Value) -> np.ndarray:
-        """What the order of this domain compares."""
+        """Return keys by which the domain orders values."""
         return np.asarray(a)
 
     def truth(self, a: np.ndarray) -> Value:
@@ -102,8 +102,9 @@ class _Derived:
 
 @dataclass(frozen=True)
 class Field(_Derived):
-    """Pairs of residues modulo P and Q; `exponential` gives exp its law, else it is a hash like any
-    other function.
+    """Pairs of residues modulo P and Q.
+
+    If `exponential`, exp(a + b) = exp(a) exp(b); otherwise exp is a hash like any other function.
     """
 
     seed: int = 0
@@ -162,7 +163,7 @@ class Field(_Derived):
         return self._pair(p, q)
 
     def rank(self, a: Value) -> np.ndarray:
-        """What the order of this domain compares; -inf and inf are its ends."""
+        """Return random keys that order values; -inf has the smallest key, inf the largest."""
         h = _hashed("order", self.seed, a["p"], a["q"])
         low, high = self.const(-math.inf), self.const(math.inf)
         h = np.where(a == low, np.uint64(0), np.maximum(h, np.uint64(1)))
@@ -176,16 +177,16 @@ class Field(_Derived):
         return a["p"] != 0
 
     def agree(self, a: Value, b: Value) -> float:
-        """Zero where all elements are equal, else one."""
-        # The second residue of an exponential is a hash, of no meaning beyond its own: only the
-        # first one is compared.
+        """Return 0 if all elements are equal, else 1."""
+        # The second residue of an exponential is a hash that obeys no law, so only the first
+        # residue is compared.
         same = a["p"] == b["p"] if self.exponential else a == b
         return 0.0 if np.all(same) else 1.0
 
 
 @dataclass(frozen=True)
 class Integers(_Derived):
-    """Exact integers with their order; a number of 2^60 or more is infinite."""
+    """Exact integers with their order; magnitudes of 2^60 or more count as infinite."""
 
     seed: int = 0
     dtype: np.dtype = field(default=np.dtype(np.int64), init=False)
@@ -196,7 +197,7 @@ class Integers(_Derived):
     def variable(self, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> Value:
         if dtype == "bool":
             return rng.integers(0, 2, shape)
-        wide = int(rng.choice((3, 1000)))  # the small ones meet in ties
+        wide = int(rng.choice((3, 1000)))  # with the small range there are ties
         return rng.integers(0 if dtype.startswith("uint") else -wide, wide, shape)
 
     def const(self, value: float) -> Value:
@@ -234,7 +235,7 @@ class Integers(_Derived):
         return self._cut(slope * a + a // step + offset)
 
     def agree(self, a: Value, b: Value) -> float:
-        """Zero where all elements are equal, else one."""
+        """Return 0 if all elements are equal, else 1."""
         return 0.0 if np.array_equal(a, b) else 1.0
 
 
@@ -243,7 +244,7 @@ _EDGES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 1e-3, -20.0, 30.0])
 
 @dataclass(frozen=True)
 class Floats(_Derived):
-    """Double precision, or single; a cast to a narrower dtype rounds as that dtype does."""
+    """Double or single precision; a cast to a narrower dtype rounds to that dtype."""
 
     seed: int = 0
     single: bool = False
@@ -278,8 +279,10 @@ class Floats(_Derived):
         return a.sum(axis=axes)
 
     def contract(self, a: Value, b: Value) -> Value:
-        """Sums of products over the last axis: [..., m, k], [..., n, k] -> [..., m, n]; in single
-        precision in one order, whatever the shapes, and in double by BLAS.
+        """Sum products over the last axis: [..., m, k], [..., n, k] -> [..., m, n].
+
+        In single precision the order of the sum does not depend on the shapes; in double precision
+        BLAS decides it.
         """
         if self.single:
             return np.einsum("...mk,...nk->...mn", a, b)
@@ -300,7 +303,7 @@ class Floats(_Derived):
         return np.asarray(a).astype(np.float64)
 
     def agree(self, a: Value, b: Value) -> float:
-        """Largest error relative to the scale of `a`, over elements where `a` is defined."""
+        """Return the largest error relative to max(|a|, 1), over elements where `a` is not NaN."""
         a, b = np.asarray(a), np.asarray(b)
         defined = ~np.isnan(a)
         if not np.any(defined):
@@ -314,7 +317,7 @@ class Floats(_Derived):
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 numbers as `dtype` holds them."""
+    """Return float64 values rounded to values of `dtype`."""
     if dtype in ("float64", "complex64", "complex128", "extended"):
         return np.asarray(x, np.float64)
     if dtype == "bool":

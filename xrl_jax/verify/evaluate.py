@@ -1,9 +1,8 @@
-"""A small evaluator of tensor graphs over any domain of `domains`: NumPy, one function for each
-shape of operator.
+"""A small evaluator of tensor graphs over any domain of `domains`, in NumPy.
 
-Movement works on arrays of any dtype, the residue pairs of the field included; arithmetic is the
-domain's. An operator that no function knows is uninterpreted: a keyed hash of its arguments,
-elementwise.
+Operators that move elements work on arrays of any dtype, including the residue pairs of the field;
+arithmetic is left to the domain. An elementwise operator without an entry in the tables is
+uninterpreted: a keyed hash of its arguments.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ Domain = Field | Integers | Floats
 
 
 class CannotEvaluateError(ValueError):
-    """A node that has no meaning in the domain."""
+    """A node has no meaning in the domain."""
 
 
 def evaluate(
     nodes: Sequence[Node], outputs: Sequence[int], sources: Mapping[int, Value], domain: Domain
 ) -> list[Value]:
-    """Values of the outputs.
+    """Return the values of the outputs.
 
     Args:
       nodes: in topological order.
-      sources: the value of every node with a `ref`, by it; where the node has arguments, a function
-        of theirs.
+      sources: for every node with a `ref`, keyed by it, its value; for a node with arguments, a
+        function of the arguments' values.
 
     Raises:
-      CannotEvaluateError: an operator whose result is no elementwise function of its arguments is
-        not known here.
+      CannotEvaluateError: an operator is neither elementwise nor in the tables below.
     """
     values: list[Value] = []
     with np.errstate(all="ignore"):
@@ -126,7 +124,7 @@ def _select(node: Node, args: list[Value], dtypes: list[str], domain: Domain) ->
 
 def _logic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     if dtypes[0] != "bool":
-        if node.op in ("and", "or", "xor"):  # commutative, and nothing more is known
+        if node.op in ("and", "or", "xor"):  # commutative, otherwise uninterpreted
             args = [_extreme(domain, args[0], args[1], -1), _extreme(domain, args[0], args[1], 1)]
         return domain.unknown(node.op, tuple(args))
     bits = [domain.is_true(a) for a in args]
@@ -153,10 +151,10 @@ def _integer_pow(domain: Domain, x: Value, n: int) -> Value:
 
 def _pow(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
     if isinstance(domain, Floats):
-        # Of arrays: with one exponent, NumPy takes a root of -inf to be NaN.
+        # With full arrays: for a scalar exponent, NumPy computes a root of -inf as NaN.
         return np.power(*map(np.array, np.broadcast_arrays(*args)))
     flat = np.unique(args[1])
-    for n in range(-4, 5):  # a small whole exponent
+    for n in range(-4, 5):  # small integer exponents
         if flat.size == 1 and flat[0] == domain.const(float(n)):
             return _integer_pow(domain, args[0], n)
     return domain.unknown("pow", tuple(args))
@@ -214,7 +212,7 @@ def _slice(node: Node, args: list[Value], domain: Domain) -> Value:
 def padded(
     x: Value, low: Sequence[int], high: Sequence[int], interior: Sequence[int], fill: Value
 ) -> Value:
-    """`lax.pad`: low and high may be negative."""
+    """Pad like `lax.pad`; low and high may be negative."""
     spread = [n + max(n - 1, 0) * i for n, i in zip(x.shape, interior, strict=True)]
     middle = np.array(np.broadcast_to(np.asarray(fill, x.dtype), spread))
     middle[tuple(slice(None, None, i + 1) for i in interior)] = x
@@ -280,7 +278,7 @@ def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
     )
     groups, batches = node.number("groups"), node.number("batch_groups")
     x, w = np.transpose(args[0], left), np.transpose(args[1], right)
-    if batches > 1:  # each part of the batch meets its own share of the kernels
+    if batches > 1:  # each part of the batch has its own part of the kernels
         xs, ws = np.split(x, batches), np.split(w, batches)
     else:
         xs, ws = np.split(x, groups, axis=1), np.split(w, groups)

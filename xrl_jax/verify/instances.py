@@ -1,10 +1,10 @@
 """Random concrete graphs that a rule's left-hand side matches.
 
-A pattern is filled from its leaves or from a wanted shape, whichever is known first: each shape
-family has a sampler that draws attributes and asks its arguments for shapes that fit. What a rule's
-conditions say plainly (equal attributes, a constant's value, a rank) is used as a hint; everything
-else is left to rejection: a proposal that does not fit is thrown away, and whether the rule fires
-is decided by the engine itself.
+A pattern is filled in from its leaves or from a required shape, whichever is known first: each
+shape rule has a sampler that draws attributes and asks for arguments of fitting shapes. Simple
+conditions of a rule (equal attributes, the value of a constant, a rank) are used as hints. All
+other conditions are left to rejection: a proposal that does not fit is discarded, and the engine
+itself decides whether the rule fires.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = ("float32",) * 6 + ("float64", "bfloat16", "int32", "int32", "uint8")
 
 @dataclass(frozen=True)
 class Instance:
-    """A graph with the left-hand side in it: `roots` index `nodes`, and are its outputs."""
+    """A graph that contains the left-hand side; `roots` are indices of `nodes` and its outputs."""
 
     nodes: tuple[Node, ...]
     roots: tuple[int, ...]
@@ -45,7 +45,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Hints:
-    """What the conditions say plainly."""
+    """Facts that a rule's simple conditions require, by variable or node name."""
 
     same_attrs: dict[str, str] = field(default_factory=dict)
     same_shape: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Hints:
 
 
 def hints_of(conditions: Sequence[SExpr]) -> Hints:
-    """Hints from expanded conditions; conjunctions are opened."""
+    """Return the hints in expanded conditions, including those inside conjunctions."""
     h = Hints()
     weight, floats, lowered = set(), set(), set()
     queue = list(conditions)
@@ -126,11 +126,11 @@ def _inner(e: SExpr) -> str:
 def propose(
     rule: Rule, hints: Hints, rng: np.random.Generator, *, equal: bool = False
 ) -> Instance | None:
-    """One draw; None where it led nowhere.
+    """Draw an instance; return None if the draw is rejected.
 
     Args:
-      equal: draw all sizes that are free as the same one, 2 or 3, and higher ranks more often:
-        there few permutations are their own inverse.
+      equal: give all free dimensions the same size, 2 or 3, and draw higher ranks more often, for
+        which few permutations are their own inverse.
     """
     drawing = _Filling(hints, rng, equal=equal)
     try:
@@ -171,7 +171,7 @@ class _Filling(Sketch):
         return isinstance(p, Var) and p.name in self.hints.value
 
     def forced(self, p: Pattern) -> dict[str, Any]:
-        """Attributes that the pattern or a hint fixes, by field."""
+        """Return the attributes that the pattern or a hint fixes, by field."""
         out: dict[str, Any] = {}
         spec = ops.OPS[p.op]
         twin = self.hints.same_attrs.get(p.name) if p.name else None
@@ -229,7 +229,7 @@ class _Filling(Sketch):
         return at
 
     def lowered(self, node: Node) -> Node:
-        """The node with one of its other lowerings."""
+        """Return the node with one of its other lowerings."""
         others = applicable(node, tuple(self.nodes[a] for a in node.args))[1:]
         if not others:
             raise Rejected

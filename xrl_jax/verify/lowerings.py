@@ -1,5 +1,7 @@
-"""Lowerings verified by machine: what one computes, beside the plain lowering in its own precision
-and in float64, on random nodes, dtypes and attributes, and on special values.
+"""Verification of lowerings by comparison with the plain lowering.
+
+A lowering is compared with the plain one in its own precision and in float64, on random nodes,
+dtypes and attributes, and on special values.
 """
 
 from __future__ import annotations
@@ -21,23 +23,23 @@ from xrl_jax.runtime.settings import own_settings
 from xrl_jax.verify.samplers.nodes import Sample, random_node
 from xrl_jax.verify.verify import Verdict
 
-ORDINARY, SPECIAL = 16.0, 64.0  # units in the last place that may be lost, of what is summed up
-_MOST_DRAWS = 60  # of nodes, for each that is to be compared
-# The cheapest to compile: what is compiled here runs once.
+ORDINARY, SPECIAL = 16.0, 64.0  # allowed error in units in the last place of the summed magnitudes
+_MOST_DRAWS = 60  # of random nodes, per node to compare
+# The cheapest compilation, because the code compiled here runs only a few times.
 _OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": "0"}
 
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class Difference(NamedTuple):
-    """What a lowering's result differs by from the plain one's."""
+    """The difference between the result of a lowering and that of the plain one."""
 
-    error: float  # the largest, relative to the sum of the magnitudes that a result is made of
-    problem: str = ""  # what is wrong; "" for nothing
+    error: float  # the largest, relative to the sum of the magnitudes that make up a result
+    problem: str = ""  # a description of the failure; "" for none
 
 
 class Compare(Protocol):
-    """See `comparison`."""
+    """The type of the functions that `comparison` returns."""
 
     def __call__(self, values: Sequence[np.ndarray], units: float = ...) -> list[Difference]: ...
 
@@ -49,7 +51,7 @@ def _at_places(value: float) -> Change:
     return change
 
 
-# What becomes of the first argument; by the name that a verdict gives it.
+# Changes to the first argument, by the name used in verdicts.
 SPECIAL_VALUES: dict[str, Change] = {
     "NaN": _at_places(np.nan),
     "infinities": _at_places(np.inf),
@@ -66,16 +68,17 @@ def verify_lowering(
     seed: int = 0,
     samples: int = 8,
 ) -> Verdict:
-    """The verdict on one way for an operator to become code.
+    """Verify a lowering against the plain lowering of an operator.
 
     Args:
-      op: its name, as in `graph.ops`.
-      facts: what the conditions of the lowering ask; by default as for the operator's other ones.
-      samples: nodes to compare on.
+      op: name of the operator, as in `graph.ops`.
+      facts: the facts that the conditions of the lowering read; by default those of the operator's
+        other lowerings.
+      samples: number of random nodes to compare on.
 
     Returns:
-      A verdict as on the rule that chooses the lowering. `breaks` says what special values are
-      lost: then the lowering has to be `bounded`.
+      The verdict, as for the rule that chooses the lowering. `breaks` says which special values are
+      lost; if any are, the lowering has to be `bounded`.
 
     Raises:
       KeyError: there is no such operator.
@@ -115,7 +118,7 @@ def verify_lowering(
 def _lost(
     sample: Sample, compare: Compare, values: Sequence[np.ndarray], rng: np.random.Generator
 ) -> str:
-    """Which special values the lowering compared loses, in words; "" for none."""
+    """Describe which special values the compared lowering loses; "" for none."""
     first, *others = values
     if {sample.node.dtype, first.dtype.name} != {"float32"} or 0 in sample.node.shape:
         return ""
@@ -127,12 +130,12 @@ def _lost(
 
 
 def comparison(sample: Sample, lowerings: Sequence[Lowering]) -> Compare:
-    """Compares lowerings on a node, compiled once for all values.
+    """Return a function that compares lowerings on a node, compiled once for all values.
 
     Returns:
-      compare(values, units=ORDINARY) -> the difference of each lowering; `units` in the last place
-      are what a result may err, relative to the sum of the magnitudes that it is made of, or more
-      where the lowering says so (`Lowering.error`); none for whole numbers.
+      compare(values, units=ORDINARY) -> the difference of each lowering. The allowed error is
+      `units` units in the last place, relative to the sum of the magnitudes that make up a result,
+      or `Lowering.error` if that is larger; integers and booleans must be equal.
     """
     node, wide = sample.node, _in_float64(sample.node)
     is_float = wide is not node
@@ -174,11 +177,11 @@ def _difference(
         same = np.array_equal(result, reference)
         return Difference(0.0) if same else Difference(np.inf, f"another result for {node}")
     info, got, own = jnp.finfo(node.dtype), result.astype(np.float64), plain.astype(np.float64)
-    # In float64 XLA makes dense convolutions of grouped ones, in which NaN spreads.
+    # In float64 XLA turns grouped convolutions into dense ones, in which NaN spreads.
     wanted = np.where(np.isfinite(own) & np.isfinite(reference), reference, own)
     size = np.abs(np.where(np.isfinite(own), own, 0.0)) + np.abs(size) + float(info.tiny)
     if lowering.algorithm == "tiles" and size.size:
-        # Sums of a whole tile cancel in each result: it errs by the tile's largest.
+        # Sums over a whole tile cancel in each result, so errors scale with the largest size.
         size = np.full_like(size, size.max())
     with np.errstate(invalid="ignore"):
         error = np.where(np.isfinite(wanted), np.abs(got - wanted) / size, np.inf)
@@ -192,7 +195,7 @@ def _difference(
 
 
 def _in_float64(node: Node) -> Node:
-    """The node as it is with float64 arguments; others than of floats as they are."""
+    """Return the node in float64 if its dtype is floating-point, else the node itself."""
     if node.dtype not in ops.FLOAT_DTYPES:
         return node
     attrs = with_kind(node, kinds.DTYPE, ops.DTYPE_CODE["float64"])

@@ -1,20 +1,20 @@
-"""Verification of rewrite rules: the engine rewrites random graphs, and both sides are computed in
-an exact domain.
+"""Verification of rewrite rules: the engine rewrites random graphs, and both sides are compared in
+the domain that the rule names as its evidence.
 
-For every commutative variant of a rule, random graphs that hold the left-hand
-side are drawn (`instances`) and handed to the jitted engine, which binds, evaluates the conditions
-and rewrites; so what is verified is the compiled rule. Where it fires, the graphs before and after
-are compared (`compare`).
+For every commutative variant of a rule, random graphs that contain the left-hand side are drawn
+(`instances`) and passed to the jitted engine, which binds, evaluates the conditions and rewrites.
+So the compiled rule is verified. If the rule fires, the graphs before and after are compared
+(`compare`).
 
-Then graphs whose sizes are all equal are drawn. A rule that takes one axis for another has a
-right-hand side of the wrong type wherever the two differ in size, and such a rewrite is no
-candidate; so ordinary graphs, whose sizes are rarely equal, rarely show it.
+Then graphs in which all sizes are equal are drawn. If a rule confuses two axes of different sizes,
+its right-hand side has the wrong type, and such a rewrite is not a candidate. So the mistake is
+rarely detected on ordinary graphs, whose sizes are rarely equal.
 
-A rule is refused when one instance differs, is ill-typed or not in normal form, or when no instance
-of some variant fires.
+A rule is refused if an instance differs, is ill-typed or not in normal form, or if no instance of
+some variant fires.
 
-What a rule does to special values is found out beside that (`contract`): what it breaks must be
-stated in its text, by `(assumes finite)`.
+The effect of a rule on special values is tested separately (`contract`). A rule that loses special
+values must state `(assumes finite)` in its text.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ from xrl_jax.verify.domains import Q
 from xrl_jax.verify.evaluate import CannotEvaluateError
 from xrl_jax.verify.instances import Hints, Instance, hints_of, propose
 
-BUCKET = 64  # nodes of an instance's graph
-ROWS, CODE = 256, 128  # room of a table: fixed, so that one compiled engine serves all
+BUCKET = 64  # slots for the nodes of an instance's graph
+ROWS, CODE = 256, 128  # capacity of a table, fixed so that one compiled engine serves all
 BATCH = 128
-_SHARES = 3  # samples that share the kinds of special values between them
-_TOLERANCE = 1e-9  # of float64, relative to the largest element
+_SHARES = 3  # each sample tests one in three kinds of special values
+_TOLERANCE = 1e-9  # for float64, relative to the largest element
 _ROUNDS = 60
-_DRAWS = 24  # for one variant in one round
-# Graphs of equal sizes drawn for a rule beside `samples`: one that computes attributes can
-# compute those of another axis, which about one graph in ten shows; where they are copied only, a
-# mistake shows in every fourth.
+_DRAWS = 24  # per variant and round, once many draws were made
+# Graphs of equal sizes drawn for a rule in addition to `samples`. A rule that computes attributes
+# may compute them for the wrong axis, which about one graph in ten reveals; if attributes are only
+# copied, one in four reveals a mistake.
 _EQUAL, _EQUAL_COMPUTED = 6, 24
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a rule.
+    """The result of verifying a rule or a lowering.
 
     Attributes:
-      rule: its name.
-      evidence: the domain both sides were compared in.
-      ok: whether every instance agreed and every variant of the pattern fired.
-      samples: how many instances fired.
-      bound: in the field, the chance that one instance hides a difference (degree / prime); for
-        floats, the largest error.
-      counterexample: the instance that differs, or why none could be tried; "" where `ok`.
-      breaks: what the rule does to special values, as it must not be used unless values are taken
-        to be finite; "" where it keeps them all.
+      rule: name of the rule.
+      evidence: the domain in which both sides were compared.
+      ok: whether both sides agreed on every instance and every variant of the pattern fired.
+      samples: number of instances compared.
+      bound: in the field, the probability that one instance hides a difference (degree / prime);
+        for floats, the largest error.
+      counterexample: the instance that differs, or why none could be tried; "" if `ok`.
+      breaks: an example of a special value that the rule loses, in which case it must only be used
+        if values are assumed to be finite; "" if none was found.
     """
 
     rule: str
@@ -82,7 +82,7 @@ class Verdict:
 
 @dataclass
 class _Tested:
-    """A commutative variant of a rule, and what its instances have shown so far."""
+    """A commutative variant of a rule, and the state of its verification."""
 
     rule: int
     variant: Rule
@@ -101,7 +101,15 @@ class _State:
 
 
 def verify_rule(rule: Rule, *, seed: int = 0, samples: int = 32) -> Verdict:
-    """The verdict on one rule; see `verify_rules`.
+    """Verify a rewrite rule on random graphs and return the verdict.
+
+    Args:
+      rule: any rule, e.g. from `load_rules`.
+      seed: the same seed draws the same instances.
+      samples: number of instances to compare, see `verify_rules`.
+
+    Raises:
+      RuleError: the rule is too large for the table.
 
     >>> (wrong,) = xrl_jax.load_rules('''
     ...     (rule sub-is-add (family mine) (source "a slip")
@@ -122,15 +130,15 @@ def verify_rules(
     evidence: str | None = None,
     rounds: int = _ROUNDS,
 ) -> tuple[Verdict, ...]:
-    """A verdict for each rule.
+    """Verify rules and return a verdict for each.
 
     Args:
-      rules: any rules, names distinct.
+      rules: any rules with distinct names.
       seed: the same seed draws the same instances.
-      samples: instances that must fire, over all variants of a rule; at least two of each variant.
-        More than as many again are drawn with equal sizes, whether they fire or not.
-      evidence: compare in this domain instead of the rules' own.
-      rounds: how often new instances are drawn for a variant that has not fired enough.
+      samples: number of instances to compare, over all variants of a rule; at least two of each
+        variant. More than as many again are drawn with equal sizes, whether they fire or not.
+      evidence: domain to compare in, instead of that of each rule.
+      rounds: how often new instances are drawn for a variant that has not fired often enough.
 
     Raises:
       RuleError: a rule is too large for the table.
@@ -144,7 +152,7 @@ def verify_rules(
 
 
 def _chunks(rules: Sequence[Rule]) -> Iterable[list[Rule]]:
-    """Runs of rules that fit one table."""
+    """Yield consecutive groups of rules, each small enough for one table."""
     chunk: list[Rule] = []
     rows = 0
     for rule in rules:
@@ -214,7 +222,7 @@ def _verify_chunk(
 
 
 def _computes(rule: Rule) -> bool:
-    """Whether the rule computes attributes, and does not only copy them."""
+    """Return whether the rule computes attributes, instead of only copying them."""
 
     def term(t: Term | Var) -> bool:
         return isinstance(t, Term) and (
@@ -225,7 +233,7 @@ def _computes(rule: Rule) -> bool:
 
 
 def _drawn(tested: _Tested, wanted: int, *, equal: bool = False) -> Iterator[Instance]:
-    """Up to this many instances that fit the engine."""
+    """Yield at most `wanted` instances that are small enough for the engine."""
     for _ in range(4 * wanted):
         if wanted == 0:
             return
@@ -239,7 +247,7 @@ def _drawn(tested: _Tested, wanted: int, *, equal: bool = False) -> Iterator[Ins
 def _fired(
     table: Any, batch: Sequence[tuple[int, Instance]]
 ) -> Iterator[tuple[int, Instance, TensorGraph]]:
-    """The instances where the rule fires, with their variant and what the engine makes of them."""
+    """Yield each instance for which its rule fires, with its variant and the rewritten graph."""
     for start in range(0, len(batch), BATCH):
         part = batch[start : start + BATCH]
         for (e, instance), after in zip(part, _rewritten(table, part), strict=True):
@@ -258,12 +266,12 @@ def _closed(state: _State) -> Verdict:
 
 
 def show(p: Pattern | Var) -> str:
-    """A pattern as it stands in a rule file, attributes left out."""
+    """Return a pattern as in a rule file, without attributes."""
     return p.name if isinstance(p, Var) else f"({' '.join([p.op, *map(show, p.args)])})"
 
 
 def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorGraph | None]:
-    """What the engine makes of each instance; None where the rule does not fire."""
+    """Return the rewritten graph of each instance; None if the rule does not fire."""
     filled = [*part, *[part[-1]] * (BATCH - len(part))]
     graphs = [graph_lib.build_on_host(i.nodes, i.roots, bucket=BUCKET) for _, i in part]
     graphs += graphs[-1:] * (BATCH - len(part))
@@ -278,18 +286,18 @@ def _rewritten(table: Any, part: Sequence[tuple[int, Instance]]) -> list[TensorG
 def _compare(
     state: _State, before: Instance, after: TensorGraph, rng: np.random.Generator, seed: int
 ) -> None:
-    """Take one more sample into the verdict."""
+    """Compare one instance before and after, and update the verdict."""
     verdict = state.verdict
     samples = verdict.samples + 1
     nodes, outputs, _ = nodes_of(after)
-    # A root that was replaced by an argument of it keeps its place among the outputs.
+    # A root that is replaced by one of its arguments keeps its position among the outputs.
     outputs = outputs[: len(before.roots)]
     problem = ill_formed(nodes)
     error = 0.0
     if not problem:
         try:
             error = difference(verdict.evidence, before, nodes, outputs, rng, seed)
-        except ValueError as reason:  # no meaning in the domain, or an axis beyond the rank
+        except ValueError as reason:  # no meaning in the domain, or an axis out of range
             problem = str(reason)
     limit = _TOLERANCE if verdict.evidence == "float64" else 0.0
     if not problem and error > limit:
@@ -312,7 +320,7 @@ def _compare(
 
 
 def _hint(evidence: str) -> str:
-    """What a difference in this domain may come from, other than a wrong rule."""
+    """Return a note on why a right rule may differ in this domain; "" for float64."""
     if evidence == "float64":
         return ""
     return (
@@ -327,8 +335,10 @@ def _own_verdict(rule: Rule) -> Verdict:
 
 
 def verified(rules: Iterable[Rule], trusted: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules, verified where they are not among the trusted ones (the library's, which the tests
-    verify); each once in a process. One that breaks special values says so in its `assumes`.
+    """Verify the rules that are not trusted, and return all rules.
+
+    The trusted rules are those of the library, which the tests verify. Each rule is verified once
+    per process. One that loses special values gets `assumes=("finite",)`.
 
     Raises:
       RuleError: a rule is refused; the message has the counterexample.
@@ -346,10 +356,10 @@ def verified(rules: Iterable[Rule], trusted: Sequence[Rule]) -> tuple[Rule, ...]
 
 
 def require(verdict: Verdict) -> None:
-    """Raise where a rule is not verified.
+    """Raise an error if a rule is not verified.
 
     Raises:
-      RuleError: with the counterexample.
+      RuleError: the verdict is not `ok`; the message has the counterexample.
     """
     if not verdict.ok:
         raise RuleError(f"rule {verdict.rule} is not verified: {verdict.counterexample}")

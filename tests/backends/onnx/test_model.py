@@ -1,4 +1,4 @@
-"""Which ONNX operators come out, and that ONNX Runtime computes with them what JAX does."""
+"""The ONNX operators of exported models, and that ONNX Runtime computes with them what JAX does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def array(*shape: int, seed: int = 0) -> Any:
 
 
 def model_of(fn: Callable[..., Any], *inputs: Any) -> onnx.ModelProto:
-    """The model of a function, which ONNX Runtime agrees with JAX about."""
+    """Return the model of a function, after checking that ONNX Runtime and JAX agree on its
+    results.
+    """
     model = model_proto(xrl_jax.from_jax(fn, *inputs), name="test")
     onnx.checker.check_model(model, full_check=True)
     wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(fn)(*inputs))]
@@ -46,7 +48,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 
 def written(fn: Callable[..., Any], *inputs: Any) -> list[str]:
-    """The operators of a function, in order."""
+    """Return the operators of a function's model, in order."""
     return operators(model_of(fn, *inputs))
 
 
@@ -56,12 +58,12 @@ def attributes(model: onnx.ModelProto, op_type: str) -> dict[str, Any]:
 
 
 def constants(model: onnx.ModelProto) -> list[tuple[int, ...]]:
-    """The shapes of the float constants."""
+    """Return the shapes of the float constants."""
     arrays = map(onnx.numpy_helper.to_array, model.graph.initializer)
     return [a.shape for a in arrays if a.dtype == np.float32]
 
 
-# --- what exporters keep whole ---
+# --- functions that become one operator ---
 
 X = array(2, 3, 8)
 SCALE, BIAS = array(8, seed=1), array(8, seed=2)
@@ -73,7 +75,7 @@ def normalised(x: jax.Array) -> jax.Array:
 
 
 def fast_layer_norm(x: jax.Array) -> jax.Array:
-    """With the variance from the squares and the scale multiplied into the factor."""
+    """Compute the variance from the mean of squares, and multiply the scale into the factor."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.maximum(0.0, jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean))
     return (x - mean) * (lax.rsqrt(variance + 1e-6) * SCALE) + BIAS
@@ -142,7 +144,7 @@ def test_what_only_looks_similar_stays_decomposed(name: str) -> None:
     found = set(written(SIMILAR[name], X))
     assert not found & {"Softmax", "Gelu"}
     assert name != "sum by another number" or "ReduceMean" not in found
-    # The normalisation without the scale of the tokens is a layer norm.
+    # Without the scale of the tokens, the normalisation is a layer norm.
     assert ("LayerNormalization" in found) == (name == "scale of the tokens")
 
 
@@ -183,7 +185,7 @@ def test_stride_padding_and_dilation_go_into_the_node() -> None:
 
     found = attributes(model_of(fn, IMAGE), "Conv")
     assert (found["strides"], found["dilations"]) == ([2, 1], [1, 2])
-    assert found["pads"] == [0, 2, 1, 3]  # first what comes before, then what comes after
+    assert found["pads"] == [0, 2, 1, 3]  # first the padding before, then that after
 
 
 def test_features_last_get_transposes() -> None:
@@ -222,7 +224,7 @@ def test_batch_norm_is_whole_and_the_runtime_folds_it(tmp_path: Path) -> None:
     model = model_of(fn, IMAGE)
     assert operators(model) == ["Conv", "BatchNormalization", "Relu"]
     onnx_runtime(model, 1, optimized_to=str(tmp_path / "optimised.onnx"))
-    # Which of them depends on the machine: convolutions in blocks of channels, or plain ones.
+    # It depends on the machine whether convolutions are plain or work on blocks of channels.
     convolutions = {"Conv", "FusedConv", "ReorderInput", "ReorderOutput"}
     assert set(operators(onnx.load(tmp_path / "optimised.onnx"))) <= convolutions
 
@@ -465,7 +467,7 @@ def test_round_trip_through_from_onnx() -> None:
     np.testing.assert_allclose(program(X), fn(X), rtol=1e-5, atol=1e-6)
 
 
-# --- what cannot be said ---
+# --- what ONNX cannot express ---
 
 UNSAYABLE = {
     "erf_inv": lambda x: lax.erf_inv(x / 10),

@@ -1,4 +1,4 @@
-"""Kernels to be put together, and what is asked of the calls that they become."""
+"""Kernels that are merged into calls, and checks of these calls, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def pool(x):
 
 
 def average(x):
-    """Of 3x3 windows, the padding counts as zeros."""
+    """Return averages of 3x3 windows, in which padding counts as zeros."""
     edges = ((0, 0), (1, 1), (1, 1), (0, 0))
     return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), edges) / 9
 
 
 def hoisted(fn, *args, weights: int) -> Hoisted:
-    """`fn` in two parts; the first `weights` arguments are weights."""
+    """Split `fn` into the preparation of weights and the call; the first `weights` arguments are
+    weights.
+    """
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
     return split(lambda *a: jax.tree.leaves(fn(*a)), avals, [i < weights for i in range(len(args))])
 
 
 def equations(parts: Hoisted, *inputs) -> list[str]:
-    """Names of the call's equations; a partition as the names of its operators."""
+    """Return the names of the call's equations; for a partition, the names of its operators."""
     jaxpr = jax.make_jaxpr(parts.call)(parts.avals, list(inputs))
     return [
         "+".join(type(i.op).__name__ for i in e.params["part"].code)
@@ -52,7 +54,7 @@ def equations(parts: Hoisted, *inputs) -> list[str]:
 
 
 def assert_computes(fn, *args, weights: int) -> None:
-    """The call equals `fn` with lax in place of the library, up to rounding."""
+    """Assert that the call equals `fn` with lax in place of the library, up to rounding."""
     parts = hoisted(fn, *args, weights=weights)
     got = jax.jit(parts.call)(parts.prepare(args[:weights]), list(args[weights:]))
     for g, e in zip(got, in_lax(fn, *args), strict=True):
@@ -60,7 +62,7 @@ def assert_computes(fn, *args, weights: int) -> None:
 
 
 def in_lax(fn, *args):
-    """`fn` with every kernel as lax code."""
+    """Evaluate `fn` with every kernel as lax code."""
     closed = jax.make_jaxpr(fn)(*args)
     env = dict(zip(closed.jaxpr.invars, args, strict=True))
     env |= dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))

@@ -1,4 +1,4 @@
-"""Random partitions, and inputs for them with numbers that are not ordinary."""
+"""Random partitions, random inputs for them, and their outputs by the library and by XLA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OUTS = (1, 3, 8, 13, 16)
 
 @dataclass
 class Maker:
-    """A partition as it grows; its last value is what the next operator takes."""
+    """Builder of a partition; the next operator takes the last value."""
 
     rng: np.random.Generator
     inputs: list[Shape] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Maker:
 
 
 def a_partition(rng: np.random.Generator) -> Partition:
-    """Up to five operators one after the other; the last value is returned, and maybe another."""
+    """Return a chain of up to five operators; the last value is returned, and maybe another."""
     m = Maker(rng)
     m.shape = (m.some((1, 1, 2)), *(int(n) for n in rng.integers(1, 15, 2)), m.some(FEATURES))
     m.input(m.shape)
@@ -153,7 +153,7 @@ def a_partition(rng: np.random.Generator) -> Partition:
 
 
 def numbers(part: Partition, rng: np.random.Generator) -> list[np.ndarray]:
-    """Ordinary inputs."""
+    """Return finite random inputs."""
     made = []
     for shape, packed in zip(part.inputs, part.packed, strict=True):
         x = rng.standard_normal(shape).astype(np.float32)
@@ -162,7 +162,7 @@ def numbers(part: Partition, rng: np.random.Generator) -> list[np.ndarray]:
 
 
 def called(part: Partition, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs by the library."""
+    """Return the outputs by the library."""
 
     def fn(*xs):
         each = enumerate(zip(xs, part.packed, strict=True))
@@ -172,8 +172,8 @@ def called(part: Partition, *inputs: np.ndarray) -> list[np.ndarray]:
 
 
 def by_xla(part: Partition, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs as lax code, with the largest values of windows by `lax.max`: XLA's own pooling
-    leaves NaN out in some shapes.
+    """Return the outputs by lax code. The maxima of windows use `lax.max`, because XLA's own
+    pooling drops NaN in some shapes.
     """
 
     def fn(*xs):

@@ -1,4 +1,4 @@
-"""Attention as one operator: where partitions have it, and what our code for it computes."""
+"""Attention as one operator: which partitions contain it, and what the generated code computes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def attention(
     scores_too: bool = False,
     outer: tuple[int, ...] = (),
 ) -> Partition:
-    """softmax(a b / 2 [+ c]) v, with the softmax over the last axis, of arrays with more axes."""
+    """Return a partition of softmax((a b [+ c]) / 2) v, with the softmax over the last axis. The
+    scores get the further leading axes `outer`.
+    """
     left = (batch, k, m) if first.left_turned else (batch, m, k)
     right = (batch, n, k) if first.right_turned else (batch, k, n)
     values = (batch, d, n) if last.right_turned else (batch, n, d)
@@ -89,7 +91,7 @@ def numbers(part: Partition) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for shape in part.inputs]
 
 
-# --- where it is ---
+# --- which partitions contain it ---
 
 
 def test_two_products_and_what_lies_between_are_one_operator() -> None:
@@ -124,7 +126,7 @@ def test_others_stay_apart(part: Partition) -> None:
     assert "Attention" not in operators(part)
 
 
-# --- what it computes ---
+# --- results ---
 
 
 def check(part: Partition) -> None:
@@ -141,8 +143,8 @@ def check(part: Partition) -> None:
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k", "d"),
     [
-        (2, 9, 20, 5, 18),  # tiles, strips and sums that are cut
-        (3, 12, 32, 8, 16),  # none that is
+        (2, 9, 20, 5, 18),  # partial tiles, strips and sums
+        (3, 12, 32, 8, 16),  # none that is partial
         (1, 200, 130, 64, 64),  # more than one group of tiles
         (1, 8, 1, 1, 1),
         (1, 20000, 1, 300, 1),  # long rows with few scores
@@ -164,7 +166,7 @@ def test_operands_lie_anyhow(left: bool, right: bool, values: bool) -> None:
 @pytest.mark.parametrize("values_turned", [False, True])
 @pytest.mark.parametrize("apart", [False, True], ids=["in the product", "apart"])
 def test_weights_may_be_on_the_right(values_turned: bool, apart: bool) -> None:
-    """v' p' = (p v)', where p is turned by the product or before it."""
+    """v' p' = (p v)', where p is transposed by the product or before it."""
     whole = attention(last=Dot(False, not values_turned))
     before = whole.code[:-1]
     at = len(whole.inputs) + len(before)
@@ -187,7 +189,7 @@ def test_what_is_added_to_scores_is_added_in_the_loop(outer: tuple[int, ...]) ->
 
 @needs_library
 def test_heads_are_read_and_written_side_by_side() -> None:
-    """Eight tokens of two heads: nothing is copied but what is returned."""
+    """With eight tokens and two heads, nothing is copied but the value that is returned."""
     tokens, heads, size = 8, 2, 4
     apart, turn = (heads, tokens, size), Transpose((1, 0, 2))
     inner = attention(heads, tokens, tokens, size, size, first=Dot(False, True))
@@ -225,7 +227,9 @@ def test_nan_and_infinities_stay_in_their_rows() -> None:
 
 
 def test_tiles_of_wide_registers_compute_the_same() -> None:
-    """Of sixteen numbers, which this processor may not have: then two registers are one."""
+    """Registers of 16 elements, which this processor may lack; the compiler then uses two registers
+    for each.
+    """
     part = attended(attention(2, 31, 40, 12, 20))
     (made,) = part.code
     assert isinstance(made.op, Attention)

@@ -1,4 +1,4 @@
-"""Products of many rows with a weight: code of ours, in blocks that stay in the caches."""
+"""Products of many rows with a weight: generated code that works in blocks that fit the caches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from xrl_jax.libraries.onednn.spec import RELU, Dot, Epilogue
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
-# Tiles that are full and one that is not, one group of tiles and several; one depth and several,
-# with a rest that is not unrolled; whole strips and one that is cut; shared by rows and by strips.
+# Full tiles and a partial one, one group of tiles and several; one depth and several, with a
+# remainder that is not unrolled; whole strips and a partial one; work divided by rows and by
+# strips.
 ROWS = [9, 12, 200, 1000]
 SIZES = [(256, 64), (700, 96), (515, 75), (1030, 40)]
 
@@ -63,7 +64,9 @@ def test_nan_and_infinities_stay_in_their_rows() -> None:
 
 
 def test_tiles_of_wide_registers_compute_the_same() -> None:
-    """Of sixteen numbers, which this processor may not have: then two registers are one."""
+    """Registers of 16 elements, which this processor may lack; the compiler then uses two registers
+    for each.
+    """
     x, w = (np.asarray(a) for a in arrays(31, 300, 48))
     y = np.full((31, 48), np.nan, np.float32)
     strips = np.ascontiguousarray(w.reshape(300, 3, STRIP).transpose(1, 0, 2))

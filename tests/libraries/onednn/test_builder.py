@@ -1,4 +1,4 @@
-"""Memory between the steps of a call."""
+"""Layout of the memory for values between the steps of a call."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[Block]) -> N
 
 
 def test_memory_is_used_again() -> None:
-    """A chain of three values needs room for two."""
+    """A chain of three values needs memory for two at a time."""
     chain = [Block(64, 0, 1), Block(64, 1, 2), Block(64, 2, 3)]
     assert laid_out(chain) == ([0, 64, 0], 128)

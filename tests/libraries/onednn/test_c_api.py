@@ -1,4 +1,4 @@
-"""Where the library is found, and what is said where it is not."""
+"""Search for the shared library, and the warning if it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not install
 
 
 def find(monkeypatch: pytest.MonkeyPatch, *, packaged: list[str]) -> module.Library | None:
-    """What is found where the package has these files and the system has none."""
+    """Search for the library with these files in the package and none in the system."""
     monkeypatch.setattr(module, "_packaged", lambda: packaged)
     monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: None)
     return library.__wrapped__()

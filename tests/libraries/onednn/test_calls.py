@@ -1,5 +1,5 @@
-"""oneDNN's kernels, by the library and through XLA: that they are there, what they compute, and
-what becomes of them elsewhere.
+"""oneDNN's kernels, called through the library and through XLA: whether they are available, what
+they compute, and what replaces them elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ needs_kernels = pytest.mark.skipif(not onednn.available(), reason="jaxlib has no
 
 @pytest.fixture(params=["library", "xla"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to the kernels, see `onednn`."""
+    """Run each test with both ways of calling the kernels, see `onednn`."""
     if request.param == "xla":
         for module in ("calls", "library"):
             monkeypatch.setattr(f"xrl_jax.libraries.onednn.{module}.library", lambda: None)
@@ -81,7 +81,7 @@ def test_a_convolution_with_what_follows() -> None:
 
 @needs_kernels
 def test_a_rectifier_keeps_nan_and_infinities() -> None:
-    """Windows in which the image has NaN, infinity, and numbers only."""
+    """The image is NaN, infinity or 1, in one window each."""
     x = jnp.asarray([np.nan, np.inf, 1.0]).reshape(1, 3, 1, 1)
     w = jnp.ones((1, 1, 1, 2)) * jnp.array([1.0, -1.0])
     y = jax.jit(lambda x, w: conv(x, w, epilogue=onednn.Epilogue(relu=True)))(x, w)
@@ -133,7 +133,7 @@ def test_other_dtypes_go_to_xla(dtype: str, called: bool) -> None:
 
 
 def test_where_the_kernels_are_not_there_the_form_is_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program found on one machine also runs on another."""
+    """A program found on a machine with the kernels also runs on one without them."""
     monkeypatch.setattr(onednn, "available", lambda: False)
     fn = product_in_form("onednn", "float32")
     assert not calls(fn, *operands("float32"))
@@ -156,7 +156,9 @@ def product_in_form(name: str, dtype: str):
 def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they are told is XLA's own business, and may mean something else there."""
+    """The configuration of these calls is XLA's internal format, and may mean something else in
+    another version.
+    """
     if way == "library":
         pytest.skip("its files name the library: see `dnnl`")
     x, w = operands("float32")
@@ -170,7 +172,7 @@ def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
 
 @needs_kernels
 def test_a_persistent_cache_is_no_cause_for_warnings(tmp_path: Path) -> None:
-    """XLA cannot write these calls; JAX's warning of it would come with every compilation."""
+    """XLA cannot serialise these calls; JAX would otherwise warn of that at every compilation."""
     code = """
 import jax, jax.numpy as jnp
 from xrl_jax.libraries.onednn import calls as onednn
@@ -186,12 +188,12 @@ print(jax.jit(lambda a: onednn.dot_general(a, a, (((1,), (0,)), ((), ()))))(a)[0
     words = [sys.executable, "-W", "default", "-c", code]
     done = subprocess.run(words, env=os.environ | cache, capture_output=True, text=True, check=True)
     assert done.stdout == "2.0\n" and "persistent" not in done.stderr
-    assert any(tmp_path.iterdir())  # of other functions: the cache was in use
+    assert any(tmp_path.iterdir())  # entries of other functions: the cache was in use
 
 
 @needs_kernels
 def test_arguments_that_are_sharded_over_devices() -> None:
-    """XLA's partitioner does not know the calls: it gathers what they need."""
+    """XLA's partitioner does not know the calls: it gathers their operands."""
     code = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P

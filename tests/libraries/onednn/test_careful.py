@@ -1,4 +1,4 @@
-"""NaN and infinities are where XLA has them, and ordinary numbers are computed once."""
+"""NaN and infinities appear where XLA has them, and ordinary values are computed only once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WINDOW = Pool("max", (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4)
 
 
 def one(op: Op, *inputs: Shape, packed: int = -1, shape: Shape) -> Partition:
-    """A partition of one operator."""
+    """Return a partition of one operator."""
     taken = tuple(range(len(inputs)))
     code = (Instruction(op, taken, shape),)
     return Partition(inputs, tuple(i == packed for i in taken), code, (len(inputs),))
@@ -66,7 +66,7 @@ def test_bounds_keep_nan_and_infinities(clip: Clip, expected: list[float]) -> No
 
 
 def test_nan_made_inside_is_kept() -> None:
-    """3e38 * 16 is infinite, and so is the addend, with the other sign."""
+    """3e38 * 16 overflows to infinity; adding the addend, -infinity, gives NaN."""
     op = Dot(False, False, Epilogue(addend=True, clip=RELU))
     part = one(op, (20, 16), (16, 8), (20, 8), packed=1, shape=(20, 8))
     x, w = np.full((20, 16), 3e38, np.float32), np.ones((16, 8), np.float32)
@@ -96,7 +96,7 @@ def test_the_larger_of_two_is_nan_where_one_is(kind: str, shape: Shape) -> None:
 
 @pytest.mark.parametrize("features", [1, 3, 5, 8, 40])
 def test_ordinary_numbers_are_computed_once(features: int) -> None:
-    """Also where kernels compute with what lies beyond an array's end, which may be NaN."""
+    """This includes kernels that compute with elements beyond an array's end, which may be NaN."""
     op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, Epilogue(bias=True, clip=RELU))
     image, kernel = (1, 9, 7, features), (3, 3, features, features)
     part = one(op, image, kernel, (features,), packed=1, shape=image)
@@ -112,7 +112,7 @@ def test_ordinary_numbers_are_computed_once(features: int) -> None:
 def test_where_only_time_is_asked_for_nothing_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the timing worker weights are numbers at random, of which a deep network makes NaN."""
+    """The timing worker draws weights at random, and a deep network computes NaN from them."""
     monkeypatch.setattr(native, "_timed_only", True)
     part = one(Clip(0.0, 5.0), (1, 1, 7, 1), shape=(1, 1, 7, 1))
     row = np.asarray([NAN, INF, -INF, -3, 0, 2, 9], np.float32)
@@ -121,7 +121,7 @@ def test_where_only_time_is_asked_for_nothing_is_computed_again(
     )
     name = kernels._target(library(), "run", part, 0)
     fast, careful = native._KEPT[name][1]
-    assert (fast[0], careful[0]) == (1, 0)  # steps
+    assert (fast[0], careful[0]) == (1, 0)  # numbers of steps
 
 
 def test_what_keeps_nan_by_itself_is_not_computed_again() -> None:
@@ -134,7 +134,7 @@ def test_what_keeps_nan_by_itself_is_not_computed_again() -> None:
 
 
 def in_a_loop(op: Op, *arrays: np.ndarray) -> np.ndarray:
-    """An elementwise operator of vectors, by code of ours."""
+    """Apply an elementwise operator to vectors, by generated code."""
     shape = (1, len(arrays[0]))
     inside = Instruction(op, tuple(range(len(arrays))), shape)
     loop = Loop(*shape, (shape,) * len(arrays), (inside,))
@@ -208,7 +208,9 @@ def test_reductions_at_the_edges(kind: str, columns: int, expected: list[float])
 
 
 def assert_same_kinds(seed: int) -> None:
-    """A random partition on ordinary numbers, then with some that are not, at random places."""
+    """Compare a random partition with XLA on ordinary values, then with NaN, infinities or large
+    values at random places.
+    """
     rng = np.random.default_rng(seed)
     part = a_partition(rng)
     if not kernels.is_possible(part):

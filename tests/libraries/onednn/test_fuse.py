@@ -1,4 +1,4 @@
-"""Sums and rectifiers into kernels, on graphs of a few operators."""
+"""Merging of sums and rectifiers into kernels, on partitions of a few operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dot(addend: bool = False, clip: Clip | None = None) -> Dot:
 
 
 def after(*code: tuple[Op, tuple[int, ...]], outputs: tuple[int, ...]) -> list[tuple]:
-    """What becomes of operators on inputs 0 and 1, [4, 4] all."""
+    """Fuse operators on inputs 0 and 1, all of shape [4, 4]; return the operators and outputs."""
     listed = tuple(Instruction(op, args, shape_of(op)) for op, args in code)
     part = fused(Partition((SQUARE, SQUARE), (False, True), listed, outputs))
     return [*((i.op, i.args) for i in part.code), (part.outputs, ())]
@@ -84,14 +84,14 @@ def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
 
 
 def test_bounds_come_together() -> None:
-    """Above 0, below 6, above 1: from 1 to 6."""
+    """Clipping to at least 0, at most 6 and at least 1 becomes clipping to [1, 6]."""
     code = (PLAIN, (0, 1)), (RELU, (2,)), (Clip(high=6.0), (3,)), (Clip(low=1.0), (4,))
     assert after(*code, outputs=(5,)) == [(dot(clip=Clip(1.0, 6.0)), (0, 1)), ((2,), ())]
     assert Clip(high=-1.0).then(RELU) == Clip(0.0, 0.0)
 
 
 def test_a_number_for_each_feature_is_a_bias() -> None:
-    """A sum with one for each row is none."""
+    """An array with one element per row is no bias."""
     for shape, ops in (
         ((1, 4), [Dot(False, False, Epilogue(bias=True))]),
         ((4, 1), [PLAIN, Binary("add")]),
@@ -103,7 +103,7 @@ def test_a_number_for_each_feature_is_a_bias() -> None:
 
 
 def test_a_bias_may_follow_another_sum_or_bias() -> None:
-    """x @ w + x + b + c: two biases are one, and the kernel adds it first."""
+    """x @ w + x + b + c: the two biases become one, which the kernel adds first."""
     inputs = SQUARE, SQUARE, (1, 4), (1, 4)
     add = Binary("add")
     code = (
@@ -121,7 +121,7 @@ def test_a_bias_may_follow_another_sum_or_bias() -> None:
 
 
 def test_the_bias_of_an_addend_is_the_products() -> None:
-    """x @ w + (y + b), with y and b in one more axis: nothing is left but the product."""
+    """x @ w + (y + b), where y and b have one more axis: both sums are merged into the product."""
     inputs, shape = ((2, 4), (4, 4), (4,), (1, 2, 4)), (2, 4)
     code = (
         Instruction(Reshape((1, 1, 4)), (2,), (1, 1, 4)),
@@ -140,7 +140,7 @@ def test_the_bias_of_an_addend_is_the_products() -> None:
 
 
 def test_a_second_addend_is_added_to_the_first_where_both_are_weights() -> None:
-    """x @ w + a + b."""
+    """x @ w + a + b becomes x @ w + (a + b)."""
     add = Binary("add")
     code = (
         Instruction(PLAIN, (0, 1), SQUARE),
@@ -156,7 +156,9 @@ def test_a_second_addend_is_added_to_the_first_where_both_are_weights() -> None:
 
 
 def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
-    """(a b')' = b a'; not where b is packed, and not where one of them would be read across."""
+    """(a b')' becomes b a', unless b is packed. (a b)' stays, because both operands of b' a' would
+    be read transposed.
+    """
     for packed, right_turned, ops in (
         (False, True, [(Dot(False, True), (1, 0))]),
         (True, True, [(Dot(False, True), (0, 1)), (Transpose((1, 0)), (2,))]),
@@ -169,7 +171,9 @@ def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
 
 
 def test_products_of_several_images_are_turned_round_one_by_one() -> None:
-    """[3, 2, 2], seen as [1, 3, 2, 2]; with images and rows swapped it stays as it is."""
+    """A product [3, 2, 2] is reshaped to [1, 3, 2, 2]. Swapping the last two axes is merged into
+    it; swapping images and rows is not.
+    """
     inputs, more = ((3, 2, 4), (3, 2, 4)), (1, 3, 2, 2)
     for order, op in (((0, 1, 3, 2), Reshape(more)), ((0, 2, 1, 3), Transpose((0, 2, 1, 3)))):
         code = (

@@ -1,4 +1,4 @@
-"""What a call computes inside of its kernels, or does not copy."""
+"""Fusion within a call: operations that its kernels compute, and copies that it avoids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not install
 
 
 def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
-    """A bias and a rectifier; then a residual, which is such a kernel's result, and a rectifier."""
+    """With features first, a bias and a rectifier are merged into one kernel, and a residual,
+    itself the result of such a kernel, and a rectifier into the next.
+    """
 
     def first(y):
         return jnp.transpose(y, (0, 3, 1, 2))
@@ -46,7 +48,7 @@ def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
 
 
 def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
-    """An image as two of 2 x 16 pixels, with features first."""
+    """The result is reshaped to two images of 2 x 16 pixels, then transposed to features first."""
 
     def fn(w, b, x):
         y = jnp.transpose(conv(x, w).reshape(2, 2, 16, 16), (0, 3, 1, 2)) + b[:, None, None]
@@ -59,7 +61,9 @@ def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
 
 
 def test_one_number_for_each_row_is_no_bias_of_a_kernel() -> None:
-    """With features first, what is repeated along the last axis is one for each row."""
+    """With features first, an array that is broadcast along the last axis has one element per row
+    of pixels, not per feature.
+    """
 
     def fn(w, b, x):
         y = jnp.transpose(conv(x, w), (0, 3, 1, 2)) + b[:, None]
@@ -80,8 +84,9 @@ def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
 
 
 def test_two_biases_are_one() -> None:
-    """What rewriting leaves of a folded mean and shift; then a residual and a rectifier, which are
-    part of the kernel too. The two are weights and are added up before.
+    """Rewriting a folded mean and shift leaves two biases, here with a residual between them and a
+    rectifier after them. All become part of the kernel. The biases are weights, so that their sum
+    is computed before the call.
     """
     fn = lambda w, b, c, x: conv(lax.max(conv(x, w) + b + x + c, 0.0), w)  # noqa: E731
     args = (POINTWISE, jnp.linspace(-1, 1, 16), jnp.linspace(0, 3, 16), IMAGE)
@@ -119,7 +124,9 @@ def test_a_column_of_pixels_is_convolved_as_a_row(groups: int) -> None:
 
 
 def test_slices_of_a_product_lie_where_it_does() -> None:
-    """Queries, keys and values from one product; the first two rows of what they give go."""
+    """Queries, keys and values are slices of one product; the first two rows of the attention's
+    result are dropped.
+    """
 
     def fn(w, x):
         y = kernel_p.bind(x, w, op=Dot(False, False))
@@ -136,8 +143,8 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
 
 
 def test_a_softmax_at_the_end_is_one_of_large_numbers_too() -> None:
-    """XLA subtracts the largest, which is rounded, from the unrounded numbers: their exponentials
-    are infinite.
+    """XLA subtracts the maximum, which is rounded, from unrounded values, so that their
+    exponentials are infinite.
     """
     fn = lambda w, x: jax.nn.softmax(kernel_p.bind(x, w, op=Dot(False, False)) / 169)  # noqa: E731
     w, x = jnp.eye(8), jnp.full((1, 8), 8.2617663e11)
@@ -148,8 +155,9 @@ def test_a_softmax_at_the_end_is_one_of_large_numbers_too() -> None:
 
 
 def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> None:
-    """Two heads of four numbers for six tokens: two weights are added, the scores are turned round,
-    and the residual has the bias of the last product.
+    """Attention with two heads of size 4 over six tokens, as rewriting leaves it: two weights are
+    added to the first product, the scores are transposed, and the bias of the last product is added
+    to the residual.
     """
 
     def dot(x, w):
@@ -174,7 +182,7 @@ def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> No
 
 
 def test_biases_of_slices_are_those_of_the_product() -> None:
-    """Columns 1 to 8 and 9 to 24 of a product, the latter in two: three biases."""
+    """The first 8 columns of a product have one bias, the other 16 are cut again and have two."""
 
     def fn(w, a, b, c, out, x):
         y = kernel_p.bind(x, w, op=Dot(False, False)).reshape(1, 18, 24)
@@ -185,7 +193,7 @@ def test_biases_of_slices_are_those_of_the_product() -> None:
     shapes = (8, 24), (8,), (8,), (8,), (8, 8), (18, 8)
     args = [jnp.asarray(RNG.standard_normal(s) / 3, jnp.float32) for s in shapes]
     *_, found = equations(hoisted(fn, *args, weights=5), args[-1])
-    assert found == "Dot+Reshape+Slice+Slice+Binary+Slice+Binary+Reshape+Dot"  # a product, a sum
+    assert found == "Dot+Reshape+Slice+Slice+Binary+Slice+Binary+Reshape+Dot"  # mul, add
     assert_computes(fn, *args, weights=5)
 
 
@@ -201,7 +209,9 @@ def test_a_bias_of_one_slice_alone_stays_where_it_is() -> None:
 
 
 def test_a_slice_of_a_slice_is_one_slice() -> None:
-    """Columns 1 to 12, of these every second from the third on: 3, 5, .., 11. Nothing is copied."""
+    """Columns 1 to 12, and of these every second from the third on, are one slice: 3, 5, .., 11.
+    Nothing is copied.
+    """
 
     def fn(w, v, x):
         y = kernel_p.bind(x, w, op=Dot(False, False))[:, 1:13][:, 2:12:2]

@@ -1,4 +1,4 @@
-"""Sums of weights are made before the call of a partition."""
+"""Weight-only work of a partition is moved before its calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BIASED = Dot(False, False, Epilogue(bias=True))
 
 
 def test_a_sum_of_two_biases_is_made_before() -> None:
-    """x @ w + (b + c): x, w and the sum are what the call takes."""
+    """x @ w + (b + c): the call takes x, w and the sum."""
     code = Instruction(ADD, (2, 3), ROW), Instruction(BIASED, (0, 1, 4), SQUARE)
     whole = Partition((SQUARE, SQUARE, ROW, ROW), (False, True, False, False), code, (5,))
     assert lifted(whole, [False, True, True, True]) == Lifted(
@@ -40,7 +40,7 @@ def test_a_weight_in_another_shape_is_no_work() -> None:
 
 
 def test_what_is_made_of_a_sum_is_made_before_too() -> None:
-    """x @ w + (b + c), b and c being vectors that become a row; b is used in the call as well."""
+    """x @ w + (b + c), where the sum of two vectors becomes a row; the call uses b as well."""
     code = (
         Instruction(ADD, (2, 3), (4,)),
         Instruction(Reshape(ROW), (4,), ROW),

@@ -1,4 +1,4 @@
-"""What lies between kernels as loops: which values are in one, and what they compute."""
+"""Loops over the values between kernels: which values share a loop, and what loops compute."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PRODUCT = Dot(False, False)
 
 
 def program(*inputs, code, outputs) -> Partition:
-    """Operators with their arguments and the shapes of their results."""
+    """Return a partition of operators, given with their arguments and their results' shapes."""
     listed = tuple(Instruction(op, args, shape) for op, args, shape in code)
     return Partition(inputs, (False,) * len(inputs), listed, outputs)
 
 
 def names(part: Partition) -> list:
-    """Of the operators, those of a loop as a list."""
+    """Return the names of the operators; a loop is the list of the operators inside it."""
     return [
         [type(j.op).__name__ for j in i.op.code] if isinstance(i.op, Loop) else type(i.op).__name__
         for i in part.code
@@ -74,14 +74,14 @@ def test_a_softmax_is_one_loop() -> None:
 
 
 def test_a_kernel_between_divides_loops() -> None:
-    """exp(exp(x) @ exp(x))"""
+    """exp(exp(x) @ exp(x)): the product is not part of a loop."""
     square = (16, 16)
     code = [(EXP, (0,), square), (PRODUCT, (1, 1), square), (EXP, (2,), square)]
     assert names(looped(program(square, code=code, outputs=(3,)))) == [["Map"], "Dot", ["Map"]]
 
 
 def test_a_loop_needs_nothing_that_is_made_of_its_results() -> None:
-    """y = exp(x), y + y @ y: the sum has the rows of y, but cannot be in its loop."""
+    """With y = exp(x), y * (y @ y) has the rows of y, but cannot be in the loop that computes y."""
     square = (16, 16)
     code = [
         (EXP, (0,), square),
@@ -94,7 +94,7 @@ def test_a_loop_needs_nothing_that_is_made_of_its_results() -> None:
 
 
 def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
-    """y = exp(x) is returned, and so is exp(y): the second loop takes y."""
+    """y = exp(x) and exp(y) are both returned: the second loop takes y."""
     code = [(EXP, (0,), (4, 8)), (EXP, (1,), (4, 8))]
     made = looped(program((4, 8), code=code, outputs=(1, 2)))
     assert [(names(made)[k], i.args) for k, i in enumerate(made.code)] == [
@@ -104,7 +104,7 @@ def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
 
 
 def test_what_is_needed_in_several_shapes_is_computed_once() -> None:
-    """exp(exp(x)) of [4, 8] is returned so, as [4, 1, 8] and as [32]."""
+    """exp(exp(x)) of shape [4, 8] is returned in this shape, as [4, 1, 8] (twice) and as [32]."""
     code = [
         (EXP, (0,), (4, 8)),
         (EXP, (1,), (4, 8)),
@@ -124,7 +124,7 @@ def test_the_librarys_own_operators_stay_where_no_element_is() -> None:
 
 
 def test_rows_of_another_length_are_another_loop() -> None:
-    """exp(x) of [4, 8] as [8, 4]."""
+    """exp(x) of shape [4, 8] is reshaped to [8, 4] before the next exp."""
     code = [(EXP, (0,), (4, 8)), (Reshape((8, 4)), (1,), (8, 4)), (EXP, (2,), (8, 4))]
     made = looped(program((4, 8), code=code, outputs=(3,)))
     assert names(made) == [["Map"], "Reshape", ["Map"]]
@@ -141,7 +141,7 @@ def test_a_partition_with_loops_is_read_back_from_its_text() -> None:
     assert partition(text_of(part)) == part
 
 
-# --- what is computed ---
+# --- results ---
 
 
 def computed(part: Partition, *arrays) -> list[np.ndarray]:
@@ -178,7 +178,7 @@ def test_an_operand_may_repeat_along_any_axes(other: tuple[int, ...]) -> None:
 
 @needs_library
 def test_a_number_for_each_row_is_returned() -> None:
-    """2 sum exp(x), and it alone."""
+    """2 sum exp(x) of each row is the only result of the loop."""
     x = array(6, 20)
     code = [(EXP, (0,), (6, 20)), (SUM, (1,), (6,)), (Scale(2.0), (2,), (6,))]
     (got,) = computed(program((6, 20), code=code, outputs=(3,)), x)
@@ -188,7 +188,7 @@ def test_a_number_for_each_row_is_returned() -> None:
 @needs_library
 @pytest.mark.parametrize("op", [PRODUCT, MUL, Map("mul", (None, None))])
 def test_subnormal_numbers_are_zeros_on_every_thread(op: Op) -> None:
-    """As XLA has it; with them a product of a softmax took many times as long."""
+    """As in XLA. Without this, a product with a softmax took many times as long."""
     tiny, large = (jnp.asarray(np.full((256, 256), n, np.float32)) for n in (1e-40, 1e30))
     part = program((256, 256), (256, 256), code=[(op, (0, 1), (256, 256))], outputs=(2,))
     (got,) = computed(part, tiny, large)
@@ -226,14 +226,14 @@ OPERATIONS = st.sampled_from([ADD, SUB, MUL, Binary("max"), Binary("min")])
 
 @st.composite
 def loops(draw) -> tuple[Partition, int]:
-    """A few operators on rows, each on values that there are, and the seed of the arguments."""
+    """Draw a few operators on rows, each on values that exist, and the seed of the arguments."""
     lead = draw(st.sampled_from([(1,), (3,), (2, 3)]))
     shape = (*lead, draw(st.sampled_from([1, 2, 15, 16, 17, 33])))
     one, once = (*lead, 1), (*(1,) * len(lead), shape[-1])
     other = tuple(draw(st.sampled_from([n, 1])) for n in shape)
     inputs = (shape, one, once, other)
     code: list[tuple] = []
-    whole, rows = [0], []  # numbers of arrays of this shape, and with one number for each row
+    whole, rows = [0], []  # indices of values of this shape, and with one element per row
     for _ in range(draw(st.integers(1, 8))):
         number = len(inputs) + len(code)
         kind = draw(st.sampled_from(["map", "binary", "column", "reduce", "row", "select"]))
@@ -277,7 +277,7 @@ def test_any_loop_computes_what_lax_does(case: tuple[Partition, int]) -> None:
 
 @needs_library
 def test_a_transformers_layer_is_one_call() -> None:
-    """Attention, softmax and all, and what follows it; a mask of booleans included."""
+    """The call has the attention, including softmax and boolean mask, and all that follows it."""
     from xrl_jax.libraries.onednn.calls import dot_general
 
     tokens, width, heads = 8, 32, 2

@@ -1,4 +1,4 @@
-"""Kernels put together: which ones, and that the call computes what lax does."""
+"""Merging of kernels into calls: which ones are merged, and that calls compute what lax does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not install
 
 
 def fire(w1, w2, w3, x):
-    """SqueezeNet's module."""
+    """Compute SqueezeNet's fire module."""
     s = conv(x, w1)
     return pool(jnp.concatenate([conv(s, w2), conv(s, w3)], axis=-1))
 
@@ -62,8 +62,8 @@ def test_what_the_library_has_not_divides_it() -> None:
 
 
 def test_a_call_waits_for_nothing_that_needs_it() -> None:
-    """The second and the third convolution need the first alone, their sum needs all; it is part of
-    the last.
+    """conv(first) needs only `first`, so the first call has both and does not wait for the sine.
+    The sum needs both branches; it is part of the last convolution.
     """
 
     def fn(w, x):
@@ -84,7 +84,9 @@ def test_what_is_used_elsewhere_is_returned_too() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_kernel_that_is_computed_and_transposed(groups: int) -> None:
-    """As in a convolution's derivative by its kernel: the layout of the kernel is another's."""
+    """As in the derivative of a convolution with respect to its kernel: the kernel has the layout
+    of another operator's result.
+    """
     op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)
 
     def fn(w, x, made):
@@ -97,7 +99,9 @@ def test_a_kernel_that_is_computed_and_transposed(groups: int) -> None:
 
 
 def test_results_that_are_equal_are_all_written() -> None:
-    """Of two loops that compute the same one is left, and two results of the call are its."""
+    """Two loops that compute the same become one, whose value is written to two results of the
+    call.
+    """
 
     def fn(w, x):
         y = conv(x, w)
@@ -130,7 +134,7 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
 
 
 def test_clipped_and_averaged_values() -> None:
-    """As in MobileNet and NASNet; the factor of an average is in its pooling."""
+    """As in MobileNet and NASNet; the factor of an average is merged into its pooling."""
 
     def fn(w, x):
         y = conv(x, w)
@@ -143,7 +147,7 @@ def test_clipped_and_averaged_values() -> None:
 
 
 def test_a_number_that_is_divided_by_another_is_a_number() -> None:
-    """As the rule `div-to-mul` leaves averages."""
+    """The rule `div-to-mul` leaves averages like this."""
 
     def fn(w, x):
         edges = ((0, 0), (1, 1), (1, 1), (0, 0))
@@ -156,7 +160,9 @@ def test_a_number_that_is_divided_by_another_is_a_number() -> None:
 
 
 def test_factors_that_are_small_or_have_no_inverse() -> None:
-    """They do not vanish: neither with the size of a window nor as 1 / 3e38, which is subnormal."""
+    """Small factors are not lost, neither multiplied by the size of a window nor as 1 / 3e38, which
+    is subnormal.
+    """
 
     def total(x):
         edges = ((0, 0), (1, 1), (1, 1), (0, 0))
@@ -173,7 +179,9 @@ def test_factors_that_are_small_or_have_no_inverse() -> None:
 
 
 def test_an_average_that_leaves_the_padding_out() -> None:
-    """As in InceptionV3: sums of windows over how many of their values are no padding, an array."""
+    """As in InceptionV3: sums of windows are divided by an array, the number of values in each
+    window that are no padding.
+    """
     ones = jnp.ones((1, 8, 8, 1))
 
     def fn(w, x):
@@ -188,7 +196,7 @@ def test_an_average_that_leaves_the_padding_out() -> None:
 
 
 def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
-    """As in squeeze and excitation."""
+    """As in squeeze-and-excitation blocks."""
 
     def fn(w, s, x):
         return conv(conv(x, w) * s, w)
@@ -213,7 +221,7 @@ def test_operations_on_two_arrays(op, shape: tuple[int, ...]) -> None:
 
 
 def test_concatenation_of_values_in_different_layouts() -> None:
-    """What comes from outside is row-major, a convolution's result is not."""
+    """Values from outside the call are row-major, a convolution's result is not."""
 
     def fn(w, x):
         large = jnp.pad(x, ((0, 0), (8, 1), (8, 1), (0, 0)))
@@ -225,7 +233,7 @@ def test_concatenation_of_values_in_different_layouts() -> None:
 
 
 def test_a_pooled_result_is_returned_row_major() -> None:
-    """The library pools blocks of features into blocks of features."""
+    """The library's pooling reads and writes features in blocks."""
     fn = lambda w, x: pool(conv(x, w))  # noqa: E731
     found = equations(hoisted(fn, KERNEL, IMAGE, weights=1), IMAGE)
     assert found == ["Conv+Pool"]
@@ -233,7 +241,7 @@ def test_a_pooled_result_is_returned_row_major() -> None:
 
 
 def test_work_on_weights_alone_is_not_in_the_call() -> None:
-    """Two pointwise kernels are multiplied once; the call has the product, packed."""
+    """Two weights are multiplied once; the call takes their product, packed."""
 
     def fn(a, b, x):
         return Dot(False, False) and kernel_p.bind(
@@ -257,7 +265,7 @@ def test_products_of_inputs_are_not_packed() -> None:
 
 @st.composite
 def convolutions(draw):
-    """(operator, image shape, kernel shape) of a convolution with a result."""
+    """Draw (operator, image shape, kernel shape) of a convolution whose result is not empty."""
     groups = draw(st.sampled_from([1, 1, 2, 4, 16, 32]))
     width, outs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     size = [draw(st.integers(3, 9)) for _ in range(2)]
@@ -349,7 +357,7 @@ def test_derivative_and_vmap_of_a_call() -> None:
 
 
 def test_two_threads_at_once() -> None:
-    """The library's primitives are shared, what they work on is each call's own."""
+    """The library's primitives are shared; the memory that they work on belongs to one call."""
     parts = hoisted(fire, POINTWISE, POINTWISE, KERNEL, IMAGE, weights=3)
     prepared, call = parts.prepare([POINTWISE, POINTWISE, KERNEL]), jax.jit(parts.call)
     images = [IMAGE * k for k in range(4)]
@@ -405,9 +413,11 @@ def test_a_file_is_refused_where_layouts_may_differ(
 def test_a_file_is_refused_whose_weights_are_packed_in_another_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another version of ours: what is packed here would not fit where the file puts it."""
+    """Another version of xrl_jax may pack weights in another layout, which does not fit the file's
+    calls.
+    """
     a_saved_function(tmp_path / "f.xrl")
-    monkeypatch.setattr(kernels, "_target", kernels._target.__wrapped__)  # which is cached
+    monkeypatch.setattr(kernels, "_target", kernels._target.__wrapped__)  # without its cache
     assert loading.load(tmp_path / "f.xrl")(KERNEL, IMAGE).shape == IMAGE.shape
     monkeypatch.setattr(Library, "layout", lambda lib, desc: ("other",))
     with pytest.raises(loading.LoadError, match="packed in another way .*: optimise the function"):
@@ -434,7 +444,7 @@ def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:
 
 
 def test_squeeze_and_excitation_is_one_call() -> None:
-    """What is pooled changes its shape and is repeated: the repeating is the product's affair."""
+    """The pooled value is reshaped and broadcast; the broadcast is part of the multiplication."""
 
     def fn(w, x):
         y = conv(x, w)
@@ -448,7 +458,7 @@ def test_squeeze_and_excitation_is_one_call() -> None:
 
 
 def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
-    """Its array is repeated from a number that only the call knows."""
+    """It is broadcast to an array, and its value is known only when the call runs."""
     fn = lambda w, s, x: conv(jnp.exp(conv(x, w) * s) - s, w)  # noqa: E731
     args = (POINTWISE, jnp.float32(-0.5), IMAGE)
     (found,) = equations(hoisted(fn, *args, weights=1), *args[1:])[-1:]
@@ -463,7 +473,7 @@ def test_where_a_call_is_impossible_what_it_would_repeat_itself_is_repeated(monk
 
 
 def test_the_mean_of_an_image_is_a_window() -> None:
-    """What squeezes and excites: features scaled by what their means say."""
+    """Squeeze and excitation: features are multiplied by a function of their means."""
 
     def fn(w, dense, x):
         y = conv(x, w)
@@ -478,7 +488,7 @@ def test_the_mean_of_an_image_is_a_window() -> None:
 
 
 def test_a_number_for_each_row_is_added_by_a_loop() -> None:
-    """The library repeats arrays along their last axes only."""
+    """The library broadcasts arrays along their last axes only."""
     x = jnp.asarray(RNG.standard_normal((16, 16)), jnp.float32)
 
     def fn(w, b, x):
@@ -492,7 +502,7 @@ def test_a_number_for_each_row_is_added_by_a_loop() -> None:
 
 
 def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
-    """What rewriting makes of variances: the mean, repeated, is summed."""
+    """Rewriting of variances leaves a sum of the mean, broadcast to the shape of its row."""
 
     def fn(w, x):
         y = kernel_p.bind(x, w, op=Dot(False, False))
@@ -507,7 +517,7 @@ def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
 
 
 def test_choices_by_comparison_stay_in_the_loop() -> None:
-    """A leaky rectifier; where it leaks is returned, too, as booleans."""
+    """A leaky rectifier, whose comparison is returned too, as booleans."""
 
     def fn(w, x):
         y = conv(x, w)

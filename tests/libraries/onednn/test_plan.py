@@ -1,4 +1,4 @@
-"""Specs as text, and the machine code that runs them."""
+"""Text form of partitions, and plans of steps that run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.libraries.onednn.calls import equations, hoisted
-from xrl_jax.libraries.onednn.c_api import DST, SRC, library
+from xrl_jax.libraries.onednn.c_api import DST, SRC, UnimplementedError, library
 from xrl_jax.libraries.onednn.kernels import kernel_p, pack, run
 from xrl_jax.libraries.onednn.native import Place, Step, register
 from xrl_jax.libraries.onednn.plan import plan
@@ -58,8 +58,8 @@ def test_a_partition_is_read_back_from_its_text() -> None:
 
 @needs_library
 def test_axes_of_one_do_not_make_a_layout_another() -> None:
-    """Features to the front, past an axis of size 1: the array is row-major as before, but for the
-    stride of that axis, for which the library has no fast sum.
+    """Moving the features past an axis of size 1 leaves an array row-major, except for the stride
+    of that axis. This stride must not matter, because the library has no fast sum for it.
     """
     turned = Instruction(Transpose((1, 0, 2, 3)), (0,), (1, 40, 11, 11))
     added = Instruction(Binary("add"), (2, 1), (1, 40, 11, 11))
@@ -90,7 +90,7 @@ def test_a_kernel_in_the_librarys_order() -> None:
 
 
 def test_a_kernel_whose_features_come_first() -> None:
-    """[3, 3, 4, 8] as it lies after a transpose of [8, 3, 3, 4]."""
+    """A kernel [3, 3, 4, 8] that is stored as [8, 3, 3, 4], i.e. a transpose of that array."""
     turned = (12, 4, 1, 36)
     assert kernel_layout((3, 3, 4, 8), turned, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
     assert kernel_layout((3, 3, 4, 8), turned, 2, (1, 2)) == ([2, 4, 4, 3, 3], [144, 36, 1, 12, 4])
@@ -105,7 +105,9 @@ def test_only_weights_are_packed() -> None:
 
 @needs_library
 def test_the_threads_of_others_stay_free() -> None:
-    """OpenMP binds its own to processors; with one processor there is nothing to see."""
+    """OpenMP binds its own threads to processors, and no others; with one processor the affinities
+    do not differ.
+    """
     code = """
 import os
 allowed = os.sched_getaffinity(0)
@@ -124,7 +126,7 @@ print(sum(t != allowed for t in tasks) in (len(allowed), 0))
 
 @needs_library
 def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
-    """The rest of the process goes on."""
+    """Other calls of the process still work afterwards."""
     lib = library()
     assert lib is not None
     desc = lib.desc((4,))
@@ -152,7 +154,9 @@ def test_products_as_lax_code() -> None:
 
 @needs_library
 def test_a_loop_without_sums_takes_any_layout() -> None:
-    """x sigmoid(x) between grouped convolutions, whose layouts are the library's own: one step."""
+    """x * sigmoid(x) between grouped convolutions, which have layouts of the library's own, adds
+    only one step.
+    """
     lib = library()
     assert lib is not None
     image, kernel = (1, 8, 8, 32), (3, 3, 4, 32)
@@ -175,8 +179,8 @@ def test_a_loop_without_sums_takes_any_layout() -> None:
 
 @needs_library
 def test_a_loop_goes_through_the_axes_as_they_lie() -> None:
-    """Scales of the features of an image that lies features last, written with features first: a
-    row is a pixel.
+    """A scale for each feature, written features-first, of an image that is stored features-last: a
+    row of the loop is a pixel.
     """
     lib = library()
     assert lib is not None
@@ -222,8 +226,8 @@ def test_windows_of_images_with_features_first_are_computed_with_features_last()
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_windows_along_one_axis(shape: tuple[int, ...], axis: int, kind: str, turned: bool) -> None:
-    """Of three numbers, every second, with one of padding at the front; of the array as it is
-    given, and of one that lies with its second axis last.
+    """Windows of three elements with stride 2 and one element of padding at the front, on an array
+    in row-major layout and on one that is stored with its second axis last.
     """
 
     def along(number: int, others: int) -> tuple[int, ...]:
@@ -259,3 +263,19 @@ def test_pooling_of_a_sequence_does_not_divide_a_call() -> None:
     args = jnp.ones((1, 12, 8)), jnp.ones((3, 8, 8))
     parts = hoisted(lambda w, x: fn(x, w), args[1], args[0], weights=1)
     assert equations(parts, args[0]) == ["Conv+Pool+Conv"]
+
+
+@needs_library
+def test_a_primitive_of_too_many_arguments_has_no_plan() -> None:
+    """A call holds up to 64 arguments of a primitive; such a part is left to XLA."""
+
+    def concatenation(n: int) -> Partition:
+        shapes = ((2, 8),) * n
+        code = (Instruction(Concat(1), tuple(range(n)), (2, 8 * n)),)
+        return Partition(shapes, (False,) * n, code, (n,))
+
+    lib = library()
+    assert lib is not None
+    assert plan(lib, concatenation(60)).steps
+    with pytest.raises(UnimplementedError, match="arguments"):
+        plan(lib, concatenation(70))

@@ -1,4 +1,4 @@
-"""Products of few rows with a weight: code of ours, that takes the weight in strips."""
+"""Products of few rows with a weight: generated code that reads the weight in strips."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_follows_is_computed_before_a_result_is_written() -> None:
 
 
 def test_thousands_of_terms_are_summed_up_in_runs() -> None:
-    """One sum of 2^17 equal numbers, each 0.1, would be 0.1 % off."""
+    """A single accumulator over 2^17 terms of 0.1 would be off by 0.1 %."""
     x, w = jnp.full((1, 1 << 17), 0.1), jnp.ones((1 << 17, 1))
     y = jax.jit(lambda x, w: kernel(Dot(False, False), x, w))(x, w)
     assert float(y[0, 0]) == pytest.approx(0.1 * (1 << 17), rel=2e-5)

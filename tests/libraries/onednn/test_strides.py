@@ -1,4 +1,4 @@
-"""Results of products are written as they will be read."""
+"""Results of products are written in the layout in which they will be read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from xrl_jax.libraries.onednn.spec import Dot, Epilogue, Instruction, Partition,
 from xrl_jax.libraries.onednn.strides import written
 
 PLAIN, BACK = Dot(False, False), Transpose((0, 2, 1, 3))
-HEADS, TOKENS = (2, 3, 4), (3, 8)  # two heads of four numbers for each of three tokens
+HEADS, TOKENS = (2, 3, 4), (3, 8)  # two heads of size 4 for each of three tokens
 
 
 def attention(op: Dot = PLAIN, turn: Transpose = BACK, *, twice: bool = False) -> Partition:
-    """Weights [2, 3, 3] times values [2, 3, 4], heads side by side, times a matrix [8, 8]."""
+    """Return weights [2, 3, 3] times values [2, 3, 4], with the heads concatenated, times a matrix
+    [8, 8].
+    """
     shape = tuple((1, *HEADS)[a] for a in turn.order)
     given = (0, 1, 3) if op.after.addend else (0, 1)
     code = (
@@ -29,7 +31,7 @@ def attention(op: Dot = PLAIN, turn: Transpose = BACK, *, twice: bool = False) -
 
 
 def test_heads_are_written_side_by_side() -> None:
-    """From head to head 4 numbers, from token to token 8."""
+    """The strides are 4 elements from head to head and 8 from token to token."""
     assert written(attention()) == {4: (4, 8, 1)}
 
 
@@ -42,12 +44,12 @@ def test_what_is_added_to_another_array_has_that_ones_layout() -> None:
 
 
 def test_numbers_of_a_head_stay_side_by_side() -> None:
-    """The library has no good kernel that writes across."""
+    """The library has no fast kernel that writes adjacent elements with a stride."""
     assert written(attention(turn=Transpose((0, 3, 1, 2)))) == {}
 
 
 def test_what_a_product_reads_turned_is_written_so() -> None:
-    """Two heads of four numbers [2, 3, 4] are turned to [2, 4, 3] and read as [8, 3]."""
+    """Two heads of size 4, [2, 3, 4], are transposed to [2, 4, 3] and read as [8, 3]."""
     code = (
         Instruction(PLAIN, (0, 1), (2, 3, 4)),
         Instruction(Transpose((0, 2, 1)), (3,), (2, 4, 3)),

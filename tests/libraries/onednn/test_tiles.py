@@ -1,4 +1,4 @@
-"""Winograd's convolutions in the library: the sums on either side are code of ours."""
+"""Winograd convolutions in library calls; the transforms around the products are generated code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 SAME = ((1, 1), (1, 1))
-# Images [N, H, W, C] and features of the result: fewer than a vector, several, some left over.
+# Images [N, H, W, C] and numbers of result features: less than a vector, several vectors, and some
+# with a remainder.
 SIZES = [((1, 4, 4, 3), 5), ((2, 7, 9, 16), 32), ((1, 6, 5, 37), 19), ((1, 30, 30, 32), 48)]
 
 

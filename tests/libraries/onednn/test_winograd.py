@@ -1,4 +1,4 @@
-"""Winograd's convolution: its matrices, and that it is one."""
+"""Winograd convolution: its matrices, and that it equals the direct convolution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xrl_jax.libraries.onednn import winograd
 
 
 def test_the_matrices_of_two_results_are_those_of_the_paper_but_for_signs() -> None:
-    """Lavin and Gray, equation 5."""
+    """The reference is Lavin and Gray, equation 5."""
     image, kernel, result = (np.array(m) for m in winograd.matrices(2))
     np.testing.assert_array_equal(
         np.abs(image), [[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]]

@@ -1,4 +1,4 @@
-"""Pooling, convolutions and products, whose axes ONNX wants in one order."""
+"""Writes pooling, convolutions and matrix products, for which ONNX fixes the order of axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
 
 
 def pool(w: Writer, op: Op, op_type: str, **attrs: int) -> Value:
-    """Pooling over at most all axes but two; those become the batch and the channels."""
+    """Write pooling that leaves out two axes or more; the first two become batch and channels."""
     rank = len(op.shape)
     fields = [op.node.dims(f, rank) for f in ("window", "stride", "low", "high")]
     window, stride, low, high = fields
@@ -43,7 +43,7 @@ def pool(w: Writer, op: Op, op_type: str, **attrs: int) -> Value:
 
 
 def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
-    """A convolution, features first; transposes where it has another layout."""
+    """Write a convolution in layout NC...; operands and result in other layouts are transposed."""
     left, right, out = conv_layouts(op.node)
     n = len(left) - 2
     if op.node.number("batch_groups") != 1:
@@ -72,7 +72,7 @@ def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
 
 
 def dot(w: Writer, op: Op) -> Value:
-    """MatMul, with the operands in the order that moves fewer elements about."""
+    """Write a MatMul, with the operands in the order whose transposes move fewer elements."""
     (lc, rc), (lb, rb) = dot_dims(op.node)
     sides = []
     for a, contracted, batch in zip(op.args, (lc, rc), (lb, rb), strict=True):
@@ -92,7 +92,7 @@ def dot(w: Writer, op: Op) -> Value:
 
 @dataclass(frozen=True)
 class _Side:
-    """An operand of a contraction and what its axes are."""
+    """An operand of a contraction, and its batch, free and contracted axes."""
 
     value: Value
     batch: tuple[int, ...]
@@ -104,8 +104,8 @@ class _Side:
 
 
 def _moved(w: Writer, op: Op, first: _Side, second: _Side, perm: tuple[int, ...]) -> float:
-    """Elements that transposes would move, for the product of `first` and `second`, transposed by
-    `perm`.
+    """Return how many elements transposes would move for the product of `first` and `second`,
+    transposed by `perm`.
     """
     orders = (
         (first.value, (*first.batch, *first.free, *first.contracted)),
@@ -124,7 +124,7 @@ def _moved(w: Writer, op: Op, first: _Side, second: _Side, perm: tuple[int, ...]
 
 
 def _product(w: Writer, first: _Side, second: _Side) -> Value:
-    """[batch, free of the first, free of the second]."""
+    """Return the product, of shape [batch, free of first, free of second]."""
     batch, rows, columns = (
         first.sizes(first.batch),
         first.sizes(first.free),

@@ -1,8 +1,8 @@
-"""A Program as one flat list of operations, as an exporter sees it: calls inlined, loops unrolled,
-and whatever depends on weights and constants alone already computed.
+"""A Program as one flat list of operations for exporters.
 
-Constants that are only broadcast stay views of what they repeat (axes of stride 0), so that a bias
-is stored as a bias.
+Calls are inlined, loops are unrolled, and values that depend on weights and constants only are
+computed. Constants that are only broadcast stay views of the smaller array (with axes of stride 0),
+so that a bias is stored as a bias.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FEW = 8  # constants of up to this many elements are compared by value, larger o
 
 @dataclass(frozen=True)
 class Op:
-    """One operation; `args` index the list it is in.
+    """One operation; `args` are indices into the list that contains it.
 
     Attributes:
-      name: an operator of the op table, or the primitive of an equation the table cannot say.
-      node: has the operator's attributes, and the type of the result.
-      equation: has the primitive's parameters; None for operators of the table.
-      result: which of the equation's results this is.
-      value: of a constant.
-      index: the operation's own, in the list.
+      name: an operator of the op table, or the primitive of an equation that is not in the table.
+      node: holds the operator's attributes, and the type of the result.
+      equation: holds the primitive's parameters; None for operators of the table.
+      result: the index of this operation among the equation's results.
+      value: the value of a constant, else None.
+      index: the operation's own index in the list.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Flat:
-    """The operations in topological order, the inputs (arguments that are no constants) and outputs
-    among them.
+    """The operations in topological order, and the indices of the inputs (arguments that are not
+    constants) and of the outputs.
     """
 
     ops: tuple[Op, ...]
@@ -66,14 +66,14 @@ class Flat:
 
 
 def flatten(program: Program, weights: Sequence[Any] | None) -> Flat:
-    """The flat form of a program.
+    """Return the flat form of a program.
 
     Args:
-      weights: the arguments that are weights, in their order (pytrees), as constants; None: they
-        are inputs.
+      weights: the arguments that are weights, in their order (pytrees), to become constants; if
+        None, they are inputs.
 
     Raises:
-      ValueError: the weights are not those the program was made for.
+      ValueError: the number, shapes or dtypes of the weights are not the program's.
     """
     flat = _Flattening(program)
     given = iter(() if weights is None else _leaves(program, weights))
@@ -90,7 +90,7 @@ def flatten(program: Program, weights: Sequence[Any] | None) -> Flat:
 
 
 def _leaves(program: Program, weights: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays of the weights; ValueError where they are not those of the program."""
+    """Return the arrays of the weights; raises ValueError where they do not fit the program."""
     leaves = [np.asarray(a) for a in flatten_args(tuple(weights), {})[0]]
     wanted = [a for a, w in zip(program.in_avals, program.weights, strict=True) if w]
     if len(leaves) != len(wanted):
@@ -105,13 +105,13 @@ def _leaves(program: Program, weights: Sequence[Any]) -> list[np.ndarray]:
 
 
 def core(array: np.ndarray) -> np.ndarray:
-    """The array without its repetitions: axes of stride 0 have size 1."""
+    """Return the array without its repetitions: axes of stride 0 have size 1."""
     repeated = tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)
     return array[repeated] if array.size else array
 
 
 def everywhere(op: Op) -> Any:
-    """The one number that a constant holds; None for what is no constant, or not uniform."""
+    """Return the scalar that all elements of a constant equal; None if not constant or uniform."""
     if op.value is None or core(op.value).size != 1:
         return None
     return core(op.value).reshape(()).item()
@@ -123,11 +123,11 @@ class _Flattening:
         self.nodes = [nodes_of(g)[:2] for g in program.graphs]
         self.ops: list[Op] = []
         self.known: dict[Any, int] = {}
-        self.kept: list[np.ndarray] = []  # whose ids are keys of `known`
+        self.kept: list[np.ndarray] = []  # keeps arrays alive whose ids are keys of `known`
         self.arrays: dict[int, int] = {}  # by binding
 
     def run(self, index: int, args: Sequence[int]) -> list[int]:
-        """Append graph `index` of the program, its inputs bound to `args`; returns its outputs."""
+        """Append graph `index` of the program with inputs bound to `args`; returns its outputs."""
         nodes, outputs = self.nodes[index]
         env: list[Any] = []
         for node in nodes:
@@ -135,7 +135,7 @@ class _Flattening:
                 case Input(position):
                     env.append(args[position])
                 case Array(value):
-                    if node.ref not in self.arrays:  # once, however often a body runs
+                    if node.ref not in self.arrays:  # one constant for all runs of a body
                         self.arrays[node.ref] = self.constant(np.asarray(value, node.dtype))
                     env.append(self.arrays[node.ref])
                 case Equation() as equation:
@@ -179,7 +179,7 @@ class _Flattening:
         return len(self.ops) - 1
 
     def add(self, node: Node, args: Sequence[int]) -> int:
-        """Append an operator of the table: folded, simplified, or an equal one that is there."""
+        """Append an operator of the table, unless it simplifies, folds or already exists."""
         op = Op(node.op, tuple(args), node)
         same = self.simplified(op)
         if same is not None:
@@ -193,7 +193,7 @@ class _Flattening:
         return self.known[key]
 
     def simplified(self, op: Op) -> int | None:
-        """The argument that the operation is equal to; None where there is none."""
+        """Return the argument to which the operation is equal; None where there is none."""
         first = self.ops[op.args[0]]
         same_type = (first.shape, first.dtype) == (op.shape, op.dtype)
         if op.name in ("copy", "broadcast", "reshape", "cast", "slice") and same_type:
@@ -203,11 +203,11 @@ class _Flattening:
         if op.name == "transpose":
             perm = op.node.dims("perm", len(op.shape))
             return op.args[0] if perm == tuple(range(len(perm))) else None
-        if op.name == "max":  # softmax starts its maximum there
+        if op.name == "max":  # softmax computes max(-inf, ...)
             for a, other in (op.args, op.args[::-1]):
                 if self.everywhere(a) == -np.inf and self.ops[other].shape == op.shape:
                     return other
-        if op.name == "select":  # a variance asks whether its divisor is positive
+        if op.name == "select":  # a variance tests whether its divisor is positive
             which = self.everywhere(op.args[0])
             return None if which is None else op.args[1 + int(which)]
         return None
@@ -244,7 +244,7 @@ class _Flattening:
         return results[0] if len(results) == 1 else results
 
     def unrolled(self, body: int, equation: Equation, operands: Sequence[int]) -> list[int]:
-        """A scan as its steps, one after the other."""
+        """Append a scan as a sequence of its steps."""
         n_consts, n_carry = scan_sizes(equation.params)
         length = equation.params["length"]
         consts, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
@@ -262,7 +262,7 @@ class _Flattening:
         return [*carry, *(self.stacked(c, a) for c, a in zip(rows, avals, strict=True))]
 
     def row(self, index: int, t: int) -> int:
-        """x[t]."""
+        """Append x[t]."""
         x = self.ops[index]
         if x.value is not None:
             return self.constant(x.value[t])
@@ -286,7 +286,7 @@ class _Flattening:
 
 
 def folded(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
-    """The value of an operation on constants; repeated axes stay repeated."""
+    """Return the value of an operation on constants; repeated axes keep stride 0."""
     first, rank = values[0], values[0].ndim
     if op.name == "broadcast":
         dims = op.node.dims("dims", rank)
@@ -304,7 +304,7 @@ def folded(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _reshaped(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """`array` in another shape; repeated axes stay repeated where only axes of size 1 change."""
+    """Return `array` reshaped; repeated axes keep stride 0 where only axes of size 1 change."""
     wide = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n != 1]
     if [n for n, _ in wide] != [n for n in shape if n != 1]:
         return array.reshape(shape)

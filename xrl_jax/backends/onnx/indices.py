@@ -1,4 +1,4 @@
-"""Gathers, and slices that start where an index says."""
+"""Writes gathers, and dynamic slices and their updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xrl_jax.backends.onnx.writer import Writer
 
 
 def gather(w: Writer, op: Op) -> Value:
-    """Rows of an array along one axis, as `x[indices]` and `jnp.take` make it."""
+    """Write a gather of rows along one axis, such as `x[indices]` or `jnp.take`."""
     assert op.equation is not None
     params, (source, indices) = op.equation.params, op.args
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -39,8 +39,10 @@ def gather(w: Writer, op: Op) -> Value:
 
 
 def _rows(w: Writer, i: int, size: int, *, keep_wrap: bool) -> Value:
-    """Indices without the axis of size 1 at their end; negative ones may stay as they are, for ONNX
-    counts them from the end, too.
+    """Return indices without their last axis, which has size 1.
+
+    Unless `keep_wrap`, the wrapping of negative indices is removed, as ONNX also counts them from
+    the end.
     """
     shape = w.flat.ops[i].shape[:-1]
     j = i
@@ -54,7 +56,7 @@ def _rows(w: Writer, i: int, size: int, *, keep_wrap: bool) -> Value:
 
 
 def _wrapped(w: Writer, i: int, size: int) -> int | None:
-    """k where the operation is where(k < 0, k + size, k)."""
+    """Return k if the operation is where(k < 0, k + size, k), else None."""
     ops = w.flat.ops
     if ops[i].name != "select":
         return None
@@ -68,7 +70,7 @@ def _wrapped(w: Writer, i: int, size: int) -> int | None:
 
 
 def _starts(w: Writer, i: int, size: int) -> Value:
-    """A start index as [1] int64, moved into 0..size as JAX does."""
+    """Return a start index as int64 of shape [1], clipped to 0..size as in JAX."""
     start = w.reshape(w.cast(w.exact(i), "int64"), (1,))
     low, high = w.constant(0, "int64"), w.constant(size, "int64")
     return w.node("Clip", start, low, high, shape=(1,))

@@ -1,4 +1,4 @@
-"""Questions about a flat graph that the recognisers of patterns ask."""
+"""Queries on a flat graph, used by the recognisers in `patterns`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 
 from xrl_jax.backends.onnx.flat import Flat, core, everywhere
 
-CLOSE = 1e-6  # relative: constants of float32 against what they stand for
+CLOSE = 1e-6  # relative tolerance of float32 constants against the exact value
 
 
 @dataclass(frozen=True)
 class View:
-    """An operation inside a larger array that it is broadcast to: where each axis of it lies there,
-    None for axes of size 1.
+    """An operation as broadcast to a larger array.
+
+    `axes` maps each axis of the operation to one of the array, or to None for axes of size 1.
     """
 
     op: int
@@ -23,7 +24,7 @@ class View:
 
 
 def consumers_of(flat: Flat) -> list[list[int]]:
-    """For each operation, those that read it and that an output depends on; -1 is an output."""
+    """Return each operation's users, except dead ones; -1 stands for a graph output."""
     consumers: list[list[int]] = [[] for _ in flat.ops]
     for o in flat.outputs:
         consumers[o].append(-1)
@@ -35,23 +36,21 @@ def consumers_of(flat: Flat) -> list[list[int]]:
 
 
 class Matcher:
-    """Questions about a graph that several recognisers ask."""
+    """Queries on a graph that several recognisers share."""
 
     def __init__(self, flat: Flat) -> None:
         self.ops = flat.ops
         self.uses = [len(c) for c in consumers_of(flat)]
 
     def scalar(self, index: int) -> float | None:
-        """The number that a constant holds everywhere."""
+        """Return the scalar that all elements of a constant equal, else None."""
         return everywhere(self.ops[index])
 
     def whole(self, index: int) -> View:
         return View(index, tuple(range(len(self.ops[index].shape))))
 
     def under(self, view: View) -> View:
-        """What is broadcast there: broadcasts, and reshapes that only change axes of size 1, taken
-        away.
-        """
+        """Return the view below broadcasts and reshapes that only add or remove axes of size 1."""
         while True:
             op = self.ops[view.op]
             if op.name not in ("broadcast", "reshape"):
@@ -68,14 +67,14 @@ class Matcher:
             view = View(op.args[0], tuple(axes))
 
     def args(self, view: View) -> list[View]:
-        """The arguments of an elementwise operation: in the same place, or scalars."""
+        """Return the arguments of an elementwise operation as views, with its axes or scalar."""
         args = self.ops[view.op].args
         return [View(a, view.axes if self.ops[a].shape else ()) for a in args]
 
     def with_constant(self, view: View, *names: str) -> tuple[View, float] | None:
-        """The other argument and the number, of an operation named so with a uniform constant.
+        """Return (other argument, scalar) of an operation in `names` with a uniform constant.
 
-        Of a subtraction or division, the constant is the second argument.
+        The constant of a subtraction or division must be its second argument.
         """
         op = self.ops[view.op]
         if op.name not in names:
@@ -90,7 +89,7 @@ class Matcher:
         return second, number
 
     def reduction(self, view: View, name: str) -> tuple[int, tuple[int, ...]] | None:
-        """(x, axes) where the view is the reduction of x, put back where x's other axes are."""
+        """Return (x, axes) if the view is that reduction of x, with x's other axes in place."""
         view = self.under(view)
         op = self.ops[view.op]
         if op.name != name:
@@ -101,7 +100,7 @@ class Matcher:
         return None
 
     def mean(self, view: View) -> tuple[int, tuple[int, ...]] | None:
-        """(x, axes) where the view is the mean of x over some axes."""
+        """Return (x, axes) if the view is the mean of x over some axes."""
         view = self.under(view)
         divided = self.with_constant(view, "div", "mul")
         found = self.reduction(divided[0], "reduce_sum") if divided else None
@@ -118,7 +117,7 @@ class Matcher:
         return op.args[0] if op.name == "mul" and op.args[0] == op.args[1] else None
 
     def deviation(self, index: int) -> tuple[int, tuple[int, ...]] | None:
-        """(x, axes) where the operation is x minus its mean."""
+        """Return (x, axes) if the operation is x minus its mean."""
         op = self.ops[index]
         if op.name != "sub":
             return None
@@ -126,7 +125,7 @@ class Matcher:
         return found if found and found[0] == op.args[0] else None
 
     def variance(self, view: View) -> tuple[int, tuple[int, ...]] | None:
-        """(x, axes) where the view is mean((x - mean x)^2), or mean x^2 - (mean x)^2."""
+        """Return (x, axes) if the view is mean((x - mean x)^2) or mean x^2 - (mean x)^2."""
         found = self.mean(view)
         if found is not None:
             inner = self.squared(found[0])
@@ -145,8 +144,8 @@ class Matcher:
         return of_x if of_x and of_squares and of_x == (x, of_squares[1]) else None
 
     def factors(self, view: View, stop: int = -1, depth: int = 6) -> list[tuple[View, int]]:
-        """The factors of a product with exponent 1, and divisors with exponent -1; `stop` is not
-        taken apart.
+        """Return the factors of a product with exponent 1, and divisors with exponent -1; `stop` is
+        not decomposed.
         """
         if view.op != stop and depth:
             inner = self.under(view)
@@ -158,7 +157,7 @@ class Matcher:
         return [(view, 1)]
 
     def constant(self, view: View, rank: int) -> np.ndarray | None:
-        """A constant as an array of that rank, with size 1 along axes where it repeats itself."""
+        """Return a constant as an array of that rank, with size 1 along axes where it repeats."""
         value = self.ops[view.op].value
         if value is None:
             return None
@@ -173,7 +172,7 @@ class Matcher:
         return small.reshape(shape)
 
     def chain_of(self, index: int) -> list[tuple[int, float]]:
-        """(x, k) for every x that the operation is k times of, through products with numbers."""
+        """Return (x, k) for every x such that the operation is k * x by products with scalars."""
         view, factor = self.whole(index), 1.0
         found = [(index, factor)]
         while True:

@@ -1,8 +1,8 @@
-"""Programs as ONNX models, such as an exporter of another framework would write them.
+"""Exports programs as ONNX models, in the form in which exporters of other frameworks write them.
 
-Calls and loops are written out, what depends on constants alone is computed, and what exporters
-keep whole (softmax, layer norm, batch norm, ...) is one operator. Indices are taken to be in range,
-as ONNX demands of them.
+Calls are inlined, loops are unrolled, values that depend on constants only are computed, and
+patterns that exporters keep as one operator (softmax, layer norm, batch norm, ...) become one.
+Indices are assumed to be in range, as ONNX requires.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET = 21
-IR_VERSION = 10  # the one that came with opset 21
-_LARGEST = 1 << 30  # bytes of constants in the file itself; protobuf ends at 2 GiB
+IR_VERSION = 10  # the version released with opset 21
+_LARGEST = 1 << 30  # bytes of constants in the file itself; protobuf is limited to 2 GiB
 
 
 def to_onnx(
@@ -36,19 +36,19 @@ def to_onnx(
 ) -> None:
     """Write a program as an ONNX model with inputs input_0, ... and outputs output_0, ...
 
-    The lowerings that a search chose do not show: an operator of ONNX has none. Models with more
-    than 1 GiB of constants get a second file beside the first, `path` with ".data" added.
+    The lowerings that a search chose are not exported, because ONNX operators have none. Constants
+    of more than 1 GiB are written to a second file, `path` with ".data" appended.
 
     Args:
-      path: of the file, which is written whole or not at all; not so where there is a second one.
+      path: the file, which is written completely or not at all, unless there is a second one.
       weights: the arguments that are weights, in their order (pytrees of arrays); they become
-        constants of the model. None: they are inputs of the model like all others.
-      name: of the graph.
+        constants of the model. If None, they are inputs of the model like all others.
+      name: the name of the graph.
 
     Raises:
-      ExportError: ONNX lacks an operator, which is named.
-      ValueError: the weights are not those the program was made for.
-      ImportError: there is no onnx package.
+      ExportError: the program has an operation, named in the message, that ONNX cannot express.
+      ValueError: the number, shapes or dtypes of the weights are not the program's.
+      ImportError: the onnx package is missing.
 
     >>> program = xrl_jax.from_jax(lambda w, x: x @ w, jnp.eye(2), jnp.ones(2), weights=0)
     >>> xrl_jax.to_onnx(program, "product.onnx", weights=[2.0 * jnp.eye(2)])
@@ -70,7 +70,7 @@ def to_onnx(
 def model_proto(
     program: Program, *, name: str = "network", weights: Sequence[Any] | None = None
 ) -> onnx.ModelProto:
-    """The model that `to_onnx` writes."""
+    """Return the model that `to_onnx` writes."""
     flat = flatten(program, weights)
     return _model(Writer(flat), name)
 
@@ -101,7 +101,7 @@ def _model(w: Writer, name: str) -> onnx.ModelProto:
 
 
 def _needed(w: Writer) -> list[int]:
-    """The operations that are written, in order: not those that a pattern swallows."""
+    """Return the operations to write, in order, without those inside a pattern."""
     wanted = set(w.flat.outputs)
     for i in range(len(w.flat.ops) - 1, -1, -1):
         if i in wanted:
@@ -112,7 +112,7 @@ def _needed(w: Writer) -> list[int]:
 
 
 def _named_outputs(w: Writer, inputs: Sequence[str]) -> list[str]:
-    """Give the results their names; one that has a name already goes through an Identity."""
+    """Rename the outputs; constants, inputs and repeated outputs get an Identity node first."""
     names: dict[str, str] = {}
     for k, index in enumerate(w.flat.outputs):
         value = w.exact(index)
@@ -126,7 +126,7 @@ def _named_outputs(w: Writer, inputs: Sequence[str]) -> list[str]:
 
 
 def _drop_dead(w: Writer, outputs: Sequence[str]) -> None:
-    """Drop nodes that nothing reads, such as transposes that were joined with others."""
+    """Drop nodes without users, such as transposes that were merged with others."""
     read, alive = set(outputs), []
     for node in reversed(w.nodes):
         if read.intersection(node.output):

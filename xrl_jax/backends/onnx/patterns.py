@@ -1,7 +1,7 @@
-"""What exporters keep whole, found again in the operators that JAX lowers it to.
+"""Recognises ONNX operators in the patterns of operations to which JAX lowers them.
 
-Each recogniser looks at one operation, the last of its pattern, and returns the ONNX operator that
-says the same for every input (up to rounding), or None.
+Each recogniser inspects one operation, the last of its pattern, and returns an ONNX operator that
+is equal for every input (up to rounding), or None.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Whole:
 
     Attributes:
       op_type: the operator.
-      inputs: operations, or constants.
-      attributes: of the operator.
-      axis: where the channels are, of BatchNormalization.
-      of: the convolution or pooling that is part of the pattern, of Conv and AveragePool.
+      inputs: indices of operations, or constants.
+      attributes: the operator's attributes.
+      axis: the axis of the channels, for BatchNormalization.
+      of: the convolution or pooling inside the pattern, for Conv and AveragePool.
     """
 
     op_type: str
@@ -43,7 +43,7 @@ class Whole:
 
 
 def recognise(flat: Flat) -> dict[int, Whole]:
-    """The patterns of a graph, by their last operation."""
+    """Return the patterns in a graph, by the index of their last operation."""
     match = Matcher(flat)
     found = {}
     for i, op in enumerate(flat.ops):
@@ -56,7 +56,7 @@ def recognise(flat: Flat) -> dict[int, Whole]:
 
 
 def softmax(match: Matcher, i: int) -> Whole | None:
-    """exp(y) / sum(exp(y)); y may be x - max(x)."""
+    """Recognise exp(y) / sum(exp(y)), where y may be x - max(x)."""
     e, _ = match.ops[i].args
     found = match.reduction(match.args(match.whole(i))[1], "reduce_sum")
     if found is None or found[0] != e or len(found[1]) != 1 or match.ops[e].name != "exp":
@@ -66,7 +66,7 @@ def softmax(match: Matcher, i: int) -> Whole | None:
 
 
 def log_softmax(match: Matcher, i: int) -> Whole | None:
-    """y - log(sum(exp(y))); y may be x - max(x)."""
+    """Recognise y - log(sum(exp(y))), where y may be x - max(x)."""
     y, _ = match.ops[i].args
     log = match.under(match.args(match.whole(i))[1])
     if match.ops[log.op].name != "log":
@@ -82,7 +82,7 @@ def log_softmax(match: Matcher, i: int) -> Whole | None:
 
 
 def _shifted(match: Matcher, y: int, axis: int) -> int:
-    """x where y is x - max(x), else y."""
+    """Return x if y is x - max(x), else y."""
     op = match.ops[y]
     if op.name == "sub":
         top = match.args(match.whole(y))[1]
@@ -92,7 +92,7 @@ def _shifted(match: Matcher, y: int, axis: int) -> int:
 
 
 def layer_norm(match: Matcher, i: int) -> Whole | None:
-    """(x - mean) / sqrt(variance + epsilon), times a scale, plus a bias, over the last axes."""
+    """Recognise (x - mean) / sqrt(variance + epsilon) [* scale] [+ bias] over the last axes."""
     view, rank = match.whole(i), len(match.ops[i].shape)
     bias: np.ndarray | None = None
     if match.ops[i].name == "add":
@@ -138,7 +138,7 @@ def layer_norm(match: Matcher, i: int) -> Whole | None:
 def _inverse_deviation(
     match: Matcher, view: View, exponent: int
 ) -> tuple[tuple[int, tuple[int, ...]], float] | None:
-    """((x, axes), epsilon) of 1 / sqrt(variance of x + epsilon)."""
+    """Return ((x, axes), epsilon) if view**exponent is 1 / sqrt(variance of x + epsilon)."""
     view = match.under(view)
     if match.ops[view.op].name != ("rsqrt" if exponent > 0 else "sqrt"):
         return None
@@ -150,7 +150,7 @@ def _inverse_deviation(
 
 
 def gelu(match: Matcher, i: int) -> Whole | None:
-    """x/2 * (1 + erf(x / sqrt(2))), with erfc too; or the approximation by tanh."""
+    """Recognise x/2 * (1 + erf(x / sqrt(2))), also with erfc, or the approximation by tanh."""
     view = match.whole(i)
     for gate, _ in match.factors(view):
         for x, approximate in _gates(match, gate.op):
@@ -170,7 +170,7 @@ def gelu(match: Matcher, i: int) -> Whole | None:
 
 
 def _gates(match: Matcher, i: int) -> list[tuple[int, str]]:
-    """(x, approximation) for every x of which the operation is Gelu's gate, 0 to 2."""
+    """Return (x, approximation) for every x of which the operation is Gelu's gate (0 to 2)."""
     op = match.ops[i]
     if op.name == "erfc":
         chain = match.chain_of(op.args[0])
@@ -209,7 +209,7 @@ def _is_cube(match: Matcher, i: int, x: int) -> bool:
 
 
 def mean(match: Matcher, i: int) -> Whole | None:
-    """A sum divided by the number of its terms, its axes kept or not."""
+    """Recognise a sum divided by the number of its terms, with reduced axes kept or not."""
     op = match.ops[i]
     found = match.mean(View(i, (None,) * len(op.shape)))
     if found is None:
@@ -226,7 +226,7 @@ def mean(match: Matcher, i: int) -> Whole | None:
 
 
 def average_pool(match: Matcher, i: int) -> Whole | None:
-    """A sum over windows divided by their size, or by how many values each of them has."""
+    """Recognise a sum over windows divided by their size, or by their number of values."""
     op = match.ops[i]
     for pool, divisor in (op.args, op.args[::-1]) if op.name == "mul" else (op.args,):
         value = match.ops[divisor].value
@@ -243,7 +243,7 @@ def average_pool(match: Matcher, i: int) -> Whole | None:
 
 
 def _counts(match: Matcher, window: Op) -> np.ndarray:
-    """How many values that are no padding each window has, with size 1 where windows are alike."""
+    """Count the values in each window without padding, with size 1 along axes of equal counts."""
     counts = np.ones((1,) * len(window.shape))
     shape = match.ops[window.args[0]].shape
     fields = [window.node.dims(f, len(shape)) for f in ("window", "stride", "low")]
@@ -256,10 +256,10 @@ def _counts(match: Matcher, window: Op) -> np.ndarray:
 
 
 def channelwise(match: Matcher, i: int) -> Whole | None:
-    """a x + b with constants for each channel: the bias of a convolution, or batch norm.
+    """Recognise a * x + b with constants per channel: the bias of a convolution, or batch norm.
 
-    What stands between the operation and x must have no other use. Other axes than the second are
-    channels where a convolution has them there.
+    The operations between x and the last one must have no other user. The channels are the second
+    axis, or the feature axis of the output if x is a convolution.
     """
     rank, dtype = len(match.ops[i].shape), match.ops[i].dtype
     if rank < 3 or dtype not in ops.FLOAT_DTYPES:
@@ -274,7 +274,7 @@ def channelwise(match: Matcher, i: int) -> Whole | None:
         if op.name not in ("add", "sub", "mul", "div"):
             break
         constants = [match.constant(p, rank) for p in parts]
-        at = 0 if constants[1] is not None else 1  # where the variable is
+        at = 0 if constants[1] is not None else 1  # the variable's position
         number = constants[1 - at]
         wide = [] if number is None else [d for d, n in enumerate(number.shape) if n != 1]
         if number is None or len({axis, *wide} - {None}) > 1 or (op.name == "div" and at == 1):
@@ -305,7 +305,7 @@ def channelwise(match: Matcher, i: int) -> Whole | None:
 
 
 def clip(match: Matcher, i: int) -> Whole | None:
-    """min(max(x, low), high) with numbers, in any order; max(x, 0) is Relu."""
+    """Recognise min(max(x, low), high) with scalars, in any order, and max(x, 0) as Relu."""
     view, low, high = match.whole(i), None, None
     dtype = match.ops[i].dtype
     if match.ops[i].name == "clamp":

@@ -1,4 +1,4 @@
-"""How each operation is written in ONNX: one dict, operator -> function of the writer."""
+"""Writes operations in ONNX: `TABLE` maps each operator to the function that writes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_operation(w: Writer, op: Op) -> Value:
     """Append the nodes of an operation.
 
     Raises:
-      ExportError: ONNX cannot say it.
+      ExportError: ONNX cannot express the operation.
     """
     if op.name not in TABLE:
         raise unsayable(op)
@@ -31,7 +31,7 @@ def write_operation(w: Writer, op: Op) -> Value:
 
 
 def write_pattern(w: Writer, op: Op) -> Value:
-    """Append the operator that stands for a pattern."""
+    """Append the operator that replaces a pattern."""
     whole = w.patterns[op.index]
     inputs = [w.constant(a) if isinstance(a, np.ndarray) else w.exact(a) for a in whole.inputs]
     match whole.op_type:
@@ -75,7 +75,7 @@ def _logical(boolean: str, integer: str) -> Writing:
 
 
 def _composed(write: Callable[..., Value]) -> Writing:
-    """From a function of the writer, its dtype's numbers and the arguments."""
+    """Wrap `write(writer, scalar, *args)`, where `scalar(n)` is n in the dtype of the arguments."""
 
     def composed(w: Writer, op: Op) -> Value:
         dtype = w.flat.ops[op.args[0]].dtype
@@ -115,7 +115,7 @@ def _round(w: Writer, op: Op) -> Value:
 
 
 def _broadcast(w: Writer, op: Op) -> Value:
-    """At most a reshape: ONNX repeats by itself where it is read."""
+    """Write at most a reshape, because ONNX broadcasts the value where it is read."""
     rank = len(w.flat.ops[op.args[0]].shape)
     value = w.loose(op.args[0])
     sizes = [1] * (rank - len(value.shape)) + list(value.shape)
@@ -136,7 +136,7 @@ def _transpose(w: Writer, op: Op) -> Value:
 
 
 def _concat(w: Writer, op: Op) -> Value:
-    """One node for a chain: the table's operators hold few arguments."""
+    """Write one node for a chain of concats, which exists because nodes have few arguments."""
     parts: list[int] = []
 
     def collect(index: int) -> None:
@@ -276,7 +276,7 @@ TABLE: Mapping[str, Writing] = MappingProxyType(
         "window_max": lambda w, op: pool(w, op, "MaxPool"),
         "conv": conv,
         "dot": dot,
-        # Primitives that the op table does not have.
+        # Primitives that are not in the op table.
         "gather": gather,
         "dynamic_slice": dynamic_slice,
         "dynamic_update_slice": dynamic_update_slice,

@@ -11,18 +11,20 @@ from xrl_jax.backends.onnx.flat import Op
 
 
 class ExportError(ValueError):
-    """A program that cannot be said in ONNX; the message names the operator."""
+    """The program cannot be expressed in ONNX; the message names the operator."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What an ONNX node reads: a name, and a shape that may lack the repetitions of the operation's
-    (axes of size 1, no leading axes), as ONNX broadcasts by itself.
+    """An input of an ONNX node: a name and a shape.
+
+    The shape may be smaller than the operation's where the value repeats (axes of size 1 or missing
+    leading axes), because ONNX operators broadcast.
     """
 
     name: str
     shape: tuple[int, ...]
-    array: np.ndarray | None = None  # of a constant, which gets its name when it is written
+    array: np.ndarray | None = None  # for a constant, which is named when it is written
 
 
 def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:

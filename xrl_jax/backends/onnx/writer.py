@@ -1,4 +1,4 @@
-"""An ONNX graph under construction."""
+"""The builder of ONNX graphs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """An ONNX graph under construction; the functions of the table write through it.
+    """An ONNX graph under construction, to which the functions of `table` append nodes.
 
-    Values are `exact` where an operator needs the whole shape, else `loose`.
+    They read operands by `exact` where an operator needs the whole shape, else by `loose`.
     """
 
     def __init__(self, flat: Flat) -> None:
@@ -36,10 +36,10 @@ class Writer:
         self.kept: list[np.ndarray] = []
         self.values: dict[int, Value] = {}
         self.expanded: dict[int, Value] = {}
-        self.moved: dict[str, tuple[Value, tuple[int, ...]]] = {}  # by a Transpose's output
+        self.moved: dict[str, tuple[Value, tuple[int, ...]]] = {}  # by Transpose output
 
     def loose(self, index: int) -> Value:
-        """An operation's value, without its repetitions where it has any."""
+        """Return an operation's value, possibly without its repetitions."""
         op = self.flat.ops[index]
         if op.value is None:
             return self.values[index]
@@ -47,7 +47,7 @@ class Writer:
         return self.constant(small.reshape(without_leading_ones(small.shape)))
 
     def exact(self, index: int) -> Value:
-        """An operation's value in its whole shape."""
+        """Return an operation's value in its whole shape."""
         op = self.flat.ops[index]
         if op.value is not None:
             return Value("", op.shape, op.value)
@@ -66,7 +66,7 @@ class Writer:
         return self.constant(numbers, "int64")
 
     def node(self, op_type: str, *args: Value | None, shape: Sequence[int], **attrs: Any) -> Value:
-        """Append a node of one output; None is an input left out."""
+        """Append a node with one output; None stands for an omitted input."""
         names = ["" if a is None else self.named(a) for a in args]
         output = f"{op_type.lower()}_{len(self.nodes)}"
         proto = self.onnx.helper.make_node(op_type, names, [output], name=output, **attrs)
@@ -74,7 +74,7 @@ class Writer:
         return Value(output, tuple(shape))
 
     def named(self, value: Value) -> str:
-        """The name of a value; a constant becomes an initialiser, once."""
+        """Return the name of a value; a constant becomes an initialiser, shared by equal ones."""
         if value.array is None:
             return value.name
         array = value.array
@@ -84,7 +84,7 @@ class Writer:
             address = array.__array_interface__["data"][0]
             key = (str(array.dtype), array.shape, array.strides, address)
         if key not in self.initialisers:
-            self.kept.append(array)  # an address must not be used again
+            self.kept.append(array)  # so that its address is not reused
             whole = np.array(array, order="C")
             label = f"constant_{len(self.initialisers)}"
             self.initialisers[key] = self.onnx.numpy_helper.from_array(whole, label)
@@ -101,11 +101,11 @@ class Writer:
             return value
         if value.array is not None:
             return self.constant(value.array.reshape(shape))
-        as_said = {"allowzero": 1} if 0 in shape else {}  # else 0 means "as it was"
+        as_said = {"allowzero": 1} if 0 in shape else {}  # otherwise 0 means an unchanged size
         return self.node("Reshape", value, self.ints(shape), shape=shape, **as_said)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
-        """The value with axes in another order; transposes of transposes are one."""
+        """Transpose a value; a transpose of a transpose becomes one."""
         if value.array is not None:
             return self.constant(np.transpose(value.array, perm))
         if value.name in self.moved:
@@ -124,7 +124,7 @@ class Writer:
         return self.node("Cast", value, shape=value.shape, to=self.element(dtype))
 
     def element(self, dtype: str) -> int:
-        """The ONNX number of an element type."""
+        """Return the ONNX code of an element type."""
         try:
             return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         except (KeyError, TypeError, ValueError) as error:

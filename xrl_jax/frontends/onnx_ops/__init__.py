@@ -1,7 +1,8 @@
-"""The ONNX operators as JAX translations, one dict entry per operator, split by family.
+"""Translations of the ONNX operators to JAX, one dict entry per operator, one module per family.
 
-Standard operators go by their name, others by domain and name (see `Node.key`). Those that are
-missing here and have a function body in ONNX become what the body says (`onnx.expand_functions`).
+The keys are names for standard operators, domain and name for others (see `Node.key`). Operators
+that are missing here but have a function body in ONNX are expanded to that body
+(`onnx.expand_functions`).
 """
 
 from __future__ import annotations

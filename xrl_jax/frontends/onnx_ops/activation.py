@@ -1,4 +1,4 @@
-"""Activation functions of ONNX, and the softmax family."""
+"""Activation functions and the softmax family of ONNX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prelu(node: Node, x: Value, slope: Value) -> Array:
 
 
 def exponential(x: Array, alpha: float) -> Array:
-    """alpha * (exp(x) - 1) for negative x, 0 else: finite, so that gradients are too."""
+    """Return alpha * (exp(x) - 1) for x < 0, else 0; always finite, so that gradients are too."""
     return lax.expm1(lax.min(x, like(x, 0))) * like(x, alpha)
 
 
@@ -64,7 +64,7 @@ def hard_sigmoid(node: Node, x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which does not overflow."""
+    """Compute log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which does not overflow."""
     return relu(x) + lax.log1p(lax.exp(-lax.abs(x)))
 
 
@@ -95,7 +95,7 @@ def gelu(node: Node, x: Array) -> Array:
 
 
 def shifted_exponential(x: Array, axis: int) -> tuple[Array, Array, Array]:
-    """Return x - max, its exponential and the sum of that, along an axis."""
+    """Return x - max(x), its exponential, and the sum of the exponential, along an axis."""
     shifted = x - lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
     powers = lax.exp(shifted)
     return shifted, powers, jnp.sum(powers, axis=axis, keepdims=True)
@@ -112,14 +112,14 @@ def log_softmax_along(x: Array, axis: int) -> Array:
 
 
 def hardmax_along(x: Array, axis: int) -> Array:
-    """1 at the first maximum along an axis, 0 elsewhere."""
+    """Return 1 at the first maximum along an axis and 0 elsewhere."""
     best = lax.expand_dims(lax.argmax(x, axis, np.int32), (axis,))
     index = lax.broadcasted_iota(np.int32, x.shape, axis)
     return lax.convert_element_type(jnp.equal(index, best), x.dtype)
 
 
 def along_axis(function) -> Translation:
-    """Apply along `axis`; before opset 13, over all axes from `axis` (default 1) on, as one."""
+    """Apply along `axis`; before opset 13, over all axes from `axis` (default 1) on, flattened."""
 
     def translate(node: Node, x: Array) -> Array:
         if node.opset >= 13:

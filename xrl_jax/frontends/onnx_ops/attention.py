@@ -1,4 +1,4 @@
-"""Attention and rotary embedding of ONNX (opset 23 on)."""
+"""Attention and rotary embedding of ONNX (from opset 23)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from xrl_jax.frontends.onnx_ops.base import (
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """[B, S, H * D] to [B, H, S, D]."""
+    """Reshape [B, S, H * D] to [B, H, S, D]."""
     batch, length, width = x.shape
     return lax.transpose(jnp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
 def merge_heads(x: Array) -> Array:
-    """[B, H, S, D] to [B, S, H * D]."""
+    """Reshape [B, H, S, D] to [B, S, H * D]."""
     batch, heads, length, width = x.shape
     return jnp.reshape(lax.transpose(x, (0, 2, 1, 3)), (batch, length, heads * width))
 
 
 def repeat_heads(x: Array, times: int) -> Array:
-    """Give each key or value head to `times` query heads in a row."""
+    """Repeat each key or value head for `times` consecutive query heads."""
     if times == 1:
         return x
     batch, heads, length, width = x.shape
@@ -46,9 +46,10 @@ def repeat_heads(x: Array, times: int) -> Array:
 def allowed_keys(
     node: Node, queries: int, keys: int, offset: np.ndarray | Array
 ) -> np.ndarray | Array | None:
-    """Which keys each query may see by position: [Q, K], or [B, 1, Q, K]; None where all.
+    """Return which keys each query may attend to by position, or None if it may to all.
 
-    `offset`, a number or [B, 1, 1, 1], counts the keys before the first query.
+    The result is [Q, K] or [B, 1, Q, K]. `offset`, a scalar or [B, 1, 1, 1], is the number of keys
+    before the first query.
     """
     left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
     causal = node.get("is_causal", 0)
@@ -69,7 +70,7 @@ def allowed_keys(
 def attention_bias(
     node: Node, q: Array, keys: int, mask: Array | None, past: int, lengths: Array | None
 ) -> Array | None:
-    """What is added to the scores: the mask, and -inf for keys not allowed; None for nothing."""
+    """Return the bias of the scores: the mask, and -inf for keys not allowed; None if no bias."""
     queries, dtype = q.shape[2], q.dtype
     offset: np.ndarray | Array = np.asarray(past, np.int32)
     allowed: list[np.ndarray | Array] = []
@@ -109,7 +110,7 @@ def attention(
     past_value: Array | None = None,
     lengths: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
-    """softmax(scale * Q K' + bias) V; returns also the keys, the values and the scores."""
+    """Return softmax(scale * Q K' + bias) V, the keys, the values and the scores."""
     flat = q.ndim == 3
     if flat:
         heads, kv_heads = node.get("q_num_heads", None), node.get("kv_num_heads", None)
@@ -146,7 +147,7 @@ def attention(
 
 
 def probabilities(node: Node, scores: Array, bias: Array | None) -> Array:
-    """Softmax over keys; queries that may see none get zeros."""
+    """Apply softmax over the keys; queries that may attend to no key get zeros."""
     from onnx import helper
 
     precision = node.get("softmax_precision", 0)
@@ -155,7 +156,7 @@ def probabilities(node: Node, scores: Array, bias: Array | None) -> Array:
         scores = lax.convert_element_type(scores, dtype)
     if bias is None:
         return softmax_along(scores, 3)
-    # Where everything is -inf the maximum is too, and its differences would be NaN.
+    # Where all scores are -inf their maximum is -inf too, and the differences would be NaN.
     blind = jnp.equal(jnp.max(bias, axis=-1, keepdims=True), like(bias, -np.inf))
     safe = select(blind, np.asarray(0, scores.dtype), scores)
     return select(blind, np.asarray(0, scores.dtype), softmax_along(safe, 3))
@@ -164,13 +165,13 @@ def probabilities(node: Node, scores: Array, bias: Array | None) -> Array:
 def rotary_embedding(
     node: Node, x: Value, cosine: Value, sine: Value, positions: Value | None = None
 ) -> Array:
-    """Rotate pairs of features by angles that grow with the position."""
+    """Rotate pairs of features by angles that grow with the position in the sequence."""
     from xrl_jax.frontends.onnx_ops.indexing import wrap
     from xrl_jax.frontends.onnx_ops.shape import gather_axis
 
     x = device(x)
     flat = x.ndim == 3
-    # To [B, S, H, D], where the tables [B, S, D/2] meet after one new axis.
+    # Use [B, S, H, D], so that the tables [B, S, D/2] broadcast against x after one new axis.
     if flat:
         heads = node.attributes["num_heads"]
         x = jnp.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))

@@ -1,6 +1,7 @@
-"""What every ONNX translation shares: errors, the parsed node and graph, and a few array helpers.
+"""Common parts of the ONNX translations: errors, the parsed node and graph, array helpers.
 
-A value is a NumPy array ("host": known while tracing, so that it can decide shapes) or a JAX array.
+A value is either a NumPy array, called a host value, which is known while tracing and can therefore
+decide shapes, or a JAX array.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Translation = Callable[..., Result]
 
 
 class OnnxError(ValueError):
-    """The model is damaged or cannot be read; the message names the culprit."""
+    """The model is damaged or cannot be read; the message names the faulty part."""
 
 
 class UnsupportedOnnxError(OnnxError):
@@ -39,9 +40,10 @@ class UnsupportedOnnxError(OnnxError):
 
 
 class UnknownValueError(UnsupportedOnnxError):
-    """A value has to be known while tracing, and is not; `needs` names it in the model.
+    """A value must be known while tracing, but is not; `needs` holds its name in the model.
 
-    On the way out `run_graph` replaces it by what it is computed from.
+    As the error propagates, `run_graph` replaces that name by the names of the values from which
+    the value is computed.
     """
 
     def __init__(self, node: Node, what: str, value: Value, why: str = "") -> None:
@@ -54,7 +56,7 @@ class UnknownValueError(UnsupportedOnnxError):
         self.needs: frozenset[str] = frozenset()
 
     def name_inputs(self, inputs: tuple[str, ...]) -> None:
-        """Say which inputs of the model decide, and how to give their values."""
+        """Add to the message which model inputs decide the value, and how to specify theirs."""
         found = [name for name in inputs if name in self.needs]
         if found:
             listing = ", ".join(f"'{name}'" for name in found)
@@ -66,13 +68,13 @@ class UnknownValueError(UnsupportedOnnxError):
 
 
 def operator_key(domain: str, op: str) -> str:
-    """A standard operator's name, or domain and name of another."""
+    """Return the name of a standard operator, or the domain and name of any other operator."""
     return op if domain in ("", "ai.onnx") else f"{domain}.{op}"
 
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX node; subgraph attributes are `Graph`s, and callables once the node is evaluated."""
+    """One ONNX node; subgraph attributes are `Graph`s, and callables when it is evaluated."""
 
     op: str
     domain: str
@@ -89,18 +91,18 @@ class Node:
 
     @property
     def key(self) -> str:
-        """The operator among all translations."""
+        """The key of the operator in `TRANSLATIONS`."""
         return operator_key(self.domain, self.op)
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or what ONNX says it is when absent."""
+        """Return an attribute, or `default` (its default in ONNX) where it is absent."""
         return self.attributes.get(name, default)
 
     def unsupported(self, reason: str) -> UnsupportedOnnxError:
         return UnsupportedOnnxError(f"{self}: {reason} is not supported", (f"{self.op}: {reason}",))
 
     def host(self, value: Value, what: str) -> np.ndarray:
-        """Return a value that has to be known while tracing, as those that decide shapes have."""
+        """Return a value that must be known while tracing, e.g. because it decides a shape."""
         if not is_host(value):
             raise UnknownValueError(self, what, value)
         return np.asarray(value)
@@ -125,7 +127,7 @@ def is_host(value: Value | None) -> bool:
 
 
 def canonical(dtype: Any) -> np.dtype:
-    """Return the dtype that JAX gives this one: 64 bits narrow to 32 unless x64 is enabled."""
+    """Return the dtype that JAX uses for this one: 64 bits become 32 unless x64 is enabled."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -153,7 +155,7 @@ def literal(value: Value, rank: int) -> Value:
 
 
 def align(*values: Value) -> list[Value]:
-    """Prepare values for a broadcasting elementwise operation; at least one becomes traced."""
+    """Prepare values for a broadcasting elementwise operation; at least one becomes a JAX array."""
     rank = max(value.ndim for value in values)
     if all(is_host(value) for value in values):
         return [device(value) for value in values]
@@ -168,7 +170,7 @@ def broadcast(*values: Value) -> list[Array]:
 
 
 def select(condition: Value, chosen: Value, other: Value) -> Array:
-    """Return chosen where condition holds, else other, broadcast (jnp.where nests a jit)."""
+    """Return jnp.where(condition, chosen, other), without the nested jit of jnp.where."""
     condition, chosen, other = broadcast(condition, chosen, other)
     return lax.select(condition, chosen, other)
 
@@ -181,7 +183,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def on_device(translations: Mapping[str, Translation]) -> dict[str, Translation]:
-    """The translations, given all inputs as JAX arrays."""
+    """Wrap translations so that they receive all inputs as JAX arrays."""
 
     def taking_arrays(translate: Translation) -> Translation:
         def call(node: Node, *inputs: Value | None) -> Result:

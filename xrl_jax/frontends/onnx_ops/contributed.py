@@ -1,6 +1,6 @@
-"""Operators beyond the standard that ONNX Runtime's optimiser puts into the files it writes.
+"""Non-standard operators that ONNX Runtime's optimiser puts into the models it writes.
 
-Those of the domain com.microsoft are keyed with it: some share a name with a standard operator.
+The keys of those in the domain com.microsoft include it, as some share a standard operator's name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from xrl_jax.frontends.onnx_ops.recurrent import activation
 
 
 def having(node: Node, **attributes: Any) -> Node:
-    """The node with other attributes, for a translation that reads them."""
+    """Return the node with attributes added or replaced, for a translation that reads them."""
     return dataclasses.replace(node, attributes={**node.attributes, **attributes})
 
 
 def plus(x: Array, *others: Array | None) -> Array:
-    """Add what is there."""
+    """Add all arrays that are not None."""
     for other in others:
         if other is not None:
             x = jnp.add(x, other)
@@ -46,7 +46,7 @@ def quick_gelu(node: Node, x: Array) -> Array:
 
 
 def activated(node: Node, x: Array) -> Array:
-    """The activation that is fused into a convolution or product."""
+    """Apply the activation that is fused into a convolution or matrix product."""
     name = node.get("activation", "")
     parameters = list(node.get("activation_params", ()))
     if not name:
@@ -71,7 +71,7 @@ def fused_gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
 
 
 def fused_matmul(node: Node, a: Array, b: Array) -> Array:
-    """alpha * A' B' over the last two axes, where ' may be a transposition."""
+    """Return alpha * A' B' over the last two axes, where ' is an optional transposition."""
     if node.get("transBatchA", 0) or node.get("transBatchB", 0):
         raise node.unsupported("transBatchA or transBatchB")
     if node.get("transA", 0) and a.ndim > 1:
@@ -98,7 +98,7 @@ def skip_layer_normalization(
 def skip_rms_normalization(
     node: Node, x: Array, skip: Array, scale: Array, bias: Array | None = None
 ) -> tuple[Array | None, ...]:
-    """The second and third result, which only training reads, are left out."""
+    """Normalise x + skip + bias; the second and third result, only for training, are None."""
     total = plus(x, skip, bias)
     result = rms_normalization(having(node, axis=-1), total, scale)
     return result, None, None, total
@@ -118,7 +118,7 @@ MICROSOFT: dict[str, Translation] = {
 
 TRANSLATIONS = on_device(
     {
-        "SimplifiedLayerNormalization": rms_normalization,  # stands in the standard domain
+        "SimplifiedLayerNormalization": rms_normalization,  # is in the standard domain
         **{f"com.microsoft.{name}": translation for name, translation in MICROSOFT.items()},
     }
 )

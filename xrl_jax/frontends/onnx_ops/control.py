@@ -1,4 +1,4 @@
-"""If, Loop and Scan of ONNX. A subgraph attribute arrives here as a function of its inputs."""
+"""If, Loop and Scan of ONNX. Subgraph attributes are passed as functions of their inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     is_host,
 )
 
-# Loops of up to this many known rounds are unrolled, which keeps loop counters known.
+# Loops of up to this many known rounds are unrolled, so that loop counters stay known.
 UNROLL_LIMIT = 32
 
 
@@ -44,9 +44,10 @@ def if_(node: Node, condition: Value) -> list[Value] | tuple[Array, ...]:
 
 
 def branch_kinds(node: Node, name: str, condition: Value) -> list[tuple[Any, Any]]:
-    """Shapes and types of a branch's results; says on what it depends that it is there at all.
+    """Return the shape and dtype of each result of a branch.
 
-    A branch that does not fit the shapes at hand is often one that a known condition never takes.
+    A branch that does not fit the given shapes is often one that is never taken; the
+    UnknownValueError raised then says on which inputs the condition depends.
     """
     branch = node.attributes[name]
     try:
@@ -87,11 +88,25 @@ def loop(
         round_ += 1
         if not bool(truth(results[0])):
             return [*values, *stack_rounds(node, collected)]
+    if limit is not None and round_ == int(limit):
+        return [*values, *stack_rounds(node, collected)]
+    if not goes_on_always(node, carried):  # a condition of the round's number, such as i < 40
+        return while_loop(node, limit, go_on, carried)
     if limit is None:
         raise node.unsupported("an endless loop")
-    if round_ == int(limit):
-        return [*values, *stack_rounds(node, collected)]
     return counted_loop(node, int(limit), carried)
+
+
+def goes_on_always(node: Node, carried: tuple[Value, ...]) -> bool:
+    """Return whether the body's condition is true whatever the round and the carried values are."""
+    conditions: list[Value] = []
+
+    def step(round_: Array, state: tuple[Array, ...]) -> None:
+        conditions.append(node.attributes["body"](round_, np.asarray(True), *state)[0])
+
+    jax.eval_shape(step, canonical(np.int64).type(0), tuple(device(value) for value in carried))
+    (condition,) = conditions
+    return is_host(condition) and bool(truth(condition))
 
 
 def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
@@ -106,7 +121,7 @@ def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
 
 
 def counted_loop(node: Node, limit: int, carried: tuple[Value, ...]) -> tuple[Array, ...]:
-    """A known number of rounds whose condition stays true: lax.scan."""
+    """Run a known number of rounds, in which the condition is always true, as lax.scan."""
     body, count = node.attributes["body"], len(carried)
 
     def step(state, round_):
@@ -127,7 +142,7 @@ def while_loop(
     carried: tuple[Value, ...],
     unknown: Value | None = None,
 ) -> tuple[Array, ...]:
-    """Rounds that depend on data: lax.while_loop, which cannot collect outputs."""
+    """Run a number of rounds that depends on data as lax.while_loop, which cannot stack outputs."""
     body, count = node.attributes["body"], len(carried)
     if len(node.outputs) > count and unknown is not None:
         raise UnknownValueError(node, "a number of rounds of collected outputs", unknown)
@@ -155,7 +170,7 @@ def while_loop(
 
 
 def scan(node: Node, *values: Value) -> tuple[Array, ...]:
-    """Scan of opset 9 on: states first, then the inputs to scan over."""
+    """Translate Scan from opset 9 on; `values` are the states, then the inputs to scan over."""
     if node.opset < 9:
         raise node.unsupported("the batched form before opset 9")
     body, scanned = node.attributes["body"], node.attributes["num_scan_inputs"]

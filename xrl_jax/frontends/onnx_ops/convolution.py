@@ -1,4 +1,4 @@
-"""Convolutions of ONNX, in its own layout: NC... inputs, OI... kernels."""
+"""Convolutions of ONNX, in its layout: NC... inputs, OI... kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pads = list[tuple[int, int]]
 def same_pads(
     auto: str, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
 ) -> Pads:
-    """Pads so that the output is ceil(size / stride); the odd one goes where `auto` says."""
+    """Return pads for outputs of ceil(size / stride); `auto` says where an odd element goes."""
     pads = []
     for n, k, s in zip(size, window, strides, strict=True):
         total = max((-(-n // s) - 1) * s + k - n, 0)
@@ -37,7 +37,7 @@ def same_pads(
 def window_pads(
     node: Node, size: Sequence[int], window: Sequence[int], strides: Sequence[int]
 ) -> Pads:
-    """Resolve auto_pad and pads; `window` counts dilation."""
+    """Return the pads given by auto_pad and pads; `window` is the dilated window size."""
     auto = node.get("auto_pad", "NOTSET") or "NOTSET"
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         return same_pads(auto, size, window, strides)
@@ -55,7 +55,7 @@ def layout(rank: int) -> lax.ConvDimensionNumbers:
 
 
 def per_channel(x: Array, value: Array) -> Array:
-    """Shape [C] so that it meets x along axis 1."""
+    """Reshape [C] so that it broadcasts against x along axis 1."""
     return jnp.reshape(value, (1, -1) + (1,) * (x.ndim - 2))
 
 
@@ -65,7 +65,7 @@ def add_bias(x: Array, bias: Array | None) -> Array:
 
 
 def steps(node: Node, spatial: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Strides and dilations, 1 where they are not given."""
+    """Return the strides and dilations, 1 by default."""
     ones = (1,) * spatial
     return node.get("strides", ones), node.get("dilations", ones)
 
@@ -95,7 +95,7 @@ def conv(node: Node, x: Array, kernel: Array, bias: Array | None = None) -> Arra
 def causal_conv(
     node: Node, x: Array, kernel: Array, bias: Array | None = None, past: Array | None = None
 ) -> tuple[Array, Array]:
-    """Depthwise convolution over time of x [B, C, L] behind the k - 1 steps before it."""
+    """Convolve x [B, C, L] depthwise over time, after its k - 1 past steps (zeros by default)."""
     steps_before = kernel.shape[2] - 1
     before = jnp.zeros((*x.shape[:2], steps_before), x.dtype) if past is None else past
     whole = lax.concatenate([before, x], 2)
@@ -132,19 +132,19 @@ def transposed_pads(
     for n, k, s, e, wanted in zip(size, window, strides, extra, shape[-spatial:], strict=True):
         total = s * (n - 1) + e + k - wanted
         half = total // 2
-        # A negative total makes the output larger than all contributions: zeros at the end.
+        # A negative total makes the output larger than all contributions; the rest is zeros.
         pads.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
     return pads, extra
 
 
 def conv_transpose(node: Node, x: Array, kernel: Array, bias: Array | None = None) -> Array:
-    """Transposed convolution; kernel [C, M/group, ...]."""
+    """Apply a transposed convolution with a kernel [C, M/group, ...]."""
     spatial, groups = x.ndim - 2, node.get("group", 1)
     strides, dilations = steps(node, spatial)
     window = dilated(kernel.shape[2:], dilations)
     pads, extra = transposed_pads(node, x.shape[2:], window, strides)
     channels, per_group = kernel.shape[:2]
-    # [C, M/g, ...] to [M, C/g, ...], taps reversed: the kernel of the equal plain convolution.
+    # [C, M/g, ...] to [M, C/g, ...], taps reversed: the kernel of the equivalent plain convolution.
     if groups > 1:
         kernel = jnp.reshape(kernel, (groups, channels // groups, *kernel.shape[1:]))
         kernel = jnp.swapaxes(kernel, 1, 2)

@@ -52,7 +52,7 @@ def divide(x: Value, y: Value) -> Array:
 
 
 def modulo(node: Node, x: Value, y: Value) -> Array:
-    """Remainder with the divisor's sign (fmod=0) or the dividend's (fmod=1)."""
+    """Return the remainder with the sign of the divisor (fmod=0) or of the dividend (fmod=1)."""
     x, y = broadcast(x, y)
     remainder = lax.rem(x, y)
     if node.get("fmod", 0):
@@ -64,7 +64,7 @@ def modulo(node: Node, x: Value, y: Value) -> Array:
 
 
 def power(node: Node, x: Value, y: Value) -> Array:
-    """x ** y in the dtype of x."""
+    """Return x ** y in the dtype of x."""
     dtype = canonical(x.dtype)
     if is_host(y) and y.size == 1 and y.ndim <= x.ndim and is_float(x):
         exponent = float(y.reshape(()))
@@ -140,7 +140,7 @@ def bit_cast(node: Node, x: Value) -> Value:
 
 
 def clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Array:
-    """Limit to [min, max]: attributes before opset 11, inputs since."""
+    """Clip to [min, max], which are attributes before opset 11 and inputs since."""
     x = device(x)
     if node.opset < 11:
         low = np.asarray(node.get("min", np.finfo(np.float32).min), x.dtype)

@@ -1,4 +1,4 @@
-"""Runs a parsed ONNX graph on values: known ones fold on the host, the others trace to lax."""
+"""Evaluates a parsed ONNX graph: nodes of known values fold on the host, others trace to lax."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from xrl_jax.frontends.onnx_ops.base import (
 from xrl_jax.frontends.onnx_ops.shape import HOST_LIMIT
 from xrl_jax.frontends.onnx_ops.wide import Watch
 
-# What exporters build shapes, axes, indices and masks with. Everything else is translated even
-# where its inputs are known: the reference implementation is not exact for all old opsets.
+# Operators with which exporters compute shapes, axes, indices and masks. All others are translated
+# even if their inputs are known: the reference implementation is not exact for all old opsets.
 FOLDING = frozenset(
     "Abs Add And ArgMax ArgMin Ceil Clip Compress Concat CumSum Div Equal Exp Flatten Floor Gather "
     "GatherElements GatherND Greater GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg "
@@ -37,7 +37,7 @@ def run_graph(
 ) -> list[Value]:
     """Return the graph's outputs; `scope` holds the values of enclosing graphs.
 
-    `watch` is told of each node that is translated.
+    `watch` records each node that is translated.
     """
     values = dict(scope)
     values.update(graph.initialisers)
@@ -59,9 +59,9 @@ def run_graph(
 def origins(
     graph: Graph, failed: Node, needs: frozenset[str], values: Mapping[str, Value]
 ) -> frozenset[str]:
-    """The values from outside the graph that decide those a node needs to know.
+    """Return the names of the values from outside the graph that decide those in `needs`.
 
-    A subgraph's own inputs are taken to depend on all that its node reads.
+    The inputs of a subgraph are assumed to depend on everything that its node reads.
     """
     inner = needs - values.keys()
     wanted = set(needs & values.keys())
@@ -101,7 +101,7 @@ def run_node(
 
 
 def bind_subgraphs(node: Node, values: Mapping[str, Value], watch: Watch | None) -> Node:
-    """Turn subgraph attributes into functions of their inputs."""
+    """Replace subgraph attributes by functions of the inputs of the subgraph."""
     if not any(isinstance(value, Graph) for value in node.attributes.values()):
         return node
     bound = {
@@ -114,7 +114,7 @@ def bind_subgraphs(node: Node, values: Mapping[str, Value], watch: Watch | None)
 
 
 def folds(node: Node, inputs: Sequence[Value | None]) -> bool:
-    """Whether a node's value is computed now, because all its inputs are known and small."""
+    """Return whether a node is folded: its operator may be, and its inputs are known and small."""
     if node.key not in FOLDING:
         return False
     known = [x for x in inputs if x is not None]

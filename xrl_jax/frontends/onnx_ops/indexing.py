@@ -1,4 +1,4 @@
-"""ONNX operators that read or write by index: gathers, scatters, one-hot, top-k, arg-max."""
+"""ONNX operators that read or write by index: gather, scatter, one-hot, top-k, arg-max."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xrl_jax.frontends.onnx_ops.shape import gather_axis
 
 
 def wrap(index: Value, length: int) -> Array:
-    """Return indices as int32 or int64 with negative ones counted from the end."""
+    """Add `length` to negative indices; known indices become int32, others keep their dtype."""
     if is_host(index):
         host = np.asarray(index).astype(np.int64)
         return device(np.where(host < 0, host + length, host).astype(np.int32))
@@ -39,7 +39,7 @@ def gather(node: Node, x: Value, index: Value) -> Array:
     x = device(x)
     axis = axis_of(node.get("axis", 0), x.ndim)
     if is_host(index) and index.size == 1:
-        # One known position is a slice, which rules can see through.
+        # With one known index this is a slice, which rewrite rules can match.
         start = int(np.asarray(index).reshape(()))
         start = start + x.shape[axis] if start < 0 else start
         piece = lax.slice_in_dim(x, start, start + 1, axis=axis)
@@ -48,7 +48,7 @@ def gather(node: Node, x: Value, index: Value) -> Array:
 
 
 def points_along(index: Array, axis: int) -> Array:
-    """Points for `gather_points`: the position itself, but `index` along `axis`."""
+    """Return points for `gather_points`: each element's own position, with `index` along `axis`."""
     own = [lax.broadcasted_iota(index.dtype, index.shape, i) for i in range(index.ndim)]
     own[axis] = index
     return jnp.stack(own, axis=-1)
@@ -62,7 +62,7 @@ def gather_elements(node: Node, x: Value, index: Value) -> Array:
 
 
 def gather_points(x: Array, places: Array, batch: int = 0) -> Array:
-    """x at points: the last axis of `places` indexes the first axes of x after the batch axes."""
+    """Gather x at points: the last axis of `places` indexes the axes of x after the batch axes."""
     depth = places.shape[-1]
     lead = places.ndim - 1
     numbers = lax.GatherDimensionNumbers(
@@ -124,7 +124,7 @@ def scatter_nd(node: Node, x: Value, places: Value, updates: Value) -> Array:
 
 
 def tensor_scatter(node: Node, cache: Value, update: Value, starts: Value | None = None) -> Array:
-    """Write `update` [B, ..., S, ...] into a cache along `axis`, from each batch entry's start."""
+    """Write `update` [B, ..., S, ...] into a cache along `axis`, at each batch entry's start."""
     cache, update = device(cache), device(update)
     axis = axis_of(node.get("axis", -2), cache.ndim)
     length = cache.shape[axis]
@@ -163,7 +163,7 @@ def arg_best(find: Callable[..., Array]) -> Translation:
 
 
 def top_k(node: Node, x: Value, k: Value | None = None) -> tuple[Array, Array]:
-    """Largest or smallest k along an axis with their positions; the first of equals wins."""
+    """Return the k largest or smallest along an axis and their indices; ties keep their order."""
     count = node.attributes["k"] if k is None else int(node.host(k, "k").reshape(()))
     x = device(x)
     axis = axis_of(node.get("axis", -1), x.ndim)
@@ -188,7 +188,7 @@ def compress(node: Node, x: Value, condition: Value) -> Array:
 
 
 def reverse_sequence(node: Node, x: Value, lengths: Value) -> Array:
-    """Reverse the first lengths[b] steps of each batch entry."""
+    """Reverse the first lengths[b] steps of each batch entry b."""
     x = device(x)
     time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
     steps = lax.broadcasted_iota(np.int32, x.shape, time)
@@ -199,7 +199,7 @@ def reverse_sequence(node: Node, x: Value, lengths: Value) -> Array:
 
 
 def known_only(node: Node, *values: Value | None) -> Array:
-    """The size of the result depends on values: only what is known while tracing folds."""
+    """Raise, because the size of the result depends on data; known inputs are folded instead."""
     raise UnsupportedOnnxError(
         f"{node}: its result has a size that depends on data, which is not supported", (node.op,)
     )

@@ -1,4 +1,4 @@
-"""Matrix products and what is built on them."""
+"""Matrix products of ONNX, and operators built on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matmul(node: Node, a: Value, b: Value) -> Array:
 
 
 def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Array:
-    """alpha * A' B' + beta * C, where ' may be a transposition."""
+    """Return alpha * A' B' + beta * C, where ' is an optional transposition."""
     a, b = device(a), device(b)
     left = 0 if node.get("transA", 0) else 1
     right = 1 if node.get("transB", 0) else 0

@@ -13,7 +13,7 @@ from xrl_jax.frontends.onnx_ops.convolution import per_channel
 def batch_normalization(
     node: Node, x: Array, scale: Array, bias: Array, mean: Array, variance: Array
 ) -> Array | tuple[Array, ...]:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, per channel."""
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel."""
     if node.opset < 9 and not node.get("spatial", 1):
         raise node.unsupported("spatial=0")
     epsilon = node.get("epsilon", 1e-5)
@@ -42,7 +42,7 @@ def batch_normalization(
 
 
 def standardise(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """Return (x - mean) / sqrt(variance + epsilon), the mean, and the inverse deviation."""
+    """Return (x - mean) / sqrt(variance + epsilon), the mean and 1 / sqrt(variance + epsilon)."""
     mean = jnp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     variance = jnp.mean(lax.square(centred), axis=axes, keepdims=True)
@@ -56,7 +56,7 @@ def instance_normalization(node: Node, x: Array, scale: Array, bias: Array) -> A
 
 
 def stash(node: Node, x: Array) -> Array:
-    """Return x in the precision that statistics are computed in (stash_type, default float32)."""
+    """Return x in the precision of the statistics (stash_type, by default at least float32)."""
     kind = node.get("stash_type", 1)
     if kind == 1 and x.dtype.itemsize < 4:
         return lax.convert_element_type(x, np.float32)
@@ -87,7 +87,7 @@ def rms_normalization(node: Node, x: Array, scale: Array) -> Array:
 
 
 def group_normalization(node: Node, x: Array, scale: Array, bias: Array) -> Array:
-    """Statistics per group of channels; scale and bias per group before opset 21."""
+    """Normalise each group of channels; scale and bias are per group before opset 21."""
     groups = node.attributes["num_groups"]
     wide = stash(node, x)
     grouped = jnp.reshape(wide, (x.shape[0], groups, -1))
@@ -103,7 +103,7 @@ def group_normalization(node: Node, x: Array, scale: Array, bias: Array) -> Arra
 
 
 def local_response(node: Node, x: Array) -> Array:
-    """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta."""
+    """Return x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta."""
     size = node.attributes["size"]
     low = (size - 1) // 2
     squares = lax.reduce_window(
@@ -119,7 +119,7 @@ def local_response(node: Node, x: Array) -> Array:
 
 
 def lp_normalization(node: Node, x: Array) -> Array:
-    """x / norm along an axis; 0 where the norm is 0."""
+    """Return x / norm along an axis; 0 where the norm is 0."""
     axis = axis_of(node.get("axis", -1), x.ndim)
     if node.get("p", 2) == 1:
         norm = jnp.sum(lax.abs(x), axis=axis, keepdims=True)

@@ -1,4 +1,4 @@
-"""Pooling operators of ONNX, as reduce_window in NC... layout."""
+"""Pooling operators of ONNX as reduce_window, in NC... layout."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from xrl_jax.frontends.onnx_ops.convolution import Pads, dilated, steps, window_
 class Window:
     """The window of a pooling node over an input: sizes, strides, pads, and room for ceil_mode.
 
-    `pads` are those the model states, and `room` the positions beyond them that the last window
-    of each axis reaches into when the output size is rounded up.
+    `pads` are those that the model specifies. `room` is the number of positions per axis beyond
+    them into which the last window reaches when the output size is rounded up.
     """
 
     def __init__(self, node: Node, size: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class Window:
                 self.room[i] = max(last + k - (n + low + high), 0)
 
     def reduce(self, x: Any, start: Any, combine: Callable[..., Any]) -> Any:
-        """reduce_window over the spatial axes, with pads and room; of one array or several."""
+        """Apply reduce_window over the spatial axes of one or more arrays, with pads and room."""
         pads = [(a, b + r) for (a, b), r in zip(self.pads, self.room, strict=True)]
         return lax.reduce_window(
             x,
@@ -72,7 +72,7 @@ def max_pool(node: Node, x: Array) -> Array | tuple[Array, Array]:
 
 
 def max_positions(node: Node, x: Array, window: Window) -> Array:
-    """Flat index over the whole tensor of each window's first maximum."""
+    """Return the flat index in the whole tensor of each window's first maximum."""
     dtype = canonical(np.int64)
     spatial = x.shape[2:]
     order = "F" if node.get("storage_order", 0) else "C"
@@ -102,7 +102,7 @@ def average_pool(node: Node, x: Array) -> Array:
 
 
 def window_counts(node: Node, window: Window, size: Sequence[int]) -> np.ndarray:
-    """How many positions each window averages over, [1, 1, ...]; room never counts."""
+    """Return how many positions each window averages over, [1, 1, ...]; room never counts."""
     result = np.ones((1, 1) + (1,) * len(size), np.int64)
     padded = bool(node.get("count_include_pad", 0))
     for i, n in enumerate(size):
@@ -125,7 +125,7 @@ def lp_pool(node: Node, x: Array) -> Array:
 
 
 def over_image(reduce: Callable[..., Array]) -> Callable[[Node, Array], Array]:
-    """A reduction of all spatial axes, which stay with size 1."""
+    """Return a reduction over all spatial axes, which are kept with size 1."""
     return lambda node, x: reduce(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
@@ -136,7 +136,7 @@ def global_lp_pool(node: Node, x: Array) -> Array:
 
 
 def max_unpool(node: Node, x: Value, index: Value, shape: Value | None = None) -> Array:
-    """Put values back where MaxPool found them (flat indices over the whole tensor)."""
+    """Scatter values to the indices that MaxPool returned (flat, over the whole tensor)."""
     x, index = device(x), device(index)
     kernel = node.attributes["kernel_shape"]
     strides = node.get("strides", (1,) * len(kernel))
@@ -149,7 +149,7 @@ def max_unpool(node: Node, x: Value, index: Value, shape: Value | None = None) -
     target = natural if shape is None else node.ints(shape, "output_shape")
     flat = jnp.reshape(index, (-1,))
     if tuple(target) != natural:
-        # Indices count in the inferred shape; express them in the wanted one.
+        # Indices refer to the inferred shape; convert them to the target shape.
         parts = jnp.unravel_index(flat, natural)
         flat = jnp.ravel_multi_index(parts, target, mode="clip")
     empty = jnp.zeros(int(np.prod(target)), x.dtype)

@@ -1,4 +1,4 @@
-"""Quantised operators of ONNX: integer arithmetic around zero points and scales."""
+"""Quantised operators of ONNX: integer arithmetic with zero points and scales."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def conv_integer(
 
 
 def centred(x: Array, zero: Array | None, axis: int | None = None) -> Array:
-    """x - zero point as int32; a zero point per channel lies along `axis`."""
+    """Return x - zero point as int32; zero points per channel lie along `axis`."""
     result = lax.convert_element_type(x, np.int32)
     if zero is None:
         return result
@@ -42,7 +42,7 @@ def matmul_integer(
 
 
 def quantise(x: Array, scale: Array, zero: Array) -> Array:
-    """round(x / scale) + zero point, saturated."""
+    """Return round(x / scale) + zero point, saturated."""
     info = jnp.iinfo(zero.dtype)
     rounded = lax.round(x / scale, lax.RoundingMethod.TO_NEAREST_EVEN)
     shifted = rounded + lax.convert_element_type(zero, rounded.dtype)
@@ -95,7 +95,7 @@ def qlinear_matmul(
 
 
 def along(scale: Array, x: Array, axis: int, block: int) -> Array:
-    """Shape a scale or zero point so that it meets x: one, one per axis entry, or per block."""
+    """Make a scale or zero point (a scalar, one per axis entry or per block) broadcastable to x."""
     if scale.size == 1 and scale.ndim <= 1:
         return jnp.reshape(scale, ())
     axis = axis + x.ndim if axis < 0 else axis
@@ -123,7 +123,7 @@ def quantize_linear(node: Node, x: Array, scale: Array, zero: Array | None = Non
 
 
 def dequantize_linear(node: Node, x: Array, scale: Array, zero: Array | None = None) -> Array:
-    """(x - zero point) * scale, in the dtype of the scale (or output_dtype)."""
+    """Return (x - zero point) * scale, in the dtype of the scale (or output_dtype)."""
     from onnx import helper
 
     axis, block = node.get("axis", 1), node.get("block_size", 0)

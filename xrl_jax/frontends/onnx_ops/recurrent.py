@@ -18,7 +18,7 @@ Gate = Callable[[Array], Array]
 State = tuple[Array, ...]
 
 
-# Activations by their names, which are not case-sensitive; others are operators.
+# Activations by lower-case name, because ONNX does not distinguish case here; most are operators.
 PARAMETRIC: dict[str, Callable[[Node, Array], Any]] = {
     "affine": lambda node, x: x * like(x, node.get("alpha", 1.0)) + like(x, node.get("beta", 0.0)),
     "scaledtanh": lambda node, x: (
@@ -33,9 +33,9 @@ PARAMETRIC: dict[str, Callable[[Node, Array], Any]] = {
 
 
 def activation(node: Node, name: str, alpha: float | None, beta: float | None) -> Gate:
-    """Return an activation by its ONNX name; a parameter that is None has the operator's default.
+    """Return an activation by its ONNX name; None for a parameter means the operator's default.
 
-    Raises UnsupportedOnnxError where there is none of this name.
+    Raises UnsupportedOnnxError for an unknown name.
     """
     translate = PARAMETRIC.get(name.lower())
     if translate is None:
@@ -65,7 +65,7 @@ def clipped(node: Node, x: Array) -> Array:
 
 
 def times(x: Array, weight: Array) -> Array:
-    """x [..., I] times the transpose of weight [O, I]."""
+    """Multiply x [..., I] by the transpose of weight [O, I]."""
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -135,7 +135,7 @@ def run(
 ) -> tuple[Array, State]:
     """Scan a cell over time; returns the outputs [T, B, H] and the last state.
 
-    Past the length of a sequence the state stays and the output is zero.
+    After the end of a sequence its state does not change and its output is zero.
     """
     steps = projected.shape[0]
     limit = None if lengths is None else lax.convert_element_type(lengths, np.int32)
@@ -162,7 +162,7 @@ def rnn_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object
 
 
 def lstm_cell(node: Node, functions: list[Gate], r: Array, bias: Array, peepholes: Array | None):
-    """Gates in the order input, output, forget, cell."""
+    """Return an LSTM cell; its gates are in the order input, output, forget, cell."""
     gate, squash, emit = functions
     hidden = r.shape[1]
     if peepholes is None:
@@ -185,7 +185,7 @@ def lstm_cell(node: Node, functions: list[Gate], r: Array, bias: Array, peephole
 
 
 def gru_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object):
-    """Gates in the order update, reset, hidden."""
+    """Return a GRU cell; its gates are in the order update, reset, hidden."""
     gate, squash = functions
     hidden = r.shape[1]
     after = node.get("linear_before_reset", 0)

@@ -1,4 +1,4 @@
-"""ONNX reductions and running sums."""
+"""Reductions, cumulative sums and products of ONNX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xrl_jax.frontends.onnx_ops.base import (
 
 
 def reduced_axes(node: Node, x: Value, axes: Value | None) -> tuple[int, ...] | None:
-    """Return the axes to reduce, or None where the node is an identity."""
+    """Return the axes to reduce, or None where the node reduces nothing."""
     chosen = node.get("axes", ()) if axes is None else node.ints(axes, "axes")
     if not chosen:
         return None if node.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
@@ -58,7 +58,7 @@ def mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 def extreme(
     reduce: Callable[..., Array], of_bools: Callable[..., Array], sign: int
 ) -> Callable[..., Array]:
-    """The largest (sign 1) or smallest (-1); of nothing the end of the dtype's range."""
+    """Return a max (sign 1) or min (-1) reduction; of no elements, the end of the dtype's range."""
 
     def find(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
         if x.dtype == np.bool_:
@@ -92,7 +92,7 @@ def cumulative(run: Callable[..., Array], start: float) -> Translation:
         result = run(x, axis, reverse=backwards)
         if not node.get("exclusive", 0):
             return result
-        # Exclusive: drop the full total and start from the neutral element.
+        # Exclusive: drop the full total and start with the neutral element.
         pads = [(0, 0, 0)] * x.ndim
         pads[axis] = (-1, 1, 0) if backwards else (1, -1, 0)
         return lax.pad(result, like(result, start), pads)

@@ -1,4 +1,4 @@
-"""Resize and Upsample of ONNX: one axis at a time, by known positions or a known matrix."""
+"""Resize and Upsample of ONNX, one axis at a time, by constant indices or a constant matrix."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from xrl_jax.frontends.onnx_ops.shape import take
 
 
 def positions(mode: str, size: int, new: int, scale: Any, roi: tuple[float, float]) -> np.ndarray:
-    """Return the coordinate in the input of each of the `new` outputs along an axis.
+    """Return the input coordinate of each of the `new` outputs along an axis.
 
-    The scale is a NumPy number, in whose precision this computes.
+    The scale is a NumPy scalar, whose dtype is the precision of the computation.
     """
     y = np.arange(new, dtype=scale.dtype)
     width = scale * size
@@ -61,12 +61,12 @@ ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def hat(x: np.ndarray) -> np.ndarray:
-    """The linear interpolation kernel."""
+    """Evaluate the linear interpolation kernel."""
     return np.maximum(1 - np.abs(x), 0)
 
 
 def cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Keys' cubic convolution kernel."""
+    """Return Keys' cubic convolution kernel."""
 
     def kernel(x: np.ndarray) -> np.ndarray:
         x = np.abs(x)
@@ -85,10 +85,10 @@ def interpolation_matrix(
     stretch: float,
     exclude_outside: bool,
 ) -> np.ndarray:
-    """Return [len(x), size]: how much each input counts at each coordinate; rows sum to 1.
+    """Return [len(x), size], the weight of each input at each coordinate; rows sum to 1.
 
-    `stretch` below 1 widens the kernel (antialiasing). Beyond the edge the last value repeats,
-    or does not count at all.
+    `stretch` below 1 widens the kernel (antialiasing). Beyond the edge the last value repeats or,
+    with `exclude_outside`, has weight 0.
     """
     reach = math.ceil(support / stretch) + 1
     taps = np.floor(x)[:, None].astype(int) + np.arange(-reach, reach + 2)
@@ -113,7 +113,7 @@ def apply_matrix(x: Array, matrix: np.ndarray, axis: int) -> Array:
 
 
 def repeat(x: Array, index: np.ndarray, axis: int) -> Array:
-    """Select by known positions; a whole-number enlargement is a broadcast."""
+    """Select along an axis by constant indices; enlargement by an integer is a broadcast."""
     size = x.shape[axis]
     times = len(index) // size if size else 0
     if times > 1 and np.array_equal(index, np.repeat(np.arange(size), times)):
@@ -131,7 +131,7 @@ def new_sizes(
     old = [x.shape[axis] for axis in axes]
     if scales is not None and scales.size:
         factors = [float(v) for v in node.host(scales, "scales").reshape(-1)]
-        # float32 scales such as 0.6 are a little off; ONNX floors the product as it is.
+        # float32 scales such as 0.6 are slightly off; ONNX floors the product without correction.
         return [math.floor(n * s) for n, s in zip(old, factors, strict=True)], factors
     if sizes is None:
         raise OnnxError("needs scales or sizes")
@@ -160,7 +160,7 @@ def resize_axes(
         size, new, scale = x.shape[axis], sizes[i], scales[i]
         if size == new and scale == 1 and coordinates != "tf_crop_and_resize":
             continue
-        # Nearest elements depend on how halves round; runtimes compute in single precision.
+        # The nearest element depends on how halves round; runtimes compute in single precision.
         kind = np.float32 if mode == "nearest" else np.float64
         bounds = (roi[i], roi[i + len(axes)])
         where = positions(coordinates, size, new, kind(scale), bounds).astype(np.float64)

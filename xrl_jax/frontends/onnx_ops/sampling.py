@@ -1,4 +1,4 @@
-"""Operators of ONNX that read images between the pixels: GridSample, RoiAlign, DeformConv."""
+"""Operators of ONNX that sample images between pixels: GridSample, RoiAlign, DeformConv."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from xrl_jax.frontends.onnx_ops.shape import gather_axis
 
 
 def pixels(x: Array, places: Sequence[Array]) -> Array:
-    """x [N, C, ...] at whole positions, one array [N, *P] per axis: [N, C, *P]."""
+    """Return x [N, C, ...] at integer positions, one array [N, *P] per axis, as [N, C, *P]."""
     last = jnp.moveaxis(x, 1, -1)
     found = gather_points(last, jnp.stack(places, axis=-1), batch=1)
     return jnp.moveaxis(found, -1, 1)
 
 
 def reflect(x: Array, low: float, high: float) -> Array:
-    """Fold positions into [low, high] as between two mirrors."""
+    """Reflect positions at low and high until they are in [low, high]."""
     if high <= low:
         return lax.full_like(x, low)
     width = like(x, high - low)
@@ -36,7 +36,7 @@ def reflect(x: Array, low: float, high: float) -> Array:
 
 
 def cubic_weights(t: Array) -> list[Array]:
-    """Keys' kernel (a = -0.75) at the taps -1, 0, 1, 2 around a fraction t."""
+    """Return the weights of Keys' kernel (a = -0.75) at the taps -1, 0, 1, 2 for a fraction t."""
     a = -0.75
 
     def near(d: Array) -> Array:
@@ -55,7 +55,10 @@ def interpolate(
     padding: str = "zeros",
     borders: Sequence[tuple[float, float]] = (),
 ) -> Array:
-    """x [N, C, ...] at positions [N, *P] per axis; padding as GridSample defines it."""
+    """Interpolate x [N, C, ...] at positions, one array [N, *P] per axis.
+
+    `padding` is as in GridSample; `borders` are the limits of reflection per axis.
+    """
     sizes = x.shape[2:]
     if mode == "nearest":
         where = [lax.round(w, lax.RoundingMethod.TO_NEAREST_EVEN) for w in where]
@@ -112,7 +115,7 @@ def grid_sample(node: Node, x: Array, grid: Array) -> Array:
 
 
 def roi_align(node: Node, x: Array, rois: Array, batch: Array) -> Array:
-    """Average (or maximum) of bilinear samples in each bin of each region [x1, y1, x2, y2]."""
+    """Return the average or maximum of bilinear samples per bin of each region [x1, y1, x2, y2]."""
     ratio = node.get("sampling_ratio", 0)
     if ratio <= 0:
         raise node.unsupported("sampling_ratio=0 (a number of samples that depends on data)")
@@ -129,7 +132,7 @@ def roi_align(node: Node, x: Array, rois: Array, batch: Array) -> Array:
         axes.append(lax.expand_dims(low, (1,)) + step * steps.astype(x.dtype))
     count = rois.shape[0]
     shape = (count, rows * ratio, columns * ratio)
-    images = gather_axis(x, wrap(batch, x.shape[0]), 0)  # of each region
+    images = gather_axis(x, wrap(batch, x.shape[0]), 0)  # one per region
     weights, places = [], []
     for i, position in enumerate(axes):
         size = x.shape[i + 2]
@@ -163,7 +166,7 @@ def deform_conv(
     bias: Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    """Convolution whose taps are moved by `offset` and weighted by `mask`, both from data."""
+    """Convolve, with taps moved by `offset` and weighted by `mask`, which are both inputs."""
     size = kernel.shape[2:]
     spatial, taps = len(size), math.prod(size)
     strides, dilations = steps(node, spatial)
@@ -180,7 +183,7 @@ def deform_conv(
         tap = np.array([place[axis] * dilations[axis] for place in places])
         grid = tap.reshape(-1, *(1,) * spatial) + start
         where.append(offset[:, :, axis] + grid.astype(x.dtype))
-    # Offsets are shared by the channels of a set: sets become batch entries.
+    # The channels of a set share their offsets, so sets become batch entries.
     split = jnp.reshape(x, (batch * sets, channels // sets, *x.shape[2:]))
     found = interpolate(split, where)
     if mask is not None:

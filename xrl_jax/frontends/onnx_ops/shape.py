@@ -1,4 +1,4 @@
-"""ONNX operators that move, cut, join or make arrays without computing on them."""
+"""ONNX operators that move, slice, concatenate or create arrays without arithmetic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrl_jax.frontends.onnx_ops.base import (
     is_host,
 )
 
-# Larger arrays are made by XLA instead of being kept as constants of the graph.
+# Arrays with more elements are computed by XLA instead of being constants of the graph.
 HOST_LIMIT = 65536
 
 
@@ -37,7 +37,7 @@ def identity(node: Node, x: Value) -> Value:
 
 
 def dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | None = None):
-    """Return x and an all-true mask: at inference nothing is dropped."""
+    """Return x and an all-true mask, because nothing is dropped at inference."""
     trains = training is not None and bool(node.host(training, "training_mode"))
     if trains and (ratio is None or float(node.host(ratio, "ratio")) != 0):
         raise node.unsupported("training mode (random numbers)")
@@ -106,7 +106,7 @@ def concat(node: Node, *values: Value) -> Array:
 
 
 def split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Array, ...]:
-    """Cut along an axis into given sizes, or into equal parts of which the last may be smaller."""
+    """Split along an axis into given sizes or equal parts; the last of these may be smaller."""
     axis = axis_of(node.get("axis", 0), x.ndim)
     if sizes is not None:
         parts = node.ints(sizes, "split")
@@ -122,7 +122,7 @@ def split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Array, ...]
 
 
 def slice_bounds(node: Node, inputs: tuple[Value | None, ...]):
-    """Return starts, ends, axes and steps: attributes before opset 10, inputs since."""
+    """Return starts, ends, axes and steps, which are attributes before opset 10, inputs since."""
     if node.opset < 10:
         starts, ends = node.attributes["starts"], node.attributes["ends"]
         axes = node.get("axes", tuple(range(len(starts))))
@@ -145,7 +145,7 @@ def slice_(node: Node, x: Value, *inputs: Value | None) -> Array:
     for start, end, axis, step in bounds:
         axis = axis_of(axis, x.ndim)
         length = x.shape[axis]
-        # A stop that is still negative after adding the length means "past the front".
+        # A stop that is still negative after adding the length is before the first element.
         first, stop, stride = slice(
             max(start, -length - 1), end if end >= -length else -length - 1, step
         ).indices(length)
@@ -168,7 +168,7 @@ def pad_constant(x: Array, amounts: list[tuple[int, int]], fill: Value) -> Array
 
 
 def pad_index(length: int, low: int, high: int, mode: str) -> np.ndarray:
-    """Return which element each padded position copies."""
+    """Return the index of the element that each padded position copies."""
     index = np.arange(-low, length + high)
     if mode == "edge":
         return np.clip(index, 0, length - 1)
@@ -186,7 +186,7 @@ def pad(
     fill: Value | None = None,
     axes: Value | None = None,
 ) -> Array:
-    """Pad (a negative amount cuts): attributes before opset 11, inputs since."""
+    """Pad (negative amounts crop); amounts are attributes before opset 11 and inputs since."""
     x = device(x)
     flat = node.attributes["pads"] if amounts is None else node.ints(amounts, "pads")
     chosen = range(x.ndim) if axes is None else node.ints(axes, "axes")
@@ -204,7 +204,7 @@ def pad(
 
 
 def take(x: Array, index: np.ndarray, axis: int) -> Array:
-    """Select along an axis by known, valid indices, as slices joined where they run in order."""
+    """Select along an axis by known, valid indices, by slices of runs if these are few."""
     breaks = np.flatnonzero(np.diff(index) != 1) + 1
     runs = np.split(index, breaks)
     if len(runs) > 8:
@@ -214,7 +214,7 @@ def take(x: Array, index: np.ndarray, axis: int) -> Array:
 
 
 def gather_axis(x: Array, index: Array, axis: int) -> Array:
-    """x indexed along an axis by an array of any rank; indices must be within bounds."""
+    """Index x along an axis by an array of any rank; indices must be within bounds."""
     kept = tuple(range(axis)) + tuple(range(axis + index.ndim, x.ndim + index.ndim - 1))
     numbers = lax.GatherDimensionNumbers(
         offset_dims=kept, collapsed_slice_dims=(axis,), start_index_map=(axis,)

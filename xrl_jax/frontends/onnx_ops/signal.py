@@ -1,4 +1,4 @@
-"""Fourier transforms of ONNX, where the last axis holds the real and imaginary part."""
+"""Fourier transforms of ONNX, where the last axis holds the real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xrl_jax.frontends.onnx_ops.base import (
 
 
 def to_complex(x: Array) -> Array:
-    """[..., 1 or 2] to complex [...]."""
+    """Convert [..., 1 or 2] to complex [...]."""
     if x.shape[-1] == 1:
         return lax.complex(x[..., 0], lax.full_like(x[..., 0], 0))
     return lax.complex(x[..., 0], x[..., 1])
@@ -46,7 +46,7 @@ def dft(
 
 
 def forward(x: Array, count: int | None, axis: int, onesided: bool) -> Array:
-    """Transform along an axis; onesided keeps the first half, which is all for real input."""
+    """Transform along an axis; onesided keeps the first half, which suffices for real input."""
     size = x.shape[axis] if count is None else count
     half = size // 2 + 1
     if x.shape[-1] == 2:
@@ -55,7 +55,7 @@ def forward(x: Array, count: int | None, axis: int, onesided: bool) -> Array:
     result = jnp.fft.rfft(x[..., 0], n=size, axis=axis)
     if onesided:
         return result
-    # The other half mirrors the first without its ends.
+    # The other half is the conjugate of the first, mirrored and without its ends.
     inner = lax.slice_in_dim(result, 1, (size + 1) // 2, axis=axis)
     return lax.concatenate([result, lax.conj(lax.rev(inner, (axis,)))], axis)
 
@@ -63,7 +63,7 @@ def forward(x: Array, count: int | None, axis: int, onesided: bool) -> Array:
 def stft(
     node: Node, signal: Value, step: Value, window: Value | None = None, length: Value | None = None
 ) -> Array:
-    """Transform of windows [B, frames, bins, 2] of a signal [B, L, 1 or 2]."""
+    """Transform windows of a signal [B, L, 1 or 2] to [B, frames, bins, 2]."""
     signal = device(signal)
     hop = int(node.host(step, "frame_step").reshape(()))
     if length is not None:

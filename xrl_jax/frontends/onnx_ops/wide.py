@@ -1,15 +1,16 @@
-"""Finds the nodes whose results may differ because JAX, without x64, has 32 bits where ONNX has 64.
+"""Finds nodes whose results may differ because JAX, without x64, has 32 bits where ONNX has 64.
 
-What is known while tracing (shapes, axes, indices made of them) is computed in 64 bits all the
-same. Of the rest a node is a culprit if
+Values known while tracing (shapes, axes, indices computed from them) are computed in 64 bits in
+any case. Any other node is a culprit if
 
 - it reads a known integer that does not fit 32 bits,
-- it computes an integer that may leave 32 bits. Each has an interval for that; integers of which
-  nothing is known (inputs, rounded floats) are taken to be indices and counts within 2**15, so
-  that offsets and masks do not count, and products with large constants do,
-- it computes on doubles. To move, choose or compare them is no computation.
+- it computes an integer that may exceed 32 bits, according to interval arithmetic. Integers of
+  unknown range (inputs, rounded floats) are assumed to be indices and counts within 2**15, so that
+  adding offsets or masks is harmless, but multiplying by large constants is not,
+- it computes on doubles. Moving, selecting or comparing them does not count.
 
-Not followed: what goes into the body of a Loop or Scan, or comes out of one or of an If.
+Values that enter or leave the body of a Loop or Scan, or leave a branch of an If, are not
+followed.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from xrl_jax.frontends.onnx_ops.base import Node, Value, canonical, is_host
 Interval = tuple[int, int]
 
 UNKNOWN: Interval = (-(2**15), 2**15)
-# The results are values of the first input, or zeros.
+# Operators whose results consist of elements of the first input, or zeros.
 MOVES = frozenset(
     "Compress DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity MaxPool "
     "Pad ReduceMax ReduceMin Reshape Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu "
     "Unsqueeze".split()
 )
-# The results are values of the inputs.
+# Operators whose results consist of elements of the inputs.
 CHOOSES = frozenset("Clip Concat Max Min ScatterElements ScatterND Where".split())
 COMPARES = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 CASTS = frozenset("BitCast Cast CastLike".split())
 CONTROL = frozenset("If Loop Scan".split())
-# Which results are positions along an axis.
+# The index of the result that holds positions along an axis.
 POSITIONS = {"ArgMax": 0, "ArgMin": 0, "NonZero": 0, "TopK": 1}
 SHOWN = 3
 
@@ -81,7 +82,7 @@ def summed(a: Interval, count: int) -> Interval:
 
 
 def bounded(node: Node, ranges: Sequence[Interval | None]) -> Interval:
-    """The interval of Clip, Max or Min."""
+    """Return the interval of Clip, Max or Min."""
     if node.key == "Clip":
         low, high = [*ranges[1:], None, None][:2]
         first = ranges[0] or UNKNOWN
@@ -95,7 +96,7 @@ def bounded(node: Node, ranges: Sequence[Interval | None]) -> Interval:
 def interval_of(
     node: Node, inputs: Sequence[Value | None], ranges: Sequence[Interval | None], size: int
 ) -> Interval | None:
-    """The interval of a node's first result, of `size` elements; None if nothing is said of it."""
+    """Return the interval of a node's first result, which has `size` elements; None if unknown."""
     op, first = node.key, inputs[0]
     if first is None:
         return None
@@ -129,7 +130,7 @@ def interval_of(
 
 
 def cast_interval(dtype: np.dtype, known: Interval | None) -> Interval:
-    """What an integer of 64 bits may be that was cast from this type."""
+    """Return the interval of a 64-bit integer that was cast from a value of this type."""
     if known is not None:
         return known
     if dtype == np.bool_:
@@ -140,7 +141,7 @@ def cast_interval(dtype: np.dtype, known: Interval | None) -> Interval:
 
 
 class Watch:
-    """Follows the 64-bit values of a model while it is traced, by their names."""
+    """Tracks the 64-bit values of a model, by name, while the model is traced."""
 
     def __init__(self) -> None:
         self.ranges: dict[str, Interval] = {}
@@ -148,13 +149,13 @@ class Watch:
         self.culprits: dict[str, None] = {}
 
     def given(self, name: str, dtype: Any) -> None:
-        """An input or weight, and the type that the model says it has."""
+        """Record an input or weight, with the type that the model declares."""
         self._note(name, np.dtype(dtype), UNKNOWN)
 
     def saw(
         self, node: Node, inputs: Sequence[Value | None], results: Sequence[Value | None]
     ) -> None:
-        """A node was translated."""
+        """Record a node that was translated."""
         for name in node.outputs:
             self.ranges.pop(name, None)
             self.doubles.discard(name)
@@ -173,7 +174,7 @@ class Watch:
         self._saw_integers(node, inputs, results)
 
     def warn(self) -> None:
-        """One warning that names the first culprits, if there are any."""
+        """Emit one warning that names the first culprits, if there are any."""
         if not self.culprits:
             return
         names = list(self.culprits)

@@ -1,5 +1,5 @@
-"""Products, loops over their rows and products of these in a partition, each three as one operator:
-attention.
+"""Fuses a product (the scores), a loop over its rows and a product of the loop's result into one
+operator: attention.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from xrl_jax.libraries.onednn.spec import (
     swap,
 )
 
-_LEAST_ROWS = 8  # of the left operand; with fewer, the right ones are not worth their copies
+_LEAST_ROWS = 8  # of the left operand; with fewer, copying the right operands does not pay
 
 
 def attended(part: Partition) -> Partition:
-    """The same partition with attention in place of its parts."""
+    """Return the partition with `Attention` in place of the operators that it fuses."""
     uses = Counter([*part.outputs, *(a for i in part.code for a in i.args)])
     code = tuple(_attention(part, last, uses) or last for last in part.code)
     return cut(replace(part, code=code), part.outputs, keep_inputs=True)[0]
 
 
 def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
-    """The product as attention, if one of its operands is made so and for it alone.
-
-    Where that is the right one, it is the product's turned one: v' p' = (p v)'.
+    """Return the product as attention, or None if neither operand is a loop's result on scores that
+    has no other use. If it is the right operand, p' in v' p' = (p v)', attention computes p v.
     """
     op = last.op
     if not isinstance(op, Dot) or op.after != Epilogue() or part.is_packed(last.args[1]):
@@ -61,7 +60,7 @@ def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> I
 
 
 def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
-    """A product as attention, if its left operand is what a loop gives."""
+    """Return a product as attention if its left operand is a loop's result on scores, else None."""
     made = part.code[last.args[0] - len(part.inputs)]
     if not isinstance(made.op, Loop):
         return None
@@ -78,14 +77,22 @@ def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Ins
 
 
 class _Producer(NamedTuple):
-    """A value that others are made of by moving its numbers, the last two axes turned or not."""
+    """The source of a value that reshapes and swaps of the last two axes make from it.
+
+    Attributes:
+      is_turned: whether these axes are swapped in the end.
+    """
 
     value: int
     is_turned: bool
 
 
 def _producer(part: Partition, value: int, uses: Mapping[int, int]) -> _Producer | None:
-    """Of which value this one is made, if it is used for nothing else; None if that is an input."""
+    """Trace a value back through reshapes and swaps of its last two axes.
+
+    Return None if that leads to an input, a value has another use, or the axes are both swapped and
+    reshaped.
+    """
     n, turns, is_reshaped = len(part.inputs), 0, False
     while value >= n and uses[value] == 1:
         made = part.code[value - n]
@@ -102,8 +109,8 @@ def _producer(part: Partition, value: int, uses: Mapping[int, int]) -> _Producer
 def _joined(
     part: Partition, scores: Instruction, between: Instruction, at: int, last: Instruction
 ) -> Instruction | None:
-    """The three as one, if they fit: the loop goes over the rows of the scores, and its result has
-    their size.
+    """Return the three as one instruction, or None if they do not fit: the loop has to go over the
+    rows of the scores, and its result has to have their size.
     """
     first, loop, second = scores.op, between.op, last.op
     assert isinstance(first, Dot) and isinstance(loop, Loop) and isinstance(second, Dot)
@@ -131,7 +138,7 @@ def _joined(
 
 
 def _with_addend(loop: Loop, at: int) -> Loop:
-    """The loop on the sum of that argument and another, which comes last."""
+    """Return the loop on the sum of argument `at` and a further argument, which comes last."""
     n, shape = len(loop.inputs), loop.inputs[at]
     total = n + 1
 

@@ -1,11 +1,12 @@
-"""Machine code for attention: products of rows, a loop over each of them, and the products of what
-it gives, as LLVM's intermediate language.
+"""Generated code for attention, as LLVM IR: a product (the scores), a loop over each of its rows,
+and the product of the loop's result with another operand.
 
-The scores are as many numbers as all pairs of rows; in memory they take longer to go by than to be
-computed. So a few tiles of rows go through all three at a time, their scores in the second cache.
-The right operands of a batch are copied into strips first, once for each thread.
+The scores have one element for each pair of rows; moving them through memory takes longer than
+computing them. So a few tiles of rows go through all three steps at a time, with their scores in
+the L2 cache. The right operands of a batch are first copied into strips, once for each thread.
 
-Source: T. Dao et al., FlashAttention (2022), without its running maximum: a row of scores is whole.
+Source: T. Dao et al., FlashAttention (2022), without its running maximum, because a row of scores
+is complete.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Loop
 
-MOST_ROOM = 1 << 18  # numbers that a thread may keep of right operands: it does so on its stack
-_SCORES = 1 << 14  # and of the rows that are worked on together, or of their scores
-_SMALL_SUM = 64  # products that take as long as threads are worth, for each number of `SMALL`
-Strides = tuple[int, int, int]  # of the batch, the rows and the columns, in numbers
+MOST_ROOM = 1 << 18  # elements of right operands that a thread may keep, which it does on its stack
+_SCORES = 1 << 14  # elements of a group's rows, or of their scores
+_SMALL_SUM = 64  # multiply-adds that count as one element of `SMALL`
+Strides = tuple[int, int, int]  # of the batch, the rows and the columns, in elements
 
 
 @dataclass(frozen=True)
 class Attended:
-    """[batch, m, k] by [batch, k, n], the loop over each row, and what it gives by [batch, n, d].
+    """[batch, m, k] by [batch, k, n], a loop over each row, and the loop's result by [batch, n, d].
 
-    The arguments are the first two operands, those of the loop but the scores, and the last one.
+    The arguments are the operands of the first product, the loop's arguments except the scores, and
+    the right operand of the last product.
 
     Attributes:
       strides: of the three operands and of the result.
-      at: which of the loop's arguments the scores are.
-      lanes: numbers in a register.
+      at: index of the scores among the loop's arguments.
+      lanes: float32 elements in a SIMD register.
     """
 
     batch: int
@@ -49,32 +51,32 @@ class Attended:
 
     @property
     def tile(self) -> int:
-        """Rows of results that are made at a time; the last tile of a batch may have fewer."""
+        """Rows of results computed at a time; the last tile of a batch may have fewer."""
         return min(TILE[self.lanes], self.m)
 
     @property
     def tiles(self) -> int:
-        """Of a batch."""
+        """The number of tiles in a batch."""
         return -(-self.m // self.tile)
 
     @property
     def together(self) -> int:
-        """Tiles whose rows and scores are in memory at a time, at most."""
+        """The number of tiles in a group: their rows and scores are in memory at the same time."""
         return max(1, min(_SCORES // (self.tile * max(self.n, self.k)), self.tiles))
 
     @property
     def groups(self) -> int:
-        """Of so many tiles, in a batch."""
+        """The number of groups in a batch; the last may have fewer tiles."""
         return -(-self.tiles // self.together)
 
 
 def room(k: int, n: int, d: int) -> int:
-    """Numbers of a batch's right operands [k, n] and [n, d] in strips, whose last may be cut."""
+    """Return how many elements a batch's right operands [k, n] and [n, d] take in whole strips."""
     return (-(-n // STRIP) * k + -(-d // STRIP) * n) * STRIP
 
 
 def kernel_of(what: Attended, name: str) -> Kernel:
-    """All groups of tiles, shared out."""
+    """Return the kernel, whose parts are the groups of tiles of all batches."""
     few = what.batch * what.m * what.n * (what.k + what.d) < SMALL * _SMALL_SUM
     loop = rows.function(what.loop, f"{name}_loop")
     body = _Function(what, f"{name}_loop").text(name)
@@ -82,7 +84,7 @@ def kernel_of(what: Attended, name: str) -> Kernel:
 
 
 class _Function:
-    """The function for some of the groups of tiles."""
+    """Writes the function that computes a range of the groups of tiles."""
 
     def __init__(self, what: Attended, loop: str) -> None:
         self.what, self.loop = what, loop
@@ -91,7 +93,7 @@ class _Function:
         self.others = len(what.loop.inputs) - 1
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first, after the last)."""
+        """Return the definition of `name`(table, first group, group after the last)."""
         what, out = self.what, self.out
         n_strips, d_strips = (-(-size // STRIP) for size in (what.n, what.d))
         head = f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}"
@@ -109,7 +111,7 @@ class _Function:
         return out.text
 
     def _group(self, group: str) -> None:
-        """A group of tiles; those of a batch that come first bring its right operands."""
+        """Compute a group of tiles, after copying the right operands if the batch is a new one."""
         what, out = self.what, self.out
         batch = out.add(f"sdiv i64 {group}, {what.groups}")
         own = out.add(f"sub i64 {group}, {out.add(f'mul i64 {batch}, {what.groups}')}")
@@ -125,7 +127,7 @@ class _Function:
         self._results(batch, first, end)
 
     def _start(self, base: str, which: int, batch: str, row: str) -> str:
-        """Where a row of an operand begins."""
+        """Return the address where a row of an operand begins."""
         steps = self.what.strides[which]
         skipped = self.out.add(f"mul i64 {batch}, {steps[0]}")
         inner = self.out.add(f"mul i64 {row}, {steps[1]}")
@@ -134,7 +136,7 @@ class _Function:
     def _into_strips(
         self, name: str, base: str, which: int, batch: str, columns: int, terms: int
     ) -> None:
-        """A batch of a right operand [terms, columns]; numbers beyond the last column are zeros."""
+        """Copy a batch's right operand [terms, columns] into strips, padded with zeros."""
         out = self.out
         _, along, across = self.what.strides[which]
         whole, rest = divmod(columns, STRIP)
@@ -156,7 +158,9 @@ class _Function:
             strip(f"{name}_rest", str(whole), rest)
 
     def _each_tile(self, name: str, first: str, end: str) -> Iterator[tuple[str, str, int]]:
-        """For each tile from `first` to `end`: its label, its number and its rows."""
+        """Write a loop over the whole tiles from `first` to before `end`, and a test for a smaller
+        last one; inside each, yield a label, the tile's number and its number of rows.
+        """
         out = self.out
         full_end = out.least(end, str(self.full))
         with out.loop(f"{name}_full", first, full_end) as tile:
@@ -166,7 +170,7 @@ class _Function:
                 yield f"{name}_few", str(self.full), self.left
 
     def _kept(self, place: str, tile: str, first: str, columns: int) -> str:
-        """Where a tile of a group begins in what is kept of the group."""
+        """Return where a tile begins in a buffer of the group whose first tile is `first`."""
         at = self.out.add(f"sub i64 {tile}, {first}")
         return self.out.at(place, self.out.add(f"mul i64 {at}, {self.what.tile * columns}"))
 
@@ -190,7 +194,9 @@ class _Function:
                 out.store_cut(label, each, cut)
 
     def _through_loop(self, batch: str, first: str, end: str) -> None:
-        """The loop over the rows of a group, where they are; it counts the rows of all batches."""
+        """Call the loop on the scores of a group, in place. It numbers rows across all batches, so
+        the address of the scores is shifted accordingly.
+        """
         out, what = self.out, self.what
         before = out.add(f"mul i64 {batch}, {what.m}")
         start = out.add(f"add i64 {before}, {out.add(f'mul i64 {first}, {what.tile}')}")

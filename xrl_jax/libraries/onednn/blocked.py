@@ -1,9 +1,9 @@
-"""Machine code for products of many rows with a weight, as LLVM's intermediate language.
+"""Generated code for products of many rows with a weight, as LLVM IR.
 
-The weight lies in strips of `STRIP` columns, as `stream` has it. Of a strip and `_DEPTH` of its
-rows, which stay in the first cache, `_TILE` rows of results are made at a time, all in registers;
-the rows of the left operand are copied first, so that a tile reads them one after the other and all
-of them stay in the second cache.
+The weight is stored in strips of `STRIP` columns, as in `stream`. `_DEPTH` rows of a strip are used
+at a time and stay in the L1 cache; the results of `TILE` rows are computed at a time, all in
+registers. The rows of the left operand are copied first, so that a tile reads them one after the
+other and all of them stay in the L2 cache.
 
 Source: K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 """
@@ -18,20 +18,22 @@ from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue
 
-_DEPTH = 256  # rows of a strip: 16 KiB
-_MOST_TILES = 48  # whose rows are copied together: 288 KiB
-_FEW_ROWS = 64  # whose products take little longer than the weight takes to come from memory
-_SMALL_DEPTH = 64  # a product of so many terms is worth threads like a sum of `SMALL` numbers
+_DEPTH = 256  # rows of a strip that are used at a time: 16 KiB
+_MOST_TILES = 48  # whose rows are copied together: 288 KiB with tiles of 6 rows
+_FEW_ROWS = 64  # with so few, a product takes little longer than loading the weight from memory
+_SMALL_DEPTH = 64  # multiply-adds that count as one element of `SMALL`
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """[rows, k], or [k, rows] where that is stored `turned`, by [k, n], the weight in strips
-    [strips, k, STRIP] of which the last may have fewer columns than it has room for; then a bias
-    [n] and an addend [rows, n].
+    """[rows, k] by a weight [k, n], plus a bias [n] and an addend [rows, n].
+
+    The weight is in strips [strips, k, STRIP]; the last may have fewer columns than it has room
+    for.
 
     Attributes:
-      lanes: numbers in a register.
+      turned: whether the left operand is stored as [k, rows].
+      lanes: float32 elements in a SIMD register.
     """
 
     rows: int
@@ -47,7 +49,7 @@ class Blocked:
 
     @property
     def tile(self) -> int:
-        """Rows of results that are made at a time; the last tile may have fewer."""
+        """Rows of results computed at a time; the last tile may have fewer."""
         return min(TILE[self.lanes], self.rows)
 
     @property
@@ -60,24 +62,24 @@ class Blocked:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether threads share the tiles, else the strips: what there is more of."""
+        """Whether threads share the tiles; else they share the strips, which are more."""
         return self.tiles >= self.strips
 
     @property
     def last(self) -> int:
-        """The number of the result among the arguments."""
+        """The index of the result among the arguments."""
         return 2 + self.after.bias + self.after.addend
 
 
 def kernel_of(what: Blocked, name: str) -> Kernel:
-    """All tiles or strips, shared out."""
+    """Return the kernel, whose parts are the tiles or the strips."""
     few = what.rows * what.k * what.n < SMALL * _SMALL_DEPTH
     shared = what.tiles if what.shares_rows else what.strips
     return Kernel(_Function(what).text(name), shared, few)
 
 
 class _Function:
-    """The function for some of the tiles, or of the strips."""
+    """Writes the function that computes a range of the tiles, or of the strips."""
 
     def __init__(self, what: Blocked) -> None:
         self.what = what
@@ -85,7 +87,7 @@ class _Function:
         self.full, self.left = divmod(what.rows, what.tile)  # tiles, and rows of the last
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first, after the last)."""
+        """Return the definition of `name`(table, first part, part after the last)."""
         what, out = self.what, self.out
         shared = ("%from", "%to")
         tiles = shared if what.shares_rows else ("0", str(what.tiles))
@@ -95,7 +97,7 @@ class _Function:
             out.raw(f"  %copies = alloca [{size} x float], align 64")
             out.raw(f"  %nothing = alloca {VECTOR}, align 64")
             out.raw(f"  store {VECTOR} {ZEROS}, ptr %nothing")
-            # As many tiles together as fit, the same number each time.
+            # Groups of as many tiles as fit, of equal size.
             span = out.add(f"sub i64 {tiles[1]}, {tiles[0]}")
             groups = out.ceiling(span, str(_MOST_TILES))
             step = out.ceiling(span, out.largest(groups, "1"))
@@ -109,7 +111,7 @@ class _Function:
     def _of_depth(
         self, first: str, end: str, strips: tuple[str, str], start: str, depth: str
     ) -> None:
-        """What rows `start` and so on of the weight add to the results of some tiles."""
+        """Add to the results of some tiles the terms of the weight's rows from `start` on."""
         out, what = self.out, self.what
         full_end = out.least(end, str(self.full))
         is_first = out.add(f"icmp eq i64 {start}, 0")
@@ -138,7 +140,7 @@ class _Function:
                     self._results("few", self.left, last, copies_of(last), *at)
 
     def _copy(self, name: str, rows: int, tile: str, to: str, start: str, depth: str) -> None:
-        """Columns of the left operand's rows of a tile, those of a column one after the other."""
+        """Copy columns of a tile of the left operand; elements of a column become adjacent."""
         out, what = self.out, self.what
         row = out.add(f"mul i64 {tile}, {what.tile}")
         across, along = (1, what.rows) if what.turned else (what.k, 1)
@@ -159,7 +161,7 @@ class _Function:
         is_first: str,
         is_last: str,
     ) -> None:
-        """A tile's results in a strip; what follows is done where these are the last terms."""
+        """Compute a tile's results in a strip; addend and clipping follow the last terms."""
         out, what = self.out, self.what
         column = out.add(f"mul i64 {strip}, {STRIP}")
         row = out.add(f"mul i64 {tile}, {what.tile}")
@@ -187,7 +189,7 @@ class _Function:
             out.store_cut(f"{name}_all", list(zip(values, places, strict=True)), cut)
 
     def _finished(self, total: str, at: str, row: int, mask: str | None) -> str:
-        """A vector of sums with what follows."""
+        """Return a vector of sums after the addend and clipping."""
         out, what, value = self.out, self.what, total
         if what.after.addend:
             place = out.at(f"%p{what.last - 1}", out.add(f"add i64 {at}, {row * what.n}"))

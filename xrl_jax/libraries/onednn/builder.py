@@ -1,4 +1,4 @@
-"""Steps of a call as they are made: values in their layouts, and memory between the steps."""
+"""The steps of a call while they are built: values in their layouts, and memory between steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from xrl_jax.libraries.onednn.c_api import (
     UnimplementedError,
 )
 from xrl_jax.libraries.onednn.native import Later, Own, Place
+from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
 from xrl_jax.libraries.onednn.spec import Shape
 
 _ALIGNED = 64  # bytes
@@ -23,7 +24,7 @@ _ALIGNED = 64  # bytes
 
 @dataclass
 class Block:
-    """Memory between steps: bytes, and the steps that it has to last from and to."""
+    """Temporary memory: its size in bytes, and the first and the last step that use it."""
 
     nbytes: int
     first: int
@@ -32,14 +33,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """What begins so many bytes after a block."""
+    """Memory that begins `offset` bytes after the start of a block."""
 
     block: Block
     offset: int
 
 
 Where = Place | Block | Part
-What = int | Later | Own  # a primitive, or what code of ours computes
+What = int | Later | Own  # a primitive, or the description of generated code
 
 
 def block_of(place: Block | Part) -> Block:
@@ -48,7 +49,7 @@ def block_of(place: Block | Part) -> Block:
 
 @dataclass
 class Value:
-    """An array: its layout, in the order of its axes, and where it lies."""
+    """An array: its layout, in the order of its axes, and where it is stored."""
 
     desc: Desc
     place: Where
@@ -56,7 +57,7 @@ class Value:
 
 @dataclass
 class Builder:
-    """Steps and the values they have made so far."""
+    """The steps so far, and the values that they compute."""
 
     lib: Library
     values: list[Value] = field(default_factory=list)
@@ -69,15 +70,17 @@ class Builder:
         return Block(self.lib.nbytes(desc), now, now)
 
     def run(self, prim: Prim, args: Sequence[tuple[int, Value]]) -> None:
-        """Append a step; it lengthens the life of what it reads and writes."""
+        """Append a step; the blocks that it reads and writes have to last until then."""
         listed: list[tuple[int, Desc, Where]] = [(which, v.desc, v.place) for which, v in args]
         scratch = self.lib.of(prim, "scratchpad")
         if nbytes := self.lib.nbytes(scratch):
             listed.append((SCRATCHPAD, scratch, Block(nbytes, len(self.steps), len(self.steps))))
+        if len(listed) > MOST_ARGUMENTS:
+            raise UnimplementedError(f"{len(listed)} arguments of one primitive")
         self.append(self.primitive(prim), listed)
 
     def primitive(self, prim: Prim) -> What:
-        """What can be executed."""
+        """Return what a step executes for a primitive descriptor."""
         return self.lib.primitive(prim)
 
     def append(self, what: What, listed: list[tuple[int, Desc, Where]]) -> None:
@@ -92,30 +95,31 @@ class Builder:
     # --- layouts ---
 
     def as_laid_out(self, value: Value, desc: Desc) -> Value:
-        """The same array in another layout, or where it is."""
+        """Return the array in another layout; without a copy if it has that layout already."""
         if self.lib.equal(value.desc, desc):
-            # Strides of axes of size 1 may differ, and the library has no good kernel for any but
-            # those that it would choose itself.
+            # Equal layouts may differ in the strides of axes of size 1, and the library has good
+            # kernels only for the strides that it would choose itself.
             return Value(desc, value.place)
         moved = Value(desc, self.block(desc))
         self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
         return moved
 
     def row_major(self, values: Sequence[Value], shapes: Sequence[Shape]) -> list[Value]:
-        """The same arrays, row-major."""
+        """Return the arrays in row-major layout."""
         pairs = zip(values, shapes, strict=True)
         return [self.as_laid_out(v, self.lib.desc(s)) for v, s in pairs]
 
     def wanted(self, shape: Sequence[int], order: Sequence[int], output: Place | None) -> Desc:
-        """The layout of a result with axes in this order: what the library likes, or the one that
-        is row-major in the order of `shape` where it is returned.
+        """Return the layout to request for a result with its axes in this order: the library's
+        choice, or, if the call returns the result, the one that is row-major in the order of
+        `shape`.
         """
         if output is None:
             return self.lib.any_desc([shape[a] for a in order])
         return self.lib.permuted(self.lib.desc(shape), order)
 
     def reshaped(self, x: Value, shape: Shape, new: Shape) -> Value:
-        """The same numbers in another shape: where they lie, if the layout allows it."""
+        """Return the array in another shape, without a copy if the layout allows it."""
         with contextlib.suppress(UnimplementedError):
             return Value(self.lib.reshaped(x.desc, new), x.place)
         return Value(self.lib.desc(new), self.as_laid_out(x, self.lib.desc(shape)).place)
@@ -125,9 +129,9 @@ class Builder:
 
 
 def laid_out(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """Offsets of the blocks, none over another that lives at the same time; and bytes in all.
+    """Return the blocks' offsets and the bytes in all; blocks in use at a time do not overlap.
 
-    First fit, largest first.
+    The algorithm is first fit, largest first.
     """
     offsets = [0] * len(blocks)
     placed: list[int] = []

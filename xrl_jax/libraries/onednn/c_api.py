@@ -1,8 +1,8 @@
-"""oneDNN as a shared library, by its C interface.
+"""oneDNN as a shared library, through its C interface.
 
 The library comes with the Python package `onednn-cpu-gomp` (`pip install xrl_jax[onednn]`), or with
-the system. Descriptors and primitives made here live as long as the process: the code that calls
-them holds their addresses.
+the operating system. Descriptors and primitives created here live as long as the process, because
+the code that uses them holds their addresses.
 
 Source: oneDNN 3, include/oneapi/dnnl/dnnl.h and dnnl_types.h (github.com/uxlfoundation/oneDNN).
 """
@@ -28,8 +28,9 @@ from xrl_jax.libraries.onednn.post_ops import NO_POST_OPS, PostOps
 
 _PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
-# Its threads wait busily for the next operator, for some hundred microseconds at most: the cores
-# are XLA's too. Each stays on a processor: two that wait for each other on one would take turns.
+# Threads spin while they wait for the next operator, for some hundred microseconds at most, because
+# XLA uses the same cores. Each is bound to a processor: two that wait for each other on one
+# processor would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
 F32 = 3
@@ -39,7 +40,7 @@ _POST_OP = 32768
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
 _STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
-_N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # how many axes are in blocks; of what sizes; which
+_N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # number of blocks, their sizes, their axes
 _BINARY = {
     "add": 0x1FFF0,
     "mul": 0x1FFF1,
@@ -48,7 +49,7 @@ _BINARY = {
     "div": 0x1FFF4,
     "sub": 0x1FFF5,
 }
-_AVX512 = 0x20  # among the bits of an instruction set
+_AVX512 = 0x20  # a bit in the code of an instruction set
 _POOLS = {"max": 0x1FF, "average": 0x2FF}
 
 Desc = int  # address of a memory descriptor: dims, strides, blocks
@@ -56,7 +57,7 @@ Prim = int  # address of a primitive descriptor
 
 
 class UnimplementedError(RuntimeError):
-    """The library has no kernel, or only its reference one, for what was asked."""
+    """The library has no kernel, or only its reference kernel, for the request."""
 
 
 class _Version(ctypes.Structure):
@@ -71,7 +72,7 @@ class _Version(ctypes.Structure):
 
 
 class Library:
-    """The functions of the library that are needed, with the CPU as the engine."""
+    """The functions of the library that xrl_jax uses, with the CPU as the engine."""
 
     def __init__(self, path: str) -> None:
         processors = os.sched_getaffinity(0)
@@ -90,21 +91,21 @@ class Library:
         )
         self.engine = int(engine.value or 0)
         isa = int(self._lib.dnnl_get_effective_cpu_isa())
-        # What a layout chosen by the library depends on.
-        self.lanes = 16 if isa & _AVX512 else 8  # numbers in a vector of its kernels
+        # Layouts chosen by the library depend on these.
+        self.lanes = 16 if isa & _AVX512 else 8  # elements of a vector in its kernels
         self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
 
     def set_verbose(self, level: int) -> None:
-        """1: the library prints every execution of a primitive and what it took; 0: nothing."""
+        """Let the library print every execution of a primitive and its time (1), or nothing (0)."""
         self._check(self._lib.dnnl_set_verbose(level), "verbose")
 
     def address(self, name: str) -> int:
-        """Of a function."""
+        """Return the address of a function."""
         return int(ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0)
 
     def threads(self) -> tuple[int, int, int] | None:
-        """Addresses of `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num` of the
-        OpenMP that it runs on; None if it is none of GNU's interface.
+        """Return the addresses of `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num`
+        in the library's OpenMP runtime; None if that does not have GNU's interface.
         """
         names = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
         try:
@@ -114,7 +115,7 @@ class Library:
         return start, n, number
 
     def n_threads(self) -> int:
-        """On which primitives run that the thread at hand makes, at most."""
+        """Return the most threads that run a primitive created by the current thread."""
         try:
             return int(self._lib.omp_get_max_threads())
         except AttributeError:
@@ -123,7 +124,7 @@ class Library:
     # --- memory descriptors ---
 
     def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None) -> Desc:
-        """Of float32 values; strides in elements, those of a row-major array if None."""
+        """Describe an array of float32 with these strides, in elements; row-major if None."""
         if strides is None:
             strides = row_major(dims)
         return self._new(
@@ -131,18 +132,18 @@ class Library:
         )
 
     def any_desc(self, dims: Sequence[int]) -> Desc:
-        """Of float32 values, the layout to be chosen by the library."""
+        """Describe an array of float32 whose layout the library is to choose."""
         return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), F32, _ANY)
 
     def permuted(self, desc: Desc, order: Sequence[int]) -> Desc:
-        """The same memory with axis `order[i]` in place i, as by `lax.transpose`."""
+        """Describe the same memory with axis `order[i]` in place i, as by `lax.transpose`."""
         places = [order.index(i) for i in range(len(order))]
         return self._new(
             "dnnl_memory_desc_permute_axes", _at(desc), (ctypes.c_int * len(order))(*places)
         )
 
     def reshaped(self, desc: Desc, dims: Sequence[int]) -> Desc:
-        """The same memory in another shape, in the order of a row-major array.
+        """Describe the same memory in another shape, with the elements in row-major order.
 
         Raises:
           UnimplementedError: the layout has no strides for that.
@@ -150,17 +151,17 @@ class Library:
         return self._new("dnnl_memory_desc_reshape", _at(desc), len(dims), _dims(dims))
 
     def part(self, desc: Desc, dims: Sequence[int], start: Sequence[int]) -> Desc:
-        """A part of an array, in its memory."""
+        """Describe a part of an array, in the array's memory."""
         return self._new("dnnl_memory_desc_create_submemory", _at(desc), _dims(dims), _dims(start))
 
     def strides(self, desc: Desc) -> tuple[int, ...] | None:
-        """Of an array from its beginning on, in numbers; None where blocks of it lie together."""
+        """Return an array's strides in elements; None if it is in blocks or has an offset."""
         if self._asked(desc, _N_BLOCKS, ctypes.c_int) or self._asked(desc, _START, ctypes.c_int64):
             return None
         return self._listed(desc, _STRIDES, _RANK)
 
     def layout(self, desc: Desc) -> tuple[tuple[int, ...], ...]:
-        """Where the numbers of an array lie: the same for equal layouts and no others."""
+        """Return where an array's elements lie, as a value that is equal for equal layouts only."""
         axes = (self._listed(desc, what, _RANK) for what in (_PADDED, _STRIDES))
         blocks = (self._listed(desc, what, _N_BLOCKS) for what in (_BLOCKS, _BLOCKED))
         return (*axes, *blocks, (self._asked(desc, _START, ctypes.c_int64),))
@@ -198,7 +199,7 @@ class Library:
         padding: Sequence[tuple[int, int]],
         post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
-        """Dimensions N C spatial, O I spatial or G O I spatial; `dilation` 1 is none."""
+        """Describe a convolution, N C spatial by (G) O I spatial; `dilation` 1 means none."""
         low, high = zip(*padding, strict=True)
         return self._prim(
             "dnnl_convolution_forward_primitive_desc_create",
@@ -215,7 +216,7 @@ class Library:
         dst: Desc,
         post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
-        """[.., M, K] by [.., K, N]; the bias has as many dimensions."""
+        """Describe the product [.., M, K] by [.., K, N]; the bias has the same rank."""
         return self._prim(
             "dnnl_matmul_primitive_desc_create",
             *(_at(src), _at(weights), _at(bias), _at(dst)),
@@ -232,7 +233,7 @@ class Library:
         padding: Sequence[tuple[int, int]],
         post_ops: PostOps = NO_POST_OPS,
     ) -> Prim:
-        """Dimensions N C spatial; kinds "max" and "average", over the padding too."""
+        """Describe pooling of N C spatial, "max" or "average", which includes the padding."""
         low, high = zip(*padding, strict=True)
         return self._prim(
             "dnnl_pooling_forward_primitive_desc_create",
@@ -243,7 +244,7 @@ class Library:
 
     def concat(self, srcs: Sequence[Desc], axis: int, dst: Desc | None) -> Prim:
         array = (ctypes.c_void_p * len(srcs))(*srcs)
-        # The reference one, for operands in different layouts, is a list of fast reorders.
+        # The reference kernel, for operands in different layouts, is a list of fast reorders.
         return self._prim(
             *("dnnl_concat_primitive_desc_create", _at(dst), len(srcs), axis, array),
             reference=True,
@@ -252,7 +253,7 @@ class Library:
     def binary(
         self, kind: str, a: Desc, b: Desc, dst: Desc, post_ops: PostOps = NO_POST_OPS
     ) -> Prim:
-        """Of the kinds in `spec.BINARY`; axes of `b` may have size 1."""
+        """Describe an operator of `spec.BINARY`; axes of `b` may have size 1."""
         return self._prim(
             "dnnl_binary_primitive_desc_create",
             *(_BINARY[kind], _at(a), _at(b), _at(dst)),
@@ -260,7 +261,7 @@ class Library:
         )
 
     def elementwise(self, src: Desc, dst: Desc, what: PostOps) -> Prim:
-        """A single operation of those in `what`."""
+        """Describe the elementwise operation in `what`, which holds exactly one."""
         ((kind, a, b),) = what.elementwise
         return self._prim(
             "dnnl_eltwise_forward_primitive_desc_create",
@@ -275,7 +276,7 @@ class Library:
         )
 
     def of(self, prim: Prim, what: str) -> Desc:
-        """The descriptor of its "src", "weights", "dst" or "scratchpad"."""
+        """Return the descriptor of a primitive's "src", "weights", "dst" or "scratchpad"."""
         return int(self._lib.dnnl_primitive_desc_query_md(_at(prim), _QUERY[what], 0) or 0)
 
     def implementation(self, prim: Prim) -> str:
@@ -284,7 +285,7 @@ class Library:
         return (name.value or b"").decode()
 
     def primitive(self, prim: Prim) -> int:
-        """What can be executed."""
+        """Return the address of an executable primitive."""
         return self._new("dnnl_primitive_create", _at(prim))
 
     # --- inside ---
@@ -337,8 +338,8 @@ ADDEND = _POST_OP | SRC_1  # argument of the first post-op
 
 @functools.cache
 def library() -> Library | None:
-    """The library, where it and what calls it are there; on x86 processors under Linux. A package
-    that is there and cannot be loaded is said once.
+    """Return the library if it and `llvmlite` are installed and the CPU is the default backend, on
+    x86 processors under Linux; else None. Warn once of an installed package that cannot be loaded.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None
@@ -363,7 +364,7 @@ def library() -> Library | None:
 
 
 def row_major(dims: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a row-major array, in elements."""
+    """Return the strides of a row-major array, in elements."""
     strides = [1]
     for d in reversed(dims[1:]):
         strides.append(strides[-1] * d)
@@ -371,7 +372,7 @@ def row_major(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _packaged() -> list[str]:
-    """Where the package has the library; nowhere where it is not installed."""
+    """Return the paths of the library in its package; none if that is not installed."""
     try:
         files = importlib.metadata.files(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -381,7 +382,7 @@ def _packaged() -> list[str]:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables where they are not set, for a while."""
+    """Set those environment variables that are not set yet, inside the context only."""
     new = {k: v for k, v in values.items() if k not in os.environ}
     os.environ.update(new)
     try:

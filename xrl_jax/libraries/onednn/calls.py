@@ -1,12 +1,12 @@
 """Products and convolutions of oneDNN.
 
-There are two ways to it. With the library installed (`pip install xrl_jax[onednn]`) a kernel
-becomes part of a call of its own, on weights in the library's layout. Without it, kernels go
-through XLA: the CPU build of jaxlib carries oneDNN, and XLA:CPU compiles a custom call to one of
-its operations wherever it meets one, but never makes one by itself in the versions below (its
-option for that has no effect there). What those calls are told is XLA's internal format, so they
-are made under versions that they were tested with, and a file that holds them is loaded under the
-version that it was saved by.
+They are called in one of two ways. With the library installed (`pip install xrl_jax[onednn]`) a
+kernel becomes part of a call that xrl_jax makes itself, on weights in the library's layout. Without
+it, kernels go through XLA: the CPU build of jaxlib contains oneDNN, and XLA:CPU compiles custom
+calls to its operations, but never emits them by itself in the versions below (its option for that
+has no effect there). The configuration of those calls is XLA's internal format, so they are emitted
+only under versions that they were tested with, and a file that holds them is loaded only under the
+version that saved it.
 
 Source: XLA, service/cpu/onednn_config.proto; oneDNN (github.com/uxlfoundation/oneDNN).
 """
@@ -33,18 +33,18 @@ from xrl_jax.libraries.onednn.spec import Conv, Dot, Winograd
 
 _TESTED = ("0.10.2",)  # versions of jaxlib
 _PREFIX = "__onednn$"
-_STATUS_RETURNING = 2  # how XLA calls what it has built in
+_STATUS_RETURNING = 2  # the API version of XLA's built-in custom calls
 
 
 def _spec(epilogue: Epilogue) -> spec.Epilogue:
-    """What is computed, without the arrays."""
+    """Return the description of an epilogue, without its arrays."""
     clip = spec.RELU if epilogue.relu else None
     return spec.Epilogue(epilogue.bias is not None, epilogue.addend is not None, clip)
 
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels are there: on x86 processors, where they are the default device."""
+    """Whether the kernels are available: on x86 processors, if the CPU is the default device."""
     return library() is not None or (
         version("jaxlib") in _TESTED
         and platform.machine().lower() in ("x86_64", "amd64")
@@ -53,7 +53,7 @@ def available() -> bool:
 
 
 def takes(*arrays: jax.Array) -> bool:
-    """Whether the kernels are there and know the arrays' dtype."""
+    """Whether the kernels are available and support the arrays' dtype."""
     return available() and all(a.dtype == "float32" for a in arrays)
 
 
@@ -67,10 +67,10 @@ def convolution(
     groups: int,
     epilogue: Epilogue = NOTHING,
 ) -> jax.Array:
-    """A convolution of float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
+    """Convolve float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
 
     Args:
-      stride, dilation: one number for each spatial axis; the kernel's dilation.
+      stride, dilation: one value for each spatial axis; the dilation is the kernel's.
       padding: (low, high) for each spatial axis, none negative.
     """
     op = Conv(
@@ -113,7 +113,7 @@ def convolution(
 def winograd_convolution(
     x: jax.Array, w: jax.Array, m: int, padding: Sequence[tuple[int, int]], precision: Any
 ) -> jax.Array:
-    """`winograd.convolved`; its sums in the library's hands where that is."""
+    """Compute `winograd.convolved`, as a kernel of the library where it is installed."""
     if library() is None or not takes(x, w):
         return winograd.convolved(x, w, m, padding, precision)
     return kernel(Winograd(m, tuple((low, high) for low, high in padding)), x, w)
@@ -122,7 +122,7 @@ def winograd_convolution(
 def dot_general(
     left: jax.Array, right: jax.Array, dimension_numbers: Any, epilogue: Epilogue = NOTHING
 ) -> jax.Array:
-    """`lax.dot_general` of two float32 matrices, or of two rows of them with the batch first."""
+    """Compute `lax.dot_general` of float32 matrices, or of batches with the batch axis first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
     op = Dot(left_over == b, right_over == b + 1, _spec(epilogue))
@@ -134,7 +134,7 @@ def dot_general(
 
 
 def xla_names() -> list[str]:
-    """Of XLA's own custom calls."""
+    """Return the names of XLA's own custom calls."""
     return [f"{_PREFIX}convolution", f"{_PREFIX}matmul"]
 
 
@@ -146,13 +146,14 @@ def is_in(module: bytes) -> bool:
 def _call(
     name: str, field: str, config: dict[str, Any], op: Conv | Dot
 ) -> Callable[..., jax.Array]:
-    """The named operation of XLA; under differentiation and vmap `op`, which computes the same.
+    """Return a function that calls the named operation of XLA.
 
-    Bounds follow the call: within it they would make NaN a number.
+    Its derivatives and vmap are those of `op`, which computes the same. Clipping follows the call,
+    because inside it would turn NaN into a number.
     """
     clip = op.after.clip
     op = dataclasses.replace(op, after=dataclasses.replace(op.after, clip=None))
-    # XLA cannot write these calls to JAX's persistent cache; they are compiled again, no more.
+    # XLA cannot write these calls to JAX's persistent cache; they are compiled again, nothing else.
     warnings.filterwarnings("ignore", r"Error writing persistent .* std::bad_alloc", UserWarning)
     after = op.after
     post_ops = ["BIAS"] * after.bias + ["BINARY_ADD"] * after.addend

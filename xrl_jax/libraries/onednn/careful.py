@@ -1,8 +1,8 @@
-"""A partition's steps once more, such that NaN stays NaN, for calls that meet one.
+"""A second list of steps for a partition, which preserves NaN, for calls that meet one.
 
-The library's bounds make NaN a number, its maxima leave it out. Here bounds follow the kernels as
-code of ours, and so do maxima and minima. All is computed from the arguments again, on the weights
-as they are packed for the fast steps.
+The library's clipping turns NaN into a number, and its maxima ignore it. Here generated code clips
+after the kernels and computes maxima and minima. Everything is computed again from the arguments,
+with the weights as they are packed for the fast steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from xrl_jax.libraries.onednn.strides import written
 
 
 def loses_nan(partition: Partition) -> bool:
-    """Whether the library computes something of it that makes NaN a number."""
+    """Whether the library computes an operator of the partition that turns NaN into a number."""
     return any(_loses_nan(partition, i) for i in partition.code)
 
 
@@ -49,8 +49,9 @@ def _loses_nan(partition: Partition, i: Instruction) -> bool:
 
 @functools.cache
 def careful_plan(lib: Library, partition: Partition) -> tuple[tuple[Step, ...], int]:
-    """Steps that keep NaN, and the bytes of memory between them; the library's primitives are made
-    when they are first needed.
+    """Return steps that preserve NaN, and the bytes of memory between them.
+
+    The library's primitives are created when they are first executed.
 
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
@@ -63,7 +64,7 @@ def careful_plan(lib: Library, partition: Partition) -> tuple[tuple[Step, ...], 
 
 @dataclass
 class _Careful(Planner):
-    """Steps that keep NaN.
+    """Plans steps that preserve NaN.
 
     Attributes:
       as_packed: how weights are packed, by the index of the input.
@@ -99,7 +100,7 @@ class _Careful(Planner):
         return self.loop(loop, shape, args, output)
 
     def largest(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:
-        """The largest values of windows, along one axis after the other."""
+        """Compute the largest values of windows, along one axis after the other."""
         x = self.as_laid_out(x, self.lib.desc(shape))
         sizes = list(shape)
         axes = [

@@ -1,7 +1,7 @@
-"""Functions in LLVM's intermediate language, as they are written: vectors, addresses, loops, tests.
+"""A builder for functions in LLVM IR: vectors, addresses, loops, tests.
 
-Vectors have `WIDTH` numbers of float32. A mask says which of them are there, where an array ends
-within a vector.
+Vectors have `WIDTH` elements of float32. Where an array ends within a vector, a mask says which
+elements exist.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-WIDTH = 16  # numbers in a vector; LLVM divides it where registers are smaller
+WIDTH = 16  # elements of a vector; LLVM splits it where registers are smaller
 VECTOR = f"<{WIDTH} x float>"
 INTEGERS, BOOLS = f"<{WIDTH} x i32>", f"<{WIDTH} x i1>"
 SUFFIX = f"v{WIDTH}f32"  # of intrinsics on vectors
 ZEROS = "zeroinitializer"
 FMA = f"call {VECTOR} @llvm.fmuladd.{SUFFIX}"
-# LLVM prefers half of the registers' width on some processors.
+# Without these, LLVM prefers half of the registers' width on some processors.
 WIDE = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 
 _UNARY = ("sqrt", "fabs", "floor", "ceil")
@@ -39,7 +39,7 @@ DECLARATIONS = "\n".join(
         f"declare void @llvm.masked.store.{SUFFIX}.p0({VECTOR}, ptr, i32, {BOOLS})",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
-        # These read and write a thread's MXCSR, which has the flags of `flags`.
+        # These read and write a thread's MXCSR, which holds the flags that `flags` reads.
         "declare void @llvm.x86.sse.stmxcsr(ptr)",
         "declare void @llvm.x86.sse.ldmxcsr(ptr)",
         "",
@@ -48,27 +48,27 @@ DECLARATIONS = "\n".join(
 
 
 def constant(x: float) -> str:
-    """A vector of this number, rounded to float32."""
+    """Return a vector constant of equal elements, rounded to float32."""
     return "<" + ", ".join([f"float {digits(x)}"] * WIDTH) + ">"
 
 
 def digits(x: float) -> str:
-    """A number, rounded to float32."""
+    """Return the literal of a scalar, rounded to float32."""
     single = struct.unpack("f", struct.pack("f", x))[0]
     return f"0x{struct.pack('>d', single).hex().upper()}"
 
 
 def first(n: int) -> str:
-    """The mask of the first numbers of a vector."""
+    """Return the mask of the first `n` elements of a vector."""
     return "<" + ", ".join(f"i1 {'true' if i < n else 'false'}" for i in range(WIDTH)) + ">"
 
 
 @dataclass
 class Code:
-    """Lines of functions."""
+    """The lines of functions written so far."""
 
     lines: list[str] = field(default_factory=list)
-    block: str = "entry"  # the one that is being written
+    block: str = "entry"  # the basic block that is being written
     count: int = 0
 
     @property
@@ -79,18 +79,18 @@ class Code:
         self.lines.append(line)
 
     def add(self, right: str) -> str:
-        """The name of a new value."""
+        """Append an instruction and return the name of its value."""
         self.count += 1
         self.lines.append(f"  %v{self.count} = {right}")
         return f"%v{self.count}"
 
     @contextmanager
     def function(self, head: str, n_arrays: int = 0, *, returns: bool = False) -> Iterator[None]:
-        """A function around what is written in the block; its arrays, whose addresses are in
-        `%table`, are `%p0` and so on.
+        """Write a function whose body the `with` block writes; the addresses of its arrays, which
+        are in `%table`, are loaded as `%p0` and so on.
 
         Args:
-          returns: whether the block writes the return itself, since there is a result.
+          returns: whether the `with` block writes the return itself, because there is a result.
         """
         self.raw(f"define {head} {{\nentry:")
         self.block = "entry"
@@ -100,18 +100,18 @@ class Code:
         yield
         self.raw("}" if returns else "  ret void\n}")
 
-    # --- numbers and addresses ---
+    # --- integers and addresses ---
 
     def at(self, base: str, index: str, kind: str = "float") -> str:
-        """The address of an array's element."""
+        """Return the address of an array's element."""
         return self.add(f"getelementptr {kind}, ptr {base}, i64 {index}")
 
     def item(self, base: str, index: int, kind: str = "i64") -> str:
-        """An element of an array of which each has eight bytes."""
+        """Load an element of an array whose elements have eight bytes."""
         return self.add(f"load {kind}, ptr {self.at(base, str(index), 'i64')}")
 
     def field(self, base: str, offset: int, kind: str = "ptr") -> str:
-        """What lies so many bytes behind an address."""
+        """Load the value that lies `offset` bytes after an address."""
         return self.add(f"load {kind}, ptr {self.at(base, str(offset), 'i8')}")
 
     def least(self, a: str, b: str) -> str:
@@ -123,14 +123,14 @@ class Code:
         return self.add(f"select i1 {more}, i64 {a}, i64 {b}")
 
     def ceiling(self, a: str, b: str) -> str:
-        """a / b, rounded up."""
+        """Return a / b, rounded up."""
         less = self.add(f"sub i64 {b}, 1")
         return self.add(f"sdiv i64 {self.add(f'add i64 {a}, {less}')}, {b}")
 
     # --- vectors ---
 
     def load(self, at: str, mask: str | None = None) -> str:
-        """A vector; what is not there is 0."""
+        """Load a vector; elements that the mask excludes are 0."""
         if mask is None:
             return self.add(f"load {VECTOR}, ptr {at}, align 4")
         return self.add(
@@ -139,7 +139,7 @@ class Code:
         )
 
     def load_one(self, at: str) -> str:
-        """A vector of one number."""
+        """Load a scalar into all elements of a vector."""
         return self.spread(self.add(f"load float, ptr {at}, align 4"))
 
     def spread(self, x: str, kind: str = "float") -> str:
@@ -168,14 +168,15 @@ class Code:
         body: Callable[[str, list[str]], Sequence[str]],
         kinds: Sequence[str] = (),
     ) -> list[str]:
-        """A loop that carries values from turn to turn; these after the last one.
+        """Write a loop that carries values through its iterations; return the final values.
 
         Args:
-          body: writes a turn, given its variable and the values; returns them for the next turn.
-          kinds: of the values, by default vectors.
+          body: writes an iteration, given the loop variable and the values; returns the values for
+            the next iteration.
+          kinds: LLVM types of the values, by default vectors.
         """
         before, own = self.block, [f"%{name}_{k}" for k in range(len(values))]
-        head = len(self.lines) + 2  # behind the loop's variable
+        head = len(self.lines) + 2  # after the line of the loop variable
         with self.loop(name, start, end, step) as i:
             made = body(i, own)
             last = self.block
@@ -187,11 +188,11 @@ class Code:
 
     @contextmanager
     def loop(self, name: str, start: str, end: str, step: str = "1") -> Iterator[str]:
-        """A loop around what is written in the block; gives the name of its variable."""
+        """Write a loop whose body the `with` block writes; yield the name of the loop variable."""
         before, i = self.block, f"%{name}_i"
         self.raw(f"  br label %{name}\n{name}:")
         head = len(self.lines)
-        self.raw("")  # the variable, once the block that goes round is known
+        self.raw("")  # set below, once the body's last block is known
         self.raw(f"  %{name}_more = icmp slt i64 {i}, {end}")
         self.raw(f"  br i1 %{name}_more, label %{name}_body, label %{name}_end\n{name}_body:")
         self.block = f"{name}_body"
@@ -202,7 +203,7 @@ class Code:
 
     @contextmanager
     def only_if(self, name: str, test: str) -> Iterator[None]:
-        """What is written in the block is done where the test holds."""
+        """Make the code that the `with` block writes run only if the test holds."""
         self.raw(f"  br i1 {test}, label %{name}_do, label %{name}_done\n{name}_do:")
         self.block = f"{name}_do"
         yield

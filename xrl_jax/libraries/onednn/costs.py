@@ -1,4 +1,6 @@
-"""What the cost model knows of the library's calls: what they take in, what entering them costs."""
+"""The cost model's facts about the library's calls: the operators that a call can contain besides
+its kernels, and the cost of entering a call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _ELEMENTS = (
     "broadcast exp tanh logistic erf erfc sqrt rsqrt neg abs square floor ceil integer_pow select "
     "softmax slice eq ne ge gt le lt reduce_sum reduce_max reduce_min"
 ).split()
-# Of the last axis, if of no other; or a sum of two axes of an image.
+# Over the last axis only; a sum may also be over two axes of an image.
 _OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")
 _IMAGE_AXES = tuple((1 << a) + (1 << b) for a in range(4) for b in range(a))
 _JOINS = np.array([n in (*_JOINING, *_ELEMENTS) for n in ops.OP_NAMES])
@@ -24,7 +26,8 @@ _IS_OF_LAST_AXIS = np.array([n in _OF_LAST_AXIS for n in ops.OP_NAMES])
 
 
 def _can_join(f: Any) -> jax.Array:
-    # The axes are a mask, the first attribute; a reduction's result has one axis less.
+    # The first attribute is a mask of axes. `rank` is the result's, which in reductions is one less
+    # than the operand's.
     last = f.rank - (f.op == ops.OPS["softmax"].code)
     axes = f.attrs[..., 0]
     of_image = (f.op == ops.OPS["reduce_sum"].code) & (f.rank == 2)
@@ -33,15 +36,14 @@ def _can_join(f: Any) -> jax.Array:
     return jnp.asarray(_JOINS)[f.op] & (f.lowering == 0) & fits
 
 
-# To enter a call, threads wake, descriptors are made, arrays have to be row-major; and XLA's next
-# call that uses threads of its own is slower while the library's still wait busily. Found with
+# Entering a call wakes threads, creates descriptors and needs row-major arrays; and XLA's next call
+# that uses threads of its own is slower while the library's threads still spin. Measured with
 # experiments/cost_model.py: of 20 rewritings of SqueezeNet those with n kernels of the library
 # between XLA's took 0.5 ms n longer than without this; BERT with one product of each layer by XLA
 # took 1.1 ms longer for each than with none.
 COSTS = CallCosts(
-    joins=frozenset((*_JOINING, *_ELEMENTS)),
-    elements=frozenset(_ELEMENTS),
     can_join=_can_join,
+    elements=frozenset(_ELEMENTS),
     enter=1e-4,
     leave=6e-4,
     joined=0.4,

@@ -1,7 +1,7 @@
-"""Elementwise functions of vectors of float32, as LLVM's intermediate language.
+"""Elementwise functions of float32 vectors, as LLVM IR.
 
 Source: exp, log, tanh, erf and erfc are reduced and approximated as in Cephes (S. Moshier, single
-precision: expf, logf, tanhf, erff, erfcf), from which the coefficients are.
+precision: expf, logf, tanhf, erff, erfcf), from which the coefficients are taken.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from xrl_jax.libraries.onednn.spec import (
 
 
 def only(out: Code, x: str, mask: str, other: float) -> str:
-    """The numbers that are there; `other` for the rest."""
+    """Return `x` where the mask is set, `other` elsewhere."""
     return out.add(f"select {BOOLS} {mask}, {VECTOR} {x}, {VECTOR} {constant(other)}")
 
 
 def combined(out: Code, kind: str, a: str, b: str) -> str:
-    """Their "sum", or the larger ("max") or smaller ("min"); nan where one is."""
+    """Return the "sum", the larger ("max") or the smaller ("min") of two; NaN where one is NaN."""
     if kind == "sum":
         return out.add(f"fadd contract {VECTOR} {a}, {b}")
     name = {"max": "maximum", "min": "minimum"}[kind]
@@ -36,9 +36,10 @@ def combined(out: Code, kind: str, a: str, b: str) -> str:
 
 
 def clipped(out: Code, bounds: Clip, x: str) -> str:
-    """The numbers within bounds; NaN as it is.
+    """Clip a vector; NaN stays NaN.
 
-    Said so that it takes one instruction for each bound, where `combined` takes three.
+    The comparison and selection compile to one instruction for each bound, where `combined` takes
+    three.
     """
     if bounds.low is not None:
         x = _less(out, x, constant(bounds.low), constant(bounds.low), x)
@@ -48,7 +49,7 @@ def clipped(out: Code, bounds: Clip, x: str) -> str:
 
 
 def folded(out: Code, kind: str, x: str) -> str:
-    """All numbers of a vector combined, in each place."""
+    """Reduce a vector and return the result in all of its elements."""
     if kind == "sum":
         call = f"call reassoc float @llvm.vector.reduce.fadd.{SUFFIX}(float -0.0, {VECTOR} {x})"
     else:
@@ -58,7 +59,7 @@ def folded(out: Code, kind: str, x: str) -> str:
 
 
 def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
-    """The vector that an elementwise operator gives."""
+    """Return the result of an elementwise operator."""
     match i.op:
         case Reshape() | Repeat():
             return xs[0]
@@ -79,7 +80,7 @@ def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
 
 
 def curve(out: Code, kind: str, xs: Sequence[str]) -> str:
-    """The function of this name in lax."""
+    """Return the result of the function with this name in lax."""
     if kind in ("max", "min"):
         return combined(out, kind, *xs)
     if kind in _ARITHMETIC:
@@ -93,7 +94,7 @@ def curve(out: Code, kind: str, xs: Sequence[str]) -> str:
 
 
 def power(out: Code, x: str, exponent: int) -> str:
-    """A whole power."""
+    """Return x raised to an integer power."""
     found, square, left = constant(1.0), x, abs(exponent)
     while left:
         if left & 1:
@@ -133,20 +134,20 @@ def _neg(out: Code, x: str) -> str:
 
 
 def _less(out: Code, a: str, b: str, yes: str, no: str) -> str:
-    """`yes` where a < b."""
+    """Return `yes` where a < b, else `no`."""
     test = out.add(f"fcmp olt {VECTOR} {a}, {b}")
     return out.add(f"select {BOOLS} {test}, {VECTOR} {yes}, {VECTOR} {no}")
 
 
 def _polynomial(out: Code, x: str, coefficients: Sequence[float]) -> str:
-    """Highest power first."""
+    """Return the value of a polynomial; coefficients of the highest power first."""
     return functools.reduce(
         lambda y, c: _fma(out, y, x, constant(c)), coefficients[1:], constant(coefficients[0])
     )
 
 
 def _two_to(out: Code, n: str) -> str:
-    """2 to the power of integers, which float32 has."""
+    """Return 2^n for a vector of integers n, where float32 can represent that."""
     biased = out.add(f"add {INTEGERS} {n}, {_integers(127)}")
     bits = out.add(f"shl {INTEGERS} {biased}, {_integers(23)}")
     return out.add(f"bitcast {INTEGERS} {bits} to {VECTOR}")
@@ -157,9 +158,9 @@ def _integers(x: int) -> str:
 
 
 def _exp(out: Code, x: str) -> str:
-    """2^n e^r with |r| <= ln 2 / 2."""
+    """Return exp as 2^n e^r with |r| <= ln 2 / 2."""
     x = clipped(out, Clip(-104.0, 89.0), x)
-    # Added to this number, another is rounded: the last bits are the whole number.
+    # Adding `_SHIFT` rounds to an integer, which is then in the last bits.
     shifted = _fma(out, x, constant(1.44269504088896341), constant(_SHIFT))
     n = out.add(f"fsub {VECTOR} {shifted}, {constant(_SHIFT)}")
     bits = out.add(f"bitcast {VECTOR} {shifted} to {INTEGERS}")
@@ -168,13 +169,13 @@ def _exp(out: Code, x: str) -> str:
     r = _fma(out, n, constant(2.12194440e-4), r)
     p = _polynomial(out, r, _EXP)
     y = out.add(f"fadd {VECTOR} {_fma(out, _mul(out, r, r), p, r)}, {constant(1.0)}")
-    # Half of the power at a time: the whole may be beyond the largest or below the smallest number.
+    # Multiply by half of the power at a time: the whole power may overflow or underflow.
     half = out.add(f"ashr {INTEGERS} {whole}, {_integers(1)}")
     rest = out.add(f"sub {INTEGERS} {whole}, {half}")
     return _mul(out, _mul(out, y, _two_to(out, half)), _two_to(out, rest))
 
 
-_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23, and how float32 writes it
+_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23, and its bits in float32
 _EXP = (
     1.9875691500e-4,
     1.3981999507e-3,
@@ -186,7 +187,7 @@ _EXP = (
 
 
 def _tanh(out: Code, x: str) -> str:
-    """An odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere."""
+    """Return tanh: an odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere."""
     a = _call(out, "fabs", x)
     z = _mul(out, x, x)
     small = _fma(out, _mul(out, _polynomial(out, z, _TANH), z), x, x)
@@ -217,7 +218,7 @@ def _erf_near(out: Code, x: str) -> str:
 
 
 def _erfc_far(out: Code, a: str) -> str:
-    """Of numbers from 1 on: e^-x^2 / x times a polynomial in 1 / x^2."""
+    """Return erfc of values from 1 on: e^-x^2 / x times a polynomial in 1 / x^2."""
     q = _div(out, constant(1.0), a)
     y = _mul(out, q, q)
     p = _less(out, a, constant(2.0), _polynomial(out, y, _ERFC), _polynomial(out, y, _ERFC_FAR))

@@ -1,17 +1,18 @@
-"""Machine code that sees whether a call has met NaN, as LLVM's intermediate language.
+"""Generated code that detects whether a call has met NaN, as LLVM IR.
 
-The library's bounds, maxima and rectifiers make NaN a number, where XLA's keep it. But the
-instructions that they are made of (MAXPS, MINPS, ordered comparisons) set a flag of the processor
-when they meet NaN, and so do those that make NaN of numbers; overflow sets another. Flags are of a
-thread and stay set until they are cleared. So a list of steps that may lose NaN is run as it is,
-the flags of all threads are read after it, and where one is set another list, which keeps NaN,
-makes the results again. Ordinary numbers cost one look at the flags.
+The library's clipping, maxima and rectifiers turn NaN into a number, where XLA's preserve it. But
+the instructions they consist of (MAXPS, MINPS, ordered comparisons) set a flag of the processor
+when they meet NaN, and so do instructions that turn numbers into NaN; overflow sets another flag.
+Flags belong to a thread and stay set until they are cleared. So a list of steps that may lose NaN
+is run unchanged, then the flags of all threads are read, and if one is set, a second list of steps,
+which preserves NaN, computes the results again. With ordinary values, the cost is one reading of
+the flags.
 
-OpenMP ends threads where a part of the work is for fewer of them, and their flags are lost. New
-threads have the flags of the one that starts them; so the flag for subnormal operands, which the
-processor never sets where it takes them as zeros (`native`), marks all threads but the first, and
-a thread without it is a new one. A list in which threads are found to be new is looked after step
-by step from then on.
+OpenMP ends threads where a part of the work needs fewer of them, and their flags are lost. A new
+thread inherits the flags of the thread that starts it. So the flag for subnormal operands, which
+the processor never sets where it treats them as zeros (`server`), serves as a mark on all threads
+but the first: a thread without the mark is new. If new threads are found after a list of steps, its
+flags are read after each step from then on.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, sections 10.2.3 and
 11.5.2.
@@ -25,18 +26,18 @@ from xrl_jax.libraries.onednn.code import Code
 
 _INVALID, _SUBNORMAL, _OVERFLOW, _ALL = 1, 2, 8, 63
 _BAD = _INVALID | _OVERFLOW
-# What is in the queue for this, in bytes: whether flags may be set that are none of the next
-# call's, those that were seen, how many calls were made again for them, and of how many threads
-# they are.
+# Offsets in the queue, in bytes: whether flags may be set from before the next call, the flags that
+# were seen, how many calls were repeated because of them, and how many threads have their flags
+# read.
 QUEUE = {"unclear": 224, "seen": 232, "careful_runs": 240, "threads": 248}
 
 
 def write_run(out: Code, at: Mapping[str, str]) -> None:
-    """`run`(frame, plan): the plan's steps, again and with care where a flag says that they met
-    NaN.
+    """Write `run`(frame, plan), which runs the plan's fast list of steps and, if a flag says that
+    they met NaN, then the list that preserves NaN.
 
-    A plan is an array of i64: the list that is fast and the one that keeps NaN (0 where the first
-    one does), and whether to look after each step.
+    A plan is an array of i64: the addresses of the fast list and of the one that preserves NaN (0
+    where the fast one does), and whether to read the flags after each step.
 
     Args:
       at: addresses in the queue, as constants.
@@ -80,10 +81,11 @@ def _steps(out: Code, steps: str, watched: str) -> str:
 
 
 def write_probe(out: Code, at: Mapping[str, str], threads: tuple[str, str] | None) -> None:
-    """`probe`(), which tells the queue what the threads' flags are, and clears them.
+    """Write `probe`(), which adds the threads' flags to those in the queue, and clears them.
 
     Args:
-      threads: `GOMP_parallel` and `omp_get_thread_num`; None where flags cannot be read.
+      threads: addresses of `GOMP_parallel` and `omp_get_thread_num`, as constants; None where flags
+        cannot be read.
     """
     if threads is None:
         with out.function("void @probe()"):

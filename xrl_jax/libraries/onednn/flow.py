@@ -1,5 +1,5 @@
-"""What products of ours are written with: strips whose columns may not all be there, and the
-innermost loop of a product.
+"""Shared parts of the generated code for products: strips that may have fewer columns than they
+have room for, and the innermost loop of a product.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from xrl_jax.libraries.onednn.code import FMA, INTEGERS, VECTOR, WIDTH, Code
 
-STRIP = WIDTH  # columns of a right operand that lie together, row by row
-TILE = {8: 6, 16: 12}  # rows of results in registers, by how many numbers a register has
-UNROLLED = 4  # terms of a sum
+STRIP = WIDTH  # columns of a right operand that are stored together, row by row
+TILE = {8: 6, 16: 12}  # rows of results in registers, by the elements of a register
+UNROLLED = 4  # terms of a sum in one iteration
 
 
 class Left(NamedTuple):
-    """A tile of a product's left operand: where it begins, and how many numbers there are from one
-    row to the next and from one term to the next.
+    """A tile of a product's left operand: its address, and the strides in elements from one row to
+    the next (`across`) and from one term to the next (`along`).
     """
 
     start: str
@@ -26,17 +26,17 @@ class Left(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Whether all columns of a strip are there, and which."""
+    """Whether all columns of a strip exist, and the mask of those that do."""
 
     is_whole: str
     mask: str
 
 
 class Flow(Code):
-    """Lines of a function of products."""
+    """A builder for functions that compute products."""
 
     def cut(self, columns: int, first: str) -> Cut | None:
-        """What is there of the strip that begins with this column; None if every strip is whole."""
+        """Return which columns of the strip from `first` on exist; None if every strip is whole."""
         if columns % STRIP == 0:
             return None
         left = self.add(f"sub i64 {columns}, {first}")
@@ -46,8 +46,8 @@ class Flow(Code):
         return Cut(is_whole, self.add(f"icmp slt {INTEGERS} <{numbers}>, {each}"))
 
     def store_cut(self, name: str, stores: Sequence[tuple[str, str]], cut: Cut | None) -> None:
-        """Vectors, each to its address, as far as they are there. Masks are left out where they
-        need not be: some processors take long to store with one.
+        """Store vectors, each to its address, as far as the strip's columns exist. A whole strip is
+        stored without masks, because masked stores are slow on some processors.
         """
         if cut is not None:
             self.raw(f"  br i1 {cut.is_whole}, label %{name}_whole, label %{name}_cut")
@@ -62,7 +62,7 @@ class Flow(Code):
             self.block = f"{name}_stored"
 
     def copy_turned(self, name: str, what: Left, rows: int, terms: str, to: str, room: int) -> None:
-        """Rows such that those of a term lie one after the other, `room` numbers for each term."""
+        """Copy rows such that the elements of a term are adjacent, `room` for each term."""
         with self.loop(name, "0", terms) as k:
             source = self.at(what.start, self.add(f"mul i64 {k}, {what.along}"))
             target = self.at(to, self.add(f"mul i64 {k}, {room}"))
@@ -82,14 +82,14 @@ class Flow(Code):
         terms: tuple[str, int],
         ahead: int = 0,
     ) -> list[str]:
-        """Sums, a vector for each row of a tile, with products of so many terms added.
+        """Return sums, a vector for each row of a tile, with the products of the terms added.
 
         Args:
-          name: of the loop.
-          left: what is in the tile.
-          strip: the address of the right operand's.
-          terms: how many; and a number that this is a multiple of, or is itself.
-          ahead: after so many numbers is what will be needed soon; 0 where nothing is to be said.
+          name: label of the loop.
+          left: the tile of the left operand.
+          strip: the address of the right operand's strip.
+          terms: their number; and an integer, a multiple of `UNROLLED` only where their number is.
+          ahead: distance in elements to the data to prefetch; 0 for no prefetching.
         """
 
         def turn(step: int, k: str, sums: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ class Flow(Code):
             latest = list(sums)
             for u in range(step):
                 w = self.load(self.at(line, str(u * STRIP)))
-                if ahead:  # for reading, into the second cache
+                if ahead:  # for reading, into the L2 cache
                     soon = self.at(line, str(ahead + u * STRIP))
                     self.raw(f"  call void @llvm.prefetch.p0(ptr {soon}, i32 0, i32 2, i32 1)")
                 for r, total in enumerate(latest):

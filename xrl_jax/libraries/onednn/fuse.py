@@ -1,8 +1,8 @@
-"""Sums, bounds and factors of a partition into what they follow, and what moves less than it says:
-slices of slices, products turned round.
+"""Fusion within a partition: sums, clipping and factors are merged into the operators before them,
+slices of slices into one slice, and transposes of products into the products.
 
-`epilogue` does so among the nodes of one graph. Here all graphs of a program are one, so what
-follows the call of a folded body is seen too.
+`lower.chains` does so among the nodes of one graph. Here all graphs of a program are one, so the
+consumers of a folded body's call are fused, too.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _LEAST_SCALE = 1e-20
 
 
 def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
-    """The same partition with fewer operators; inputs and outputs stay as they are.
+    """Return an equivalent partition with fewer operators and the same inputs and outputs.
 
     Args:
-      known: for each input, whether it is made of weights alone; by default none is.
+      known: for each input, whether it depends on weights only; by default none does.
     """
     known = known or [False] * len(part.inputs)
     values = [
@@ -61,7 +61,7 @@ def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
     uses: Uses = {}
     for used in [*(a for v in values for a in v.args), *outputs]:
         uses[used] = uses.get(used, 0) + 1
-    now: dict[Value, Value] = {}  # what a value has become
+    now: dict[Value, Value] = {}  # the replacement of each value that has one
     for v in values:
         v.args = [now.get(a, a) for a in v.args]
         became = _absorbed(v, uses, packed)
@@ -72,8 +72,8 @@ def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
 
 
 def _absorbed(v: Value, uses: Uses, packed: Container[Value]) -> Value | None:
-    """The value as part of what it is made from and nothing else uses, or made in a better way;
-    None where it stays.
+    """Return the value merged into an operator that has no other user, or computed in a better way;
+    None if it stays unchanged.
     """
     op = v.made_by
     if isinstance(op, Slice):
@@ -90,7 +90,7 @@ def _absorbed(v: Value, uses: Uses, packed: Container[Value]) -> Value | None:
 
 
 def _as_one_slice(v: Value, op: Slice) -> Value | None:
-    """A slice of a slice."""
+    """Merge a slice of a slice into one slice."""
     (whole,) = v.args
     outer = whole.made_by
     if not isinstance(outer, Slice):
@@ -102,7 +102,7 @@ def _as_one_slice(v: Value, op: Slice) -> Value | None:
 
 
 def _scaled(v: Value, op: Scale, uses: Uses) -> Value | None:
-    """A sum of windows times a number that brings none of them near infinity."""
+    """Merge a factor into the window sums that it scales, if it brings none near infinity."""
     (pool,) = v.args
     if not isinstance(pool.made_by, Pool) or pool.made_by.kind != "sum" or uses[pool] != 1:
         return None
@@ -115,7 +115,7 @@ def _scaled(v: Value, op: Scale, uses: Uses) -> Value | None:
 def _product_of_swapped(
     v: Value, op: Transpose, uses: Uses, packed: Container[Value]
 ) -> Value | None:
-    """(a b')' = b a', which needs not be turned round in memory."""
+    """Replace (a b')' by b a', which needs no transpose in memory."""
     n = len(op.order)
     product, between = unshaped(v.args[0], uses)
     dot = product.made_by
@@ -137,7 +137,7 @@ def _product_of_swapped(
 
 
 def _with_bias_of_addend(v: Value, op: Kernel, uses: Uses) -> Value | None:
-    """A kernel's result and the sum of an array and a bias, as the kernel's own bias and addend."""
+    """Split an addend that is the sum of an array and a bias into the kernel's bias and addend."""
     *first, addend = v.args
     total, between = unshaped(addend, uses)
     if total.made_by != Binary("add") or uses.get(total) != 1:
@@ -151,7 +151,7 @@ def _with_bias_of_addend(v: Value, op: Kernel, uses: Uses) -> Value | None:
 
 
 def _clipped(v: Value, op: Clip, uses: Uses) -> Value | None:
-    """Bounds of a kernel's result."""
+    """Merge clipping into the kernel whose result it clips."""
     kernel, between = unshaped(v.args[0], uses)
     by = kernel.made_by
     if not isinstance(by, Kernel) or uses.get(kernel) != 1:
@@ -162,7 +162,7 @@ def _clipped(v: Value, op: Clip, uses: Uses) -> Value | None:
 
 
 def _added(v: Value, uses: Uses) -> Value | None:
-    """A kernel's result and a bias or an array; of two kernels the later one takes the sum."""
+    """Merge a sum with a kernel's result into the kernel; of two kernels, into the later one."""
     for addend, result in (v.args, v.args[::-1]):
         kernel, between = unshaped(result, uses)
         op = kernel.made_by
@@ -175,7 +175,7 @@ def _added(v: Value, uses: Uses) -> Value | None:
             after = replace(op.after, addend=True)
             args = [*kernel.args, unturned(addend, between, uses)]
         elif addend.shape == v.shape and addend.known and kernel.args[-1].known:
-            # Both are weights, so that their sum is none of the call's (`lift`).
+            # Both depend on weights only, so their sum is computed outside the call (`lift`).
             after, last = op.after, kernel.args[-1]
             both = result_of(Binary("add"), [last, unturned(addend, between, uses)], last.shape)
             args = [*kernel.args[:-1], both]
@@ -194,8 +194,8 @@ def _added(v: Value, uses: Uses) -> Value | None:
 
 
 def _with_bias(op: Kernel, args: list[Value], bias: Value, shape: Shape) -> list[Value]:
-    """A kernel's arguments, a bias among them or not, with one more; two are one, which is the sum
-    of so few numbers that it costs nothing.
+    """Return a kernel's arguments, which may include a bias, with one more bias. Two biases become
+    their sum, which has so few elements that it costs nothing.
     """
     x, w, *first = args
     flat = shape[-1:]
@@ -206,8 +206,9 @@ def _with_bias(op: Kernel, args: list[Value], bias: Value, shape: Shape) -> list
 
 
 def _with_biases_of_slices(outputs: list[Value]) -> list[Value]:
-    """Where a kernel's result is cut into slices of its features, each with a bias, as queries,
-    keys and values from one product are: the kernel's own bias, side by side. The outputs then.
+    """Merge biases into a kernel whose result is cut into slices of its features, each with a bias,
+    as queries, keys and values from one product are. The kernel's bias is their concatenation.
+    Return the new outputs.
     """
     users: Users = {o: [None] for o in outputs}
     values, stack = [], [*outputs]
@@ -238,8 +239,8 @@ def _with_biases_of_slices(outputs: list[Value]) -> list[Value]:
 
 
 def _slices_with_biases(v: Value, users: Users) -> list[tuple[Value, Value, Value]]:
-    """Slices of a kernel's result, in order, their sums with weights, and these; none where they do
-    not make up the whole.
+    """Return the slices of a kernel's result in order, each with its sum with a bias, and the bias;
+    nothing if the slices do not cover the result.
     """
     whole = v
     while (reader := _only(users, whole)) is not None and isinstance(reader.made_by, Reshape):
@@ -263,7 +264,7 @@ def _slices_with_biases(v: Value, users: Users) -> list[tuple[Value, Value, Valu
 
 
 def _only(users: Users, v: Value) -> Value | None:
-    """What alone uses the value."""
+    """Return the sole user of the value; None if there is none."""
     found = users.get(v, [])
     return found[0] if len(found) == 1 else None
 
@@ -273,35 +274,36 @@ def _first_feature(v: Value) -> int:
 
 
 class _Change(NamedTuple):
-    """Of a shape to another: axes in another order, or others of as many numbers."""
+    """A change of shape: a transpose or a reshape."""
 
     before: Shape
     after: Shape
-    axes: Shape | None  # where each axis comes to lie; None where numbers keep their order
+    axes: Shape | None  # the new position of each axis; None in a reshape
 
     @staticmethod
     def forth(step: Value) -> _Change:
-        """What a value is made by."""
+        """Return the change by the reshape or transpose that gives this value."""
         by = step.made_by
         axes = inverse(by.order) if isinstance(by, Transpose) else None
         return _Change(step.args[0].shape, step.shape, axes)
 
     @staticmethod
     def back(step: Value) -> _Change:
-        """What undoes what a value is made by."""
+        """Return the inverse of the change by the reshape or transpose that gives this value."""
         by = step.made_by
         axes = by.order if isinstance(by, Transpose) else None
         return _Change(step.shape, step.args[0].shape, axes)
 
 
 def _is_bias(shape: Shape, changes: Sequence[_Change], result: Shape) -> bool:
-    """Whether an array of this shape, added to what becomes a kernel's result by these changes, is
-    one number for each feature.
+    """Whether an array of this shape has one element for each feature of a kernel's result.
+
+    The array is added to a value that becomes the kernel's result by these changes of shape.
     """
     size = math.prod(shape)
     if size not in shape:
         return False
-    axis = max(a for a, n in enumerate(shape) if n == size)  # that it differs along
+    axis = max(a for a, n in enumerate(shape) if n == size)  # the axis along which it varies
     for before, after, axes in changes:
         if axes is not None:
             axis = axes[axis]

@@ -1,8 +1,7 @@
-"""Machine code for bounds and for the largest values of windows, which keep NaN, as LLVM's
-intermediate language.
+"""Generated code for clipping and for the largest values of windows that preserves NaN, as LLVM IR.
 
-It runs where the library's kernels met NaN (`flags`), so it is made once, for all sizes: these are
-numbers that it is given.
+It runs mainly where the library's kernels met NaN (`flags`), so it is compiled once for all sizes,
+which are passed to it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from xrl_jax.libraries.onednn.spec import Clip
 
 @dataclass(frozen=True)
 class Bounded:
-    """The first array's numbers within bounds are the second array, which may be the same."""
+    """Clips the `n` elements of one array into a second one, which may be the same."""
 
     n: int
     clip: Clip
@@ -30,7 +29,7 @@ class Bounded:
 
     @property
     def numbers(self) -> list[int]:
-        """What the code is given."""
+        """The integers that are passed to the code."""
         low = -math.inf if self.clip.low is None else self.clip.low
         high = math.inf if self.clip.high is None else self.clip.high
         return [self.n, _bits(low), _bits(high)]
@@ -38,8 +37,8 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest numbers of windows along the middle axis of an array [outer, n, inner] are
-    another, [outer, m, inner].
+    """Reduces windows along the middle axis of an array [outer, n, inner] to their largest
+    elements, an array [outer, m, inner].
 
     Attributes:
       low: padding before the axis.
@@ -59,7 +58,7 @@ class Largest:
 
     @property
     def numbers(self) -> list[int]:
-        """What the code is given."""
+        """The integers that are passed to the code."""
         sizes = self.outer * self.m, self.m, self.inner, self.n, self.window
         return [*sizes, self.stride, self.low]
 
@@ -69,8 +68,8 @@ def _bits(x: float) -> int:
 
 
 def code() -> str:
-    """A module with the functions `bounded`(table) and `largest`(table): addresses of the argument,
-    of the result and of the numbers are in the table.
+    """Return a module with the functions `bounded`(table) and `largest`(table). The table has the
+    addresses of the argument, of the result and of `numbers`.
     """
     out = Code()
     with out.function(f"void @bounded(ptr %table) {WIDE}", 3):

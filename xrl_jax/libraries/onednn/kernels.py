@@ -1,8 +1,9 @@
-"""JAX primitives for what the library computes, alone and in partitions.
+"""JAX primitives for the library's kernels, on their own and in partitions.
 
-`kernel` is one convolution or product, which has the derivatives and the vmap of the same lax code.
-`partition` makes one call of several, on weights that `pack` has laid out as the library wants
-them. `pack` is linear, and on weights alone; so hoisting takes it out of the call.
+`kernel` is one convolution or product, with the derivatives and the vmap of the same lax code.
+`partition` is one call of several operators, on weights that `pack` has converted to the layouts
+that the library wants. `pack` is linear and takes weights only, so hoisting moves it out of the
+call.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from xrl_jax.libraries.onednn.spec_text import name_of, partition, text_of
 
 _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
-_TARGETS: dict[str, Target] = {}  # by their names
+_TARGETS: dict[str, Target] = {}  # by name
 _LOCK = threading.Lock()
 _OUR_FILES = ContextVar("exported into files of ours", default=False)
 
 
 class Target(NamedTuple):
-    """What XLA calls.
+    """A target of XLA's custom calls.
 
     Attributes:
-      name: by which XLA knows it; another where weights are packed in another way.
-      what: is done: "run", "pack" or "unpack".
-      text: of the partition.
-      index: of the input that is packed.
+      name: XLA's name for it, which also depends on how weights are packed.
+      what: the action: "run", "pack" or "unpack".
+      text: the partition as text.
+      index: index of the input that is packed or unpacked.
     """
 
     name: str
@@ -61,36 +62,36 @@ class Target(NamedTuple):
 
 
 def kernel(op: Kernel, *operands: jax.Array) -> jax.Array:
-    """One operator by the library; without it, or a kernel for this, as lax code."""
+    """Compute one operator by the library; as lax code where it or its kernel is missing."""
     return kernel_p.bind(*operands, op=op)
 
 
 def run(part: Partition, *operands: jax.Array) -> list[jax.Array]:
-    """The outputs of a partition; its packed inputs come from `pack`."""
+    """Return the outputs of a partition; its packed inputs come from `pack`."""
     return list(partition_p.bind(*operands, part=part))
 
 
 def pack(part: Partition, index: int, w: jax.Array) -> jax.Array:
-    """A weight as the partition's packed input of this index: a vector."""
+    """Return a weight as the partition's packed input of this index: a vector."""
     return pack_p.bind(w, part=part, index=index)
 
 
 def alone(op: Op, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
-    """A partition of one operator."""
+    """Return a partition of one operator."""
     packed = tuple(i == 1 and packs(op, shapes[1]) for i in range(len(shapes)))
     code = (Instruction(op, tuple(range(len(shapes))), shape),)
     return Partition(tuple(shapes), packed, code, (len(shapes),))
 
 
 def packs(op: Op, shape: tuple[int, ...]) -> bool:
-    """Whether the second operand, of this shape, is worth a layout of its own: a weight is, what
-    has a batch axis is not.
+    """Whether the second operand, of this shape, is to be packed: a weight is, an operand with a
+    batch axis is not.
     """
     return isinstance(op, Conv | Winograd) or (isinstance(op, Dot) and len(shape) == 2)
 
 
 def is_possible(part: Partition) -> bool:
-    """Whether the library is there and has kernels for all of it."""
+    """Whether the library is available and has kernels for the whole partition."""
     lib = library()
     if lib is None:
         return False
@@ -105,22 +106,22 @@ def is_possible(part: Partition) -> bool:
 
 
 def targets_in(module: bytes) -> list[Target]:
-    """What a serialised module calls, to be made known elsewhere by `make_known`."""
+    """Return the targets that a serialised module calls, for `make_known` elsewhere."""
     with _LOCK:
         return [target for name, target in _TARGETS.items() if name.encode() in module]
 
 
 def names() -> list[str]:
-    """All names known to XLA so far."""
+    """Return all names registered with XLA so far."""
     with _LOCK:
         return list(_TARGETS)
 
 
 def make_known(targets: Sequence[Target]) -> None:
-    """Make XLA know the targets under the names they had where `targets_in` found them.
+    """Register the targets with XLA under the names they had where `targets_in` found them.
 
     Raises:
-      RuntimeError: the library is not here, or weights are packed otherwise.
+      RuntimeError: the library is missing, or packs weights in another way.
     """
     for name, what, text, index in targets:
         if _target(_library(), what, partition(text), index) != name:
@@ -132,7 +133,7 @@ def make_known(targets: Sequence[Target]) -> None:
 
 @functools.cache
 def _target(lib: Library, what: str, part: Partition, index: int) -> str:
-    """The name of a call, known to XLA."""
+    """Register a call with XLA and return its name."""
     made = plan(lib, part)
     moves = {i: w.moves for i, w in made.weights.items()}
     packed = {i: [lib.layout(d) for move in m for d in move] for i, m in moves.items()}
@@ -155,7 +156,7 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
 
 
 def _moved(lib: Library, source: Desc, target: Desc) -> Step:
-    """The argument's numbers in one layout to the result's in another."""
+    """Return the step that copies the argument, in one layout, to the result, in another."""
     places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
     return Step(lib.primitive(lib.reorder(source, target)), places)
 
@@ -174,7 +175,7 @@ def _packed_aval(part: Partition, index: int) -> ShapedArray:
 
 @contextlib.contextmanager
 def exported_by_us() -> Iterator[None]:
-    """What is exported in this context goes into files that carry the targets."""
+    """Mark exports in this context as going into files that carry the targets."""
     token = _OUR_FILES.set(True)
     try:
         yield
@@ -186,7 +187,7 @@ def exported_by_us() -> Iterator[None]:
 
 
 def _telling(rule: Any) -> Any:
-    """The lowering rule, which says what to do instead before `jax.export` refuses the call."""
+    """Wrap a lowering rule: warn, before `jax.export` refuses the call, what to do instead."""
 
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
         for_export = getattr(ctx.module_context.lowering_parameters, "for_export", False)
@@ -267,7 +268,7 @@ def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
 
 
 def _one_by_one(primitive: Primitive) -> Any:
-    """Batching as a loop, since the library has no more axes."""
+    """Return a batching rule that loops, because the library's arrays take no further axis."""
 
     def batched(operands: Any, axes: Any, **params: Any) -> Any:
         moved = [i for i, a in enumerate(axes) if a is not None]
@@ -310,7 +311,7 @@ for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_
     _code = functools.partial(_moving_code, what=_what)
     mlir.register_lowering(_p, mlir.lower_fun(_code, multiple_results=False))
     batching.primitive_batchers[_p] = _one_by_one(_p)
-    # Each moves numbers, and its transpose moves them back.
+    # Each permutes elements, and its transpose permutes them back.
     ad.deflinear2(_p, lambda ct, _, *, inverse=_inverse, **params: [inverse.bind(ct, **params)])
 pack_p.def_abstract_eval(lambda _, *, part, index: _packed_aval(part, index))
 unpack_p.def_abstract_eval(lambda _, *, part, index: ShapedArray(part.inputs[index], _F32))

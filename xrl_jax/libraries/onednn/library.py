@@ -18,15 +18,16 @@ from xrl_jax.libraries.onednn.costs import COSTS
 from xrl_jax.libraries.onednn.lowerings import LOWERINGS
 from xrl_jax.libraries.xla.plain import conv_layouts
 
-_OUR_KERNELS = 3  # one more where code of ours takes another time than before
-# So many tiles make matrices that products are fast on; the largest tiles first, which take the
-# fewest products.
+_OUR_KERNELS = 3  # version of the generated code, to be raised where its timings change
+# With at least so many tiles, the matrices are large enough for fast products. The largest tiles
+# come first, because they take the fewest products.
 _LEAST_TILES = 25
 _TILES = tuple(sorted(winograd.TILES, reverse=True))
-# Products that each number of a tile takes part in, at least: moving tiles costs more than they
-# save where images have few features; twice as many where the tiles are more than a cache holds.
+# The least number of products for each element of a tile, because with few features moving tiles
+# costs more than they save; twice as many where the tiles do not fit into a cache.
 _LEAST_PRODUCTS, _CACHED_BYTES = 10, 6 << 20
-# Through XLA's calls, over the regions of ResNeXt-50, SqueezeNet and BERT.
+# Times relative to the plain lowering, through XLA's calls, over the regions of ResNeXt-50,
+# SqueezeNet and BERT.
 _THROUGH_XLA: Mapping[tuple[str, int], str] = {
     ("conv", 0): "onednn 0.69 winograd4 0.84 winograd3 0.95 winograd2 1.3",
     ("conv", 1): "onednn_matmul 0.72 onednn_matmul_turned 0.75 onednn 0.86",
@@ -34,8 +35,8 @@ _THROUGH_XLA: Mapping[tuple[str, int], str] = {
     ("dot", 0): "onednn 1.08 onednn_transposed 1.32",
     ("dot", 1): "onednn 0.9 onednn_transposed 0.93",
 }
-# By the library: squeezenet and mobilenetv2; grouped convolutions between these (depthwise, 0.03)
-# and ResNeXt-50's, products as in BERT.
+# The same by the library, over squeezenet and mobilenetv2; grouped convolutions lie between those
+# of the two (depthwise, 0.03) and ResNeXt-50's, products are as in BERT.
 _BY_LIBRARY: Mapping[tuple[str, int], str] = {
     ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41",
     ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
@@ -67,7 +68,7 @@ CALLS = _Calls()
 
 
 class OneDnn(Library):
-    """oneDNN: of the package, of the system, or what XLA carries of it."""
+    """oneDNN: from its package, from the system, or as far as XLA contains it."""
 
     name = "onednn"
     install = "pip install 'xrl_jax[onednn]'"
@@ -84,7 +85,7 @@ class OneDnn(Library):
         return LOWERINGS
 
     def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        """Convolutions are Winograd's where images are large enough for its tiles."""
+        """Return Winograd's lowerings first where images are large enough for their tiles."""
         if node.op not in LOWERINGS:
             return ()
         if node.op != "conv":
@@ -117,7 +118,7 @@ class OneDnn(Library):
 
 
 def _merged() -> Mapping[tuple[str, int], str]:
-    """What is known by the library, behind what is known through XLA: the last one counts."""
+    """Return the priors through XLA followed by those by the library: the last one counts."""
     keys = (*_THROUGH_XLA, *_BY_LIBRARY)
     return {k: f"{_THROUGH_XLA.get(k, '')} {_BY_LIBRARY.get(k, '')}".strip() for k in keys}
 

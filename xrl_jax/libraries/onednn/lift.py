@@ -1,4 +1,4 @@
-"""What a partition makes of weights alone, to be done before its calls."""
+"""Splits a partition: weight-only work goes into a partition that runs once, before the calls."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from xrl_jax.libraries.onednn.spec import Partition, Repeat, Reshape, Slice, Transpose
 
-_FREE = (Repeat, Reshape, Slice, Transpose)  # no work
+_FREE = (Repeat, Reshape, Slice, Transpose)  # operators that do no work
 
 
 class Lifted(NamedTuple):
-    """A partition in two.
+    """A partition split in two.
 
     Attributes:
-      part: inputs are those of the whole that `taken` names, then the results of `before`.
-      before: inputs are those of the whole that `needs` names; None where there is nothing to do.
+      part: its inputs are the original ones that `taken` lists, then the results of `before`.
+      before: its inputs are the original ones that `needs` lists; None where it has no work.
     """
 
     part: Partition
@@ -26,10 +26,10 @@ class Lifted(NamedTuple):
 
 
 def lifted(part: Partition, known: Sequence[bool]) -> Lifted:
-    """Sums of weights, and weights put side by side, apart from the rest.
+    """Split off operators that depend on weights only, such as sums and concatenations.
 
     Args:
-      known: for each input, whether it is made of weights alone.
+      known: for each input, whether it depends on weights only.
     """
     n = len(part.inputs)
     fixed, worked = list(known), [False] * n
@@ -54,8 +54,8 @@ def cut(
     *,
     keep_inputs: bool = False,
 ) -> tuple[Partition, tuple[int, ...]]:
-    """What makes these values of values that are given and of inputs, and which inputs: those that
-    are needed, or all.
+    """Return the partition that computes `outputs` from inputs and from `given` values, and the
+    inputs that it takes: those that it needs, or all with `keep_inputs`.
     """
     n = len(part.inputs)
     needed, stack = set(given), list(outputs)

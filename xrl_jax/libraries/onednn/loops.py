@@ -1,9 +1,9 @@
-"""Elementwise functions and reductions of a partition into loops, each one pass over its rows.
+"""Groups the elementwise functions and reductions of a partition into loops over rows.
 
-A loop has the values of one stretch between kernels that are arrays of one number of rows and
-columns, or have one number for each row. They are found by levels, as partitions are: a value's
-level is how often it is alternated, on the way to it, between loops and other operators, or between
-loops of different rows; so no loop needs what another operator makes of its own results.
+A loop computes values between two kernels that have the same number of rows and columns, or one
+element for each row. They are grouped by level, as partitions are: a value's level counts, on the
+path to it, the changes between loops and other operators, or between loops over different rows. So
+no loop needs a value that another operator computes from the loop's own results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_COLUMNS = 1 << 16  # a row is kept on the stack
 
 @dataclass(eq=False)
 class _Group:
-    """Values of one loop, by their numbers."""
+    """The values of one loop, as indices."""
 
     rows: int
     columns: int
@@ -41,7 +41,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value is: its level, its group if any, and whether each row has one of it."""
+    """The place of a value: its level, its group if any, and whether it has one element per row."""
 
     level: int
     group: _Group | None = None
@@ -49,7 +49,7 @@ class _Place:
 
 
 def is_element(op: Op) -> bool:
-    """Whether loops are for it: the library has nothing of the kind."""
+    """Whether the operator has to be in a loop, because the library has no such kernel."""
     return isinstance(op, Map | Reduce | Repeat)
 
 
@@ -60,7 +60,7 @@ def is_possible(op: Op, shapes: Sequence[Shape], shape: Shape) -> bool:
 
 
 def looped(part: Partition) -> Partition:
-    """The same partition with its elements in loops."""
+    """Return the same partition with its elementwise functions and reductions in loops."""
     if not any(is_element(i.op) for i in part.code):
         return part
     n = len(part.inputs)
@@ -84,7 +84,7 @@ def looped(part: Partition) -> Partition:
     for v in sorted(inside, reverse=True):
         i = part.code[v - n]
         if v in outer and isinstance(i.op, Reshape):
-            # After the loop: there may be others of the same values.
+            # Reshape after the loop, because other reshapes may be of the same value.
             del inside[v]
             outer.add(i.args[0])
     return _listed(part, inside, outer)
@@ -97,7 +97,7 @@ def _placed(part: Partition, i: Instruction, places: list[_Place]) -> _Place:
     in_loops = isinstance(i.op, Map | Reduce | Repeat | Binary | Clip | Scale | Reshape)
     if not in_loops or not whole or not math.prod(whole):
         return outside
-    # From the latest argument on, others with it as far as they have the same rows.
+    # Join the groups of the arguments of the highest level, if these have the same rows.
     level = max((p.level + (p.group is None) for p in args), default=0)
     joined = [
         a for a in dict.fromkeys(i.args) if places[a].group is not None and places[a].level == level
@@ -119,7 +119,7 @@ def _placed(part: Partition, i: Instruction, places: list[_Place]) -> _Place:
 def _fitting(
     part: Partition, i: Instruction, args: list[_Place], numbers: list[int]
 ) -> _Group | None:
-    """The group that takes the value, of those of its arguments; None if there is none."""
+    """Return the group of the arguments that can take the value; None if there is none."""
     if not args:
         return None
     group = args[0].group
@@ -160,11 +160,12 @@ def _merge(places: list[_Place], old: _Group | None, new: _Group) -> None:
 
 
 def _listed(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Partition:
-    """The partition with a loop for each value of a group that is needed outside of it, operators
-    as soon as their arguments are there; those that are equal are one.
+    """Return the partition with a loop for each value of a group that is needed outside of it.
+
+    Operators come as soon as their arguments are computed; equal ones are merged.
     """
     n = len(part.inputs)
-    number: dict[int, int] = {v: v for v in range(n)}  # of a value, in the new partition
+    number: dict[int, int] = {v: v for v in range(n)}  # index of each value in the new partition
     code: dict[Instruction, int] = {}
     stack = [(o, False) for o in reversed(part.outputs)]
     while stack:
@@ -182,8 +183,8 @@ def _listed(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Part
 
 
 def _loop(part: Partition, group: _Group, result: int, outer: set[int]) -> Instruction:
-    """What makes a value of a group: a loop from arguments outside of it or needed there; or the
-    operator itself, where it is none of the elements and alone.
+    """Return the instruction that computes a value of a group: a loop on values that are outside of
+    the group or needed there; or the operator itself, if it is the only one and needs no loop.
     """
     n = len(part.inputs)
     own = set(group.members)

@@ -1,5 +1,5 @@
-"""The rows that oneDNN adds to the table of lowerings: its convolution, products, and Winograd's
-way to convolve. Where the library is missing they compute the same by XLA's own calls, or as lax
+"""The lowerings that oneDNN adds to the table: its convolution, its products, and Winograd's
+convolution. Where the library is missing, they compute the same through XLA's own calls, or as lax
 code.
 """
 
@@ -21,14 +21,14 @@ from xrl_jax.libraries.xla.conv_facts import ConvFacts
 from xrl_jax.libraries.xla.convolution import Conv, dense, padded
 from xrl_jax.libraries.xla.dot import as_matrices, dot_lowering
 
-_MAX_TILED = 1 << 24  # elements of an image whose tiles take a multiple of that
-# What sums of a whole tile that cancel in each result add, relative to the tile's largest.
+_MAX_TILED = 1 << 24  # elements of an image; its tiles take a multiple of that
+# The error, relative to a tile's largest value, from sums over a tile that cancel in each result.
 _TILE_ERROR = {"float32": 16 * 2.0**-23}
 _NAME = "onednn"
 
 
 def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
-    """oneDNN's convolution: features last, and where it is not there, XLA's."""
+    """Convolve by oneDNN, features last; by XLA where oneDNN does not take the arrays."""
     if not calls.takes(x, w):
         return epilogue(dense(c, x, w))
     c, x = _only_padded(c, x)
@@ -44,7 +44,7 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -
 
 
 def _only_padded(c: Conv, x: jax.Array) -> tuple[Conv, jax.Array]:
-    """The convolution of an image that is not dilated, padded by nothing negative."""
+    """Return an equivalent convolution with an undilated image and without negative padding."""
     if min(low for pair in c.padding for low in pair) >= 0 and max(c.lhs_dilation) == 1:
         return c, x
     n = len(c.stride)
@@ -89,14 +89,16 @@ def _dot(out_in: bool) -> Callable[..., jax.Array]:
 
 
 def _tiles(c: ConvFacts) -> Any:
-    """A kernel of 3 x 3 on one group of features, nothing strided or dilated but the image."""
+    """Whether a 3 x 3 kernel on one group of features has no stride and no dilation of its own, and
+    neither the image nor the result is too large.
+    """
     few = [c.product(*(sizes[i] for i in range(4))) <= _MAX_TILED for sizes in (c.image, c.result)]
     three = every(n == winograd.KERNEL for n in c.window) & (c.groups == 1)
     return c.moves_by_one("stride", "rhs_dilation") & three & few[0] & few[1]
 
 
 def _stays_last(c: ConvFacts) -> Any:
-    """Features are last in the image and in the result."""
+    """Whether features are last in the image and in the result."""
     return c.ends_in_features & c.image_lies(False)
 
 

@@ -1,4 +1,4 @@
-"""Machine code of ours: what threads share, and its compilation."""
+"""Generated kernels: how threads share their work, and how they are compiled."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 
 from xrl_jax.libraries.onednn.code import DECLARATIONS
 
-SMALL = 1 << 14  # numbers for which threads are not worth their waking
-# Constants of OpenMP's `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num`.
+SMALL = 1 << 14  # elements; with fewer, waking threads costs more than it saves
+# Addresses of OpenMP's `GOMP_parallel`, `omp_get_num_threads` and `omp_get_thread_num`, as LLVM
+# constants.
 Parallel = tuple[str, str, str]
 
 
 class Kernel(NamedTuple):
-    """Code for a number of parts that threads may share.
+    """LLVM IR for work of several parts, which threads may share.
 
     Attributes:
       text: the definition of a function of the table (addresses of the arguments and of the
         result), the first part and the one after the last.
-      n: parts in all.
-      is_small: whether threads are not worth their waking.
+      n: number of parts.
+      is_small: whether the work is too small to be worth waking threads.
     """
 
     text: str
@@ -28,14 +29,14 @@ class Kernel(NamedTuple):
     is_small: bool
 
 
-MakeKernel = Callable[[Any, str], Kernel]  # of a description and the function's name
+MakeKernel = Callable[[Any, str], Kernel]  # takes a description and the function's name
 
 
 def module(make: MakeKernel, what: Any, name: str, parallel: Parallel | None) -> str:
-    """A module with the function `name`(table), which does all parts of a kernel; without
-    `parallel` by one thread.
+    """Return a module with the function `name`(table), which does all parts of a kernel.
 
-    The flags of `flags` stay as they were: vectors that are not full may divide zero by zero.
+    Without `parallel` one thread does them. The processor's flags (see `flags`) are restored
+    afterwards, because vectors that are only partly filled may divide zero by zero.
     """
     parts = f"{name}_parts"
     kernel = make(what, parts)
@@ -80,7 +81,7 @@ def pointer(address: int) -> str:
 
 
 def addresses(code: str, *names: str) -> list[int]:
-    """Of functions in the code, compiled."""
+    """Compile the code and return the addresses of these functions."""
     import llvmlite.binding as llvm
 
     engine = _engine()

@@ -1,7 +1,7 @@
-"""What an equation is to the library: the operator, and what it takes.
+"""Translation of jaxpr equations to the library's operators and their operands.
 
-Equations of XLA come in more spellings than the library has operators: numbers are arrays of one
-number, axes are repeated by an equation of their own, means are sums times a number.
+Jaxprs express the same operator in several ways: scalars are broadcast to whole arrays, axes are
+broadcast by an equation of their own, means are sums multiplied by a scalar.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from xrl_jax.libraries.onednn.spec import (
 )
 
 _LARGEST_POWER = 8
-_SMALLEST = 2.0**-126  # normal float32
+_SMALLEST = 2.0**-126  # positive normal float32
 
 
 class Operand(NamedTuple):
-    """A variable, in this shape."""
+    """A variable, read as an array of this shape."""
 
     variable: Any
     shape: tuple[int, ...]
 
 
 class Member(NamedTuple):
-    """An equation, what it is to the library, and what the library then takes."""
+    """An equation, its operator, and the operands that the library takes for it."""
 
     equation: Any
     op: Op
@@ -60,7 +60,7 @@ class Member(NamedTuple):
 
 
 def _operands(e: Any, op: Op, producer: dict[Any, Any]) -> list[Operand]:
-    """What the operator takes; a number is none."""
+    """Return the operands of the operator, without the scalars that it holds itself."""
     if isinstance(op, Binary):
         sources = [_source(v, e, producer) for v in e.invars]
         return sources if sources[0].shape == e.outvars[0].aval.shape else sources[::-1]
@@ -75,7 +75,7 @@ def _operands(e: Any, op: Op, producer: dict[Any, Any]) -> list[Operand]:
 
 
 def _source(v: Any, of: Any, producer: dict[Any, Any]) -> Operand:
-    """The variable that an equation takes, or the one that it repeats along axes of size 1."""
+    """Return operand `v` of an equation or, if it is broadcast, its source with axes of size 1."""
     if not v.aval.shape:
         return Operand(v, (1,) * len(of.outvars[0].aval.shape))
     e = producer.get(v)
@@ -97,7 +97,7 @@ def _is_array(v: Any, e: Any) -> bool:
 
 
 def as_member(e: Any, producer: dict[Any, Any]) -> Member | None:
-    """The equation as the library's; None if the library cannot do it."""
+    """Translate the equation; return None if the library cannot do it."""
     op = _as_op(e, producer)
     if op is None:
         return None
@@ -108,7 +108,7 @@ def as_member(e: Any, producer: dict[Any, Any]) -> Member | None:
 
 
 def _member(e: Any, op: Op, producer: dict[Any, Any]) -> Member | None:
-    """The equation as this operator; None if the library has no kernel for the shapes."""
+    """Return the equation as this operator; None if the library has no kernel for the shapes."""
     operands = _operands(e, op, producer)
     if loops.is_element(op):
         possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
@@ -119,11 +119,11 @@ def _member(e: Any, op: Op, producer: dict[Any, Any]) -> Member | None:
 
 
 def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
-    """What the equation would be to the library; None if the library has nothing of its kind."""
+    """Return the operator of the equation; None if the library has none for it."""
     if e.primitive is kernels.kernel_p:
         return e.params["op"]
     kind, p = e.primitive.name, e.params
-    # Booleans are numbers in the library's hands (`_run`).
+    # Booleans are passed to the library as float32 (`partition._run`).
     floats = e.invars[1:] if kind == "select_n" and len(e.invars) == 3 else e.invars
     results = () if kind in COMPARISONS else e.outvars
     if any(getattr(v.aval, "dtype", None) != "float32" for v in (*floats, *results)):
@@ -155,7 +155,7 @@ def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
 
 
 def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce | Pool | None:
-    """Of the last axis; or the sum of an image, as one window."""
+    """Return a reduction of the last axis, or the sum of an image as a pool of one window."""
     if tuple(axes) == (len(shape) - 1,):
         return Reduce(kind)
     if kind == "sum" and len(shape) == 4 and len(axes) == 2 and all(shape[a] > 1 for a in axes):
@@ -165,8 +165,9 @@ def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce
 
 
 def made_shape(op: Op, operands: Sequence[Operand], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that the library's operator gives where the equation gives `shape`: a window keeps
-    its axes.
+    """Return the shape of the operator's result, given the `shape` of the equation's result.
+
+    They differ where a sum over axes becomes a pool, which keeps the axes of its window.
     """
     if isinstance(op, Pool) and len(shape) < len(op.window):
         return tuple(n - w + 1 for n, w in zip(operands[0].shape, op.window, strict=True))
@@ -193,9 +194,9 @@ def _has_literal(e: Any) -> bool:
 
 
 def _with_number(e: Any, producer: dict[Any, Any]) -> Clip | Scale | None:
-    """An operation on an array and a number."""
+    """Return a `Clip` or `Scale` for an operation on an array and a finite scalar, else None."""
     numbers = [_number(v, producer) for v in e.invars]
-    at = 0 if numbers[0] is None else 1  # of the array
+    at = 0 if numbers[0] is None else 1  # index of the array
     number = numbers[1 - at]
     if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
         return None
@@ -214,12 +215,12 @@ def _with_number(e: Any, producer: dict[Any, Any]) -> Clip | Scale | None:
 
 
 def _is_inverted(number: float) -> bool:
-    """Whether float32 has 1 / number, with all digits."""
+    """Return whether 1 / number is a normal float32, with full precision."""
     return _SMALLEST <= abs(number) <= 1 / _SMALLEST
 
 
 def _map(e: Any, producer: dict[Any, Any]) -> Map | None:
-    """An elementwise function with at least one array."""
+    """Return an elementwise function of scalars and at least one array, else None."""
     kind, numbers = e.primitive.name, tuple(_number(v, producer) for v in e.invars)
     if kind == "integer_pow":
         if abs(e.params["y"]) > _LARGEST_POWER:
@@ -232,8 +233,9 @@ def _map(e: Any, producer: dict[Any, Any]) -> Map | None:
 
 
 def _binary(e: Any, producer: dict[Any, Any]) -> Binary | None:
-    """An operation on two arrays, of which one may have axes of size 1: the second, unless they can
-    be exchanged.
+    """Return an operation on two arrays, else None.
+
+    One of them may have axes of size 1: the second, or either if the operation is commutative.
     """
     kind, shape = e.primitive.name, e.outvars[0].aval.shape
     if any(isinstance(v, Literal) for v in e.invars):
@@ -244,7 +246,7 @@ def _binary(e: Any, producer: dict[Any, Any]) -> Binary | None:
 
 
 def _number(v: Any, producer: dict[Any, Any]) -> float | None:
-    """The number that an operand is, or is an array of; None if it is neither."""
+    """Return the scalar that an operand is, or is broadcast from; None if it is neither."""
     if isinstance(v, Literal):
         number = float(v.val) if np.shape(v.val) == () else math.nan
         return None if math.isnan(number) else number

@@ -1,14 +1,14 @@
-"""Machine code that XLA can call, for a list of the library's primitives run one after the other.
+"""XLA custom calls that run a list of library primitives and generated kernels in order.
 
-XLA's interface for such calls wants one function without further data. So each list has a function
-of a few instructions that passes the list's address to `call`, which is written once (`server`):
-no compiler is needed, and no Python runs in the call.
+XLA's interface for custom calls takes one function without further data. So each list gets a
+function of a few instructions that passes the list's address to `call`, which all lists share
+(`server`): no external compiler is needed, and no Python runs in the call.
 
-XLA calls from whichever of its threads comes by. OpenMP gives each such thread a team of its own,
-and the system often puts two of a team on one processor, where they stay for the time of a call:
-networks of few milliseconds then take twice as long. So one thread of ours, the server
-thread, makes all calls, one after the other; it and its team are each bound to a processor, XLA's
-threads are not.
+XLA calls from any of its threads. OpenMP gives each calling thread a team of its own, and the
+system often puts two threads of a team on one processor, where they stay for the duration of a
+call: networks of a few milliseconds then take twice as long. So a single thread, the server thread,
+makes all calls, one after the other; it and its team are each bound to a processor, XLA's threads
+are not.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from xrl_jax.libraries.onednn.spec import Loop
 from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
-_Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code for these sizes
-Own = _Made | Bounded | Largest  # what code of ours computes
+_Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code generated for these sizes
+Own = _Made | Bounded | Largest  # computed by generated code
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
 _PRIMITIVE, _OWN, _LATER = 0, 1, 2
 
 
 class Place(NamedTuple):
-    """Where an array lies: argument or result `at` of the call, or byte `at` of the arena."""
+    """Location of an array: argument or result `at` of the call, or byte `at` of the arena."""
 
     kind: int
     at: int
@@ -63,14 +63,16 @@ class Place(NamedTuple):
 
 
 class Later(NamedTuple):
-    """A primitive that is made when it is first executed."""
+    """A primitive that is created when it is first executed."""
 
     prim: Prim
 
 
 class Step(NamedTuple):
-    """A primitive and its arguments: (which one, its layout, where it lies); or code of ours, whose
-    last argument is its result.
+    """A primitive or a generated kernel, with its arguments.
+
+    An argument is given by its number in the library's interface, its layout and its place. The
+    last argument of a generated kernel is its result.
     """
 
     primitive: int | Later | Own
@@ -79,26 +81,27 @@ class Step(NamedTuple):
 
 _LOCK = threading.Lock()
 _timed_only = False
-_NUMBERS = itertools.count()  # of loops
-_KEPT: dict[str, Any] = {}  # memory whose addresses are in the code, lists by their names
+_NUMBERS = itertools.count()  # for the names of generated kernels
+_KEPT: dict[str, Any] = {}  # memory whose addresses are in generated code; lists by name
 
 
 def register(
     lib: Library, name: str, steps: Sequence[Step], arena: int = 0, careful: Sequence[Step] = ()
 ) -> None:
-    """Make XLA know the list by this name, once; it needs so many bytes of the arena.
+    """Register a list of steps with XLA under this name, unless it is registered already.
 
     Args:
-      careful: steps with the same results that keep NaN, where the others do not; see `flags`.
+      arena: bytes of the arena that the steps need.
+      careful: steps with the same results that keep NaN, where `steps` do not; see `flags`.
     """
     with _LOCK:
         if name in _KEPT:
             return
-        if careful and lib.threads() is None:  # whose flags cannot be read
+        if careful and lib.threads() is None:  # its threads' flags cannot be read
             steps, careful = careful, ()
         lists = [_listed(lib, some) for some in (steps, careful) if some]
         if careful and _timed_only:
-            lists[1][0] = 0  # steps
+            lists[1][0] = 0  # no steps
         starts = [x.ctypes.data for x in lists]
         plan = np.asarray([*starts, 0, 0][:3], np.int64)
         _KEPT[name] = plan, lists
@@ -112,15 +115,16 @@ def register(
 
 
 def only_time() -> None:
-    """From now on no call is made again for the NaN it meets: numbers at random overflow in a deep
-    network, and the time that is asked for is that of ordinary numbers.
+    """Turn off reruns because of NaN, for calls that are registered from now on.
+
+    Random weights overflow in a deep network, and the time asked for is that of ordinary values.
     """
     global _timed_only
     _timed_only = True
 
 
 def careful_runs() -> int:
-    """How many calls so far were made again, since they met NaN, or numbers that overflow."""
+    """Return how many calls so far were rerun because they met NaN or values that overflow."""
     return _in_queue("careful_runs", ctypes.c_int64).value if "the queue" in _KEPT else 0
 
 
@@ -129,7 +133,7 @@ def _in_queue(name: str, kind: Any) -> Any:
 
 
 def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
-    """The steps as numbers."""
+    """Encode the steps as int64 values, in the format that `server` describes."""
     numbers: list[int] = [len(steps)]
     for what, args in steps:
         if len(args) > MOST_ARGUMENTS:
@@ -154,13 +158,13 @@ def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
 
 @functools.cache
 def _numbers(what: Bounded | Largest) -> np.ndarray:
-    """What the code of `keeping` is given, in memory that stays."""
+    """Return the parameters for the code of `keeping`, in memory that is never freed."""
     return np.asarray(what.numbers, np.int64)
 
 
 @functools.cache
 def _keeping() -> dict[str, int]:
-    """The addresses of the code of `keeping`."""
+    """Compile the code of `keeping`; return the addresses of its functions by name."""
     names = "bounded", "largest"
     return dict(zip(names, addresses(keeping.code(), *names), strict=True))
 
@@ -177,7 +181,7 @@ _KERNELS: dict[type, MakeKernel] = {
 
 @functools.cache
 def _own(lib: Library, what: _Made) -> int:
-    """The address of code of ours."""
+    """Compile a generated kernel and return its address."""
     threads = lib.threads()
     parallel = None
     if threads is not None:
@@ -189,11 +193,11 @@ def _own(lib: Library, what: _Made) -> int:
 
 
 def _make_room(n_bytes: int) -> None:
-    """Let the arena have at least so many bytes.
+    """Make the arena at least `n_bytes` long.
 
-    One for all calls, since there is one at a time: what XLA would give each call may be fresh from
-    the system, a fault and zeros for every page. An arena that became too small stays: a call may
-    be working in it.
+    One arena serves all calls, since they run one at a time. Memory that XLA allocated for each
+    call could be fresh from the system, with a page fault and zeroing for every page. An arena that
+    has become too small is kept, because a call may be using it.
     """
     arenas: list[mmap.mmap] = _KEPT.setdefault("the arenas", [])
     if n_bytes > (len(arenas[-1]) - _PAGE if arenas else 0):
@@ -207,8 +211,9 @@ def _make_room(n_bytes: int) -> None:
 
 
 def _watch(n: int) -> None:
-    """Let the flags of at least so many threads be looked at: a primitive is made for the number
-    that the thread which makes it is allowed.
+    """Make the probe of `flags` inspect at least `n` threads.
+
+    A primitive is created for as many threads as the thread that creates it may use.
     """
     threads = _in_queue("threads", ctypes.c_int32)
     threads.value = max(threads.value, n)
@@ -216,7 +221,7 @@ def _watch(n: int) -> None:
 
 @functools.cache
 def _server(lib: Library) -> int:
-    """The address of `call`, with the server thread running."""
+    """Start the server thread and return the address of `call`."""
     libc = ctypes.CDLL(None)
     queue = ctypes.create_string_buffer(QUEUE_BYTES)
     start = ctypes.addressof(queue)

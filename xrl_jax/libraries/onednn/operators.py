@@ -1,4 +1,4 @@
-"""Steps of the operators that take no weight, for values in any layout."""
+"""Planning of the operators that take no weight, for values in any layout."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from xrl_jax.libraries.onednn.post_ops import PostOps
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
 from xrl_jax.libraries.onednn.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
 
-_BYTES = 4  # of a number
-_LEAST_COLUMNS = 8  # of a loop whose axes are turned: half a vector
+_BYTES = 4  # of a float32
+_LEAST_COLUMNS = 8  # of a loop on transposed axes: half a vector
 
 
 @dataclass
 class Operators(Builder):
-    """Steps of those operators."""
+    """Builder of the steps of the operators that take no weight."""
 
     def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
-        """Where the array lies; a copy of it, if it is an argument that does not begin there."""
+        """Return the slice in the memory of the array.
+
+        An argument of the call is copied first, unless the slice begins at its first element.
+        """
         plain, strides = self.lib.desc(whole), row_major(whole)
         x = self.as_laid_out(x, plain)
         offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
@@ -46,7 +49,7 @@ class Operators(Builder):
         self, op: Clip | Scale, shape: Sequence[int], x: Value, output: Place | None
     ) -> Value:
         what = PostOps(clip=op) if isinstance(op, Clip) else PostOps(scale=op.by)
-        if not what.elementwise:  # times one
+        if not what.elementwise:  # multiplied by one
             return x if output is None else self.copied(x, output, shape)
         dst = x.desc if output is None else self.lib.desc(shape)
         x = self.as_laid_out(x, dst)
@@ -55,8 +58,10 @@ class Operators(Builder):
         return y
 
     def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
-        """An array within bounds, by code of ours: in `y`, which has its layout, or where it is; in
-        the layout `dense` where there are zeros between the numbers that must not change.
+        """Clip an array by generated code, into `y` (of the same layout) or in place.
+
+        If its layout has zeros as padding that clipping would change, the array is converted to
+        the layout `dense` first, and `y` is not used.
         """
         if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
             x, y = self.as_laid_out(x, dense), None
@@ -73,7 +78,7 @@ class Operators(Builder):
         plain = self.lib.desc(shape)
         desc, flat = args[0].desc, rows.flattened(op)
         alike = all(self.lib.equal(x.desc, desc) for x in args)
-        alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # nothing between the numbers
+        alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # no padding
         if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
             op, laid_out = flat, list(args)
         elif output is None and (order := self.order(op, shape, args)) is not None:
@@ -93,8 +98,9 @@ class Operators(Builder):
     def order(
         self, op: Loop, shape: Sequence[int], args: Sequence[Value]
     ) -> tuple[int, ...] | None:
-        """In which the axes of most arguments of a loop lie, so that it can go through them; None
-        where that is the usual order.
+        """Return the order in memory of the axes of most arguments, for a loop to follow.
+
+        None if that is the usual order, or if the loop cannot follow it.
         """
         found: Counter[tuple[int, ...]] = Counter()
         for x, s in zip(args, op.inputs, strict=True):
@@ -121,11 +127,11 @@ class Operators(Builder):
         strides: Shape | None,
         output: Place | None,
     ) -> Value:
-        """Attention by code of ours; operands of products may lie anyhow.
+        """Append attention by generated code; operands of its products may have any strides.
 
         Args:
-          shapes: of the arguments.
-          strides: that the result is to have before it is turned; None for row-major.
+          shapes: shapes of the arguments.
+          strides: strides of the result before `op.turned` swaps its axes; None for row-major.
         """
         if len(args) >= MOST_ARGUMENTS:
             raise UnimplementedError(f"{len(args)} arguments of attention")
@@ -158,11 +164,11 @@ class Operators(Builder):
         x = self.turned(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
-        # A sum is an average times the size of the window; 49 * (1 / 49) is not quite 1.
+        # A sum is an average multiplied by the size of the window; 49 * (1 / 49) is not quite 1.
         kind, scale = ("max", 1.0) if op.kind == "max" else ("average", float(math.prod(window)))
         scale *= op.scale
         scale = 1.0 if math.isclose(scale, 1, rel_tol=1e-12) else scale
-        # Where all of a window is -inf, the library gives the largest number, negative.
+        # For a window that is all -inf, the library gives the lowest finite float32.
         after = PostOps(scale=scale, overflow=op.kind == "max")
         into = output
         try:
@@ -170,7 +176,7 @@ class Operators(Builder):
             slow = self.lib.implementation(prim).startswith("simple")
         except UnimplementedError:
             slow = True
-        if slow:  # as features last are not
+        if slow:  # a layout with the features last is fast
             into = None
             dims = [whole[d] for d in (order[0], *moving, order[1])]
             first = (0, len(dims) - 1, *range(1, len(dims) - 1))
@@ -183,8 +189,11 @@ class Operators(Builder):
         return y if output is None or into is not None else self.copied(y, output, shape)
 
     def spatial(self, op: Pool, x: Value) -> list[int]:
-        """The axes that windows go along; of an image also the other one, where they go along one:
-        the features are what lies closest together, or come first.
+        """Return the spatial axes of a pool.
+
+        Windows move along them, or along only one of an image's two. In that case the features are
+        the axis that is innermost in memory or, if windows move along that one, the first after
+        the batch; the axis left over is the second spatial one.
         """
         moving = [d for d, n in enumerate(op.window) if (n, op.stride[d]) != (1, 1)]
         if len(op.window) - len(moving) == 2:
@@ -196,15 +205,16 @@ class Operators(Builder):
         return sorted((*moving, *others))
 
     def copied(self, value: Value, output: Place, shape: Sequence[int]) -> Value:
-        """The array as a result of the call, row-major."""
+        """Copy the array to a result of the call, row-major."""
         y = Value(self.lib.desc(shape), output)
         self.run(self.lib.reorder(value.desc, y.desc), [(SRC, value), (DST, y)])
         return y
 
 
 def _as_matrices(of: Sequence[int], is_turned: bool, batch: int = 1) -> tuple[int, int, int]:
-    """Sizes or strides as those of a batch of matrices, where there may be none; of the last two
-    axes turned round.
+    """Return the sizes or strides of a batch of matrices, transposed if `is_turned`.
+
+    `batch` is the value for a batch axis that is missing.
     """
     first, second = of[-2:]
     return (of[0] if len(of) == 3 else batch, *((second, first) if is_turned else (first, second)))

@@ -1,10 +1,10 @@
-"""Partitions of a jaxpr: what the library computes between two visits of XLA, as one call.
+"""Partitioning of a jaxpr: equations that the library can compute are merged into a few calls.
 
-A call of the library costs the waking of its threads and the making of its descriptors, some 50
-microseconds of which a convolution of a small network takes 100; and what it returns has to be
-row-major. So kernels are put together with those they feed, and with what lies between that the
-library can do: pooling, concatenation, sums. Within a partition values keep the layouts that the
-library likes.
+A library call has to wake the library's threads and make its descriptors, which costs some 50
+microseconds where a convolution of a small network takes 100; and its results have to be row-major.
+So kernels are merged with those they feed, and with the operators in between that the library can
+do: pooling, concatenation, sums. Within a partition values keep the layouts that the library
+prefers.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from xrl_jax.libraries.onednn.spec import (
     Transpose,
 )
 
-# What XLA does as well where nothing of the library follows.
+# Operators that are left to XLA, which does them as well, where no library operator uses them.
 _LIGHT = (Reshape, Repeat, Transpose, Slice, Scale, Binary, Map, Reduce)
 
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:
-    """The same closed jaxpr with its kernels in partitions.
+    """Return the closed jaxpr with its kernels merged into partitions.
 
     Args:
-      known: for each argument, whether it is a weight; what is computed from weights alone stays
-        outside, to be hoisted.
+      known: for each argument, whether it is a weight; values that depend on weights only stay
+        outside of partitions, to be hoisted.
     """
     if library() is None or not any(e.primitive is kernels.kernel_p for e in closed.jaxpr.eqns):
         return closed
@@ -67,21 +67,21 @@ def partitioned(closed: Any, known: Sequence[bool]) -> Any:
 
 @dataclass
 class _Stage:
-    """Equations for XLA, then the members of one partition."""
+    """Equations for XLA, followed by the members of one partition."""
 
     before: list[Any]
     members: list[Member]
     outputs: list[Any]
-    fixed: set[Any]  # variables that are made of weights alone
-    producer: dict[Any, Any]  # the equation that makes a variable
+    fixed: set[Any]  # variables that depend on weights only
+    producer: dict[Any, Any]  # the equation that computes a variable
 
 
 def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
-    """The jaxpr's equations, each in the first stage where all it needs is there."""
+    """Assign each equation to the first stage in which all its operands are available."""
     producer = {v: e for e in jaxpr.eqns for v in e.outvars}
     fixed = set(jaxpr.constvars) | {v for v, k in zip(jaxpr.invars, known, strict=True) if k}
-    level: dict[Any, int] = {}  # of a variable: the partition it is in, or the last it needs
-    inside: dict[Any, Member] = {}  # by their results
+    level: dict[Any, int] = {}  # of a variable: its partition, or the last one it depends on
+    inside: dict[Any, Member] = {}  # by result
 
     for e in jaxpr.eqns:
         operands = variables(e.invars)
@@ -103,7 +103,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
         if v not in inside and is_broadcast(e) and v not in users and v not in returned:
-            continue  # members take what it repeats
+            continue  # members take its operand instead
         for o in inside[v].taken if v in inside else variables(e.invars):
             users.setdefault(o, []).append(e)
     stages = [
@@ -126,19 +126,19 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
 
 
 def _peel(inside: dict[Any, Member]) -> None:
-    """Leave to XLA what ends a partition and what it has for nothing: changes of shape, and what is
-    elementwise and no sum.
+    """Leave to XLA the operators at the end of a partition that cost XLA nothing.
 
-    A reduction and what follows it stay. XLA computes the reduced values again where it uses them,
-    with multiply-add where it reduced rounded products: `x - max(x)` is then above zero, and a
-    softmax of large numbers is NaN.
+    These are changes of shape, and elementwise operators other than sums. A reduction and the light
+    operators that use it stay: XLA would recompute the reduced values at each use, with
+    multiply-add where it reduced rounded products; `x - max(x)` is then above zero, and a softmax
+    of large values is NaN.
     """
     reduced: set[Any] = set()
     for v, (_, op, operands) in inside.items():
         follows = isinstance(op, _LIGHT) and any(o.variable in reduced for o in operands)
         if isinstance(op, Reduce) or follows:
             reduced.add(v)
-    needed: set[Any] = set()  # by the members that follow
+    needed: set[Any] = set()  # by later members
     for v, (_, op, operands) in reversed(list(inside.items())):
         ends = isinstance(op, _LIGHT) and op != Binary("add")
         if ends and v not in needed and v not in reduced:
@@ -148,8 +148,9 @@ def _peel(inside: dict[Any, Member]) -> None:
 
 
 def _run(stage: _Stage, env: dict[Any, Any]) -> None:
-    """The members' values that are used outside, by one call; where the library cannot, by one
-    call for each.
+    """Add the stage's outputs to `env`, computed by one library call.
+
+    Where the library cannot compute them in one call, each member runs on its own.
     """
     if not stage.members:
         return
@@ -173,7 +174,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
 
 
 def _run_alone(e: Any, producer: dict[Any, Any], env: dict[Any, Any]) -> None:
-    """An equation, and the repeating ones before it that a call would do without."""
+    """Run an equation, after the broadcasts that it reads and that a partition leaves out."""
     for v in variables(e.invars):
         if v not in env:
             _run_alone(producer[v], producer, env)
@@ -181,10 +182,13 @@ def _run_alone(e: Any, producer: dict[Any, Any], env: dict[Any, Any]) -> None:
 
 
 def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:
-    """The partition, sums of weights apart, and the variables that are inputs of the whole."""
+    """Return the stage's partition, with weight-only work split off, and the input variables.
+
+    The input variables are those of the partition before it is split; see `Lifted`.
+    """
     inputs: list[Any] = []
     packed: list[bool] = []
-    place: dict[Any, int] = {}  # of a variable: its input, or -1 - its instruction
+    place: dict[Any, int] = {}  # index i of a variable's input, or -1 - i for instruction i
     code: list[Instruction] = []
 
     def take(v: Any, *, is_weight: bool) -> int:
@@ -223,5 +227,5 @@ def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:
 
 
 def _shape(v: Any) -> tuple[int, ...]:
-    """Of an input; for the library every array has an axis."""
+    """Return the shape of an input; for the library every array has an axis."""
     return v.aval.shape or (1,)

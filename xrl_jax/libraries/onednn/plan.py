@@ -1,4 +1,4 @@
-"""A partition as a list of the library's primitives: layouts chosen, memory laid out."""
+"""Planning of a partition as a list of steps, with layouts chosen and memory assigned."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from xrl_jax.libraries.onednn.strides import written
 
 
 class Plan(NamedTuple):
-    """What runs, in bytes and descriptors.
+    """The steps of a partition.
 
     Attributes:
-      steps: in order.
-      arena: bytes of memory between them.
-      weights: by the index of the input.
+      steps: the steps in order of execution.
+      arena: bytes of memory for values between the steps.
+      weights: how weights are packed, by the index of the input.
     """
 
     steps: tuple[Step, ...]
@@ -56,13 +56,13 @@ class Plan(NamedTuple):
 
 @dataclass
 class Planner(Products):
-    """Steps for each operator."""
+    """Builder of the steps of all operators of a partition."""
 
     def add(self, instruction: Instruction, output: Place | None) -> Value:
-        """Append the steps of an instruction; its value, in `output` if that is given.
+        """Append the steps of an instruction; return its value, in `output` if that is given.
 
-        Where the library has no kernel for the layouts at hand, the result is copied to `output`,
-        or all is row-major.
+        Where the library has no kernel for the layouts at hand, the result is copied to `output`;
+        failing that, the arguments are converted to row-major.
         """
         given = [self.values[a] for a in instruction.args]
         n_steps = len(self.steps)
@@ -84,13 +84,13 @@ class Planner(Products):
         raise reason
 
     def plain(self, value: Value, number: int) -> Value:
-        """The value of this number row-major, if it is not packed."""
+        """Return the value with this index in row-major layout, unless it is packed."""
         if self.partition.is_packed(number):
             return value
         return self.as_laid_out(value, self.lib.desc(self.shape_of(number)))
 
     def made(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
-        """The value of an instruction on these arguments."""
+        """Append the steps of an instruction on these arguments; return its value."""
         op, shape = instruction.op, instruction.shape
         match op:
             case Conv():
@@ -135,7 +135,7 @@ class Planner(Products):
         if self.shape_of(i.args[1]) == i.shape:
             b = self.as_laid_out(b, a.desc)
         dst = a.desc if output is None else self.lib.desc(i.shape)
-        # The library repeats an array along its second axis, not along its last.
+        # The library broadcasts an array along its second axis, not along its last.
         same, first = tuple(range(n)), (0, n - 1, *range(1, n - 1))[:n]
         for order in dict.fromkeys((same, first)):
             x, z, y = (self.lib.permuted(d, order) for d in (a.desc, b.desc, dst))
@@ -151,7 +151,7 @@ class Planner(Products):
 
 @functools.cache
 def plan(lib: Library, partition: Partition) -> Plan:
-    """The partition's steps.
+    """Return the plan of a partition.
 
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
@@ -160,7 +160,7 @@ def plan(lib: Library, partition: Partition) -> Plan:
 
 
 def planned(b: Planner) -> Plan:
-    """The steps by a planner that has none yet.
+    """Return the plan of a planner's partition; the planner must have no steps yet.
 
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.

@@ -1,4 +1,4 @@
-"""What the library computes with a result before it is written."""
+"""Post-ops: what the library applies to a result before it is written."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from xrl_jax.libraries.onednn.spec import RELU, Clip
 
-_RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F  # the library's names
+_RELU, _LINEAR, _CLIP = 0x20, 0x26, 0x2F  # the library's codes of the operations
 
 
 class PostOps(NamedTuple):
-    """An array of this layout is added, all is multiplied by a number, and clipped.
+    """Add an array of layout `addend`, multiply by `scale`, then clip.
 
     Attributes:
-      overflow: whether numbers of more than half the largest one become infinite first, with the
-        processor's flag for that.
+      overflow: whether values above half the largest float32 become infinite before scaling, which
+        sets the processor's overflow flag.
     """
 
     addend: int | None = None
@@ -25,7 +25,7 @@ class PostOps(NamedTuple):
 
     @property
     def elementwise(self) -> list[tuple[int, float, float]]:
-        """The library's name and two numbers of each elementwise operation."""
+        """The library's code and the two parameters of each elementwise operation."""
         found: list[tuple[int, float, float]] = []
         if self.overflow:
             found += [(_LINEAR, 2.0, 0.0), (_LINEAR, 0.5, 0.0)]

@@ -1,4 +1,4 @@
-"""Steps of convolutions and products, whose weights may be packed."""
+"""Planning of convolutions and matrix products, whose weights may be packed."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from xrl_jax.libraries.onednn.stream import MOST_ROWS, Streamed, in_strips
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 from xrl_jax.libraries.onednn.winograd import n_tiles
 
-_EXACT = ("brdgmm", "x64:gemm")  # implementations that compute no more features than there are
-_MOST_FEATURES = 1 << 16  # of Winograd's convolutions: a pixel is kept on the stack
+_EXACT = ("brdgmm", "x64:gemm")  # implementations that compute no features beyond the last
+_MOST_FEATURES = 1 << 16  # of Winograd convolutions: the features of a pixel are kept on the stack
 
 
 class Packing(NamedTuple):
     """How a weight is packed.
 
     Attributes:
-      nbytes: of the packed weight.
-      moves: layouts of a part of the weight before and after, that make it whole.
+      nbytes: size of the packed weight.
+      moves: for each part of the weight, its layouts before and after packing.
     """
 
     nbytes: int
@@ -58,10 +58,10 @@ class Packing(NamedTuple):
 
 @dataclass
 class Products(Operators):
-    """Steps of those operators."""
+    """Builder of the steps of convolutions and products."""
 
     partition: Partition = field(kw_only=True)
-    strides: dict[int, Shape] = field(kw_only=True)  # of results, see `strides.written`
+    strides: dict[int, Shape] = field(kw_only=True)  # by value, see `strides.written`
     weights: dict[int, Packing] = field(default_factory=dict)
 
     def shape_of(self, value: int) -> tuple[int, ...]:
@@ -72,13 +72,13 @@ class Products(Operators):
     ) -> Value:
         n = len(i.shape)
         x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
-        # Axes of one pixel first: the library's tiles go along the last one.
+        # Axes of size 1 first: the library's tiles go along the last one.
         inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
         first = (0, n - 1, *inner)  # features before the spatial axes
         src = self.lib.any_desc([x_shape[a] for a in first])
         dst = self.wanted(i.shape, first, output)
         w, steps = args[1], self.lib.strides(args[1].desc)
-        if steps is None:  # in blocks
+        if steps is None:  # a blocked layout
             w, steps = self.as_laid_out(w, self.lib.desc(w_shape)), row_major(w_shape)
         dims, strides = kernel_layout(w_shape, steps, op.groups, inner)
         weights = self.lib.any_desc(dims)
@@ -106,9 +106,10 @@ class Products(Operators):
     def clips_what_is_none(
         self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
     ) -> bool:
-        """Whether the library computes more features than there are, with numbers from beyond an
-        array's end. They may be NaN, which a bound then meets, and all would be computed again
-        (`flags`).
+        """Return whether the library computes features beyond the last, from data after an array.
+
+        They may be NaN; if they were clipped, the NaN would set a flag (`flags`), and the whole
+        call would be rerun.
         """
         features = i.shape[-1]
         if op.groups != features:
@@ -143,7 +144,7 @@ class Products(Operators):
         return self.product(make, op.after, i.args[1], x, w, bias, addend, output)
 
     def by_strips(self, dot: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
-        """A product [rows, k] with a weight [k, n], whatever their layouts, by code of ours."""
+        """Append a product [rows, k] with a weight [k, n], in any layouts, by generated code."""
         lib = self.lib
         k, n = self.shape_of(i.args[1])[:: -1 if dot.right_turned else 1]
         rows = math.prod(i.shape) // n
@@ -164,7 +165,7 @@ class Products(Operators):
         return y
 
     def in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
-        """The layout of a weight [k, n] with these strides once it is packed in strips."""
+        """Return the layout in strips of a weight [k, n] with these strides; record its packing."""
         lib = self.lib
         whole, left = divmod(n, STRIP)
         packed = lib.desc(((whole + (left > 0)) * k, STRIP))
@@ -216,7 +217,10 @@ class Products(Operators):
         addend: Value | None,
         output: Place | None,
     ) -> Value:
-        """A convolution or product with what follows; a sum apart where its layouts differ."""
+        """Append a convolution or product with its epilogue.
+
+        The addend is added by a step of its own where its layout differs from the result's.
+        """
         bias_desc = None if bias is None else bias.desc
         plain = PostOps(clip=after.clip if addend is None else None)
         prim = make(bias_desc, plain)
@@ -249,7 +253,7 @@ class Products(Operators):
         return total
 
     def packed(self, weight: int, w: Value, wanted: Desc) -> Value:
-        """A weight as it is packed for a primitive that wants this layout."""
+        """Return a packed weight, in the layout that a primitive wants; record its packing."""
         self.weights[weight] = Packing(self.lib.nbytes(wanted), ((w.desc, wanted),))
         return Value(wanted, w.place)
 
@@ -257,11 +261,12 @@ class Products(Operators):
 def kernel_layout(
     shape: Sequence[int], strides: Sequence[int], groups: int, inner: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Dimensions and strides of a kernel [spatial.., C / groups, O], as O C spatial or, with
-    groups, G O C spatial.
+    """Return the dimensions and strides of a kernel [spatial.., C / groups, O] in another order.
+
+    That is O C spatial or, with groups, G O C spatial.
 
     Args:
-      strides: of the kernel as it lies.
+      strides: strides of the kernel in memory.
       inner: the order of the spatial axes, counted from 1 on.
     """
     *_, c, o = range(len(shape))

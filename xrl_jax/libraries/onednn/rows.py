@@ -1,10 +1,10 @@
-"""Machine code for loops: elementwise functions and reductions of rows, as LLVM's intermediate
-language.
+"""LLVM IR for loops: elementwise functions and reductions of rows.
 
-A loop works on rows of one length, each on its own, so threads share them. A row is passed over
-once for the reductions that need no other, once for those that need these, and so on, and once for
-the result; what a pass needs again is computed again, unless it is dear: then it was kept. Values
-are vectors of `WIDTH` numbers; what a row has one of (a mean) is a vector of equal numbers.
+A loop works on independent rows of one length, which threads share. There is one pass over a row
+for the reductions that depend on no other, one for those that depend on these, and so on, and one
+for the result. Values that several passes need are recomputed, except for expensive ones, which the
+first pass keeps in memory. Values are vectors of `WIDTH` elements; a value that a row has only one
+of (a mean) is a vector of equal elements.
 """
 
 from __future__ import annotations
@@ -27,26 +27,28 @@ from xrl_jax.libraries.onednn.spec import (
     Shape,
 )
 
-_FLAT = 2048  # columns of a loop that may have any
+_FLAT = 2048  # columns, at most, of a flattened loop
 _DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
 
 
 def kernel_of(loop: Loop, name: str) -> Kernel:
-    """`function`, for threads to share its rows."""
+    """Return the kernel of a loop, whose parts are the rows."""
     few = loop.rows * loop.columns < SMALL
     return Kernel(function(loop, name), loop.rows, few)
 
 
 def function(loop: Loop, name: str) -> str:
-    """The function `name`(table, first row, row after the last); its result may be where an
-    argument of the same shape is.
+    """Return the definition of `name`(table, first row, row after the last).
+
+    Its result may be where an argument of the same shape is.
     """
     return _Rows(loop).text(name)
 
 
 def flattened(loop: Loop) -> Loop | None:
-    """The same on arrays without axes, which may then be laid out in any way if all are in the
-    same; None where it is not elementwise, an argument is repeated, or numbers are left over.
+    """Return the loop on flattened arrays, which may have any layout that they share.
+
+    None if it is not elementwise, broadcasts an argument, or the size is no multiple of `WIDTH`.
     """
     shape = loop.code[-1].shape
     if any(isinstance(i.op, Reduce) or i.shape != shape for i in loop.code):
@@ -63,7 +65,7 @@ def flattened(loop: Loop) -> Loop | None:
 
 
 def turned(loop: Loop, order: Sequence[int]) -> Loop | None:
-    """The same on arrays whose axes lie in this order; None where it is not elementwise."""
+    """Return the loop on arrays with axes in this order; None where it is not elementwise."""
     shape = loop.code[-1].shape
     if any(isinstance(i.op, Reduce | Reshape) or i.shape != shape for i in loop.code):
         return None
@@ -83,37 +85,37 @@ def turned(loop: Loop, order: Sequence[int]) -> Loop | None:
 
 @dataclass
 class _Value:
-    """What an instruction gives: the pass after which it is known, whether a row has one of it."""
+    """The result of an instruction, and when it is computed."""
 
     instruction: Instruction
-    phase: int
-    is_row: bool
-    dear: bool  # something in it is
+    phase: int  # the first pass in which it is available
+    is_row: bool  # a row has one element of it
+    dear: bool  # an expensive operator is involved
     first: int = -1  # the first pass that computes it
 
 
 @dataclass
 class _Rows:
-    """The function for some rows."""
+    """Writer of the function for a range of rows."""
 
     loop: Loop
     out: Code = field(default_factory=Code)
     values: dict[int, _Value] = field(default_factory=dict)
-    row_values: dict[int, str] = field(default_factory=dict)  # vectors, in this row
+    row_values: dict[int, str] = field(default_factory=dict)  # the vectors of the current row
     offsets: dict[tuple, str] = field(default_factory=dict)
-    kept: dict[int, str] = field(default_factory=dict)  # memory for a row
-    row: str = ""  # its number
+    kept: dict[int, str] = field(default_factory=dict)  # memory for one row of a value
+    row: str = ""  # index of the current row
 
     @property
     def columns(self) -> int:
         return self.loop.columns
 
     def is_whole(self, shape: Shape) -> bool:
-        """Whether an array of this shape has a number for each column of each row."""
+        """Return whether an array of this shape has an element for each column of each row."""
         return math.prod(shape) == self.loop.rows * self.loop.columns
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first row, row after the last)."""
+        """Return the definition of `name`(table, first row, row after the last)."""
         self._find_phases()
         n_inputs, last, out = len(self.loop.inputs), self.last, self.out
         head = f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}"
@@ -128,14 +130,14 @@ class _Rows:
                     self._store_row(last)
         return out.text
 
-    # --- what there is ---
+    # --- analysis ---
 
     @property
     def last(self) -> int:
         return len(self.loop.inputs) + len(self.loop.code) - 1
 
     def _find_phases(self) -> None:
-        """After which pass each value is known, and which are kept for later ones."""
+        """Find from which pass on each value is available, and which are kept for later passes."""
         n = len(self.loop.inputs)
         for at, i in enumerate(self.loop.code):
             own = [self.values[a] for a in i.args if a >= n]
@@ -159,7 +161,7 @@ class _Rows:
                     self.kept[number] = f"%kept{number}"
 
     def _reductions(self, phase: int) -> list[int]:
-        """Those that end with this pass."""
+        """Return the reductions that this pass computes."""
         return [
             number
             for number, v in self.values.items()
@@ -167,7 +169,7 @@ class _Rows:
         ]
 
     def _roots(self, phase: int) -> list[int]:
-        """Rows that a pass reduces or returns."""
+        """Return the values that a pass reduces or stores as the result."""
         roots = [self.values[r].instruction.args[0] for r in self._reductions(phase)]
         last = self.values[self.last]
         if last.phase == phase and not last.is_row:
@@ -175,7 +177,7 @@ class _Rows:
         return roots
 
     def _needed(self, phase: int) -> list[int]:
-        """Values of whole rows that a pass computes; behind one that is kept it does not look."""
+        """Return the whole-row values that a pass uses, not looking past those it reads as kept."""
         found: list[int] = []
         stack = [r for r in self._roots(phase) if r in self.values]
         while stack:
@@ -218,7 +220,10 @@ class _Rows:
         return op.kind
 
     def _columns(self, phase: int, j: str, totals: Sequence[str], mask: str | None) -> list[str]:
-        """The totals with the columns from `j` on, as far as there; the result is stored."""
+        """Process the columns from `j` on that the mask selects; store their part of the result.
+
+        Returns the totals of the reductions with these columns included.
+        """
         memo: dict[int, str] = {}
         found = []
         for r, total in zip(self._reductions(phase), totals, strict=True):
@@ -237,7 +242,7 @@ class _Rows:
     def _operand(
         self, number: int, shape: Shape, phase: int, j: str, mask: str | None, memo: dict[int, str]
     ) -> str:
-        """The vector of a value from column `j` on; an argument is read as an array of `shape`."""
+        """Return a value's vector from column `j` on; an argument is read with this shape."""
         if number not in self.values:
             return self._outer(number, shape, j, mask)
         v = self.values[number]
@@ -255,10 +260,10 @@ class _Rows:
         return memo[number]
 
     def _row(self, number: int) -> None:
-        """Compute what a row has one of."""
+        """Compute a value that a row has one element of."""
         v = self.values[number]
         if isinstance(v.instruction.op, Reduce):
-            return  # it ends a pass
+            return  # computed at the end of a pass
         xs = []
         for a in v.instruction.args:
             if a in self.values:
@@ -277,20 +282,20 @@ class _Rows:
     # --- memory ---
 
     def _outer(self, number: int, shape: Shape, j: str, mask: str | None) -> str:
-        """The vector of an argument that is read as an array of this shape."""
+        """Return the vector of an argument that is read as an array of this shape."""
         start = self._start(shape, number)
         if self.loop.inputs[number][-1] == 1 and shape[-1] != 1:
             return self.out.load_one(self._address(f"%p{number}", start, "0"))
         return self.out.load(self._address(f"%p{number}", start, j), mask)
 
     def _read_as(self, i: Instruction, number: int) -> Shape:
-        """The shape whose axes say which elements of an argument an operator takes."""
+        """Return the shape that an operator reads an argument as, which may broadcast it."""
         if number in self.values or not isinstance(i.op, Reshape | Reduce):
             return i.shape
         return self.loop.inputs[number]
 
     def _offsets_before(self, phase: int) -> None:
-        """Compute where rows begin before the loop that reads them."""
+        """Compute the offsets of rows before the loop over columns that uses them."""
         for number in self._needed(phase):
             i = self.values[number].instruction
             for a in i.args:
@@ -304,8 +309,9 @@ class _Rows:
                 self._start(self._read_as(i, i.args[0]), i.args[0])
 
     def _start(self, shape: Shape, number: int | None) -> str:
-        """Where row r begins in an argument (in the result, for None) that is read as an array of
-        this shape: the number of an element.
+        """Return the index of the element at which the current row begins in an argument.
+
+        The argument is read as an array of this shape. If `number` is None, it is the result.
         """
         if number is None:
             return self._computed_once(("result",), lambda: self._times(self.row, self.columns))
@@ -321,7 +327,7 @@ class _Rows:
         )
 
     def _of_axes(self, own: Shape, shape: Shape, stride: int) -> str:
-        """The same where some axes of `shape` are 1 in the argument's `own`."""
+        """Return that index where some axes of the argument (`own`) are broadcast to `shape`."""
         total, left = "0", self.row
         for n, size in zip(reversed(own), reversed(shape), strict=True):
             if n != 1:

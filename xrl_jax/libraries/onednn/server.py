@@ -1,9 +1,8 @@
-"""Machine code of the thread that makes all calls, and of those who ask it, as LLVM's intermediate
-language.
+"""LLVM IR of the server thread, which makes all calls, and of its clients.
 
-A list of steps is an array of i64: its length, then for each step an address, of what (0: a
-primitive, 1: code of ours, 2: the descriptor of a primitive that is made when first needed), the
-number of arguments and for each of these four numbers as in `native.Step`.
+A list of steps is an array of i64: its length, then for each step an address, its kind (0: a
+primitive, 1: generated code, 2: the descriptor of a primitive that is created when first needed),
+the number of arguments and for each of these four values as in `native.Step`.
 
 Source: XLA, xla/ffi/api/c_api.h (the offsets below); `jax.ffi.include_dir()` has it.
 """
@@ -16,8 +15,8 @@ from xrl_jax.libraries.onednn import flags
 from xrl_jax.libraries.onednn.code import DECLARATIONS, Code
 
 MOST_ARGUMENTS = 64  # of one primitive
-# Where the queue has what the server thread and those who ask share, in bytes: three semaphores,
-# what is asked and answered, where the arena is, and what `flags` needs.
+# Byte offsets in the queue, the memory that the server thread and its clients share: three
+# semaphores, the request and its result, the address of the arena, and the fields of `flags`.
 QUEUE = {
     "free": 0,
     "asked": 64,
@@ -29,28 +28,28 @@ QUEUE = {
     **flags.QUEUE,
 }
 QUEUE_BYTES = 256
-# Offsets into XLA's structures. A call frame has an extension, the functions of XLA, and 32 bytes
-# into the lists of arguments and results the buffers' addresses; the extension that asks what this
-# is has the metadata, which have a version of two numbers and traits.
+# Offsets into XLA's structures. A call frame has an extension, the table of XLA's functions and, 32
+# bytes into the lists of arguments and of results, the addresses of the buffers. The extension is
+# non-null in a query for metadata, and points to these: a version of two numbers, and traits.
 _EXTENSION, _API, _ARGUMENTS, _RESULTS = 8, 16, 40 + 32, 80 + 32
 _DATA = 24  # of a buffer
 _METADATA, _MAJOR, _MINOR, _TRAITS = 24, 24, 28, 32
 _CREATE_ERROR = 48
-# What the processor does with subnormal numbers is of a thread, and new threads have it from those
-# that start them: zeros, as XLA's threads take and make them. Otherwise each costs many
-# times as long, and a softmax is full of them.
+# How the processor treats subnormal numbers is a setting of each thread, inherited by the threads
+# that it starts: here they are read and written as zeros, as in XLA's threads. Otherwise each takes
+# many times as long, and a softmax is full of them.
 _FLUSH = 0x1F80 | 0x8040
 _MESSAGE = "a primitive of oneDNN has failed"
-_ERROR = "{i64, ptr, ptr, i32}"  # size, nothing, message, code
-_MEMORY = "{i32, ptr}"  # which argument, and its memory
+_ERROR = "{i64, ptr, ptr, i32}"  # size, null, message, code
+_MEMORY = "{i32, ptr}"  # the number of an argument, and its memory
 
 
 def code(at: Mapping[str, str], threads: tuple[str, str] | None) -> str:
-    """A module with `serve`(nothing), which the server thread runs, and `call`(frame, plan).
+    """Return a module with `serve`(nothing), run by the server thread, and `call`(frame, plan).
 
     Args:
-      at: constants by name: addresses of the library's functions, of its engine and of semaphores'
-        functions, and of what `QUEUE` has.
+      at: constants by name: addresses of the library's functions, of its engine, of the semaphore
+        functions, and of the fields in `QUEUE`.
       threads: as for `flags.write_probe`.
     """
     out = Code()
@@ -66,7 +65,10 @@ def code(at: Mapping[str, str], threads: tuple[str, str] | None) -> str:
 
 
 def _write_steps(out: Code, at: Mapping[str, str]) -> None:
-    """`steps`(frame, list, whether to look at the flags after each): null, or an error of XLA's."""
+    """Write `steps`(frame, list, whether to inspect the flags after each primitive).
+
+    It returns null, or an error made by XLA.
+    """
     with out.function("ptr @steps(ptr %frame, ptr %list, i1 %watched)", returns=True):
         out.raw(f"  %memories = alloca [{MOST_ARGUMENTS} x {_MEMORY}]")
         out.raw(f"  %table = alloca [{MOST_ARGUMENTS} x ptr]")
@@ -117,7 +119,7 @@ def _write_steps(out: Code, at: Mapping[str, str]) -> None:
 
 
 def _place(out: Code, row: str, arguments: str, results: str, arena: str) -> None:
-    """Write to `%slot` where an argument of a step lies."""
+    """Write the address of a step's argument to `%slot`."""
     kind, where = out.item(row, 2), out.item(row, 3)
     is_number = out.add(f"icmp sge i64 {kind}, 2")
     with out.only_if("from_start", is_number):
@@ -132,7 +134,7 @@ def _place(out: Code, row: str, arguments: str, results: str, arena: str) -> Non
 
 
 def _execute(out: Code, at: Mapping[str, str], here: str, stream: str, n: str) -> None:
-    """A step's primitive, which is made if need be; what went wrong is added to `%status`."""
+    """Run a step's primitive, creating it if need be; combine its status into `%status`."""
 
     def add_status(new: str) -> None:
         before = out.add("load i32, ptr %status")
@@ -153,7 +155,7 @@ def _execute(out: Code, at: Mapping[str, str], here: str, stream: str, n: str) -
 
 
 def _write_semaphores(out: Code, at: Mapping[str, str]) -> None:
-    """`wait`(semaphore) and `post`(semaphore)."""
+    """Write `wait`(semaphore) and `post`(semaphore)."""
     with out.function("void @wait(ptr %semaphore)"):
         out.raw("  br label %again\nagain:  ; a signal ends the waiting early")
         status = out.add(f"call i32 {at['sem_wait']}(ptr %semaphore)")
@@ -174,7 +176,7 @@ def _write_serve(out: Code, at: Mapping[str, str]) -> None:
 
 
 def _write_call(out: Code, at: Mapping[str, str]) -> None:
-    """What XLA calls, given a frame: it asks what this is, or for the plan to be run."""
+    """Write `call`(frame, plan), which answers XLA's query for metadata, or has the plan run."""
     with out.function("ptr @call(ptr %frame, ptr %plan)", returns=True):
         out.raw("  %result = alloca ptr\n  store ptr null, ptr %result")
         extension = out.field("%frame", _EXTENSION)
@@ -195,7 +197,7 @@ def _write_call(out: Code, at: Mapping[str, str]) -> None:
 
 
 def passes_on(name: str, call: str, plan: str) -> str:
-    """A module with the function `name`(frame), which calls `call` with this plan."""
+    """Return a module with the function `name`(frame), which calls `call` with this plan."""
     out = Code()
     with out.function(f"ptr @{name}(ptr %frame)", returns=True):
         result = out.add(f"call ptr {call}(ptr %frame, ptr {plan})")

@@ -1,7 +1,7 @@
-"""What the library computes, as plain data: operators, and partitions made of them.
+"""Library calls as plain data: operators, and partitions made of them.
 
-A partition is a part of a program that one call of the library computes: a list of operators on
-values numbered from the inputs on. All values are float32.
+A partition is the part of a program that one library call computes: a list of operators on values,
+which are numbered from the inputs on. All values are float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Clip:
-    """Values below `low` become `low`, above `high` `high`; None is no bound."""
+    """Clipping to the range from `low` to `high`; None means no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -32,13 +32,13 @@ class Clip:
         return x if self.high is None else lax.min(x, lax.full_like(x, self.high))
 
     def then(self, other: Clip) -> Clip:
-        """Both, one after the other."""
+        """Return one clipping equal to this one followed by `other`."""
         low = other.low if self.low is None else other.only(self.low)
         high = other.high if self.high is None else other.only(self.high)
         return Clip(low, high)
 
     def only(self, x: float) -> float:
-        """The bounds on a number."""
+        """Return the scalar `x`, clipped."""
         x = x if self.low is None else max(x, self.low)
         return x if self.high is None else min(x, self.high)
 
@@ -48,14 +48,18 @@ RELU = Clip(0.0)
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Operands after the first two, and what is done at the end; see `onednn.Epilogue`."""
+    """Operations on the result of a kernel: add a bias, add an array, clip, in this order.
+
+    `bias` and `addend` say whether the kernel has these operands, which follow its first two;
+    `xrl_jax.libraries.base.Epilogue` holds the arrays themselves.
+    """
 
     bias: bool = False
     addend: bool = False
     clip: Clip | None = None
 
     def __call__(self, y: jax.Array, more: Sequence[jax.Array]) -> jax.Array:
-        """As lax code."""
+        """Apply the epilogue to `y` as lax code; `more` has the bias and the addend."""
         rest = list(more)
         if self.bias:
             y = y + lax.broadcast_in_dim(rest.pop(0).reshape(-1), y.shape, (y.ndim - 1,))
@@ -66,7 +70,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Conv:
-    """Images [N, spatial.., C] with kernels [spatial.., C / groups, O], a bias [O]."""
+    """Convolution of images [N, spatial.., C] with kernels [spatial.., C / groups, O]; bias [O]."""
 
     stride: Shape
     padding: tuple[tuple[int, int], ...]
@@ -94,10 +98,10 @@ class Conv:
 
 @dataclass(frozen=True)
 class Dot:
-    """[.., M, K] by [.., K, N], or by [.., N, K]; a bias [1, .., N]; at most one batch axis."""
+    """Matrix product [.., M, K] by [.., K, N]; bias [1, .., N]; at most one batch axis."""
 
-    left_turned: bool  # [.., K, M]
-    right_turned: bool
+    left_turned: bool  # the first operand is stored [.., K, M]
+    right_turned: bool  # the second operand is stored [.., N, K]
     after: Epilogue = Epilogue()
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
@@ -110,10 +114,12 @@ class Dot:
 
 @dataclass(frozen=True)
 class Winograd:
-    """Images [N, H, W, C] with kernels as `winograd.transformed` gives them, a bias [O]; no stride.
+    """Winograd convolution of images [N, H, W, C], without stride; bias [O].
+
+    The kernel operand is a result of `winograd.transformed`.
 
     Attributes:
-      tile: results of a tile along an axis.
+      tile: number of results in a tile along each axis.
     """
 
     tile: int
@@ -124,13 +130,14 @@ class Winograd:
         return self.after(winograd.convolved(x, w, self.tile, self.padding), more)
 
 
-Kernel = Conv | Dot | Winograd  # what may have an epilogue
+Kernel = Conv | Dot | Winograd  # the operators that may have an epilogue
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The largest value in each window, or their sum times a number; windows have one number for
-    each axis.
+    """The maximum of each window, or its sum multiplied by `scale`.
+
+    `window`, `stride` and `padding` have one entry for each axis of the array.
     """
 
     kind: str  # "max" or "sum"
@@ -155,9 +162,9 @@ class Concat:
 
 @dataclass(frozen=True)
 class Binary:
-    """Of two arrays of one rank; axes of the second may have size 1."""
+    """Elementwise operation on two arrays of equal rank; axes of the second may have size 1."""
 
-    kind: str  # one of BINARY, as in lax
+    kind: str  # one of BINARY, named as in lax
 
     def __call__(self, a: jax.Array, b: jax.Array) -> jax.Array:
         return getattr(lax, self.kind)(a, lax.broadcast_in_dim(b, a.shape, tuple(range(a.ndim))))
@@ -168,10 +175,10 @@ BINARY = ("add", "sub", "mul", "div", "max", "min")
 
 @dataclass(frozen=True)
 class Map:
-    """An elementwise function of arrays of one rank, of which axes may have size 1, and numbers."""
+    """Elementwise function of scalars and of arrays of equal rank, whose axes may have size 1."""
 
-    kind: str  # one of MAPS, as in lax
-    numbers: tuple[float | None, ...]  # of each operand; None for the next array
+    kind: str  # one of MAPS, named as in lax
+    numbers: tuple[float | None, ...]  # for each operand a scalar, or None for the next array
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         shape = jax.numpy.broadcast_shapes(*(a.shape for a in arrays))
@@ -190,8 +197,8 @@ class Map:
         return getattr(lax, self.kind)(*xs).astype(jax.numpy.float32)
 
 
-COMPARISONS = ("eq", "ne", "ge", "gt", "le", "lt")  # 1 where they hold, else 0
-# `integer_pow` has the exponent as a number, the first operand of `select_n` is true where not 0.
+COMPARISONS = ("eq", "ne", "ge", "gt", "le", "lt")  # results are 1 where true, else 0
+# The exponent of `integer_pow` is a scalar; the first operand of `select_n` is true where nonzero.
 MAPS = (
     *("exp", "tanh", "logistic", "erf", "erfc", "sqrt", "rsqrt", "neg", "abs", "square"),
     *("floor", "ceil", "integer_pow", "select_n", *BINARY),
@@ -201,7 +208,7 @@ MAPS = (
 
 @dataclass(frozen=True)
 class Reduce:
-    """Over the last axis, which goes."""
+    """Reduction over the last axis, which is removed."""
 
     kind: str  # one of REDUCTIONS
 
@@ -219,7 +226,7 @@ REDUCTIONS = {
 
 @dataclass(frozen=True)
 class Scale:
-    """Times a number."""
+    """Multiplication by a scalar."""
 
     by: float
 
@@ -228,7 +235,7 @@ class Scale:
 
 
 def swap(rank: int) -> Shape:
-    """The order of axes with the last two turned round."""
+    """Return the order of axes that swaps the last two."""
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
@@ -242,7 +249,7 @@ class Reshape:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Along axes of size 1."""
+    """Broadcast along axes of size 1."""
 
     shape: Shape
 
@@ -260,7 +267,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Slice:
-    """Every n-th element along each axis, from `start` to before `stop`."""
+    """Every `step`-th element along each axis, from `start` to before `stop`."""
 
     start: Shape
     stop: Shape
@@ -272,13 +279,13 @@ class Slice:
 
 @dataclass(frozen=True)
 class Loop:
-    """Elementwise functions and reductions, computed row by row by code of ours.
+    """Elementwise functions and reductions, computed row by row by one generated kernel.
 
     Attributes:
-      rows, columns: of the arrays; others have one number for each row.
+      rows, columns: sizes of the whole arrays; other values have one element for each row.
       inputs: shapes of the arguments.
-      code: on values numbered from the arguments on; the last is the result. All but `Reduce` are
-        elementwise or, as `Reshape` here, change nothing in memory.
+      code: instructions on values numbered from the arguments on; the last is the result. All
+        operators but `Reduce` are elementwise or, as `Reshape` here, change nothing in memory.
     """
 
     rows: int
@@ -292,14 +299,14 @@ class Loop:
 
 @dataclass(frozen=True)
 class Attention:
-    """Products of rows, the scores; a loop over each row of them; products of what it gives.
+    """Attention: a product giving scores, a loop over each row of them, a product of its result.
 
-    The operands are those of the first product, those of the loop but the scores, and the second
-    one of the last product.
+    The operands are those of the first product, the loop's arguments except the scores, and the
+    second operand of the last product.
 
     Attributes:
-      at: which of the loop's arguments the scores are.
-      turned: the result's last two axes are turned round.
+      at: index of the scores among the loop's arguments.
+      turned: whether the result's last two axes are swapped.
     """
 
     first: Dot
@@ -337,7 +344,7 @@ Op = (
 
 @dataclass(frozen=True)
 class Instruction:
-    """An operator on values, and the shape of its result."""
+    """An operator, the indices of the values it takes, and the shape of its result."""
 
     op: Op
     args: tuple[int, ...]
@@ -345,7 +352,7 @@ class Instruction:
 
 
 def _as_lax(code: Sequence[Instruction], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """All values."""
+    """Run instructions as lax code; return all values, the inputs first."""
     values = list(inputs)
     for i in code:
         values.append(i.op(*(values[a] for a in i.args)))
@@ -354,12 +361,12 @@ def _as_lax(code: Sequence[Instruction], inputs: Sequence[jax.Array]) -> list[ja
 
 @dataclass(frozen=True)
 class Partition:
-    """Values are the inputs, then the results of the instructions.
+    """A list of instructions; values are the inputs, then the results of the instructions.
 
     Attributes:
-      packed: inputs that are weights (second operands of `Conv` and `Dot`) in the library's layout,
-        as vectors; each has one use.
-      outputs: the values returned.
+      packed: for each input, whether it is a weight (the second operand of a `Kernel`) in the
+        library's layout, as a vector; such an input has one use.
+      outputs: indices of the values returned.
     """
 
     inputs: tuple[Shape, ...]
@@ -368,7 +375,7 @@ class Partition:
     outputs: tuple[int, ...]
 
     def __call__(self, *inputs: jax.Array) -> list[jax.Array]:
-        """As lax code; no input is packed here."""
+        """Run the partition as lax code, on inputs that are not packed."""
         values = _as_lax(self.code, inputs)
         return [values[o] for o in self.outputs]
 
@@ -384,4 +391,4 @@ class Partition:
         return hash((self.inputs, self.packed, self.code, self.outputs))
 
     def __hash__(self) -> int:
-        return self._hash  # asked of a whole network for each of its weights
+        return self._hash  # a whole network is hashed once for each of its weights

@@ -1,4 +1,4 @@
-"""Partitions as plain text, for files and other processes, and the names that XLA knows them by."""
+"""Partitions as plain text, for files and other processes, and their names in XLA."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OPS: dict[str, Callable[..., Any]] = {
 }
 
 
-@functools.lru_cache(maxsize=16)  # each weight that is packed for a partition comes with its text
+@functools.lru_cache(maxsize=16)  # the target of each packed weight carries the text
 def partition(text: str) -> Partition:
-    """What `text_of` wrote.
+    """Parse a text that `text_of` wrote.
 
     Raises:
-      ValueError: it is something else.
+      ValueError: it is not the text of a partition.
     """
     try:
         inputs, packed, code, outputs = map(_read, json.loads(text))
@@ -33,13 +33,14 @@ def partition(text: str) -> Partition:
 
 @functools.lru_cache(maxsize=16)
 def text_of(part: Partition) -> str:
-    """Plain text, read by `partition`."""
+    """Return the partition as plain text, which `partition` parses."""
     return json.dumps(_plain(part))
 
 
 def name_of(part: Partition, surroundings: str) -> str:
-    """Under which XLA knows it; the same where the surroundings are: the library, the processor,
-    how weights are packed.
+    """Return the name of a partition in XLA.
+
+    It depends on the surroundings too: the library, the processor, how weights are packed.
     """
     digest = hashlib.sha256(f"{surroundings}\n{text_of(part)}".encode())
     return f"xrl_jax.onednn.{digest.hexdigest()[:24]}"
@@ -53,7 +54,7 @@ def _plain(x: Any) -> Any:
 
 
 def _read(x: Any) -> Any:
-    """The tuples and dataclasses that `_plain` made lists of; these begin with their names."""
+    """Rebuild what `_plain` wrote as lists: tuples, and dataclasses, which begin with a name."""
     if not isinstance(x, list):
         return x
     if x and isinstance(x[0], str):

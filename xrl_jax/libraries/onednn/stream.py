@@ -1,8 +1,8 @@
-"""Machine code for products of few rows with a weight, as LLVM's intermediate language.
+"""LLVM IR for products of few rows with a weight.
 
-Such a product takes each number of the weight once, and as long as memory takes to bring it. So the
-weight lies in strips of `STRIP` columns, the rows of a strip one after the other, and a thread
-reads several strips side by side: the processor fetches ahead in each of them.
+Such a product uses each element of the weight once, and takes as long as reading the weight from
+memory. So the weight is stored in strips of `STRIP` columns, the rows of a strip one after the
+other, and a thread reads several strips in parallel: the processor prefetches in each of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Dot, Epilogue, Instruction, Partition
 
 MOST_ROWS = 8
-_LEAST = 1 << 14  # numbers of a weight that is worth strips
-_STREAMS = 8  # strips side by side, at most
-_SUMS = 24  # vectors, at most, that are added up at once
-_RUN = 512  # rows of the weight
+_LEAST = 1 << 14  # elements of a weight that is worth packing in strips
+_STREAMS = 8  # strips read in parallel, at most
+_SUMS = 24  # accumulators (vectors), at most
+_RUN = 512  # rows of the weight that are summed separately
 
 
 def in_strips(partition: Partition, i: Instruction) -> bool:
-    """Whether an instruction is a product with a weight that is packed in strips, here or by
-    `blocked`.
+    """Return whether an instruction is a product with a weight packed in strips.
+
+    It is computed by this module or by `blocked`.
     """
     if not isinstance(i.op, Dot) or not partition.is_packed(i.args[1]):
         return False
@@ -35,9 +36,10 @@ def in_strips(partition: Partition, i: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class Streamed:
-    """[rows, k] by [k, n], the first stored [k, rows], the weight in strips [strips, k, STRIP] of
-    which the last may have fewer columns than it has room for; then a bias [n] and an addend
-    [rows, n].
+    """Product [rows, k] by [k, n], then a bias [n] and an addend [rows, n].
+
+    The first operand is stored [k, rows], the weight in strips [strips, k, STRIP], of which the
+    last may have fewer columns than it has room for.
     """
 
     rows: int
@@ -51,21 +53,21 @@ class Streamed:
 
     @property
     def streams(self) -> int:
-        """Strips that are read side by side."""
+        """Number of strips that are read in parallel."""
         return min(_STREAMS, _SUMS // self.rows, self.strips)
 
     @property
     def groups(self) -> int:
-        """Of so many strips; the last may have fewer."""
+        """Number of groups of `streams` strips; the last may have fewer."""
         return -(-self.strips // self.streams)
 
     @property
     def last(self) -> int:
-        """The number of the result among the arguments."""
+        """Index of the result among the arguments."""
         return 2 + self.after.bias + self.after.addend
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first group, group after the last)."""
+        """Return the definition of `name`(table, first group, group after the last)."""
         out = Code()
         with (
             out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", self.last + 1),
@@ -86,10 +88,10 @@ class Streamed:
     def _group(
         self, out: Code, label: str, column: str, weights: str, streams: int, mask: str | None
     ) -> None:
-        """The results of so many strips from a column on; the last of them may be cut.
+        """Write the results of `streams` strips from a column on; `mask` cuts the last of them.
 
-        `_RUN` rows of the weight are summed up at a time: with thousands of terms, a single sum
-        loses digits.
+        `_RUN` rows of the weight are summed at a time: a single sum of thousands of terms loses
+        digits.
         """
         keys = [(row, s) for row in range(self.rows) for s in range(streams)]
         zeros = [ZEROS] * len(keys)
@@ -111,7 +113,7 @@ class Streamed:
     def _with_row(
         self, out: Code, k: str, weights: str, sums: Mapping[tuple[int, int], str]
     ) -> list[str]:
-        """The sums, by row of the result and strip, with row `k` of the weight added."""
+        """Return the sums, by row of the result and strip, with row `k` of the weight added."""
         line = out.add(f"mul i64 {k}, {STRIP}")
         start = out.add(f"mul i64 {k}, {self.rows}")
         rows, strips = (dict.fromkeys(key[i] for key in sums) for i in (0, 1))
@@ -128,7 +130,7 @@ class Streamed:
         ]
 
     def _store(self, out: Code, value: str, row: int, start: str, mask: str | None) -> None:
-        """A row's sums of a strip from a column on, with what follows."""
+        """Apply the epilogue to a row's sums of the strip at column `start`, and store them."""
         at = out.add(f"add i64 {start}, {row * self.n}")
         if self.after.bias:
             value = out.add(f"fadd {VECTOR} {value}, {out.load(out.at('%p2', start), mask)}")
@@ -141,5 +143,5 @@ class Streamed:
 
 
 def kernel_of(what: Streamed, name: str) -> Kernel:
-    """All groups of strips, shared out."""
+    """Return the kernel of a product, whose parts are the groups of strips."""
     return Kernel(what.text(name), what.groups, what.k * what.n < SMALL)

@@ -1,4 +1,4 @@
-"""How results of products lie in memory, where they are turned round next."""
+"""Layouts for results of products that are transposed next, to save the copy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from xrl_jax.libraries.onednn.spec import Attention, Dot, Partition, Reshape, Sh
 
 
 def written(partition: Partition) -> dict[int, Shape]:
-    """Strides of those results of products that are row-major only after what follows: the heads of
-    an attention, which are to lie side by side. Written so they need not be copied.
+    """Return strides, by value, for results of products that make their later transposes free.
+
+    The results are row-major only after the reshapes and transposes that follow, as the heads of an
+    attention are once they are concatenated. Written so, they need not be copied.
     """
     n = len(partition.inputs)
     users: dict[int, int] = {}
@@ -46,8 +48,9 @@ def written(partition: Partition) -> dict[int, Shape]:
 
 
 def _before(moves: Sequence[Reshape | Transpose], shape: Shape) -> Shape | None:
-    """Strides of an array that is row-major after the last transpose of these moves; None where
-    there are none.
+    """Return the strides of an array that is row-major after the last transpose of these moves.
+
+    None if there is no transpose, or if no strides achieve that.
     """
     turns = [k for k, move in enumerate(moves) if isinstance(move, Transpose)]
     if not turns:
@@ -57,7 +60,7 @@ def _before(moves: Sequence[Reshape | Transpose], shape: Shape) -> Shape | None:
     for move in moves:
         turned = isinstance(move, Transpose)
         shapes.append(tuple(shapes[-1][a] for a in move.order) if turned else move.shape)
-    array = np.empty(shapes[-1], np.int8)  # only its strides are asked for
+    array = np.empty(shapes[-1], np.int8)  # only its strides are of interest
     for move, before in zip(reversed(moves), reversed(shapes[:-1]), strict=True):
         if isinstance(move, Transpose):
             array = array.transpose(np.argsort(move.order))

@@ -1,7 +1,7 @@
-"""Machine code for the sums on either side of the products of `winograd`: tiles from an image, and
-results from what the products gave, as LLVM's intermediate language.
+"""LLVM IR for the transforms before and after the products of `winograd`.
 
-A tile is one thread's, `WIDTH` features at a time. Images and results are row-major.
+`Tiles` transforms an image to tiles, `Results` the products of tiles to an image. One thread
+processes a tile, `WIDTH` features at a time. Images and results are row-major.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Tiled:
     """An image and the tiles over it.
 
     Attributes:
-      m: results of a tile along an axis.
-      image: [N, height, width, features].
-      tiles: along either axis.
+      m: number of results in a tile along each axis.
+      image: shape [N, height, width, features].
+      tiles: numbers of tiles along the height and the width.
     """
 
     m: int
@@ -33,24 +33,26 @@ class Tiled:
 
     @property
     def n(self) -> int:
-        """Tiles in all."""
+        """Number of tiles in all."""
         return self.image[0] * self.tiles[0] * self.tiles[1]
 
     @property
     def a(self) -> int:
-        """Elements of a tile along an axis."""
+        """Number of elements of a tile along each axis."""
         return self.m + KERNEL - 1
 
     @property
     def shape(self) -> Shape:
-        """Of the array [a * a, tiles, features] that the products take or give."""
+        """Shape [a * a, tiles, features] of the array that the products take or give."""
         return self.a**2, self.n, self.image[3]
 
-    # --- parts of the machine code ---
+    # --- parts of the generated code ---
 
     def _function(self, out: Code, name: str, n_arrays: int, work: Callable[[str], None]) -> str:
-        """`name`(table, first tile, tile after the last), which does `work` for each tile, by its
-        number; it may read zeros from `%nothing`, or write there what is not wanted.
+        """Return the definition of `name`(table, first tile, tile after the last).
+
+        `work` writes the code for one tile, given its index. The code may read zeros from
+        `%nothing`, or write unwanted values there.
         """
         padded = -(-self.image[3] // WIDTH) * WIDTH
         with out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", n_arrays):
@@ -63,8 +65,9 @@ class Tiled:
     def _pixels(
         self, out: Code, tile: str, base: str, size: int, low: tuple[int, int] = (0, 0)
     ) -> list[list[str]]:
-        """Where the features of size x size pixels of the tile begin; `%nothing` for those that are
-        not in the image.
+        """Return the addresses of the features of size x size pixels of the tile.
+
+        Pixels outside the image have the address `%nothing`.
         """
         _, height, width, features = self.image
         x, row_of_tiles = (out.add(f"{op} i64 {tile}, {self.tiles[1]}") for op in ("urem", "udiv"))
@@ -95,7 +98,7 @@ class Tiled:
         return found
 
     def _elements(self, out: Code, tile: str, base: str) -> list[list[str]]:
-        """Where the features of the tile's elements begin in the array of `shape`."""
+        """Return the addresses of the features of the tile's elements in the array of `shape`."""
         own = out.add(f"mul i64 {tile}, {self.image[3]}")
         found = []
         for k in range(self.a**2):
@@ -103,8 +106,9 @@ class Tiled:
         return [found[i : i + self.a] for i in range(0, len(found), self.a)]
 
     def _features(self, out: Code, work: Callable[[str, str | None], None]) -> None:
-        """`work` from each feature on that is a multiple of `WIDTH`; of the last vector, a mask
-        says which are there.
+        """Call `work` with the first feature of each vector of `WIDTH` features.
+
+        The mask, for a last vector that is not full, says which features exist.
         """
         features = self.image[3]
         whole = features // WIDTH * WIDTH
@@ -117,16 +121,16 @@ class Tiled:
 
 @dataclass(frozen=True)
 class Tiles(Tiled):
-    """The tiles' sums of an image, its argument.
+    """Transform of an image, the argument, to tiles.
 
     Attributes:
-      low: padding before either axis.
+      low: padding before the height and the width.
     """
 
     low: tuple[int, int]
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first tile, tile after the last)."""
+        """Return the definition of `name`(table, first tile, tile after the last)."""
         out, matrix = Code(), matrices(self.m).image
 
         def work(tile: str) -> None:
@@ -147,14 +151,15 @@ class Tiles(Tiled):
 
 @dataclass(frozen=True)
 class Results(Tiled):
-    """The image that the tiles' products, its first argument, are summed up to; what follows has
-    its own.
+    """Transform of the tiles' products, the first argument, to an image.
+
+    The operands of the epilogue are the other arguments.
     """
 
     after: Epilogue
 
     def text(self, name: str) -> str:
-        """The definition of `name`(table, first tile, tile after the last)."""
+        """Return the definition of `name`(table, first tile, tile after the last)."""
         out, matrix, after = Code(), matrices(self.m).result, self.after
         last = 1 + after.bias + after.addend
 
@@ -184,7 +189,7 @@ class Results(Tiled):
 
 
 def kernel_of(what: Tiles | Results, name: str) -> Kernel:
-    """All tiles, shared out."""
+    """Return the kernel of a transform, whose parts are the tiles."""
     return Kernel(what.text(name), what.n, math.prod(what.shape) < SMALL)
 
 
@@ -199,12 +204,12 @@ def _turned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 def _sums(
     out: Code, matrix: Sequence[Sequence[float]], rows: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """The matrix times a matrix of vectors."""
+    """Multiply the matrix by a matrix of vectors."""
     return [[_sum(out, factors, column) for column in _turned(rows)] for factors in matrix]
 
 
 def _sum(out: Code, factors: Sequence[float], values: Sequence[str]) -> str:
-    """Of the values, each times its factor; those without a product first."""
+    """Sum the values, each multiplied by its factor; factors of 1 and -1 come first."""
     terms = [(f, v) for f, v in zip(factors, values, strict=True) if f]
     terms.sort(key=lambda term: (term[0] != 1, abs(term[0]) != 1))
     (factor, total), *rest = terms

@@ -1,4 +1,4 @@
-"""A partition as values that know what made them, while it is rewritten."""
+"""A partition as a graph of values, each with its operator and arguments, for rewriting."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from xrl_jax.libraries.onednn.spec import Instruction, Op, Partition, Reshape, S
 
 @dataclass(eq=False)
 class Value:
-    """An input (its index) or an operator's result, with the values it is made from."""
+    """An input of the partition (`made_by` is its index) or the result of an operator on `args`."""
 
     made_by: Op | int
     args: list[Value]
     shape: Shape
-    known: bool  # made of weights alone
+    known: bool  # depends on weights only
 
 
-Uses = dict[Value, int]
-Users = dict[Value, list[Value | None]]  # None for who gets an output
+Uses = dict[Value, int]  # the number of uses of each value
+Users = dict[Value, list[Value | None]]  # None stands for an output of the partition
 
 
 def result_of(op: Op, args: list[Value], shape: Shape) -> Value:
@@ -27,8 +27,10 @@ def result_of(op: Op, args: list[Value], shape: Shape) -> Value:
 
 
 def unshaped(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
-    """What the value is in another shape, and the steps from there, the last one first; what is
-    used elsewhere, too, is not passed.
+    """Strip reshapes and transposes off the value, as long as each has a single use.
+
+    Returns:
+      the value below them, and the values stripped, the last step (`v` itself) first.
     """
     between: list[Value] = []
     while isinstance(v.made_by, (Reshape, Transpose)) and uses.get(v) == 1:
@@ -38,7 +40,7 @@ def unshaped(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
 
 
 def shaped(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """What becomes of the value by these steps, the last one first."""
+    """Apply the steps that `unshaped` stripped (the last one first) to a value; count its uses."""
     uses[v] = uses.get(v, 0) + 1
     for step in reversed(between):
         by = step.made_by
@@ -48,7 +50,7 @@ def shaped(v: Value, between: Sequence[Value], uses: Uses) -> Value:
 
 
 def unturned(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """What becomes this value by these steps, the last one first."""
+    """Undo the steps that `unshaped` stripped (the last one first) on a value; count its uses."""
     for step in between:
         by, before = step.made_by, v
         if isinstance(by, Transpose):
@@ -80,7 +82,7 @@ def reshaped(v: Value, shape: Shape) -> Value:
 
 
 def depends(v: Value, other: Value) -> bool:
-    """Whether a value is made from another."""
+    """Return whether `v` is `other` or computed from it."""
     seen: set[int] = set()
     stack = [v]
     while stack:
@@ -94,7 +96,7 @@ def depends(v: Value, other: Value) -> bool:
 
 
 def listed(part: Partition, outputs: list[Value]) -> Partition:
-    """The partition of these outputs, operators as soon as their arguments are there."""
+    """Return the partition of these outputs, with its operators in depth-first order."""
     place: dict[Value, int] = {}
     code: list[Instruction] = []
     stack = [(o, False) for o in reversed(outputs)]

@@ -1,16 +1,15 @@
-"""Winograd's way to convolve: fewer products, between sums of tiles of the image and of the result.
+"""Winograd convolution: fewer products, between transforms of tiles of the image and the result.
 
-A tile of m x m results of a kernel of r x r needs (m + r - 1)^2 products for each pair of features
+A tile of m x m results of an r x r kernel needs (m + r - 1)^2 products for each pair of features
 instead of m^2 r^2:
 
     Y = A^T [(G g G^T) * (B^T d B)] A
 
-with d a tile of the image, g the kernel, and * elementwise. Over features, the products are as many
-matrix products as a tile has elements. What is done to the kernel is done once where it is a
-weight.
+with d a tile of the image, g the kernel, and * elementwise. Over all features, there is one matrix
+product for each element of a tile. The kernel is transformed only once if it is a weight.
 
 Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; the matrices
-are Toom and Cook's for interpolation at given points (Barabasz et al., "Error Analysis and
+are those of Toom and Cook for interpolation at given points (Barabasz et al., "Error Analysis and
 Improving the Accuracy of Winograd Convolution for Deep Neural Networks", ACM TOMS 46, 2020, which
 has points of small errors).
 """
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 KERNEL = 3  # r
-# Finite points, as many as a tile has elements along an axis, less one: the last is infinity.
+# The finite points: one fewer than a tile has elements along an axis, as the last is infinity.
 _POINTS = {
     2: ("0", "1", "-1"),
     3: ("0", "1", "-1/2", "-2"),
@@ -37,7 +36,7 @@ TILES = tuple(_POINTS)  # m
 
 
 class Matrices(NamedTuple):
-    """Of one axis, as tuples of rows; a = m + r - 1."""
+    """The transform matrices of one axis, as tuples of rows; a = m + r - 1."""
 
     image: tuple[tuple[float, ...], ...]  # B^T [a, a]
     kernel: tuple[tuple[float, ...], ...]  # G [a, r]
@@ -45,7 +44,7 @@ class Matrices(NamedTuple):
 
 
 def _product(polynomials: Sequence[Sequence[Fraction]]) -> list[Fraction]:
-    """Coefficients, that of the constant first."""
+    """Return the coefficients of a product of polynomials, the constant term first."""
     total = [Fraction(1)]
     for p in polynomials:
         new = [Fraction(0)] * (len(total) + len(p) - 1)
@@ -58,11 +57,11 @@ def _product(polynomials: Sequence[Sequence[Fraction]]) -> list[Fraction]:
 
 @functools.cache
 def matrices(m: int) -> Matrices:
-    """Those of tiles of m results, m in `TILES`."""
+    """Return the transform matrices for tiles of m results along an axis, m in `TILES`."""
     points = [Fraction(p) for p in _POINTS[m]]
     r = KERNEL
     others = [[q for q in points if q != p] for p in points]
-    # Lagrange's polynomials without their denominators, which go to the kernel.
+    # Lagrange polynomials without their denominators, which are moved to the kernel's matrix.
     rows = [[*_product([[-q, Fraction(1)] for q in each]), Fraction(0)] for each in others]
     rows.append(_product([[-q, Fraction(1)] for q in points]))
     scale = [Fraction(1)] * len(points)
@@ -80,12 +79,12 @@ def matrices(m: int) -> Matrices:
 
 
 def n_tiles(size: int, padding: tuple[int, int], m: int) -> int:
-    """Tiles along an axis of the image; the last may hang over."""
+    """Return the number of tiles along an axis of the image; the last may extend past its end."""
     return -(-(size + sum(padding) - KERNEL + 1) // m)
 
 
 def transformed(w: jax.Array, m: int) -> jax.Array:
-    """A kernel [O, C, r, r] as the products take it: [a * a, C, O]."""
+    """Transform a kernel [O, C, r, r] to [a * a, C, O], as the products take it."""
     g = jnp.asarray(matrices(m).kernel, w.dtype)
     y = jnp.einsum("ik,jl,ockl->ijco", g, g, w, precision=lax.Precision.HIGHEST)
     return y.reshape(-1, *y.shape[2:])
@@ -94,7 +93,7 @@ def transformed(w: jax.Array, m: int) -> jax.Array:
 def convolved(
     x: jax.Array, w: jax.Array, m: int, padding: Sequence[tuple[int, int]], precision: Any = None
 ) -> jax.Array:
-    """The convolution of images [N, H, W, C] with a kernel that `transformed` gave; [N, H', W', O].
+    """Convolve images [N, H, W, C] with a kernel from `transformed`; return [N, H', W', O].
 
     Args:
       padding: (low, high) of either axis of the image, none negative.
@@ -123,7 +122,7 @@ def convolved(
 
 
 def _sums(matrix: Sequence[Sequence[float]], terms: Sequence[jax.Array]) -> list[jax.Array]:
-    """The matrix times a column of arrays."""
+    """Multiply the matrix by a column of arrays."""
     found = []
     for row in matrix:
         total = None

@@ -1,9 +1,9 @@
-"""Ways for a convolution to become lax code.
+"""Lowerings of convolutions to lax code.
 
-All forms work for any layout, stride, padding (negative too), input and kernel dilation, in one
-and two spatial dimensions. They are equal to the plain form for finite values; 16-bit floats are
-accumulated in float32. What they do to the kernel is plain lax code on the kernel alone, so that
-hoisting takes it out of the call where the kernel is a weight.
+All of them work for any layout, stride, padding (including negative), input and kernel dilation, in
+one and two spatial dimensions. They are equal to the plain lowering for finite values; 16-bit
+floats are accumulated in float32. Operations on the kernel are plain lax code that depends on the
+kernel only, so that they are hoisted out of the call if the kernel is a weight.
 
 Letters as in `convolution`.
 """
@@ -32,7 +32,7 @@ from xrl_jax.libraries.xla.convolution import (
     taps,
 )
 
-# --- the forms: (convolution, x, kernel as O C spatial) -> result ---
+# --- the lowerings: (convolution, x, kernel as O C spatial) -> result ---
 
 
 def matmul(
@@ -56,7 +56,7 @@ def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _patches(c: Conv, x: jax.Array, kernel: tuple[int, ...]) -> jax.Array:
-    """What the kernel's positions meet, side by side as features, group by group."""
+    """Return the input that each kernel position reads, concatenated as features within groups."""
     parts = [part for _, part in taps(c, x, kernel)]
     at, shape = c.feature, parts[0].shape
     split = (*shape[:at], c.groups, shape[at] // c.groups, *shape[at + 1 :])
@@ -70,11 +70,12 @@ def _im2col(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
-    """Half of im2col: positions along one spatial axis become features of the patches, those along
-    the other features of the product, which are added up where they belong.
+    """Compute the convolution with im2col along one spatial axis only, the axis `gathered`.
 
-    Smaller patches than im2col's, and a wider product; kn2row (Vasudevan et al. 2017,
-    arXiv:1709.03395) does so for both axes.
+    Kernel positions along that axis become features of the patches. Positions along the other axis
+    become features of the product, which are then shifted and summed. The patches are smaller than
+    those of im2col and the product is wider. kn2row (Vasudevan et al. 2017, arXiv:1709.03395)
+    treats both axes in the second way.
     """
     g, p, added = c.groups, w.shape[0] // c.groups, 1 - gathered
     positions, step, dilation = w.shape[2 + added], c.stride[added], c.rhs_dilation[added]
@@ -111,7 +112,9 @@ def _shifted(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    """As `_shifted`, the features of a group turned against the result's: no lane is copied."""
+    """Compute as `_shifted`, but with the features of each group rotated against the result's, so
+    that no feature is broadcast.
+    """
     g, width, wide = c.groups, w.shape[1], accumulator(x.dtype)
     at = c.feature
     kernel = w.reshape(g, width, *w.shape[1:]).astype(wide)
@@ -133,15 +136,15 @@ def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _surplus(c: Conv, n: int, k: int) -> int:
-    """Rows to compute beyond the result's for it to be taller than the image; of `n` input rows."""
+    """Return how many extra rows make the result taller than an image of `n` rows."""
     low, high = c.padding[0]
     return max(n + 1 - (n + low + high - (k - 1) * c.rhs_dilation[0]), 0)
 
 
 def _overhang(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The convolution with some rows too many, which are dropped.
+    """Compute the convolution with surplus rows, which are dropped.
 
-    XLA:CPU gives convolutions to YNNPACK only where the result is no larger than the image, and its
+    XLA:CPU uses YNNPACK for a convolution only if the result is no larger than the image, and its
     own kernel is up to 2.5 times faster for large images (jax 0.10.2).
     """
     rows = c.layout[2]
@@ -175,11 +178,12 @@ def conv_lowering(
     first: bool | None = None,
     **more: Any,
 ) -> Lowering:
-    """A lowering of a function of (convolution, image, kernel as O C spatial).
+    """Return a lowering made from a function of (convolution, image, kernel as O C spatial).
 
     Args:
-      when: conditions beside `ConvFacts.suits`.
-      first: features first, or last, inside, with transposes around it; None: as the image lies.
+      when: conditions in addition to `ConvFacts.suits`.
+      first: whether `fn` works with features first or last, between transposes; None for the layout
+        of the image.
       more: further attributes of the row.
     """
 

@@ -1,4 +1,4 @@
-"""What decides which lowerings of a convolution are right."""
+"""Facts and conditions that decide which lowerings are right for a convolution."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xrl_jax.libraries.base import Facts, every
 
 _LAYOUTS = np.asarray(ops.LAYOUTS, np.int32)
 
-# The codes of layouts with features first, or last, of arrays and of kernels, with one spatial
-# dimension and with two.
+# Codes of the layouts with features first (True) or last (False), for one and for two spatial
+# dimensions: of image and result, and of kernels.
 _ARRAY = {
     True: (ops.LAYOUT_CODE[0, 1, 2], ops.LAYOUT_CODE[0, 1, 2, 3]),
     False: (ops.LAYOUT_CODE[0, 2, 1], ops.LAYOUT_CODE[0, 3, 1, 2]),
@@ -25,24 +25,24 @@ _KERNEL = {
     False: (ops.LAYOUT_CODE[2, 1, 0], ops.LAYOUT_CODE[3, 2, 0, 1]),  # spatial I O
 }
 
-_MAX_TAPS = 25  # kernel positions that are worth an operation each
-_MAX_TERMS = 128  # products of an elementwise form, per element of the result
-_MAX_SPLIT = 64  # convolutions that one may be split into
+_MAX_TAPS = 25  # kernel positions, each of which becomes an operation
+_MAX_TERMS = 128  # products per result element in an elementwise lowering
+_MAX_SPLIT = 64  # convolutions that one is split into
 _MAX_DENSE = 1 << 22  # elements of an expanded kernel
-_MAX_PATCHES = 1 << 26  # elements of the patches of im2col
+_MAX_PATCHES = 1 << 26  # elements of im2col patches
 
 
 class ConvFacts(Facts):
-    """A convolution of an image with a kernel."""
+    """Facts of a convolution of an image with a kernel."""
 
     @cached_property
     def _sizes(self) -> Any:
-        """Of image, kernel and result [3], the sizes [4] of batch (features of the result in a
-        kernel), features, and spatial axes; 1 where there is none.
+        """Sizes [3, 4] of image, kernel and result: batch (in a kernel, features of the result),
+        features, and both spatial axes; 1 for a missing axis.
         """
         xp, view = self.xp, self.view
         codes = xp.stack([self.number(f"{which}_layout") for which in ("lhs", "rhs", "out")])
-        # As sums, for gathers take long to compile.
+        # Sums instead of gathers, because gathers take long to compile.
         is_code = codes[:, None] == xp.arange(len(_LAYOUTS))
         at = xp.sum(xp.where(is_code[..., None], xp.asarray(_LAYOUTS), 0), axis=1)
         shapes = xp.stack([view.arg_shapes[0], view.arg_shapes[1], view.shape])
@@ -51,27 +51,27 @@ class ConvFacts(Facts):
 
     @cached_property
     def image(self) -> Any:
-        """Sizes of batch, features and spatial axes."""
+        """Sizes [4] of batch, features and spatial axes."""
         return self._sizes[0]
 
     @cached_property
     def outs(self) -> Any:
-        """Features of the result."""
+        """Number of features of the result."""
         return self._sizes[1, 0]
 
     @cached_property
     def width(self) -> Any:
-        """Features of the image in each group."""
+        """Number of features of the image in each group."""
         return self._sizes[1, 1]
 
     @cached_property
     def window(self) -> tuple[Any, Any]:
-        """Positions of the kernel along each spatial axis; 1 where there is none."""
+        """Size of the kernel along each spatial axis; 1 for a missing axis."""
         return self._sizes[1, 2], self._sizes[1, 3]
 
     @cached_property
     def result(self) -> Any:
-        """Sizes of batch, features and spatial axes."""
+        """Sizes [4] of batch, features and spatial axes."""
         return self._sizes[2]
 
     @cached_property
@@ -84,7 +84,9 @@ class ConvFacts(Facts):
 
     @cached_property
     def suits(self) -> Any:
-        """What every lowering needs: one floating dtype, no batch groups, nothing empty."""
+        """Whether the common condition of all lowerings but the plain one holds: a single
+        floating-point dtype, no batch groups, nothing empty.
+        """
         dtype, (image, kernel) = self.number("dtype"), self.view.arg_dtypes[:2]
         same = (image == dtype) & (kernel == dtype)
         return same & self.is_float(dtype) & (self.number("batch_groups") == 1) & self.nonempty
@@ -106,7 +108,9 @@ class ConvFacts(Facts):
 
     @cached_property
     def halves(self) -> Any:
-        """Two spatial dimensions with several positions along each."""
+        """Whether there are two spatial dimensions, several kernel positions along each, and few
+        patches.
+        """
         return (self.view.rank == 4) & every(n > 1 for n in self.window) & self.few_patches
 
     @cached_property
@@ -116,7 +120,7 @@ class ConvFacts(Facts):
 
     @cached_property
     def square(self) -> Any:
-        """As many features out of each group as into it, and more than one."""
+        """Whether each group has as many output as input features, and more than one."""
         return (self.width > 1) & (self.outs == self.width * self.groups)
 
     @cached_property
@@ -125,13 +129,15 @@ class ConvFacts(Facts):
         return (self.groups > 1) & (elements <= _MAX_DENSE)
 
     def moves_by_one(self, *names: str) -> Any:
-        """Whether these attributes are 1 along both of two spatial axes."""
+        """Return whether there are two spatial axes and these attributes are 1 along both."""
         numbers = (n for name in names for n in self.numbers(name))
         return (self.view.rank == 4) & every(n == 1 for n in numbers)
 
     @cached_property
     def overhangs(self) -> Any:
-        """Two spatial dimensions, no stride, no dilated image, at most a quarter too many rows."""
+        """Whether there are two spatial dimensions, stride 1, no image dilation, and at most a
+        quarter as many surplus rows as result rows.
+        """
         rows = self.result[2]
         surplus = self.image[2] + 1 - rows
         return self.moves_by_one("stride", "lhs_dilation") & (rows >= 4 * surplus)
@@ -146,21 +152,21 @@ class ConvFacts(Facts):
         return self.number(layout) == self.xp.where(self.view.rank == 4, codes[1], codes[0])
 
     def image_lies(self, first: bool) -> Any:
-        """Whether the image has its features first, or last."""
+        """Return whether the image has its features first, or last."""
         return self._lies("lhs_layout", _ARRAY[first])
 
     def result_lies(self, first: bool) -> Any:
-        """Whether the result has its features first, or last."""
+        """Return whether the result has its features first, or last."""
         return self._lies("out_layout", _ARRAY[first])
 
     def all_lie(self, first: bool) -> Any:
-        """Whether all three arrays lie with features first (OIHW), or last (HWIO)."""
+        """Return whether image, kernel (OIHW or HWIO) and result have features first, or last."""
         kernel = self._lies("rhs_layout", _KERNEL[first])
         return kernel & self.image_lies(first) & self.result_lies(first)
 
     @cached_property
     def one_matrix(self) -> Any:
-        """Whether all positions of all images make one matrix: a single image, or features last."""
+        """Whether the positions of all images form one matrix: one image, or features last."""
         return (self.result[0] == 1) | ~self.image_lies(True)
 
     @cached_property
@@ -173,7 +179,7 @@ class ConvFacts(Facts):
 
 @functools.cache
 def splits(merged: int) -> Callable[[ConvFacts], Any]:
-    """Groups can be taken `merged` at a time, and are few then."""
+    """Return the condition that groups can be merged `merged` at a time, into a few groups."""
 
     def applies(c: ConvFacts) -> Any:
         n = c.groups // merged
@@ -184,11 +190,11 @@ def splits(merged: int) -> Callable[[ConvFacts], Any]:
 
 @functools.cache
 def not_in(first: bool) -> Callable[[ConvFacts], Any]:
-    """Some array lies otherwise than with features first, or last."""
+    """Return the condition that some array does not have features first, or last."""
     return lambda c: ~c.all_lie(first)
 
 
 @functools.cache
 def moved(first: bool) -> Callable[[ConvFacts], Any]:
-    """The image lies otherwise than with features first, or last."""
+    """Return the condition that the image does not have features first, or last."""
     return lambda c: ~c.image_lies(first)

@@ -1,4 +1,4 @@
-"""Convolutions in one of two layouts, and the parts that their forms are made of.
+"""Convolutions in one of two layouts, and the functions that their lowerings share.
 
 Letters: N batch, G groups, C features per group, O features of the result (P per group), S spatial
 shape of the result.
@@ -24,7 +24,10 @@ from xrl_jax.libraries.xla.plain import conv_layouts, dims, dtype_attr, number
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with features first (N C spatial) or last (N spatial C); kernel O C spatial."""
+    """A convolution with features first (N C spatial) or last (N spatial C); kernel O C spatial.
+
+    `out` is the layout of the node's result.
+    """
 
     first: bool
     stride: tuple[int, ...]
@@ -52,7 +55,7 @@ class Conv:
         return tuple(range(n)) if self.first else (0, n - 1, *range(1, n - 1))
 
     def close(self, y: jax.Array) -> jax.Array:
-        """The result in the layout and dtype of the node."""
+        """Return the result in the layout and dtype of the node."""
         here = self.layout
         perm = [0] * self.rank
         for role, position in enumerate(self.out):
@@ -63,9 +66,9 @@ class Conv:
 def open_conv(
     node: Node, x: jax.Array, w: jax.Array, *, first: bool | None = None
 ) -> tuple[Conv, jax.Array, jax.Array]:
-    """The convolution, x with features first or last, and the kernel as O C spatial.
+    """Return the convolution, x with features first or last, and the kernel as O C spatial.
 
-    By default features stay first where they are first, and go last elsewhere.
+    By default features are first if they are first in the node's layout, otherwise last.
     """
     left, right, out = conv_layouts(node)
     n = len(left) - 2
@@ -87,10 +90,10 @@ def open_conv(
 
 
 def dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The convolution of XLA in this layout, the kernel stored to match (OIHW or HWIO)."""
+    """Compute XLA's own convolution in this layout, with the matching kernel (OIHW or HWIO)."""
     n = c.rank
     if any(low < 0 or high < 0 for low, high in c.padding):
-        # XLA on CPU takes a 1x1 kernel with padding (-1, 1) for one without padding (jax 0.10.2).
+        # XLA:CPU takes a 1x1 kernel with padding (-1, 1) for one without padding (jax 0.10.2).
         x = padded(c, x)
         c = replace(c, padding=((0, 0),) * (n - 2), lhs_dilation=(1,) * (n - 2))
     spec = tuple(range(n)) if c.first else (n - 1, n - 2, *range(n - 2))
@@ -109,7 +112,7 @@ def dense(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def padded(c: Conv, x: jax.Array) -> jax.Array:
-    """The input with padding and dilation carried out."""
+    """Return the input with padding and dilation applied."""
     config = [(0, 0, 0)] * c.rank
     for axis, (low, high), dilation in zip(c.layout[2:], c.padding, c.lhs_dilation, strict=True):
         config[axis] = (low, high, dilation - 1)
@@ -121,7 +124,9 @@ def padded(c: Conv, x: jax.Array) -> jax.Array:
 def taps(
     c: Conv, x: jax.Array, kernel: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
-    """For each kernel position, what it meets of the padded input: N features S or N S features."""
+    """Yield each kernel position and the part of the padded input that it reads: N features S or
+    N S features.
+    """
     spatial = c.layout[2:]
     x = padded(c, x)
     for position in positions_of(*(range(k) for k in kernel)):
@@ -137,7 +142,7 @@ def taps(
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype to accumulate in."""
+    """Return the dtype to accumulate in."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -149,10 +154,10 @@ def contract(
     in_first: bool,
     product: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
-    """Products over the features of each group: x [N features S] or [N S features], w [O, C]; the
-    result has O features.
+    """Multiply x [N features S] or [N S features] by w [O, C], contracting the features of each
+    group; the result has O features.
 
-    The kernel is stored [.., C, P] if `in_first`, else [.., P, C]. `product` is another
+    The kernel is stored [.., C, P] if `in_first`, else [.., P, C]. `product` replaces
     `lax.dot_general`.
     """
     g, width, n = c.groups, w.shape[1], x.shape[0]
@@ -193,7 +198,7 @@ def contract(
 
 
 def merge(w: jax.Array, groups: int, k: int) -> jax.Array:
-    """The kernel of `groups` groups as that of `groups / k`, block-diagonal in k blocks."""
+    """Return a kernel of `groups` groups as one of `groups / k`, block-diagonal with k blocks."""
     if k == 1:
         return w
     outs, width, *kernel = w.shape

@@ -1,8 +1,8 @@
-"""Ways for a contraction to become lax code: operand order, which axis is contracted, batches as a
-loop.
+"""Lowerings of contractions to lax code: operand order, position of the contracted axis, batches as
+a loop.
 
-In what follows a `dot_general` is B batch, M free on the left, N free on the right, K contracted,
-each a run of axes.
+Letters of a `dot_general`, each for a group of axes: B batch, M free on the left, N free on the
+right, K contracted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import Condition, Facts, Lowering
 from xrl_jax.libraries.xla.plain import accumulator, dot_dims, number
 
-_LISTS = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")  # of axes
-_MAX_LOOP = 64  # products that one batched product may be unrolled into
+_LISTS = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")  # lists of axes
+_MAX_LOOP = 64  # products that a batched one is unrolled into
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of the two arguments by their part in the contraction."""
+    """The axes of both arguments by their role in the contraction."""
 
     lhs_batch: tuple[int, ...]
     lhs_free: tuple[int, ...]
@@ -62,10 +62,10 @@ def _product(node: Node, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Ar
 def _matrices(
     node: Node, lhs: jax.Array, rhs: jax.Array, *, out_in: bool
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """The left argument as [B, M, K], the right one as [B, N, K] if `out_in` else [B, K, N], and
-    the result's shape.
+    """Return the left argument as [B, M, K], the right one as [B, N, K] if `out_in` else
+    [B, K, N], and the result's shape.
 
-    The batch axis is missing where there is none.
+    There is no axis B if the contraction has no batch axes.
     """
     a = _axes(node, lhs.ndim, rhs.ndim)
 
@@ -91,10 +91,10 @@ def as_matrices(
     out_in: bool,
     product: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
-    """[B, M, K] by [B, N, K] if `out_in` (a weight is stored [out, in]), else by [B, K, N].
+    """Compute [B, M, K] by [B, N, K] if `out_in` (weights stored [out, in]), else by [B, K, N].
 
     Args:
-      product: of (left, right, dimension numbers), instead of `lax.dot_general`.
+      product: function of (left, right, dimension numbers) to use instead of `lax.dot_general`.
     """
     left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
     b = left.ndim - 2
@@ -105,7 +105,7 @@ def as_matrices(
 
 
 def _swapped(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """(Bᵀ Aᵀ)ᵀ."""
+    """Compute A B as (Bᵀ Aᵀ)ᵀ."""
     (lc, rc), (lb, rb) = dot_dims(node)
     a = _axes(node, lhs.ndim, rhs.ndim)
     y = _product(node, rhs, lhs, ((rc, lc), (rb, lb)))
@@ -115,7 +115,7 @@ def _swapped(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def _loop(out_in: bool) -> Callable[..., jax.Array]:
-    """One matrix product for each element of the batch."""
+    """Return a lowering that computes one matrix product for each element of the batch."""
 
     def fn(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         left, right, shape = _matrices(node, lhs, rhs, out_in=out_in)
@@ -129,16 +129,16 @@ def _loop(out_in: bool) -> Callable[..., jax.Array]:
 
 
 class DotFacts(Facts):
-    """A contraction of two arrays."""
+    """Facts of a contraction of two arrays."""
 
     def _each(self, is_it: Callable[[Any], Any]) -> Any:
-        """Whether the dtypes of the result and of both arguments are such."""
+        """Return whether `is_it` holds for the dtypes of the result and of both arguments."""
         left, right = self.view.arg_dtypes[0], self.view.arg_dtypes[1]
         return is_it(self.view.dtype) & is_it(left) & is_it(right)
 
     @cached_property
     def suits(self) -> Any:
-        """Floating point throughout, and nothing empty."""
+        """Whether all dtypes are floating-point and nothing is empty."""
         return self._each(self.is_float) & self.nonempty
 
     @cached_property
@@ -147,7 +147,7 @@ class DotFacts(Facts):
 
     @cached_property
     def _counts(self) -> Mapping[str, Any]:
-        """How many axes there are in each list (`ops.pack_dims`)."""
+        """The number of axes in each list (packed by `ops.pack_dims`)."""
 
         def count(name: str) -> Any:
             return sum((self.number(name) >= 8**i) * 1 for i in range(ops.MAX_RANK))
@@ -155,44 +155,45 @@ class DotFacts(Facts):
         return {name: count(name) for name in _LISTS}
 
     def _is_run(self, name: str, start: Any) -> Any:
-        """Whether the axes of a list are `start` and those that follow it, in order: an octal digit
-        is an axis and one more, the lowest digit the first axis.
+        """Return whether the axes of a list are start, start + 1, and so on, in order.
+
+        In a packed list each octal digit is an axis plus one; the first axis is the lowest digit.
         """
         digits = (1 << 3 * self._counts[name]) - 1
         return self.number(name) == ((0o654321 + start * 0o111111) & digits)
 
     @cached_property
     def _lies(self) -> Any:
-        """What [B, M, K] by [B, N, K] and by [B, K, N] have in common."""
+        """The part of `lies_as` that does not depend on `out_in`."""
         left, b = self.view.arg_ranks[0], self._counts["lhs_batch"]
         lists = self._is_run("lhs_batch", 0) & self._is_run("rhs_batch", 0)
         lists = lists & self._is_run("lhs_contract", left - self._counts["lhs_contract"])
         return lists & (b <= 1) & (left == b + 2) & (self.view.arg_ranks[1] == b + 2)
 
     def lies_as(self, out_in: bool) -> Any:
-        """Whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N] already."""
+        """Return whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N]."""
         counts, right = self._counts, self.view.arg_ranks[1]
         start = right - counts["rhs_contract"] if out_in else counts["lhs_batch"]
         return self._lies & self._is_run("rhs_contract", start)
 
     @cached_property
     def symmetric(self) -> Any:
-        """Whether the precision is the same for both arguments, so that they may change places:
-        none, an algorithm (10 and above), or a pair of equals (1, 5, 9).
+        """Whether the precision is the same for both arguments, so that they may be swapped: none,
+        an algorithm (10 and above), or two equal precisions (1, 5, 9).
         """
         precision = self.number("precision")
         return (precision == 0) | (precision >= 10) | (precision % 4 == 1)
 
     @cached_property
     def is_batched(self) -> Any:
-        """A batch of few products; its axes are the result's first."""
+        """Whether there is a batch, of few products; its axes are the first of the result."""
         shape, b = self.view.shape, self._counts["lhs_batch"]
         n = self.product(*(self.xp.where(i < b, shape[i], 1) for i in range(ops.MAX_RANK)))
         return (n > 1) & (n <= _MAX_LOOP)
 
     @cached_property
     def ends_in_columns(self) -> Any:
-        """Whether the result is [.., N], N one axis of the right argument, without a batch."""
+        """Whether the result is [.., N] without a batch, N being one axis of the right argument."""
         batch = self._counts["rhs_batch"]
         free = self.view.arg_ranks[1] - self._counts["rhs_contract"] - batch
         return (free == 1) & (batch == 0)
@@ -201,7 +202,9 @@ class DotFacts(Facts):
 def dot_lowering(
     name: str, fn: Callable[..., jax.Array], *when: Condition, **more: Any
 ) -> Lowering:
-    """A lowering that is right where `suits` and these conditions hold; `more` attributes of it."""
+    """Return a lowering that is right if `suits` and these conditions hold; `more` are further
+    attributes of the row.
+    """
     return Lowering(name, fn, ("suits", *when), **more)
 
 

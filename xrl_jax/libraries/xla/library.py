@@ -1,4 +1,4 @@
-"""XLA as a library: the plain lowering of every operator, and further ones of lax code."""
+"""XLA as a library: the plain lowering of every operator, and further lowerings to lax code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FACTS: Mapping[str, type[Facts]] = {
     "softmax": AxesFacts,
     **dict.fromkeys(_WINDOWS, WindowFacts),
 }
-# What its lowerings took on x86 CPUs in multiples of the plain one: medians over the regions of
+# Times of its lowerings on x86 CPUs relative to the plain one: medians over the regions of
 # ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). `python -m experiments.priors` prints them.
 _PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
     "cpu": {

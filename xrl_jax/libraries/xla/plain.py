@@ -1,5 +1,5 @@
-"""The plain lowering of every operator: the lax primitive the front ends translated from, with the
-same parameters, bit-identical to what was traced.
+"""The plain lowering of every operator: the lax primitive that the front ends translate from, with
+the same parameters, so that results are bit-identical to the traced function's.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from xrl_jax.libraries.base import Lowering
 
 
 def dims(node: Node, name: str, rank: int) -> tuple[int, ...]:
-    """The first `rank` entries of a wide attribute."""
+    """Return the first `rank` entries of an attribute with several entries."""
     values = node.attr(name)
     assert isinstance(values, tuple)
     return values[:rank]
 
 
 def number(node: Node, name: str) -> int:
-    """An attribute of width one."""
+    """Return an attribute of width one."""
     value = node.attr(name)
     assert isinstance(value, int)
     return value
 
 
 def axes_of(node: Node) -> tuple[int, ...]:
-    """The axes of the node's mask, ascending."""
+    """Return the axes in the node's mask, ascending."""
     return ops.axes_of(number(node, "axes"))
 
 
 def dtype_attr(node: Node) -> str:
-    """The dtype an attribute names."""
+    """Return the dtype that the node's dtype attribute names."""
     return ops.DTYPES[number(node, "dtype")]
 
 
 def accumulator(node: Node, *arrays: jax.Array) -> str | None:
-    """`preferred_element_type` of a contraction: None where the arguments have that dtype."""
+    """Return a contraction's `preferred_element_type`: None if all arguments have that dtype."""
     out = dtype_attr(node)
     return None if all(a.dtype.name == out for a in arrays) else out
 
@@ -51,7 +51,7 @@ def accumulator(node: Node, *arrays: jax.Array) -> str | None:
 
 
 def dot_dims(node: Node) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """`dimension_numbers` of a dot node: ((lhs contract, rhs contract), (lhs batch, rhs batch))."""
+    """Return a dot node's `dimension_numbers`: ((lhs, rhs contract), (lhs, rhs batch))."""
     lc, rc, lb, rb = (
         ops.unpack_dims(number(node, f))
         for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
@@ -60,7 +60,7 @@ def dot_dims(node: Node) -> tuple[tuple[tuple[int, ...], ...], ...]:
 
 
 def dot(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """`lax.dot_general`."""
+    """Compute `lax.dot_general`."""
     return lax.dot_general(
         lhs,
         rhs,
@@ -71,7 +71,7 @@ def dot(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def conv_layouts(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Positions (batch or out feature, feature, spatial...) of both arguments and the result."""
+    """Return the layouts (batch or out feature, feature, spatial...) of arguments and result."""
     left, right, out = (
         tuple(d for d in ops.LAYOUTS[number(node, f)] if d >= 0)
         for f in ("lhs_layout", "rhs_layout", "out_layout")
@@ -80,7 +80,7 @@ def conv_layouts(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 
 def conv(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """`lax.conv_general_dilated` over one or two spatial dimensions."""
+    """Compute `lax.conv_general_dilated` over one or two spatial dimensions."""
     left, right, out = conv_layouts(node)
     n = len(left) - 2
     return lax.conv_general_dilated(
@@ -102,7 +102,7 @@ def conv(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def softmax(node: Node, x: jax.Array) -> jax.Array:
-    """exp(x - max x) / sum exp(x - max x) over the masked axes, as `jax.nn.softmax` traces."""
+    """Compute exp(x - max x) / sum exp(x - max x) over the masked axes, like `jax.nn.softmax`."""
     axes = axes_of(node)
     kept = tuple(d for d in range(x.ndim) if d not in axes)
 
@@ -166,7 +166,7 @@ def _slice(node: Node, x: jax.Array) -> jax.Array:
     return lax.slice(x, start, limit, stride)
 
 
-# Names that lax spells otherwise.
+# Operators with another name in lax.
 _LAX_NAME = {"not": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
 _REDUCTIONS = [n for n in ops.OPS if n.startswith("reduce_")]
 _CUMULATIVE = [n for n in ops.OPS if n.startswith("cum")]

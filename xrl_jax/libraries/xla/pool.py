@@ -1,4 +1,4 @@
-"""Ways for pooling, reductions and softmax to become lax code.
+"""Lowerings of pooling, reductions and softmax to lax code.
 
 Sums of 16-bit floats are accumulated in float32, as XLA does.
 """
@@ -23,7 +23,7 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import Facts, Lowering, every
 from xrl_jax.libraries.xla.plain import axes_of, dims
 
-_MAX_TERMS = 64  # window positions that are worth an operation each
+_MAX_TERMS = 64  # window positions, each of which becomes an operation
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _COMBINE: dict[str, Callable[..., jax.Array]] = {
     "window_sum": lax.add,
@@ -38,7 +38,7 @@ _REDUCE: dict[str, Callable[..., jax.Array]] = {
 
 
 def _identity(op: str, dtype: str) -> np.ndarray:
-    """The value that changes nothing under the window's operation."""
+    """Return the identity element of the window's operation."""
     kind = jnp.dtype(dtype)
     if op == "window_sum":
         return np.zeros((), kind)
@@ -49,7 +49,7 @@ def _identity(op: str, dtype: str) -> np.ndarray:
 
 
 def _opened(node: Node, x: jax.Array) -> jax.Array:
-    """The padded input, sums of floats widened."""
+    """Return the padded input; for sums of floats in float32 at least."""
     if node.op == "window_sum" and node.dtype in ops.FLOAT_DTYPES:
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     widths = [
@@ -63,7 +63,7 @@ def _opened(node: Node, x: jax.Array) -> jax.Array:
 def _combined(
     node: Node, x: jax.Array, window: tuple[int, ...], stride: tuple[int, ...]
 ) -> jax.Array:
-    """Pooling of a padded array as one operation for each window position."""
+    """Pool a padded array with one elementwise operation per window position."""
     out = [(n - w) // s + 1 for n, w, s in zip(x.shape, window, stride, strict=True)]
     total: jax.Array | None = None
     for start in product(*(range(w) for w in window)):
@@ -75,13 +75,13 @@ def _combined(
 
 
 def _shifted(node: Node, x: jax.Array) -> jax.Array:
-    """All window positions at once."""
+    """Pool with one operation for each position of the whole window."""
     window, stride = dims(node, "window", x.ndim), dims(node, "stride", x.ndim)
     return _combined(node, _opened(node, x), window, stride).astype(node.dtype)
 
 
 def _separable(node: Node, x: jax.Array) -> jax.Array:
-    """One dimension after the other."""
+    """Pool along one dimension after the other."""
     y = _opened(node, x)
     for d in reversed(range(x.ndim)):
         window, stride = [1] * x.ndim, [1] * x.ndim
@@ -91,17 +91,17 @@ def _separable(node: Node, x: jax.Array) -> jax.Array:
 
 
 def _reduced(node: Node, x: jax.Array) -> jax.Array:
-    """A window over all of some dimensions, as a reduction."""
+    """Pool with windows that cover whole dimensions, as a reduction over these."""
     axes = tuple(d for d, w in enumerate(dims(node, "window", x.ndim)) if w > 1)
     return _REDUCE[node.op](x, axes).reshape(node.shape)
 
 
 class WindowFacts(Facts):
-    """Pooling of an array of up to four dimensions."""
+    """Facts of a pooling over up to four dimensions."""
 
     @cached_property
     def suits(self) -> Any:
-        """Floats and integers of 8 bits or more, nothing empty."""
+        """Whether values are floats, or integers of 8 bits or more, and nothing is empty."""
         dtype = self.view.dtype
         integers = (dtype == ops.DTYPE_CODE[d] for d in _INTEGERS)
         return functools.reduce(operator.or_, integers, self.is_float(dtype)) & self.nonempty
@@ -117,14 +117,14 @@ class WindowFacts(Facts):
 
     @cached_property
     def several(self) -> Any:
-        """More than one dimension has a window."""
+        """Whether more than one dimension has a window, and their sizes add up to few terms."""
         wide = sum((n > 1) * 1 for n in self.window)
         terms = sum((n > 1) * n for n in self.window)
         return (wide > 1) & (terms <= _MAX_TERMS)
 
     @cached_property
     def whole(self) -> Any:
-        """A window is as large as the array, or 1."""
+        """Whether along each dimension the window is 1 or covers the whole array, unpadded."""
         sizes = [self.view.arg_shapes[0][i] for i in range(4)]
         fields = zip(*(self.numbers(n) for n in ("window", "stride", "low", "high")), strict=True)
         return every(
@@ -141,7 +141,7 @@ WINDOW: tuple[Lowering, ...] = (
 
 
 def _ones_product(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The sum over `axes` as a product with ones."""
+    """Return the sum over `axes`, computed as a product with ones."""
     ones = np.ones([x.shape[d] for d in axes], x.dtype)
     return lax.dot_general(
         x,
@@ -153,11 +153,11 @@ def _ones_product(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 class AxesFacts(Facts):
-    """A reduction, or a softmax, over a mask of axes."""
+    """Facts of a reduction or softmax over a mask of axes."""
 
     @cached_property
     def is_float_sum(self) -> Any:
-        """Of floats, over some axes of an array that is not empty."""
+        """Whether floats are summed over at least one axis, and nothing is empty."""
         return self.is_float(self.view.dtype) & (self.number("axes") != 0) & self.nonempty
 
 
@@ -174,7 +174,7 @@ REDUCE_SUM: tuple[Lowering, ...] = (
 
 
 def _softmax_parts(node: Node, x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """exp(x - max), and what puts the reduced axes back as axes of size one."""
+    """Return exp(x - max), and a function that restores reduced axes as axes of size one."""
     axes = axes_of(node)
     shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
 
@@ -185,14 +185,14 @@ def _softmax_parts(node: Node, x: jax.Array) -> tuple[jax.Array, Callable[[jax.A
 
 
 def _reciprocal(node: Node, x: jax.Array) -> jax.Array:
-    """One division for each sum, then products."""
+    """Compute the softmax with one division per sum, then products."""
     weights, spread = _softmax_parts(node, x)
     total = lax.reduce_sum(weights, axes_of(node))
     return weights * spread(1 / total)
 
 
 def _softmax_matmul(node: Node, x: jax.Array) -> jax.Array:
-    """The sums as products with ones."""
+    """Compute the softmax with its sums as products with ones."""
     weights, spread = _softmax_parts(node, x)
     return weights / spread(_ones_product(weights, axes_of(node)))
 

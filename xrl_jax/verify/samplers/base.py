@@ -1,4 +1,4 @@
-"""What samplers of random operators are asked for, and what they ask."""
+"""The interface between samplers of random operators and the graph that is being drawn."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Made = tuple[list[int], dict[str, Any]]
 
 
 class Rejected(Exception):  # noqa: N818 - not an error: this proposal does not fit
-    """A draw that leads nowhere."""
+    """A draw cannot be completed and is discarded."""
 
 
 class Drawing(abc.ABC):
-    """A graph that is being drawn: random numbers, and arguments of its nodes.
+    """A graph that is being drawn; samplers use it to draw numbers and arguments of nodes.
 
     Attributes:
-      dtypes: to choose from; one that is listed twice is chosen twice as often.
-      sizes: of dimensions, to choose from.
-      zero: whether there are dimensions of no element.
-      most: dimensions that fresh shapes have, at most.
-      features: of convolutions, to choose from.
-      bound: nodes by the variables that stand for them.
+      dtypes: dtypes to choose from; one listed twice is chosen twice as often.
+      sizes: sizes of dimensions to choose from.
+      zero: whether dimensions of size 0 are drawn.
+      most: maximal rank of new shapes.
+      features: numbers of features of convolutions to choose from.
+      bound: node indices by the variables that stand for them.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -45,7 +45,7 @@ class Drawing(abc.ABC):
 
     @abc.abstractmethod
     def make(self, p: Pattern | Var, want: Want, dtype: str) -> int:
-        """The index of a node of a pattern, or of the one that a variable stands for.
+        """Return the index of a node drawn for a pattern, or of the node of a variable.
 
         Raises:
           Rejected: this draw does not fit.
@@ -57,7 +57,7 @@ class Drawing(abc.ABC):
         return bool(self.rng.random() < p)
 
     def number(self, low: int, high: int) -> int:
-        """An integer, both ends included."""
+        """Draw an integer between low and high, inclusive."""
         return int(self.rng.integers(low, high + 1))
 
     def size(self) -> int:
@@ -81,23 +81,23 @@ class Drawing(abc.ABC):
             raise Rejected
         return str(self.rng.choice(choices))
 
-    # --- what there is ---
+    # --- known nodes ---
 
     def known(self, p: Pattern | Var) -> bool:
-        """Whether the argument brings a shape of its own."""
+        """Return whether the argument determines a shape (a pattern or a bound variable)."""
         return isinstance(p, Pattern) or p.name in self.bound
 
     def shape_of(self, index: int) -> tuple[int, ...]:
         return self.nodes[index].shape
 
-    # --- what may be otherwise ---
+    # --- for subclasses to override ---
 
     def rank_of(self, p: Pattern | Var) -> int | None:
-        """The rank that an argument must have, if it is known."""
+        """Return the rank that an argument must have; None if it is unknown."""
         return None
 
     def is_value(self, p: Pattern | Var) -> bool:
-        """Whether an argument is a scalar constant."""
+        """Return whether an argument has to be a scalar constant."""
         return False
 
 
@@ -110,7 +110,7 @@ def subset(m: Drawing, rank: int, k: int) -> tuple[int, ...]:
 
 
 def argument_dtypes(m: Drawing, spec: OpSpec, n_args: int, dtype: str) -> list[str]:
-    """Dtypes of arguments that give a result of `dtype`."""
+    """Return dtypes of arguments for which the result has `dtype`."""
     if spec.dtype == "bool" and dtype != "bool":
         raise Rejected
     shared = m.dtype_among(spec.dtypes_of(0)) if spec.dtype in ("bool", "attr") else dtype

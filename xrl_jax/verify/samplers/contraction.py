@@ -14,7 +14,7 @@ from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, permutat
 def _place(
     parts: dict[int, int | None], n_free: int, sizes: Sequence[int | None]
 ) -> tuple[int | None, ...]:
-    """A shape with given sizes at given positions, the free ones filled in order."""
+    """Return a shape with the sizes `parts` at their positions and `sizes` in order elsewhere."""
     rank = len(parts) + n_free
     if any(d >= rank for d in parts) or rank > ops.MAX_RANK:
         raise Rejected
@@ -24,11 +24,11 @@ def _place(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What is known of a product's dimension numbers.
+    """Dimension numbers of a product, as far as they are fixed.
 
     Attributes:
-      lists: those that are fixed.
-      plain: whether the others are in the usual order.
+      lists: the fixed lists of dimensions.
+      plain: whether the other lists are in the usual order.
     """
 
     lists: dict[str, tuple[int, ...]]
@@ -38,11 +38,11 @@ class _Numbers:
 
     @property
     def n_used(self) -> int:
-        """Dimensions of an operand that are not free."""
+        """The number of batch and contracted dimensions of an operand."""
         return self.n_batch + self.n_contract
 
     def of_side(self, m: Drawing, rank: int, side: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(contract, batch) of one operand."""
+        """Return the lists (contract, batch) of one operand."""
         batch, contract = (self.lists.get(f"{side}_{what}") for what in ("batch", "contract"))
         order = list(range(rank))
         if not self.plain:
@@ -62,7 +62,7 @@ class _Numbers:
 
 
 def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
-    """Of a product whose first operand has this rank, if it is there."""
+    """Draw dimension numbers of a product whose first operand has this rank (None: unknown)."""
     names = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     lists = {f: ops.unpack_dims(int(known[f])) for f in names if f in known}
 
@@ -78,7 +78,7 @@ def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
         raise Rejected
     plain = m.chance(0.5)
     inner = [n for n in m.nodes if n.op == "dot" and n.attr("lhs_batch")]
-    if inner and not lists and m.chance(0.6):  # a dot of a dot, over the same batch
+    if inner and not lists and m.chance(0.6):  # a product of a product, with the same batch
         n_batch, n_contract, plain = len(ops.unpack_dims(inner[-1].number("lhs_batch"))), 1, True
     if rank is not None and rank < n_batch + n_contract:
         raise Rejected
@@ -88,7 +88,7 @@ def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
 def _free(
     m: Drawing, numbers: _Numbers, want: Want, rank: int | None, args: Sequence[Pattern | Var]
 ) -> tuple[int, int]:
-    """Free dimensions of either operand; the first has this rank, if it is there."""
+    """Draw the numbers of free dimensions of both operands; `rank` is the first one's, or None."""
     one, two = (m.rank_of(a) for a in args)
     n_two = 1 if numbers.plain else m.number(0, 2)
     if want is None:
@@ -169,17 +169,17 @@ def _layouts(m: Drawing, n: int, known: dict[str, Any]) -> tuple[tuple[int, ...]
 
 @dataclass
 class _Window:
-    """How a convolution's kernel goes over the image, one number for each spatial dimension."""
+    """The window of a convolution: lists with one entry per spatial dimension."""
 
     stride: list[int]
     low: list[int]
     high: list[int]
-    spread: list[int]  # of the image
-    dilation: list[int]
+    spread: list[int]  # dilation of the image
+    dilation: list[int]  # of the kernel
     kernel: list[int]
 
     def image_size(self, axis: int, size: int) -> int:
-        """The image's size along an axis of a result of this size."""
+        """Return the image size along an axis for which the result has this size."""
         reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
         room = (size - 1) * self.stride[axis] + reach - self.low[axis] - self.high[axis]
         if self.spread[axis] != 1 or room < 1:
@@ -189,17 +189,17 @@ class _Window:
 
 @dataclass
 class _Features:
-    """Numbers of groups, of features and of images."""
+    """The numbers of groups, features and images of a convolution."""
 
     groups: int
-    are_fixed: bool  # the groups
-    batches: int  # groups of images
+    are_fixed: bool  # whether `groups` is
+    batches: int  # batch groups
     per_group: int
     outs: int
     n_batch: int
 
     def of_result(self, m: Drawing) -> int:
-        """As many features of a result as fit the groups."""
+        """Draw a number of result features that fits the groups."""
         return self.groups * int(m.rng.choice(m.features)) * self.batches
 
 
@@ -220,8 +220,8 @@ def _n_spatial(
 
 
 def _window_and_features(m: Drawing, n: int, known: dict[str, Any]) -> tuple[_Window, _Features]:
-    """As if no operand was there."""
-    usual = n == 2 and m.chance(0.15)  # what most networks have
+    """Draw a window and features without regard to existing operands."""
+    usual = n == 2 and m.chance(0.15)  # 3x3, stride 1, one group: the most frequent convolution
     if usual:
         ones = (1, 1)
         plain = {"stride": ones, "lhs_dilation": ones, "rhs_dilation": ones, "groups": 1}
@@ -252,7 +252,7 @@ def _window_and_features(m: Drawing, n: int, known: dict[str, Any]) -> tuple[_Wi
 
 
 def _fit_image(m: Drawing, f: _Features, shape: Sequence[int], *, has_kernel: bool) -> None:
-    """Numbers for an image [images, features, ...]."""
+    """Set the features to fit an image of this shape [images, features, ...]."""
     if has_kernel and not f.are_fixed:
         if f.per_group == 0 or shape[1] % f.per_group:
             raise Rejected

@@ -1,4 +1,4 @@
-"""Samplers of random operators whose arguments have the shape of the result, or none."""
+"""Samplers of random operators whose arguments have the shape of the result or are scalars."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from xrl_jax.verify.samplers.kinds import attributes
 
 
 def like_first(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
-    """The shape of the first argument, as of `rev` and `softmax`."""
+    """Draw an operator whose result has the shape of its first argument (`rev`, `softmax`)."""
     dtypes = argument_dtypes(m, ops.OPS[p.op], len(p.args), dtype)
     args = [m.make(a, want if i == 0 else None, dtypes[i]) for i, a in enumerate(p.args)]
     return args, attributes(m, p.op, len(m.shape_of(args[0])), dtype)
 
 
 def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
-    """Equal shapes, and scalars among them."""
+    """Draw an elementwise operator on arguments of equal shape, some of them scalars."""
     spec = ops.OPS[p.op]
     inner = argument_dtypes(m, spec, len(p.args), dtype)
     order = sorted(range(len(p.args)), key=lambda i: (not m.known(p.args[i]), i))

@@ -1,7 +1,7 @@
-"""Random attributes, by their kind: what the op table says of a field is enough to draw it.
+"""Random attributes, drawn according to the kind of their field in the op table.
 
-Kinds that need more than the rank of an argument (sizes, starts and ends, steps, packed axes,
-layouts) are drawn by the samplers of the operators that have them.
+Attributes of kinds that depend on more than the rank of an argument (sizes, starts and ends, steps,
+packed axes, layouts) are drawn by the samplers of the operators that have them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _axis(m: Drawing, rank: int) -> int:
 
 
 def _axes(m: Drawing, rank: int) -> int:
-    """One or two axes more often than none or many."""
+    """Draw a mask of axes, more often of one or two than of none or many."""
     least, most = (min(1, rank), min(2, rank)) if m.chance(0.7) else (0, rank)
     return ops.mask_of(subset(m, rank, m.number(least, most)))
 
@@ -41,17 +41,17 @@ _BY_KIND: Mapping[Kind, Callable[[Drawing, int], Any]] = MappingProxyType(
 
 
 def attributes(m: Drawing, op: str, rank: int, dtype: str) -> dict[str, Any]:
-    """Attributes of an operator by name.
+    """Draw attributes of an operator; return them by name.
 
     Args:
-      rank: of the first argument; of the node itself where it has none.
-      dtype: of the node.
+      rank: rank of the first argument; of the node itself if it has no arguments.
+      dtype: dtype of the node.
     """
     drawn: dict[str, Any] = {}
     for field in ops.OPS[op].fields:
         if field.kind == kinds.DTYPE:
             drawn[field.name] = ops.DTYPE_CODE[dtype]
-        elif field.kind == kinds.INTEGER:  # integers have no powers below zero
+        elif field.kind == kinds.INTEGER:  # integers have no negative powers
             drawn[field.name] = m.number(-3 if dtype in ops.TAKES["inexact"] else 0, 5)
         elif field.kind in _BY_KIND:
             drawn[field.name] = _BY_KIND[field.kind](m, rank)

@@ -28,7 +28,7 @@ def transpose(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, A
 
 
 def _refactor(m: Drawing, shape: Sequence[int]) -> tuple[int, ...]:
-    """Another shape with as many elements."""
+    """Draw another shape with the same number of elements."""
     sizes = list(shape)
     for _ in range(m.number(1, 2)):
         kind = m.number(0, 3)
@@ -144,7 +144,10 @@ def concat(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
 
 
 def _rest_of_a_slice(m: Drawing, arg: int) -> dict[str, Any] | None:
-    """The part behind another slice of the same array, along the first axis that it cuts."""
+    """Return attributes of the slice that follows an existing slice of the same array, or None.
+
+    It is taken along the first axis that the existing slice cuts.
+    """
     own = m.shape_of(arg)
     for node in m.nodes:
         if node.op == "slice" and node.args == (arg,):
@@ -179,7 +182,7 @@ def slice_(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
     rest = _rest_of_a_slice(m, arg) if m.chance(0.6) else None
     if rest is not None:
         return [arg], rest
-    if own and m.chance(0.4):  # the head along one axis
+    if own and m.chance(0.4):  # a prefix along one axis
         axis = m.number(0, len(own) - 1)
         head = m.number(min(1, own[axis]), own[axis])
         return [arg], {

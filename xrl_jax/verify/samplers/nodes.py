@@ -1,5 +1,6 @@
-"""Random nodes of every operator of the table, with arguments that fit: dtypes, ranks and sizes
-beyond those that rules are verified on.
+"""Random nodes of every operator in the table, with fitting arguments.
+
+Their dtypes, ranks and sizes include more than those on which rules are verified.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class _Any(Sketch):
 
 @dataclass(frozen=True)
 class Sample:
-    """A node and the arguments it fits."""
+    """A node and its arguments."""
 
     node: Node
     args: tuple[Node, ...]
 
     def values(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Random arguments that their dtypes hold exactly, so that float64 sees the same ones."""
+        """Draw arguments, rounded to their dtypes so that float64 gets the same values."""
         found = []
         for arg in self.args:
             dtype = jnp.dtype(arg.dtype)
@@ -50,7 +51,7 @@ class Sample:
 
 
 def random_node(op: str, rng: np.random.Generator) -> Sample:
-    """A random node of an operator."""
+    """Draw a random node of an operator."""
     while True:
         drawing = _Any(rng)
         try:

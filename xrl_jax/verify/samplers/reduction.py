@@ -19,7 +19,7 @@ def reduce(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
         arg = m.make(p.args[0], m.shape(1) if fresh else None, inner)
         drawn = attributes(m, p.op, len(m.shape_of(arg)), dtype) | known
         if field.kind == kinds.ONE_AXIS and 0 in m.shape_of(arg):
-            raise Rejected  # there is no index of nothing
+            raise Rejected  # an empty axis has no largest element to index
         return [arg], drawn
     if field.name in known:
         gone = ops.axes_of(int(known[field.name]))
@@ -51,10 +51,10 @@ def window(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
         raise Rejected
     drawn = _windows(m, rank) | known
     if own is not None:
-        if m.chance(0.15):  # over the whole array
+        if m.chance(0.15):  # one window over the whole array
             whole = {"window": [max(n, 1) for n in own], "low": [0] * rank, "high": [0] * rank}
             drawn = drawn | whole | known
-        # XLA aborts on negative padding of a window of one element.
+        # XLA aborts on negative padding if the window has one element.
         cut = [i for i in range(rank) if own[i] > drawn["window"][i] > 1]
         if cut and "low" not in known and m.chance(0.1):
             drawn["low"] = [-1 if i == cut[0] else a for i, a in enumerate(drawn["low"])]

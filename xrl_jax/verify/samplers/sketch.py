@@ -1,7 +1,7 @@
-"""Random nodes of any operator, one after the other: `Sketch` draws what the samplers ask for.
+"""`Sketch`: a graph to which random nodes of any operator are added one by one.
 
-One source for all that draws operators: rules are verified on patterns that it fills
-(`verify.instances`), tests draw single nodes and whole graphs with it.
+All random operators are drawn by it: rules are verified on patterns that it fills in
+(`verify.instances`), and tests draw single nodes and whole graphs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def fits(shape: tuple[int, ...], want: Want) -> bool:
 
 
 class Sketch(Drawing):
-    """A graph that is being drawn; variables that are not bound become inputs."""
+    """A graph that is being drawn; unbound variables become inputs."""
 
     def node(self, op: str, *args: int | None, n_args: int | None = None) -> int:
-        """A random node of an operator; its index in `nodes`.
+        """Add a random node of an operator; return its index in `nodes`.
 
         Args:
-          args: the nodes of its first arguments; None, and those that follow, are drawn.
-          n_args: how many it has, by default a random number that it takes.
+          args: indices of its first arguments; for None, and after the last one, arguments are
+            drawn.
+          n_args: number of arguments; by default a random number that the operator accepts.
 
         Raises:
           Rejected: this draw does not fit; another may.
@@ -47,7 +48,7 @@ class Sketch(Drawing):
         return self.make(Pattern(op, tuple(map(Var, names))), None, self._dtype_of(op))
 
     def _dtype_of(self, op: str) -> str:
-        """A dtype that a node of these arguments may have."""
+        """Return a dtype that a node may have, given its bound arguments."""
         spec = ops.OPS[op]
         if spec.dtype == "bool":
             return "bool"
@@ -90,19 +91,19 @@ class Sketch(Drawing):
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    # --- what may be otherwise ---
+    # --- for subclasses to override ---
 
     def forced(self, p: Pattern) -> dict[str, Any]:
-        """Attributes of a node that are not drawn, by field."""
+        """Return attributes that are fixed instead of drawn, by field."""
         return {}
 
     def leaf(self, name: str, want: Want, dtype: str) -> int:
-        """The node that a variable becomes."""
+        """Add a node for a variable; return its index."""
         shape = self.shape() if want is None else self.fill(want)
         if math.prod(shape) > MAX_ELEMENTS:
             raise Rejected
         return self.add(Node("input", shape=shape, dtype=dtype, ref=len(self.nodes)))
 
     def finish(self, p: Pattern, node: Node) -> int:
-        """The index of a pattern's node."""
+        """Add the node drawn for a pattern; return its index."""
         return self.add(node)

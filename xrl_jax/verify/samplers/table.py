@@ -1,10 +1,9 @@
-"""Samplers of random operators, one for each shape rule: attributes, and arguments whose shapes
-fit.
+"""The table of samplers, one for each shape rule; they draw attributes and fitting arguments.
 
-A sampler is asked for a node of a pattern, perhaps of a wanted shape (None where any size will do),
-and with some attributes fixed by the pattern or by a hint. It asks the `Drawing` for its arguments,
-and raises `Rejected` where a draw leads nowhere. Where an argument is there already, it draws
-attributes that fit that.
+A sampler draws a node for a pattern. A shape may be required (with None for any size), and the
+pattern or a hint may fix some attributes. The sampler gets its arguments from the `Drawing`; if an
+argument exists already, it draws attributes that fit that argument. It raises `Rejected` if a draw
+cannot be completed.
 """
 
 from __future__ import annotations

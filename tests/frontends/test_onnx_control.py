@@ -1,0 +1,64 @@
+"""Loops of ONNX whose number of rounds the body decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tests.frontends.onnx_models import FLOAT, INT64, array, model, tensor
+from xrl_jax.frontends.onnx import UnsupportedOnnxError, from_onnx
+
+BOOL = TensorProto.BOOL
+
+
+def counting(condition, trips, *, collect=False):
+    """Return a model of y = x + number of rounds, the body's condition being computed by these
+    nodes, from the round i, as go_on.
+    """
+    nodes = [*condition, helper.make_node("Add", ["v", "one"], ["w"])]
+    outputs = [tensor("go_on", [], BOOL), tensor("w", [])]
+    if collect:
+        nodes.append(helper.make_node("Identity", ["w"], ["each"]))
+        outputs.append(tensor("each", []))
+    inputs = [tensor("i", [], INT64), tensor("before", [], BOOL), tensor("v", [])]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    results = ["y", "all"] if collect else ["y"]
+    loop = helper.make_node("Loop", ["trips" if trips else "", "", "x"], results, body=body)
+    weights = [array("one", 1), array("last", 39, np.int64)]
+    if trips:
+        weights.append(array("trips", trips, np.int64))
+    graph_outputs = [tensor("y", [])] + ([tensor("all", [None])] if collect else [])
+    return model([loop], [tensor("x", [], FLOAT)], graph_outputs, weights)
+
+
+UNTIL_40 = [helper.make_node("Less", ["i", "last"], ["go_on"])]  # false in round 39, the fortieth
+ALWAYS = [helper.make_node("Equal", ["i", "i"], ["go_on"])]
+FOREVER = [helper.make_node("Constant", [], ["go_on"], value=array("true", True, np.bool_))]
+
+
+@pytest.mark.parametrize(("trips", "rounds"), [(10, 10), (100, 40), (None, 40)])
+def test_a_condition_of_the_round_ends_a_loop(trips, rounds) -> None:
+    """Rounds are unrolled while the condition is known, up to 32; it was not asked after these."""
+    assert from_onnx(counting(UNTIL_40, trips))(np.float32(0.5)) == rounds + 0.5
+
+
+@pytest.mark.parametrize("condition", [ALWAYS, FOREVER])
+def test_a_condition_that_stays_true_leaves_the_number_of_trips(condition) -> None:
+    assert from_onnx(counting(condition, 100))(np.float32(0.5)) == 100.5
+
+
+def test_a_loop_of_many_rounds_collects_its_results() -> None:
+    y, each = from_onnx(counting(FOREVER, 100, collect=True))(np.float32(0.5))
+    assert y == 100.5
+    np.testing.assert_array_equal(each, np.arange(1, 101) + 0.5)
+
+
+def test_results_of_an_unknown_number_of_rounds_are_refused() -> None:
+    with pytest.raises(UnsupportedOnnxError, match="collected outputs"):
+        from_onnx(counting(UNTIL_40, 100, collect=True))
+
+
+def test_a_loop_without_an_end_is_refused() -> None:
+    with pytest.raises(UnsupportedOnnxError, match="an endless loop"):
+        from_onnx(counting(FOREVER, None))
