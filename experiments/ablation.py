@@ -1,13 +1,14 @@
-"""X-RLflow's settings against ours, one improvement after the other.
+"""Ablation of the training settings, from X-RLflow's to ours, one improvement after the other.
 
   python -m experiments.ablation --networks=bert:layers=1,squeezenet --env_steps=8000
 
-The ladder begins with the preset `paper` of experiments.train and ends with ours. Each rung trains
-a policy from nothing, for each of --seeds, under predicted times, until --env_steps or --seconds.
-Printed are, as means over networks and seeds, the least predicted time met in training and the
-least that four rollouts reach then, relative to the networks' own, and environment steps a second,
-updates included and the first, which is compiled, apart. The paper's own network is slow: its rungs
-take minutes for an update on two cores. --out gets ablation.json with a row for each training.
+The ladder begins with the preset `paper` of experiments.train and ends with the preset `ours`. Each
+rung trains a policy from scratch under predicted times, once for each of --seeds, until --env_steps
+or --seconds is reached. The command prints, as means over networks and seeds, the least predicted
+time met in training and the least that four rollouts reach afterwards, both relative to the
+network's own; the environment steps per second, updates included; and, separately, the seconds of
+the first update, which is compiled. The paper's policy network is slow: its rungs take minutes for
+an update on two cores. --out gets ablation.json with a row for each training.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FLAGS = flags.FLAGS
 
 
 class Rung(NamedTuple):
-    """One training of the ladder."""
+    """One rung of the ladder: the settings of its trainings."""
 
     name: str
     settings: TrainConfig
@@ -49,8 +50,8 @@ class Rung(NamedTuple):
 
 
 def ladder() -> list[Rung]:
-    """From X-RLflow's settings to ours: each rung takes over what its name says, and keeps what the
-    ones before it took.
+    """Return the rungs from X-RLflow's settings to ours. Each rung adopts the settings that its
+    name says and keeps those adopted by the rungs before it.
     """
     paper, ours = PRESETS["paper"], PRESETS["ours"]
     end = ours.settings
@@ -79,7 +80,7 @@ def ladder() -> list[Rung]:
 def trained(
     rung: Rung, params: EnvParams, names: Sequence[str], one_each: EnvParams
 ) -> Iterator[dict[str, Any]]:
-    """A training for each seed, and what comes of it; compiled with the first."""
+    """Train a policy for each seed and yield its results; only the first training compiles."""
     per_update = rung.envs * rung.settings.steps
     config = dataclasses.replace(rung.settings, updates=max(FLAGS.env_steps // per_update, 1))
     training = training_of(config)
@@ -106,7 +107,7 @@ def trained(
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """The table."""
+    """Print the table."""
     table = Table("settings", "env steps", "a second", "first update, s", "met", *Reached._fields)
     for name in dict.fromkeys(row["rung"] for row in rows):
         mine = [row for row in rows if row["rung"] == name]
@@ -137,10 +138,10 @@ def define_flags() -> None:
 
 
 def chosen(rules: CompiledRules) -> list[Rung]:
-    """The rungs that the flags name, for these rules and slots.
+    """Return the rungs that the flags name, for these rules and --slots.
 
     Raises:
-      ConfigError: there is no such rung.
+      ConfigError: a rung is unknown, or the networks do not divide its environments evenly.
     """
     known = {rung.name: rung for rung in ladder()}
     for name in FLAGS.rungs:
@@ -161,7 +162,7 @@ def chosen(rules: CompiledRules) -> list[Rung]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags. Ctrl-C keeps the rows that there are."""
+    """Run the ablation. The exit status is 2 for bad flags. Ctrl-C keeps the rows so far."""
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     names, rules = (

@@ -1,18 +1,18 @@
-"""All networks by all searches, side by side with jax.jit, ONNX Runtime and OpenVINO.
+"""Benchmark of all networks by all searches, against jax.jit, ONNX Runtime and OpenVINO.
 
   python -m experiments.benchmark --searches=random,local,greedy,taso --budget_seconds=300
 
-Each search runs in a process of its own, from an empty timing store. What was compiled of the
-engine is kept in --out for those that come later, as it is on a user's machine: the first search
-and seed pay for it. Then everything of a network is timed in turn in this process: jax.jit with
-weights as arguments and closed over (and under the compile options a result uses), every search's
-result, other runtimes with the same weights and as many threads, and an A/A control; every result
-is checked against float64 first. A speed-up is over the strongest jit. xrlflow is the policy's
-rollouts alone: what they find is not refined. The folder --out gets a folder for each network and
-search, benchmark.json and benchmark.png. A run that was killed goes on where it was; Ctrl-C prints
-what is there.
+Each search runs in a process of its own, with an empty timing store. The compiled engine is kept in
+--out for later searches, as on a user's machine: the first search and seed pay for compiling it.
+Then all variants of a network are timed in turn in this process: jax.jit with weights as arguments
+and closed over (also under the compile options that a result uses), the result of every search,
+other runtimes with the same weights and number of threads, and an A/A control. Before that, every
+result is checked against float64. Speed-ups are over the strongest jit. The search xrlflow consists
+of the policy's rollouts alone: the programs they find are not refined. The folder --out gets a
+folder for each network and search, benchmark.json and benchmark.png. After a run was killed, the
+same command continues it; Ctrl-C prints the results so far.
 
---budget_measurements bounds the timings of each search as well.
+--budget_measurements also bounds the timings of each search.
 
 --seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
 seeds and how the last of --searches compares with the best of the others (over_seeds.json).
@@ -51,10 +51,10 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @dataclass(frozen=True)
 class Config:
-    """What is compared.
+    """Configuration of a benchmark.
 
     Attributes:
-      engine: folder of what is compiled of the engine, for all searches; None for one in `out`.
+      engine: folder of the compiled engine, shared by all searches; None for one in `out`.
     """
 
     networks: tuple[str, ...]
@@ -74,7 +74,7 @@ class Config:
             require_known("runtimes", self.runtimes, RUNTIMES)
 
     def command(self) -> str:
-        """The command that repeats this; where results are kept is left out."""
+        """Return the command that repeats this benchmark, without the folder of the results."""
         words = [f"--networks={','.join(self.networks)}", f"--searches={','.join(self.searches)}"]
         words += [f"--budget_seconds={self.budget_seconds:g}"]
         if self.budget_measurements is not None:
@@ -86,7 +86,7 @@ class Config:
 
 
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
-    """The command of one search."""
+    """Return the command that runs one search."""
     command = search_command(
         network,
         search,
@@ -100,10 +100,10 @@ def command_of(config: Config, network: str, search: str, folder: Path) -> list[
 
 
 def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
-    """What one search cost and whether it failed; runs it unless its results are there already."""
+    """Run one search unless its results exist; return its peak memory and exit status."""
     folder = config.out / network / search
     record, command = folder / "run.json", command_of(config, network, search, folder)
-    made_by = command_of(config, network, search, Path())[1:]  # wherever results are kept
+    made_by = command_of(config, network, search, Path())[1:]  # without the folder
     if record.is_file():
         values = json.loads(record.read_text(encoding="utf-8"))
         if values["made_by"] == made_by:
@@ -120,13 +120,13 @@ def run_search(config: Config, network: str, search: str) -> dict[str, Any]:
     }
     if ended.status:
         print(f"{network} by {search} failed: see {folder / 'log.txt'}", file=sys.stderr)
-        return values  # not kept: the next run tries again
+        return values  # not recorded, so that the next run tries again
     record.write_text(json.dumps(values), encoding="utf-8")
     return values
 
 
 def share_engine(cache: Path, engine: Path) -> None:
-    """An empty cache folder in which only what is compiled of the engine is shared."""
+    """Make `cache` an empty cache folder that shares only the compiled engine, in `engine`."""
     if cache.exists():
         shutil.rmtree(cache)
     engine.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,9 @@ def share_engine(cache: Path, engine: Path) -> None:
 
 
 def compared(config: Config, network: str) -> SideBySide | None:
-    """The network's results side by side; from the folder if they were timed before."""
+    """Compare the network's results, or read the comparison if it exists; return None if all
+    searches failed or a result is wrong.
+    """
     runs = {s: run_search(config, network, s) for s in tell(config, network)}
     folders = {s: config.out / network / s for s, run in runs.items() if run["status"] == 0}
     if not folders:
@@ -170,7 +172,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
 
 
 def tell(config: Config, network: str) -> Iterator[str]:
-    """The searches, each announced."""
+    """Yield the searches of a network, announcing each."""
     first = config.networks.index(network) * len(config.searches)
     total = len(config.networks) * len(config.searches)
     for n, search in enumerate(config.searches, start=first + 1):
@@ -179,7 +181,7 @@ def tell(config: Config, network: str) -> Iterator[str]:
 
 
 def reports(config: Config, results: Sequence[SideBySide]) -> dict[str, dict[str, Any]]:
-    """The reports of all searches, by network and search, with the memory they took and when."""
+    """Return the reports of all searches, by network and search, with peak memory and end time."""
     found: dict[str, dict[str, Any]] = {}
     for result in results:
         for search in result.entries:
@@ -192,7 +194,7 @@ def reports(config: Config, results: Sequence[SideBySide]) -> dict[str, dict[str
 
 
 def days(of_searches: Mapping[str, Mapping[str, Any]]) -> str:
-    """The day on which searches ended, or the first and the last."""
+    """Return the day on which the searches ended, or the first and the last such day."""
     ended = [r["ended"][:10] for of in of_searches.values() for r in of.values()]
     return " to ".join(sorted({min(ended), max(ended)}))
 
@@ -212,7 +214,7 @@ def define_flags() -> None:
 
 
 def config_of(values: flags.FlagValues) -> Config:
-    """The configuration that parsed flags amount to; raises ValueError where they do not fit."""
+    """Return the configuration given by parsed flags; raise ValueError if they are invalid."""
     given = [m for name in values.networks for m in GROUPS.get(name, [name])]
     networks = tuple(dict.fromkeys(given))
     return Config(
@@ -228,7 +230,7 @@ def config_of(values: flags.FlagValues) -> Config:
 
 
 def run_seed(config: Config) -> tuple[list[SideBySide], int]:
-    """Everything for one seed, printed and written; what there is, and the exit status."""
+    """Run, print and write everything for one seed; return the results and the exit status."""
     results: list[SideBySide] = []
     status = 0
     try:
@@ -258,7 +260,7 @@ def run_seed(config: Config) -> tuple[list[SideBySide], int]:
 
 
 def run_seeds(config: Config, n: int) -> int:
-    """Everything for so many seeds, then what they say together; the exit status."""
+    """Run everything for `n` seeds, then summarise them together; return the exit status."""
     of_seeds, status = [], 0
     for seed in range(config.seed, config.seed + n):
         print(f"seed {seed}", file=sys.stderr)
@@ -288,7 +290,7 @@ def run_seeds(config: Config, n: int) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 1 where a search failed, 130 for Ctrl-C."""
+    """Run the benchmark. Exit status: 2 for bad flags, 1 if a search failed, 130 after Ctrl-C."""
     try:
         if len(argv) > 1:
             raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
@@ -296,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    logging.set_verbosity(logging.ERROR)  # else JAX tells of every backend that is missing
+    logging.set_verbosity(logging.ERROR)  # else JAX logs every backend that is missing
     n = flags.FLAGS.seeds
     return run_seed(config)[1] if n == 1 else run_seeds(config, n)
 

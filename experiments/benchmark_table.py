@@ -1,4 +1,4 @@
-"""The benchmark's figures as a table, as means, and as a picture."""
+"""Summary of the benchmark's results: a table, means, and a bar chart."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from experiments.runtimes import TITLES
 from experiments.side_by_side import SideBySide
 from xrl_jax.report.units import three_digits
 
-GREYS = ("tab:gray", "silver")  # of runtimes, in the picture
+GREYS = ("tab:gray", "silver")  # colours of the runtimes' bars
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """exp of the mean logarithm; nan for none."""
+    """Return the geometric mean of the values; nan if there are none."""
     logs = [math.log(v) for v in values]
     return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
 def best_of(result: SideBySide) -> str:
-    """The search whose result is the fastest."""
+    """Return the search whose result is the fastest."""
     return min(result.entries, key=lambda s: result.entries[s].seconds)
 
 
 def beyond_noise(result: SideBySide, slow: str, fast: str) -> bool:
-    """Whether one entrant is faster than another by more than the A/A control's interval."""
+    """Return whether `fast` is faster than `slow` by more than the A/A control's interval."""
     _, low, _ = result.ratios.get(f"{slow}/{fast}", (1.0, 1.0, 1.0))
     return low > max(result.noise[1], 1.0 / result.noise[0], 1.0)
 
@@ -36,10 +36,10 @@ def beyond_noise(result: SideBySide, slow: str, fast: str) -> bool:
 def summary(
     results: Sequence[SideBySide], reports: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Means over groups of networks that are all there, and counts.
+    """Return means over groups of networks whose results are complete, and other summary figures.
 
     Args:
-      reports: of `experiments.optimize`, by network and search.
+      reports: those of `experiments.optimize`, by network and search.
     """
     by_name = {r.network: r for r in results}
     groups = {"twelve": models.TWELVE, "seven": models.SEVEN}
@@ -79,18 +79,18 @@ def summary(
 
 
 def runtimes_of(results: Sequence[SideBySide]) -> list[str]:
-    """The runtimes that any network was tried in."""
+    """Return the runtimes in which any network was tried."""
     return list(dict.fromkeys(name for r in results for name in r.runtimes))
 
 
 def over_best(results: Sequence[SideBySide], runtime: str) -> dict[str, float]:
-    """By network: seconds in a runtime / seconds of our fastest result."""
+    """Return, by network, seconds in a runtime / seconds of the fastest search's result."""
     ratios = {r.network: r.ratios.get(f"{runtime}/{best_of(r)}") for r in results}
     return {network: ratio[0] for network, ratio in ratios.items() if ratio is not None}
 
 
 def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
-    """Markdown: a row for each network, means below, counts after that."""
+    """Return Markdown: a table with a row for each network and rows of means, then counts."""
     searches = list(dict.fromkeys(s for r in results for s in r.entries))
     runtimes = runtimes_of(results)
     head = ["network", "strongest jit, ms", "A/A", *searches]
@@ -99,7 +99,7 @@ def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
     for group, means in figures["means"].items():
         row = [f"geometric mean, {group}", "", "", *(_number(means[s]) for s in searches)]
         rows.append(row + [""] * (len(head) - len(row)))
-    for place, name in enumerate(runtimes):  # the last row is of all networks
+    for place, name in enumerate(runtimes):  # the last row is for all networks
         rows[-1][4 + len(searches) + 2 * place] = _number(figures["runtime_over_best_mean"][name])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -161,7 +161,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def plot(results: Sequence[SideBySide], path: str | os.PathLike[str]) -> None:
-    """Bars of speed-ups over the strongest jit with their intervals, and those of runtimes."""
+    """Plot speed-ups over the strongest jit as bars: searches, with intervals, and runtimes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Processes that experiments start: how they ended, and the memory they took."""
+"""Processes that experiments start: how they ended, and how much memory they used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import psutil
 
-_EVERY = 0.1  # seconds between two looks at the memory
+_EVERY = 0.1  # seconds between two samples of the memory
 
 
 class Ended(NamedTuple):
     """How a process ended.
 
     Attributes:
-      status: exit status; that of a signal is negative.
-      peak_bytes: the most memory that the process and those it started held at a time, looked at
-        ten times a second; what they share counts for each.
-      interrupted: Ctrl-C came while it ran. It had it, too, and was waited for.
+      status: exit status; negative if a signal ended the process.
+      peak_bytes: the largest resident memory of the process and its descendants together, sampled
+        ten times a second; memory that they share counts for each of them.
+      interrupted: whether Ctrl-C came while it ran. It received Ctrl-C, too, and was waited for.
     """
 
     status: int
@@ -35,7 +35,7 @@ def run(
     """Run a command to its end.
 
     Args:
-      log: file for what it prints; None: where this process prints.
+      log: file for its output; None to print where this process prints.
     """
     with ExitStack() as stack:
         to: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def run(
 
 
 def _bytes_of(pid: int) -> int:
-    """Resident memory of a process and of those it started; 0 once it has ended."""
+    """Return the resident memory of a process and its descendants; 0 once it has ended."""
     total = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -75,10 +75,10 @@ def search_command(
     cache: Path,
     out: Path,
 ) -> list[str]:
-    """The command of one search by `experiments.optimize`.
+    """Return the command that runs one search by `experiments.optimize`.
 
     Args:
-      measurements: bound for its timings; None for none.
+      measurements: most timings that it may make; None for no bound.
     """
     bound = [] if measurements is None else [f"--budget_measurements={measurements}"]
     return [

@@ -1,13 +1,13 @@
-"""How well predictions order programs: random rewritings of networks, predicted and timed whole.
+"""How well predicted times order programs: random rewritings of networks, predicted and timed.
 
   python -m experiments.cost_model --networks=squeezenet,bert --rewritings=30
 
-Each rewriting is a walk of random candidates from the network, of random length, that ends where it
-is predicted to take twice the network's time. Its regions are timed, as a search times them; then
-the program is timed whole in the worker, in turn with the network. Printed for each network: the
-median error of predicted / measured time, both relative to the network's own, and Spearman's rank
-correlation over all rewritings. --out gets cost_model.json and cost_model.png. Ctrl-C prints what
-is there.
+Each rewriting is a random walk over candidates from the network, of random length, that stops
+before a program that is predicted to take more than twice the network's time. Its regions are
+timed, as a search times them; then the whole program is timed in the worker, in turn with the
+network. The command prints for each network the median error of predicted / measured time, both
+relative to the network's own, and Spearman's rank correlation over all rewritings. --out gets
+cost_model.json and cost_model.png. Ctrl-C prints the results so far.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from xrl_jax.search.states import Space, State, in_one_bucket
 
 FLAGS = flags.FLAGS
 FOREVER = Stopwatch(float("inf"))
-_LIMIT = 2.0  # of the network's predicted time
+_LIMIT = 2.0  # most predicted time of a rewriting, relative to the network's
 
 
 @dataclass(frozen=True)
 class Point:
-    """A rewriting: seconds relative to the network's, and how many steps led to it."""
+    """A rewriting: its seconds relative to the network's, and how many steps led to it."""
 
     predicted: float
     measured: float
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """How predictions of one network's rewritings fit."""
+    """Predicted against measured times of one network's rewritings."""
 
     network: str
     points: tuple[Point, ...]
@@ -68,7 +68,7 @@ class Fit:
 
     @property
     def rank_correlation(self) -> float:
-        """Spearman's; nan where nothing differs."""
+        """Spearman's rank correlation; nan if all predictions or all measurements are equal."""
         found = spearmanr([p.predicted for p in self.points], [p.measured for p in self.points])
         return float(np.asarray(found)[0])
 
@@ -76,7 +76,7 @@ class Fit:
 def rewriting(
     program: Program, rules: CompiledRules, oracle: Oracle, rng: np.random.Generator, length: int
 ) -> tuple[Program, int]:
-    """A random rewriting, its regions timed, and its number of steps."""
+    """Return a random rewriting and its number of steps, after timing its regions."""
     space = Space(rules, jnp.asarray(program.digests()))
     graphs, taken = {}, 0
     start = predicted(program, oracle.costs)
@@ -89,7 +89,7 @@ def rewriting(
         candidates = space.candidates(state, oracle.costs)
         if not len(candidates.variant):
             continue
-        # Sorted by place, not by prediction: the same walk whatever the model.
+        # Sorted by place, not by prediction, so that the step does not depend on the model.
         columns = (candidates.variant, candidates.root, candidates.partner)
         listed = sorted(zip(*(c.tolist() for c in columns), strict=True))
         after = space.step(state, oracle.costs, *listed[int(rng.integers(len(listed)))])
@@ -112,7 +112,7 @@ def measure_all(oracle: Oracle, states: Sequence[State]) -> None:
 def points_of(
     program: Program, rules: CompiledRules, oracle: Oracle, *, n: int, longest: int, seed: int
 ) -> Iterator[Point]:
-    """Rewritings, predicted and timed; those that cannot be timed are left out."""
+    """Yield rewritings, predicted and timed; those that cannot be timed are left out."""
     choose_constants(oracle, program)
     oracle.measure_loops()
     space = Space(rules, jnp.asarray(program.digests()))
@@ -131,7 +131,7 @@ def points_of(
 
 
 def plot(fits: Sequence[Fit], path: Path) -> None:
-    """Predicted against measured."""
+    """Plot predicted against measured times."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

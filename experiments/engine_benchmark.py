@@ -1,12 +1,11 @@
-"""How fast the rewriting engine is: finding candidates, applying them, random rewriting in a
-batch, compiling, memory.
+"""Benchmark of the rewriting engine: finding candidates, applying them, random rewriting in a
+batch, compilation, memory.
 
     python -m experiments.engine_benchmark --out=out/engine.json
 
-Each network runs in processes of its own: one with an empty compilation cache, one that finds it
-filled. The measure is a plain
-Python matcher over the same rules (`tests/engine/oracle.py`), which has to find the same
-candidates.
+Each network runs in two processes of its own: one with an empty compilation cache, and one that
+finds the cache filled. The baseline is a plain Python matcher over the same rules
+(`tests/engine/oracle.py`), which has to find the same candidates.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ EXTRA = '(rule one-more (source "benchmark") (lhs (sub (neg ?x) (neg ?y))) (rhs 
 
 
 def timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
-    """Result, wall seconds and processor seconds (of all threads) of one call."""
+    """Return the result, wall seconds and processor seconds (of all threads) of one call."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = jax.block_until_ready(fn(*args))
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def median(fn: Callable[..., Any], *args: Any) -> dict[str, float]:
-    """Medians over repeated calls of a compiled function."""
+    """Return the median wall and processor seconds over repeated calls of a compiled function."""
     runs = [timed(fn, *args)[1:] for _ in range(FLAGS.repeats)]
     return {
         "wall": statistics.median(w for w, _ in runs),
@@ -82,14 +81,15 @@ def median(fn: Callable[..., Any], *args: Any) -> dict[str, float]:
 def find(
     table: RuleTable, graph: TensorGraph, *, size: int, pair_size: int
 ) -> tuple[jax.Array, Candidates]:
-    """Masks and candidates of a graph."""
+    """Return the match masks and the candidates of a graph."""
     masks = match_lib.match(table, graph)
     return masks, match_lib.candidates(table, graph, masks, size=size, pair_size=pair_size)
 
 
 def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.Array:
-    """How many nodes are live after each candidate [M], by itself; 64 at a time, to bound the
-    memory."""
+    """Return the number of live nodes [M] after each candidate on its own; -1 if it does not apply.
+    Candidates are applied 64 at a time, to bound the memory.
+    """
 
     def one(candidate: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         after = apply(table, graph, *candidate)
@@ -101,11 +101,11 @@ def apply_each(table: RuleTable, graph: TensorGraph, found: Candidates) -> jax.A
 def walk(
     table: RuleTable, graph: TensorGraph, masks: jax.Array, key: jax.Array, *, n_steps: int
 ) -> jax.Array:
-    """Whether each of `n_steps` random rewrites was done; vmap over the keys."""
+    """Return whether each of `n_steps` random rewrites was applied; to be vmapped over keys."""
 
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         graph, masks = carry
-        # Some may turn out not to hold: the first that does is taken.
+        # Pairs that fail their checks leave empty slots: the first valid candidate is taken.
         found = match_lib.sample(table, graph, masks, key, size=DRAWS)
         at = jnp.argmax(found.variant >= 0)
         after = apply(table, graph, found.variant[at], found.root[at], found.partner[at])
@@ -116,8 +116,7 @@ def walk(
 
 
 def graph_of(network: str) -> TensorGraph:
-    """The graph to rewrite: of a folded network the largest one, which is the body of its
-    layers."""
+    """Return the graph to rewrite: the largest one, in a folded network the body of its layers."""
     name, fold = NETWORKS[network]
     model = models.get(name)
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=fold)
@@ -125,20 +124,21 @@ def graph_of(network: str) -> TensorGraph:
 
 
 def rooms(graph: TensorGraph) -> dict[str, int]:
-    """Room for candidates and pairs: four and one for each slot."""
+    """Return the capacities for candidates and pairs: four and one for each slot of the graph."""
     n = graph.nodes.op.shape[0]
     return {"size": 4 * n, "pair_size": n}
 
 
 def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
-    """A function compiled for its arguments, and what that took."""
+    """Compile a function for its arguments; return it and the seconds that this took."""
     result, wall, cpu = timed(lambda: jax.jit(fn).lower(*args).compile())
     return result, {"wall": wall, "cpu": cpu}
 
 
 def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
-    """All figures of one network in this process; without runs where only compiling is of
-    interest."""
+    """Return all figures of one network, measured in this process; with --process=compile, only
+    its compile times.
+    """
     graph, table = graph_of(network), rules.table
     room = rooms(graph)
     finding, find_compile = compiled(lambda t, g: find(t, g, **room), table, graph)
@@ -179,7 +179,7 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
 
 
 def recompiles(rules: CompiledRules, graph: TensorGraph, room: dict[str, int]) -> bool:
-    """Whether a rule added within the bucket compiles anything."""
+    """Return whether adding a rule within the bucket causes a compilation."""
     finding = jax.jit(lambda t, g: find(t, g, **room))
     finding(rules.table, graph)
     before = finding._cache_size()  # type: ignore[attr-defined]
@@ -193,8 +193,9 @@ def recompiles(rules: CompiledRules, graph: TensorGraph, room: dict[str, int]) -
 def compare(
     rules: CompiledRules, graph: TensorGraph, found: Candidates, finding: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The plain Python matcher's time and the engine's, measured in turn, and whether both find
-    the same."""
+    """Return the times of the engine and of the plain Python matcher, measured in turn, and whether
+    both find the same candidates.
+    """
     host = oracle.host_graph(graph)
     plain = oracle.candidates(rules.rules, host)
     rounds = [
@@ -217,7 +218,7 @@ def compare(
 
 
 def in_process(network: str, process: str, cache: str) -> dict[str, Any]:
-    """What a process of its own measures, with `cache` as its compilation cache."""
+    """Measure a network in a new process, with `cache` as its compilation cache."""
     command = [
         sys.executable,
         "-m",
@@ -247,7 +248,7 @@ def _environment() -> dict[str, str]:
 
 
 def benchmark(network: str) -> dict[str, Any]:
-    """Figures of one network, compile times cold and with the cache."""
+    """Return the figures of one network, with compile times for an empty and a filled cache."""
     with tempfile.TemporaryDirectory() as cache:
         figures = in_process(network, "measure", cache)
         warm = in_process(network, "compile", cache)
@@ -255,7 +256,7 @@ def benchmark(network: str) -> dict[str, Any]:
 
 
 def problems(network: str, figures: dict[str, Any]) -> list[str]:
-    """What does not hold that must."""
+    """Return a message for each requirement that the figures violate."""
     found = []
     if figures["peak_bytes"] > MOST_BYTES:
         found.append(f"{network}: {figures['peak_bytes'] / 2**30:.2f} GiB of memory")
@@ -271,7 +272,7 @@ def problems(network: str, figures: dict[str, Any]) -> list[str]:
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
-    """The figures as a table, a column for each network."""
+    """Print the figures as a table with a column for each network."""
     table = Table("", *results, title="rewriting engine (wall / processor seconds)")
 
     def pair(f: dict[str, float], scale: float = 1.0) -> str:

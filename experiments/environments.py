@@ -1,4 +1,4 @@
-"""Networks as environments for the experiments with policies."""
+"""Networks as environments, for the experiments with policies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from xrl_jax.transform.union import united_bucket
 
 
 def devices(n: int) -> list[Any]:
-    """So many devices for environments; of a CPU, its cores, where no device was asked for before.
+    """Return `n` devices for environments; on a CPU, its cores, if JAX was not asked for devices
+    before.
 
     Raises:
-      ConfigError: there are fewer.
+      ConfigError: there are fewer than `n`.
     """
     jax.config.update("jax_num_cpu_devices", n)
     found = jax.devices()[:n]
@@ -37,10 +38,11 @@ Options = dict[str, int | tuple[int, ...]]
 
 
 def parsed(text: str) -> tuple[str, Options]:
-    """A network and its options, of NAME:OPTION=NUMBER:...; several numbers are written 1-2-1.
+    """Parse NAME:OPTION=NUMBER:..., where 1-2-1 stands for several numbers, into the network's name
+    and options.
 
     Raises:
-      ConfigError: there is no such network, or an option is not written so.
+      ConfigError: there is no such network, or an option is malformed.
     """
     name, *options = text.split(":")
     targets.require_known("networks", (name,), models.MODELS)
@@ -56,7 +58,7 @@ def parsed(text: str) -> tuple[str, Options]:
 
 
 def program_of(text: str, *, fold: bool, seed: int) -> Program:
-    """A network, at its full size but for the options in the text (see `parsed`).
+    """Return the program of a network, at full size except for its options (see `parsed`).
 
     Raises:
       ConfigError: there is no such network or option, or its value does not fit.
@@ -75,11 +77,11 @@ def params_of(
     horizon: int = HORIZON,
     slots: int = SLOTS,
 ) -> EnvParams:
-    """So many environments of all programs in one bucket.
+    """Return `envs` environments in one bucket, an equal number for each program.
 
     Args:
-      costs: None for a table that knows no timings yet: what forms take is what they usually take
-        on this kind of machine.
+      costs: None for a table without timings, in which lowerings take what they usually take on
+        this kind of machine (`calibration.priors`).
     """
     if costs is None:
         prior = calibration.priors(jax.default_backend())

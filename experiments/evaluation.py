@@ -1,4 +1,4 @@
-"""What a policy reaches in its environment, beside greedy search and chance."""
+"""Evaluation of a policy in its environment, compared with greedy search and chance."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
-N = 4  # rollouts of each kind that draws; the best counts
-_STEPS = 4  # for each action of the horizon, so that macro-actions have theirs
-# What rollouts go by: its logits (of the policy, of greedy search, of chance) and temperature.
+N = 4  # rollouts of the policy and of chance; the best of them counts
+_STEPS = 4  # steps per action of the horizon, because a macro-action takes several
+# For each rollout, the choice that it follows (policy, greedy search, chance) and its temperature.
 _ROLLOUTS = ((0, 0.0), *((0, 1.0),) * (N - 1), (1, 0.0), *((2, 1.0),) * N)
 
 
 class Reached(NamedTuple):
     """Least predicted seconds that rollouts have met on each program [K], relative to its own."""
 
-    policy: np.ndarray  # the best of one by the most probable candidates and N - 1 drawn
-    greedy: np.ndarray  # the rule of the largest predicted gain, wherever it gains
-    chance: np.ndarray  # the best of N
+    policy: np.ndarray  # best of one rollout by the most probable actions and N - 1 sampled ones
+    greedy: np.ndarray  # each step applies the rule of the largest predicted gain wherever it gains
+    chance: np.ndarray  # best of N rollouts
 
     def of_each(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """By program and by way."""
+        """Return the values by program, then by field."""
         ways = self._asdict().items()
         return {name: {way: float(v[k]) for way, v in ways} for k, name in enumerate(names)}
 
 
 def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.Array], Reached]:
-    """A function of a policy's weights and a key; compiled at its first call.
+    """Return a function from a policy's weights and a key to `Reached`, compiled when first called.
 
     Args:
       params: environments of different programs, one each: `start` has a leading dimension [K].
@@ -46,7 +46,8 @@ def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.A
 
     @engine_jit
     def least(weights: Any, params: EnvParams, key: jax.Array) -> jax.Array:
-        # Every rollout asks all three and goes by one: the environment is compiled once.
+        # Every rollout computes all three choices and follows one, so that the environment is
+        # compiled only once.
         choices = by_network(network, weights), by_gain, by_chance
 
         def one(params: EnvParams, key: jax.Array, way: jax.Array, t: jax.Array) -> jax.Array:
@@ -61,7 +62,7 @@ def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.A
         return of_all(params, jax.random.split(key, len(ways)), ways, temperatures)
 
     def evaluate(weights: Any, key: jax.Array) -> Reached:
-        weights = jax.device_get(weights)  # else all devices of a training would do the same
+        weights = jax.device_get(weights)  # else all devices of a training would repeat this
         found, way = np.asarray(least(weights, params, key)), np.asarray(ways)
         return Reached(*(found[:, way == i].min(axis=1) for i in range(3)))
 

@@ -1,4 +1,4 @@
-"""Every state that rewrites can reach, visited: what a search of a small graph is judged by."""
+"""Exhaustive search: all states that rewrites of a small graph can reach, to judge searches by."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from xrl_jax.search.descend import measure_graph
 from xrl_jax.search.states import Space, State
 
 MOST_STATES = 5_000
-# Costs are sums of float32: what differs by less than this is equal, and a step that loses no more
-# counts as one that gains.
+# Costs are sums of float32, so relative differences below this count as none: a step that loses no
+# more than this counts as one that gains.
 _ALIKE = 1e-6
 
 
 class Exhausted(NamedTuple):
-    """Predicted seconds of a program's states, all under one table.
+    """Predicted seconds of a program's states, all under one cost table.
 
     Attributes:
-      start: of the program.
-      downhill: the least that is met where every step gains. Greedy search ends there at best, in
-        whatever order it takes its steps, and so does backtracking with an alpha of 1: what it
-        takes up costs less than the best so far, and so less than what it was made from.
-      optimum: the least of all.
-      steps: a shortest way to the optimum, with what each step gains.
-      states: how many there are.
+      start: seconds of the program itself.
+      downhill: the least that can be reached by steps that each gain. Greedy search ends there at
+        best, whatever the order of its steps, and so does backtracking with an alpha of 1: a state
+        that it accepts costs less than the best so far, and so less than the state's parent.
+      optimum: the least of all states.
+      steps: a shortest path to the optimum, with the gain of each step.
+      states: number of states.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Exhausted(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """A state, the one it was first reached from, and by what."""
+    """A state, the index of the one it was first reached from, and the rewrite applied there."""
 
     state: State
     parent: int
@@ -50,14 +50,14 @@ class _Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Visited:
-    """All states of a program, the program's own first, and which lead to which."""
+    """All states of a program, its own first, and the indices of the states that each leads to."""
 
     space: Space
     reached: list[_Reached]
     leads_to: list[list[int]]
 
     def under(self, costs: CostTable) -> Exhausted:
-        """What the states cost under a table."""
+        """Return the costs of the states under a cost table."""
         seconds = [self.space.reprice(r.state, costs).seconds for r in self.reached]
         below, todo = {0}, [0]
         while todo:
@@ -82,7 +82,7 @@ class Visited:
 
 
 def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
-    """Visit every state of a program of one graph; regions without a timing are timed.
+    """Visit every state of a program with a single graph, timing the regions that lack a timing.
 
     Raises:
       ValueError: the program has bodies, or more states than `most_states`.
@@ -120,5 +120,5 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
 
 
 def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:
-    """Every state, visited and priced under a table that knows all of them; see `visit`."""
+    """Visit every state, then price all under a table with timings of all regions; see `visit`."""
     return visit(problem, most_states=most_states).under(problem.oracle.costs)

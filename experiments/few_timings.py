@@ -1,8 +1,8 @@
-"""A policy with a tenth of the timings that greedy search makes: both run, then timed in turn.
+"""Comparison of greedy search with a policy that may make only a tenth of its timings.
 
-Each search is a process of its own with an empty timing store: greedy search first, without a bound
-for its timings; then the policy's rollouts alone, which may time a tenth as many regions and
-programs. Their results are loaded and timed beside `jax.jit` in one process.
+Each search runs in a process of its own with an empty timing store: greedy search first, without a
+bound on its timings; then the policy's rollouts alone, which may time a tenth as many regions and
+programs. Their results are loaded and timed in turn with `jax.jit` in one process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from experiments.children import search_command
 from experiments.side_by_side import SideBySide, side_by_side
 from experiments.targets import from_model
 
-SHARE = 10  # greedy search's timings for one of the policy's
+SHARE = 10  # timings of greedy search for each one that the policy may make
 
 
 class SearchFailedError(RuntimeError):
-    """A search ended with an error; the message says where its log is."""
+    """A search ended with an error; the message names its log."""
 
 
 def policy_command(
     network: str, policy: Path, folder: Path, *, seconds: float, limit: int, seed: int
 ) -> list[str]:
-    """The command of the rollouts alone with so many timings at most."""
+    """Return the command that runs the policy's rollouts alone, with at most `limit` timings."""
     command = search_command(
         network,
         "xrlflow",
@@ -42,7 +42,7 @@ def policy_command(
 
 
 def _measurements(command: list[str], folder: Path) -> int:
-    """How many timings a search made; runs it, from nothing."""
+    """Run a search in an empty folder and return how many timings it made."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ended = children.run(command, log=folder / "log.txt")
@@ -57,11 +57,11 @@ def _measurements(command: list[str], folder: Path) -> int:
 def few_timings(
     network: str, policy: Path, out: Path, *, seconds: float, compare_seconds: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Both searches of a network, each with a budget of so many seconds, and their results in turn.
+    """Run both searches on a network, each with a budget of `seconds`, and compare their results.
 
     Raises:
       SearchFailedError: a search ended with an error.
-      WrongResultError: a result is not the network's function.
+      WrongResultError: a result does not compute the network's function.
     """
     greedy, mine = out / "greedy", out / "policy"
     print(f"{network} by greedy search", file=sys.stderr)
@@ -83,8 +83,8 @@ def few_timings(
 
 
 def row_of(made: dict[str, int], found: SideBySide) -> dict[str, Any]:
-    """Timings made, speed-ups over the strongest jit, and greedy's time / the policy's."""
-    same = (1.0, 1.0, 1.0)  # where both return the original
+    """Return timings made, speed-ups over the strongest jit, and greedy's time / the policy's."""
+    same = (1.0, 1.0, 1.0)  # if both return the original
     return {
         "measurements": made,
         "speedup": {s: e.speedup for s, e in found.entries.items()},

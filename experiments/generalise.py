@@ -1,23 +1,24 @@
-"""How far a trained policy carries: to other shapes, and to networks it was not trained on.
+"""How well a trained policy generalises to other shapes and to networks it was not trained on.
 
   python -m experiments.generalise --policy=out/train/policy.msgpack \\
       --networks=bert:tokens=64,bert:tokens=256,squeezenet:image_size=160,mobilenetv2
 
-For each network, with its options after colons, and each of --seeds: the least predicted time that
-four rollouts of the policy reach, relative to the network's own, beside four of an untrained policy
-of the same sizes, four random walks, and greedy search, all in the same environment. Times are
-predicted, under a table that knows what --timed_seconds of taso's search on each network have
-timed. Printed are means and standard errors over the seeds, and by how many standard errors the
-policy is ahead, for each network and for the geometric mean of all. --out gets generalise.json.
+For each network, with its options after colons, and for each of --seeds, the command compares the
+least predicted time, relative to the network's own, that is reached by four rollouts of the policy,
+four of an untrained policy of the same sizes, four random walks, and greedy search, all in the same
+environment. Times are predicted under a cost table with the timings that taso makes when it first
+searches each network for --timed_seconds. The command prints means and standard errors over the
+seeds, and by how many standard errors the policy is ahead, for each network and for the geometric
+mean of all. --out gets generalise.json.
 
   --at_home=out/t64/policy.msgpack,out/t256/policy.msgpack,,
 
-names for each network a policy that was trained on it, and prints what that reaches, too.
+names for each network a policy that was trained on it (or none), whose result is printed, too.
 
   --measured_seconds=100
 
-lets greedy search and the policy's rollouts alone optimise each network for so long, the policy
-with a tenth of the timings that greedy search made, and times both results in turn.
+optimises each network for so long by greedy search and by the policy's rollouts alone, which may
+make a tenth of the timings that greedy search made, and times both results in turn.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ ALL = "geometric mean"  # of all networks
 WAYS = ("policy", "untrained", "chance", "greedy", HOME)
 
 
-Values = dict[str, list[float]]  # by way, for each seed
+Values = dict[str, list[float]]  # by way (see WAYS): one value for each seed
 
 
 def values_of(
     trained: Sequence[Reached], untrained: Sequence[Reached], at_home: Sequence[Reached] = ()
 ) -> Values:
-    """What each way reaches on one program, given what has been reached for each seed.
+    """Return what each way reaches on one program, given the evaluations for each seed.
 
     Args:
-      at_home: of a policy that was trained on this program.
+      at_home: evaluations of a policy that was trained on this program.
     """
     values = {
         "policy": [float(r.policy[0]) for r in trained],
@@ -76,7 +77,7 @@ def values_of(
 
 
 def together(programs: Sequence[Values]) -> Values:
-    """Geometric means over programs, for each seed, of the ways that all of them have."""
+    """Return geometric means over programs, for each seed, of the ways that all programs have."""
     return {
         way: np.exp(np.mean(np.log([v[way] for v in programs]), axis=0)).tolist()
         for way in WAYS
@@ -85,8 +86,8 @@ def together(programs: Sequence[Values]) -> Values:
 
 
 def row_of(values: Values) -> dict[str, Any]:
-    """Means and standard errors over seeds, and by how many of the latter the policy is ahead of
-    what else draws.
+    """Return means and standard errors over seeds, and by how many standard errors the policy is
+    ahead of the untrained policy and of chance.
     """
     means = {w: float(np.mean(v)) for w, v in values.items()}
     errors = {w: float(np.std(v, ddof=1) / np.sqrt(len(v))) for w, v in values.items()}
@@ -98,7 +99,7 @@ def row_of(values: Values) -> dict[str, Any]:
 
 
 def show(rows: dict[str, dict[str, Any]]) -> None:
-    """The table."""
+    """Print the table."""
     table = Table("network", *WAYS, "ahead of untrained", "of chance", title_justify="left")
     for name, row in rows.items():
         cells = (
@@ -130,10 +131,10 @@ def define_flags() -> None:
 
 
 def at_home(names: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
-    """For some networks, the policy that was trained on it.
+    """Return, by network, the file of the policy trained on it; networks may have none.
 
     Raises:
-      ConfigError: there is not one, or an empty word, for each network.
+      ConfigError: `files` is not empty and does not have one item for each network.
     """
     if files and len(files) != len(names):
         raise ConfigError(f"--at_home names {len(files)} policies for {len(names)} networks")
@@ -141,7 +142,7 @@ def at_home(names: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags."""
+    """Run the comparison. The exit status is 2 for bad flags."""
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     try:
@@ -172,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
         except GraphError as error:
             print(f"{text}: {error}", file=sys.stderr)
             continue
-        if not blank:  # they fit graphs of any size
+        if not blank:  # the weights fit graphs of any size
             init = engine_jit(training_of(TrainConfig(network=network)).init)
             blank = [init(key, params).weights for key in keys]
         evaluate = evaluator(network, params)
@@ -198,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measured(names: Sequence[str], out: Path) -> dict[str, Any]:
-    """The policy with a tenth of greedy search's timings, each network printed as it is done."""
+    """Compare greedy search with a policy that makes a tenth of its timings, on each network."""
     found: dict[str, Any] = {}
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""The memory that a training or a row of `rl_benchmark` took, told by its own process."""
+"""Peak memory of a training or of a row of `rl_benchmark`, read in its own process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """The most memory that JAX's default device has held; of a CPU, the most of this process."""
+    """Return the peak memory of JAX's default device; for a CPU, that of this process."""
     of_device = jax.devices()[0].memory_stats()
     if of_device:
         return of_device["peak_bytes_in_use"]
-    # Linux counts what the process that started this one held in its `ru_maxrss`.
+    # On Linux `ru_maxrss` includes the memory of the process that started this one.
     told = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()) if _STATUS.is_file() else None
     if told:
         return int(told[1]) * 1024

@@ -1,4 +1,4 @@
-"""Optimise a network on this machine and report what was gained.
+"""Optimise a network on this machine and report the gain.
 
 Say what to optimise in one of three ways:
 
@@ -8,17 +8,17 @@ Say what to optimise in one of three ways:
   python -m experiments.optimize --onnx=net.onnx --dim=batch:1 --constant=sample_rate:16000
   python -m experiments.optimize --fn=mypackage.net:example
 
---fn names a function without arguments, or an attribute, that gives (fn, args) or
-(fn, args, weights): a JAX function, a tuple of example arguments, and the positions of those that
-stay the same between calls. For instance, in mypackage/net.py:
+--fn names a function without arguments that returns (fn, args) or (fn, args, weights), or an
+attribute with such a value: a JAX function, a tuple of example arguments, and the positions of the
+arguments that stay the same between calls. For instance, in mypackage/net.py:
 
   def example():
       return forward, (weights, image), (0,)
 
 Ctrl-C ends the search; the best program found until then is checked, timed and reported. The
-folder out/NAME, or --out, gets report.json, report.txt, program.txt, history.png and optimized.xrl:
-xrl_jax.load gives the function, which takes what the original takes, and that of an ONNX file the
-file's inputs in their order, without those given by --constant.
+folder out/NAME, or --out, gets report.json, report.txt, program.txt, history.png and optimized.xrl.
+The last is loaded by xrl_jax.load as a function that takes the arguments of the original; for an
+ONNX file these are the file's inputs in their order, without those given by --constant.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from xrl_jax.strategies import SEARCHES, named
 
 @dataclass(frozen=True)
 class Config:
-    """What one run does; a field for each flag.
+    """Configuration of one run, given by the flags.
 
     Attributes:
       model, onnx, fn: what to optimise; exactly one is not empty.
       shape: options of the model's constructor, by name.
-      input_shapes: shapes of ONNX inputs that the file leaves open.
-      dimensions: sizes of the open dimensions of ONNX inputs, by the names in the file.
+      input_shapes: shapes of ONNX inputs that the file leaves open, by name.
+      dimensions: sizes of the open dimensions of ONNX inputs, by their names in the file.
       constants: values of ONNX inputs that are always the same; one number or several.
       rules: names, families and rule files; empty for every rule.
-      policy: file of a trained policy for the search xrlflow; empty for the one that is shipped.
-      finetune: train that policy on this network first.
-      alone: judge the search by what it finds itself (`xrl_jax.search.chain.alone`).
+      policy: file of a trained policy for the search xrlflow; empty for the shipped one.
+      finetune: whether to train that policy on this network first.
+      alone: whether to judge the search by its own results only (`xrl_jax.search.chain.alone`).
       out: folder for results; empty for none.
     """
 
@@ -100,7 +100,7 @@ class Config:
             raise ConfigError("--finetune is for --search=xrlflow only")
 
     def command(self) -> str:
-        """The command that repeats this run; where results and timings are kept is left out."""
+        """Return the command that repeats this run, without the folders of results and timings."""
         words = ["python", "-m", "experiments.optimize"]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -119,7 +119,7 @@ class Config:
 
 
 def _listed(value: Any) -> str:
-    """Numbers as flags have them, with commas."""
+    """Return a value as the text of a flag, several numbers separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -184,7 +184,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def config_of(values: flags.FlagValues) -> Config:
-    """The configuration that parsed flags amount to; raises ConfigError when they do not fit."""
+    """Return the configuration given by parsed flags; raise ConfigError if they are invalid."""
     given: dict[str, Any] = values.flag_values_dict()
     fields = {f.name: given[f.name] for f in dataclasses.fields(Config) if f.name in given}
     shape = tuple((name, given[name]) for name in SHAPE_FLAGS if given[name] is not None)
@@ -228,7 +228,7 @@ def _constant(text: str) -> tuple[str, int | float | tuple[int | float, ...]]:
 
 
 def target_of(config: Config) -> Target:
-    """Build or load what is to be optimised; raises ConfigError, and OnnxError for a bad file."""
+    """Build or load the function to optimise; raise ConfigError, or OnnxError for a bad file."""
     if config.model:
         return targets.from_model(config.model, seed=config.seed, **dict(config.shape))
     if config.onnx:
@@ -238,15 +238,15 @@ def target_of(config: Config) -> Target:
 
 
 def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
-    """What `optimize` takes as rules: names as they are, the rules of files; None for all."""
+    """Return the rules for `optimize`: the names, and the rules loaded from files; None for all."""
     files = [name for name in names if name.endswith(".rules")]
     loaded = [rule for name in files for rule in load_rules(Path(name))]
     return (*(name for name in names if name not in files), *loaded) or None
 
 
 def search_of(config: Config) -> str | Strategy:
-    """The search that was asked for; raises ValueError, and OSError for a policy's file."""
-    search = named(config.search)  # an unknown name is found out now
+    """Return the configured search; raise ValueError, or OSError for the file of a policy."""
+    search = named(config.search)  # an unknown name is reported before anything is loaded
     if config.policy or config.finetune:
         from xrl_jax.rl.finetune import FineTune
         from xrl_jax.rl.policy import SHIPPED, load_policy
@@ -262,13 +262,13 @@ def run(config: Config) -> Report:
     """Optimise, write the results where `config.out` says, and return the report.
 
     Raises:
-      ConfigError, ValueError, OSError: what was asked for cannot be done; the message says why.
-      KeyboardInterrupt: before there was anything to report.
+      ConfigError, ValueError, OSError: the run cannot be done; the message says why.
+      KeyboardInterrupt: Ctrl-C came before there was anything to report.
     """
     search = search_of(config)
     rules = rules_of(config.rules)
     target = target_of(config)
-    if config.out:  # a folder that cannot be made is found out now, not after the search
+    if config.out:  # before the search, which would be lost if the folder could not be made
         Path(config.out).mkdir(parents=True, exist_ok=True)
     budget = xrl_jax.Budget(seconds=config.budget_seconds, measurements=config.budget_measurements)
     fn: Any = target.fn
@@ -301,7 +301,7 @@ def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
     (out / "program.txt").write_text(f"{fast.program}\n", encoding="utf-8")
     try:
         plot_history(report, out / "history.png")
-    except ModuleNotFoundError as error:  # matplotlib is optional, and the numbers are written
+    except ModuleNotFoundError as error:  # matplotlib is optional; report.json has the numbers
         print(f"no history.png: {error}", file=sys.stderr)
     try:
         fast.save(out / "optimized.xrl")
@@ -312,7 +312,7 @@ def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run with the parsed flags; the exit status is 2 for bad flags and input, 130 for Ctrl-C."""
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # else JAX tells of every backend that is missing
+        logging.set_verbosity(logging.WARNING)  # else JAX logs every backend that is missing
     try:
         if len(argv) > 1:
             raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")

@@ -1,4 +1,4 @@
-"""What a benchmark over several seeds says: means over the seeds, and whether the last search is
+"""Summary of a benchmark over several seeds: means over the seeds, and whether the last search is
 ahead of the best of the others.
 """
 
@@ -15,7 +15,7 @@ from experiments.side_by_side import SideBySide
 
 
 class Mean(NamedTuple):
-    """A geometric mean over seeds with its 95 % interval; no interval for a single seed."""
+    """A geometric mean over seeds with its 95 % interval, unbounded for a single seed."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ class Mean(NamedTuple):
 
 
 def mean_over_seeds(ratios: Sequence[float]) -> Mean:
-    """The geometric mean, and the interval that Student's t gives the mean of the logarithms."""
+    """Return the geometric mean with an interval, by Student's t for the mean of the logarithms."""
     logs = [math.log(r) for r in ratios]
     middle, n = statistics.fmean(logs), len(logs)
     if n < 2:
@@ -36,11 +36,11 @@ def mean_over_seeds(ratios: Sequence[float]) -> Mean:
 
 
 class Verdict(NamedTuple):
-    """The last search beside the best of the others on one network.
+    """Comparison of the last search with the best of the others on one network.
 
     Attributes:
-      best_other: the other search that is the fastest in the mean.
-      ratio: its seconds / the last search's.
+      best_other: the other search with the largest mean speed-up.
+      ratio: seconds of its result / seconds of the last search's.
     """
 
     best_other: str
@@ -48,14 +48,14 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Ahead or behind where the whole interval is."""
+        """The verdict in a word: ahead or behind if the whole interval is, else even."""
         if self.ratio.low > 1.0:
             return "ahead"
         return "behind" if self.ratio.high < 1.0 else "even"
 
 
 def by_network(of_seeds: Sequence[Sequence[SideBySide]]) -> dict[str, list[SideBySide]]:
-    """The results of all seeds, for the networks that every seed has."""
+    """Return the results of all seeds, for the networks that every seed has."""
     names = [{r.network: r for r in results} for results in of_seeds]
     return {
         name: [of[name] for of in names] for name in names[0] if all(name in of for of in names)
@@ -63,26 +63,26 @@ def by_network(of_seeds: Sequence[Sequence[SideBySide]]) -> dict[str, list[SideB
 
 
 def speedups(results: Sequence[SideBySide]) -> dict[str, Mean]:
-    """By search: times as fast as the strongest jit, for searches that ended with every seed."""
+    """Return mean speed-ups over the strongest jit, for searches that succeeded with every seed."""
     searches = [s for s in results[0].entries if all(s in r.entries for r in results)]
     return {s: mean_over_seeds([r.entries[s].speedup for r in results]) for s in searches}
 
 
 def verdict(results: Sequence[SideBySide], search: str) -> Verdict | None:
-    """This search beside the best of the others; None where there is no other."""
+    """Compare a search with the best of the others; return None if either is missing."""
     means = speedups(results)
     others = {s: m for s, m in means.items() if s != search}
     if not others or search not in means:
         return None
     best_other = max(others, key=lambda s: others[s].value)
-    # Where both return the original there is no ratio to time: they are the same program.
+    # If both return the original, they are the same program and no ratio was timed.
     same = (1.0, 1.0, 1.0)
     ratios = [r.ratios.get(f"{best_other}/{search}", same)[0] for r in results]
     return Verdict(best_other, mean_over_seeds(ratios))
 
 
 def summary(of_seeds: Sequence[Sequence[SideBySide]], search: str) -> dict[str, Any]:
-    """As plain data: by network the means of all searches, and the verdict on `search`."""
+    """Return as plain data, by network, the means of all searches and the verdict on `search`."""
     found: dict[str, Any] = {}
     for network, results in by_network(of_seeds).items():
         judged = verdict(results, search)
@@ -94,10 +94,10 @@ def summary(of_seeds: Sequence[Sequence[SideBySide]], search: str) -> dict[str, 
 
 
 def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[str, str]) -> str:
-    """Markdown: a row for each network.
+    """Return a Markdown table with a row for each network.
 
     Args:
-      notes: what is to be known of a search beside its figures, by its name.
+      notes: remarks on searches, by their names; printed below the table.
     """
     rows = by_network(of_seeds)
     searches = list(dict.fromkeys(s for results in rows.values() for s in speedups(results)))

@@ -1,12 +1,13 @@
-"""What each lowering of an operator usually takes, in multiples of the plain one: the priors.
+"""Priors of the cost model: the usual time of each lowering, in multiples of the plain one's.
 
   python -m experiments.priors --networks=resnext50,bert --out=out/priors.json
 
-times every distinct operator of the networks (as they are, and as a search lays them out) in each
-lowering that fits it, and prints the medians of lowering / plain by operator and kind, as the
-libraries state them (`Library.priors`). A search begins from them where it has timed nothing yet:
-they decide what is timed first, nothing else. Run it on a quiet machine; timings are kept in
---cache_dir, so that a second run goes on. Ctrl-C prints what is known.
+times every distinct operator of the networks (of the originals and of a search's starting points,
+which have other layouts) in each lowering that applies to it, and prints the medians of lowering /
+plain by operator and kind, in the format in which libraries state them (`Library.priors`). A search
+uses the priors for what it has not timed yet: they decide what is timed first, nothing else. Run
+this on a quiet machine; timings are kept in --cache_dir, so that a second run continues. Ctrl-C
+prints the medians so far.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FOREVER = Stopwatch(float("inf"))
 
 @dataclass(frozen=True)
 class Multiple:
-    """One lowering of one region against the plain one."""
+    """The time of one lowering of one region, as a multiple of the plain lowering's."""
 
     op: str
     kind: int  # see `view.lowering_kind_of`
@@ -54,7 +55,7 @@ class Multiple:
 
 
 def programs_of(name: str) -> Iterator[Program]:
-    """The network and its starting points."""
+    """Yield the network and its starting points."""
     target = targets.from_model(name)
     program = from_jax(target.fn, *target.args, weights=target.weights)
     yield program
@@ -64,7 +65,7 @@ def programs_of(name: str) -> Iterator[Program]:
 
 
 def regions_of(programs: Iterable[Program]) -> list[Region]:
-    """Each distinct region that has more than one lowering, in the plain one."""
+    """Return each distinct region whose operator has several lowerings, in the plain one."""
     found: dict[str, Region] = {}
     for program in programs:
         for graph in program.graphs:
@@ -80,7 +81,7 @@ def regions_of(programs: Iterable[Program]) -> list[Region]:
 
 
 def lowered(region: Region) -> list[Region]:
-    """The region in every lowering that fits and is worth a trial here, the plain one first."""
+    """Return the region in every lowering that applies and is worth a trial, plain one first."""
     return [
         Region(
             replace(region.node, lowering=i),
@@ -94,7 +95,11 @@ def lowered(region: Region) -> list[Region]:
 
 
 def multiples(timed: Mapping[Region, float], least: float) -> Iterator[Multiple]:
-    """Of one operator's lowerings in seconds, the plain one first; none below `least` of that."""
+    """Yield the multiples of one region's lowerings; none if the plain one takes less than `least`.
+
+    Args:
+      timed: seconds of the lowerings, the plain one first.
+    """
     (_, plain), *others = timed.items()
     for region, seconds in others if least <= plain < float("inf") else ():
         _, kind, i = region.lowering_kind
@@ -104,7 +109,7 @@ def multiples(timed: Mapping[Region, float], least: float) -> Iterator[Multiple]
 
 
 def medians(found: Iterable[Multiple]) -> dict[tuple[str, int], dict[str, float]]:
-    """Median multiple of each lowering by operator and kind, the fastest first."""
+    """Return the median multiple of each lowering by operator and kind, the fastest first."""
     by_kind: dict[tuple[str, int], dict[str, list[float]]] = {}
     for m in found:
         by_kind.setdefault((m.op, m.kind), {}).setdefault(m.lowering, []).append(m.multiple)
@@ -115,7 +120,7 @@ def medians(found: Iterable[Multiple]) -> dict[tuple[str, int], dict[str, float]
 
 
 def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The medians as a library states them, one line for each operator and kind."""
+    """Return the medians as source code of a library, one line for each operator and kind."""
     lines = []
     for at, by_name in table.items():
         words = " ".join(f"{name} {multiple:.2g}" for name, multiple in by_name.items())
@@ -150,7 +155,7 @@ def main(argv: list[str]) -> None:
                 oracle.measure({(n, i): f for i, f in enumerate(variants)}, clock=FOREVER)
                 keys = [region_key(f, (), constants=oracle.constants) for f in variants]
                 stored = store.get(keys)
-                # What lost the worker is not stored.
+                # A timing during which the worker was lost is not stored.
                 seconds = {
                     f: stored[k].seconds if k in stored else float("inf")
                     for f, k in zip(variants, keys, strict=True)

@@ -1,11 +1,12 @@
-"""Where the time of a result goes, beside ONNX Runtime: milliseconds of a call by kind of operator.
+"""Profiles of a result and of ONNX Runtime: milliseconds of a call by kind of operator.
 
   python -m experiments.profiles --network=squeezenet --result=out/benchmark/squeezenet/taso
 
---result is a folder that experiments.optimize has written. Of our results oneDNN tells what its
-primitives take; what is left of a call is in XLA's code, in our own loops between primitives, and
-in calling. Of ONNX Runtime its own profiler tells. Each is timed alone, in a loop, and told about
-in a second loop: profilers cost time. --out gets a file for each network.
+--result is a folder that experiments.optimize has written. For xrl_jax's result, oneDNN reports the
+time of its primitives; the rest of a call is XLA's code, xrl_jax's own loops between primitives,
+and call overhead. For ONNX Runtime, its own profiler is used. Each is first timed in a loop on its
+own and then profiled in a second loop, because profilers cost time. --out gets a file for each
+network.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.measure.target import target_here
 
 CALLS = 30
-# Kinds by what oneDNN and ONNX Runtime call them; what is not named here keeps its own name.
+# Kinds with their operators' names in oneDNN and ONNX Runtime; any other is a kind of its own.
 KINDS = {
     "convolutions": ("convolution", "Conv", "FusedConv", "NhwcFusedConv"),
     "products": ("matmul", "inner_product", "MatMul", "Gemm", "FusedMatMul", "FusedGemm"),
@@ -57,14 +58,14 @@ _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 class Profile(NamedTuple):
-    """Milliseconds of one call: all of it, and what the profiler says of its parts, by kind."""
+    """Milliseconds of one call: in total, and of the parts that the profiler reports, by kind."""
 
     call: float
     parts: dict[str, float]
 
 
 def in_loop(call: Callable[[], Any]) -> float:
-    """Median milliseconds of a call, in a loop."""
+    """Return the median milliseconds of a call, in a loop."""
     taken = []
     for _ in range(CALLS):
         begin = time.perf_counter()
@@ -74,7 +75,7 @@ def in_loop(call: Callable[[], Any]) -> float:
 
 
 def by_kind(parts: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Sums by kind, of (operator, milliseconds) of all calls."""
+    """Return milliseconds per call by kind, given (operator, milliseconds) of all calls."""
     sums: dict[str, float] = collections.defaultdict(float)
     for name, milliseconds in parts:
         sums[_KIND_OF.get(name, name)] += milliseconds / CALLS
@@ -82,7 +83,7 @@ def by_kind(parts: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def told_by_onednn(text: str) -> list[tuple[str, float]]:
-    """(primitive, milliseconds) of every execution that oneDNN's verbose lines tell of."""
+    """Return (primitive, milliseconds) of every execution in oneDNN's verbose output."""
     found = []
     for line in text.splitlines():
         words = line.split(",")
@@ -92,14 +93,14 @@ def told_by_onednn(text: str) -> list[tuple[str, float]]:
 
 
 def told_by_onnx_runtime(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """(operator, milliseconds) of every kernel in ONNX Runtime's profile."""
+    """Return (operator, milliseconds) of every kernel in ONNX Runtime's profile."""
     kernels = [e for e in events if e["name"].endswith("_kernel_time")]
     return [(e["args"]["op_name"], 1e-3 * e["dur"]) for e in kernels]
 
 
 @contextlib.contextmanager
 def _printed_to(file: IO[bytes]) -> Iterator[None]:
-    """What C code prints goes to a file."""
+    """Redirect the standard output of C code to a file."""
     sys.stdout.flush()
     libc, stdout = ctypes.CDLL(None), os.dup(1)
     libc.fflush(None)
@@ -113,7 +114,7 @@ def _printed_to(file: IO[bytes]) -> Iterator[None]:
 
 
 def of_result(target: targets.Target, folder: Path) -> Profile:
-    """Of a result of experiments.optimize."""
+    """Profile a result of experiments.optimize."""
     fast = xrl_jax.load(folder / "optimized.xrl")
     lib = library()
 
@@ -133,7 +134,7 @@ def of_result(target: targets.Target, folder: Path) -> Profile:
 
 
 def of_onnx_runtime(target: targets.Target) -> Profile:
-    """Of ONNX Runtime on the same network, weights and threads."""
+    """Profile ONNX Runtime on the same network, weights and number of threads."""
     weights, *inputs = target.args
     model = onnx_model(target.fn, weights, *inputs, name=target.name)
     on_host, threads = jax.device_get(inputs), target_here().threads
@@ -148,7 +149,7 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
 
 
 def table(network: str, ours: Profile, theirs: Profile) -> Table:
-    """Both, side by side; milliseconds of a call."""
+    """Return a table of both profiles side by side, in milliseconds of a call."""
     shown = Table(title=f"{network}: milliseconds of a call", title_justify="left")
     shown.add_column("")
     for name in ("ours", "ONNX Runtime"):
@@ -167,7 +168,7 @@ def table(network: str, ours: Profile, theirs: Profile) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags."""
+    """Profile and print. The exit status is 2 for bad flags."""
     network, folder = flags.FLAGS.network, Path(flags.FLAGS.result)
     try:
         if len(argv) > 1:

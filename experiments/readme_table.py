@@ -2,8 +2,8 @@
 
   python -m experiments.readme_table --benchmark=out/benchmark --readme=README.md
 
-replaces what stands between the two `benchmark` comments of the README with what
-`experiments.benchmark` wrote. The numbers are those of its reports, nothing else.
+replaces the text between the two `benchmark` comments of the README with the results that
+`experiments.benchmark` wrote. All numbers are those of its reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BEGIN, _END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 
 def benchmark_results(folder: Path) -> str:
-    """The block of a benchmark: its table, date, machine and command.
+    """Return the README block of a benchmark: its table, date, machine and command.
 
     Raises:
       ValueError: the folder has no results of experiments.benchmark.
@@ -42,10 +42,10 @@ def benchmark_results(folder: Path) -> str:
 
 
 def filled(readme: str, block: str) -> str:
-    """The README with `block` between the two comments.
+    """Return the README with `block` between the two comments.
 
     Raises:
-      ValueError: they are not there, once each and in order.
+      ValueError: the comments are not there, once each and in order.
     """
     head, begin, rest = readme.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
@@ -64,7 +64,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fill the file; the exit status is 2 where that cannot be done."""
+    """Fill the file; the exit status is 2 if that cannot be done."""
     try:
         if len(argv) > 1:
             raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")

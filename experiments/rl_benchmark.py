@@ -1,12 +1,13 @@
-"""How fast the environment and the training of X-RLflow are.
+"""Speed of X-RLflow's environment and training.
 
   python -m experiments.rl_benchmark --networks=bert,inceptionv3 --batches=1,16,128
 
-Printed for each network, folded and unfolded: environment steps per second of all environments
-together, with candidates drawn at random and with those of an untrained policy; training steps per
-second, updates included; and, apart from these, what compiling takes and the peak of memory, of a
-GPU its own. Each row is measured in a process of its own, its environments spread over --devices
-(of a CPU, its cores) as far as they can be shared out evenly. --out gets rl_benchmark.json.
+The command prints for each network, folded and unfolded, the environment steps per second of all
+environments together, with random actions and with those of an untrained policy; the training steps
+per second, updates included; and, separately, the seconds of compilation and the peak memory (on a
+GPU, that of the GPU). Each row is measured in a process of its own. Its environments are spread
+over --devices (on a CPU, its cores), or over fewer if they cannot be shared out evenly. --out gets
+rl_benchmark.json.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
 
 FLAGS = flags.FLAGS
-_RUNS = 3  # that are timed
+_RUNS = 3  # number of timed runs
 
 
 def walk(
     choose: Choice, params: EnvParams, state: EnvState, key: jax.Array, n_steps: int
 ) -> EnvState:
-    """So many steps in a row; where an episode ends, the next begins."""
+    """Advance an environment by `n_steps` steps; when an episode ends, the next begins."""
 
     def one(state: EnvState, key: jax.Array) -> tuple[EnvState, None]:
         to_act, to_step = jax.random.split(key)
@@ -59,13 +60,13 @@ def walk(
 
 
 def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float, float]:
-    """Steps per second in the median, and seconds to compile.
+    """Return the median steps per second, and the seconds of compilation.
 
-    Each run goes on from where the last has led: at the start all environments are alike, and the
-    engine works on what is alike once.
+    Each run continues from the state after the last one, because at the start all environments are
+    equal, and the engine processes equal ones only once.
 
     Args:
-      go_on: (state, number of the run) -> state, `n` steps later.
+      go_on: (state, number of the run) -> the state `n` steps later.
     """
     seconds = []
     for i in range(1 + _RUNS):
@@ -77,13 +78,13 @@ def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float
 
 
 def told(name: str, found: tuple[float, float]) -> tuple[float, float]:
-    """What `rate` has found, after a line about it in the log: a row can take many minutes."""
+    """Return the result of `rate` after printing it, because a row can take many minutes."""
     print(f"{name}: {found[0]:,.0f} steps a second, compiled in {found[1]:.0f} s", flush=True)
     return found
 
 
 def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one row of the table."""
     rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
     program = program_of(network, fold=fold, seed=0)
     params = params_of([program], rules, envs=batch, slots=FLAGS.slots)
@@ -131,7 +132,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """The table."""
+    """Print the table."""
     names = ("network", "bucket", "batch", "devices", "random", "policy", "training")
     table = Table(*names, "compiling, s", "GiB", title="steps per second", title_justify="left")
     for r in rows:
@@ -161,7 +162,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 1 where a row failed."""
+    """Run the benchmark. The exit status is 2 for bad flags, 1 if a row failed."""
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     try:

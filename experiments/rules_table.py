@@ -1,20 +1,21 @@
-"""Which rules of the library fire on the networks, and what they are good for.
+"""Which rules of the library fire on the networks, and what they gain.
 
     python -m experiments.rules_table --out=out/rules.json
 
-Each graph of each network (at full size, folded) is searched greedily to its end and by random
-walks from the start and from that end, all under the roofline with its default rates. A rule
+Each graph of each network (at full size, folded) is searched greedily until nothing gains, and by
+random walks from the start and from that end, all under the roofline with its default rates. A rule
 
-    pays      where a step of it is predicted to give a graph that is faster than the start and all
+    pays      if a step of it is predicted to give a graph that is faster than the start and all
               other graphs of the walk so far (so nothing is earned by undoing a random step),
-    enables   where a step of it does not pay, but then another rule does so, at more places than
-              it held at before,
-    fires     where it holds, and nothing of the above was seen; "not seen" where it does not (each
+    enables   if a step of it does not pay, but afterwards another rule pays, at more places than
+              before,
+    fires     if it matches, and none of the above was seen; "not seen" if it never matches (each
               rule fires in the verifier's tests, though maybe in rarer graphs than are drawn here).
 
-Rules that pay nowhere in the networks are tried on small graphs drawn from their patterns, as the
-verifier draws them. The roofline does not tell lowerings from each other: those of the families
-`lowering_*` are decided by timing, and `--reports` says which of them results have used.
+Rules are also tried on small graphs drawn from their patterns, as the verifier draws them; this
+decides for those that do not pay in the networks. The roofline does not distinguish lowerings:
+rules of the families `lowering_*` are decided by timing, and `--reports` tells which of them the
+results have used.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from xrl_jax.language.rule_files import select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, RuleTable, compile_rules, variants
 from xrl_jax.verify.instances import Instance, hints_of, propose
 
-LEAST = 60  # rules that pay or enable one that does
-GAIN = 1e-8  # seconds; less is rounding
-ROUNDING = 1e-6  # of a sum of seconds
+LEAST = 60  # required number of rules that pay or enable one that does
+GAIN = 1e-8  # seconds; a smaller gain is a rounding error
+ROUNDING = 1e-6  # relative rounding error of a sum of seconds
 STEPS = 25  # of a walk
-MOST_GREEDY = 20  # walks in a row
-DRAWS = 128  # small graphs for a rule
+MOST_GREEDY = 20  # most greedy walks, each from the end of the last
+DRAWS = 128  # small graphs for each rule
 SMALL_BUCKET = 64
 
 FLAGS = flags.FLAGS
@@ -73,31 +74,31 @@ class State(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What there was before each of S steps, and the step."""
+    """The candidates before each of S steps of a walk, and the step taken."""
 
     variant: jax.Array  # [S, M] int32, candidates; -1 empty
     root: jax.Array  # [S, M] int32
     partner: jax.Array  # [S, M] int32
     delta: jax.Array  # [S, M] float32 seconds
-    seconds: jax.Array  # [S] float32, of the graph
+    seconds: jax.Array  # [S] float32, of the graph before the step
     chosen: jax.Array  # [S] int32, which candidate was taken
-    ok: jax.Array  # [S] bool, whether one was
+    ok: jax.Array  # [S] bool, whether it was applied
 
 
 @dataclass
 class Row:
-    """What is known of a rule; by network where it says so."""
+    """The findings about one rule; dictionaries are by network."""
 
     rule: str
     family: str
     evidence: str
-    # Places where it holds, in the graph of the network with the most of them: before any step, and
-    # on the way.
+    # Number of places where it matches, in the graph of the network with the most of them: at the
+    # start, and at any time in a walk.
     start: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
-    gain: dict[str, float] = field(default_factory=dict)  # seconds below the best graph before
+    gain: dict[str, float] = field(default_factory=dict)  # seconds below the best earlier graph
     enables: list[str] = field(default_factory=list)
-    small_gain: float | None = None  # seconds, in the best small graph; None: it held in none
+    small_gain: float | None = None  # seconds, in the best small graph; None: in no graph
     results: int = 0  # steps in the results of the reports
 
     @property
@@ -117,7 +118,7 @@ class Row:
 
 @jax.jit
 def start_state(table: RuleTable, costs: CostTable, graph: TensorGraph) -> State:
-    """The graph priced and with nothing matched yet."""
+    """Return the graph priced, with nothing matched yet."""
     n = graph.nodes.op.shape[0]
     nothing = jnp.zeros((n, table.n_words), jnp.uint32)
     return State(costs.priced(graph), nothing, jnp.ones(n, bool))
@@ -127,7 +128,7 @@ def start_state(table: RuleTable, costs: CostTable, graph: TensorGraph) -> State
 def walk(
     table: RuleTable, costs: CostTable, state: State, key: jax.Array, greedy: jax.Array
 ) -> tuple[State, Seen]:
-    """`STEPS` steps: the best candidates while they gain, or random ones (a rule, then a place)."""
+    """Take `STEPS` steps: by the best candidate while it gains, or at random (rule, then place)."""
     n, n_rules = state.graph.nodes.op.shape[0], table.variant_rule.shape[0]
 
     def step(state: State, key: jax.Array) -> tuple[State, Seen]:
@@ -151,7 +152,7 @@ def walk(
 def note(
     rules: CompiledRules, rows: Sequence[Row], network: str, seen: Seen, *, first: bool
 ) -> None:
-    """Enter what a walk (on the host) saw; its first state is the network's own if `first`."""
+    """Record in `rows` what a walk has seen; its first state is the network's own if `first`."""
     variant_rule = np.asarray(rules.table.variant_rule)
     seconds = seen.seconds.astype(np.float64)
     best_before = np.minimum.accumulate(seconds) * (1 - ROUNDING) - GAIN
@@ -197,7 +198,7 @@ def survey(
     n_walks: int,
     seed: int,
 ) -> None:
-    """Search all graphs of a network and enter what was seen."""
+    """Search all graphs of a network and record the findings in `rows`."""
     model = models.get(network)
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,))
     keys = iter(jax.random.split(jax.random.key(seed), 1000))
@@ -224,14 +225,14 @@ def gain(
     root: jax.Array,
     partner: jax.Array,
 ) -> jax.Array:
-    """Seconds saved by a rewrite; -inf where it does not apply."""
+    """Return the seconds saved by a rewrite; -inf if it does not apply."""
     done = apply(table, graph, variant, root, partner)
     before, after = (roofline.total(costs.priced(g)) for g in (graph, done.graph))
     return jnp.where(done.ok, before - after, -jnp.inf)
 
 
 def try_small(rules: CompiledRules, costs: CostTable, rows: Sequence[Row], *, seed: int) -> None:
-    """Enter the gain of each rule in the best of a few graphs drawn from its pattern."""
+    """Record the gain of each rule in the best of the small graphs drawn from its pattern."""
     first_variant = np.searchsorted(np.asarray(rules.table.variant_rule), np.arange(len(rows)))
     gains = jax.jit(gain)
     for i, (rule, row) in enumerate(zip(rules.rules, rows, strict=True)):
@@ -246,7 +247,7 @@ def try_small(rules: CompiledRules, costs: CostTable, rows: Sequence[Row], *, se
 
 
 def small_graphs(rule: Rule, rng: np.random.Generator) -> list[Instance]:
-    """`DRAWS` graphs that hold the first commutative variant of the rule's pattern."""
+    """Draw `DRAWS` graphs that contain the first commutative variant of the rule's pattern."""
     turned = variants(rule)[0]
     hints, drawn = hints_of(rule.conditions), []
     while len(drawn) < DRAWS:
@@ -257,7 +258,7 @@ def small_graphs(rule: Rule, rng: np.random.Generator) -> list[Instance]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The table, and how many rules there are of each verdict."""
+    """Print the table, and the number of rules with each verdict."""
     table = Table(
         "rule", "family", "evidence", "verdict", "places at start / most", "best gain, us"
     )

@@ -1,4 +1,4 @@
-"""Other inference runtimes for CPUs: what an engineer would otherwise run the network with."""
+"""Other inference runtimes for CPUs, with which an engineer would otherwise run the network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3  # of float32 outputs, relative to their largest magnitude
 LARGEST = (1 << 31) - 1  # bytes that a protobuf may have
-_WINDOW = 0.01  # seconds over which `wait_until_idle` looks at the CPU time
+_WINDOW = 0.01  # seconds over which `wait_until_idle` measures the CPU time
 
 Run = Callable[..., list[np.ndarray]]
 
 
 class DisagreementError(ValueError):
-    """A runtime that computes something else; the message says by how much."""
+    """A runtime's outputs differ from the network's; the message says by how much."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Loaded:
         return self.run(*inputs)
 
     def wait_until_idle(self, *, at_most: float = 1.0) -> None:
-        """Wait until this process uses no CPU, for at most so many seconds.
+        """Wait until this process uses no CPU, for at most `at_most` seconds.
 
-        After a call the threads of a runtime wait busily for the next one (those of ONNX Runtime
-        for some 40 ms). Whatever is timed meanwhile has a core less.
+        After a call the threads of a runtime busy-wait for the next one (those of ONNX Runtime for
+        some 40 ms). A function timed meanwhile has a core less.
         """
         end = time.monotonic() + at_most
         while time.monotonic() < end:
@@ -60,7 +60,7 @@ class Loaded:
 def onnx_model(
     fn: Callable[..., Any], weights: Any, *inputs: Any, name: str = "network"
 ) -> onnx.ModelProto:
-    """`fn(weights, *inputs)` as an ONNX model of the inputs, for inputs of these shapes."""
+    """Return `fn(weights, *inputs)` as an ONNX model of the inputs, for inputs of these shapes."""
     program = from_jax(fn, weights, *inputs, weights=(0,), fold=False)
     return model_proto(program, name=name, weights=(weights,))
 
@@ -73,14 +73,14 @@ def onnx_runtime(
     optimized_to: str | None = None,
     profile_to: str | None = None,
 ) -> Loaded:
-    """The model in ONNX Runtime on the CPU, all of its graph optimisations on.
+    """Load the model into ONNX Runtime on the CPU, with all of its graph optimisations.
 
     Args:
-      threads: for one operator; operators run one after the other.
-      spinning: whether its threads wait busily for the next call, which is its default; see
-        `Loaded.wait_until_idle`. Without it they stop, and start a little later.
-      optimized_to: a file for the optimised graph, to look at.
-      profile_to: how the name of the file begins that `session.end_profiling()` writes.
+      threads: number of threads for one operator; operators run one after the other.
+      spinning: whether its threads busy-wait for the next call, which is its default; see
+        `Loaded.wait_until_idle`. Otherwise they stop, and start a little later.
+      optimized_to: file for the optimised graph, for inspection.
+      profile_to: prefix of the name of the file that `session.end_profiling()` writes.
 
     Raises:
       ImportError: there is no onnxruntime package.
@@ -115,15 +115,15 @@ def onnx_runtime(
 
 
 def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
-    """The model in OpenVINO on the CPU, set for the latency of one call, in float32.
+    """Load the model into OpenVINO on the CPU, set for the latency of one call, in float32.
 
-    Results are views of OpenVINO's own memory: they hold until the next call.
+    Results are views of OpenVINO's own memory, valid until the next call.
 
     Raises:
       ImportError: there is no openvino package.
       ValueError: the model is too large for one protobuf, or OpenVINO refuses it.
     """
-    # Importing it would send usage statistics, from a fork of this process.
+    # Otherwise importing openvino would send usage statistics, from a fork of this process.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino
@@ -160,7 +160,7 @@ TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
-    """The model as one protobuf; raises ValueError where it is too large for that."""
+    """Return the model as one protobuf; raise ValueError if it is too large for that."""
     size = model.ByteSize()
     if size > LARGEST:
         raise ValueError(f"model {model.graph.name!r} has {size} bytes, a protobuf {LARGEST}")
@@ -175,10 +175,10 @@ def check_agreement(
     *,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The error of `run(*inputs)` against `jax.jit(fn)(weights, *inputs)`, see `error_of`.
+    """Return the error of `run(*inputs)` against `jax.jit(fn)(weights, *inputs)`, see `error_of`.
 
     Raises:
-      DisagreementError: it is above `tolerance`.
+      DisagreementError: the error is above `tolerance`.
     """
     wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(fn)(weights, *inputs))]
     error = error_of(run(*inputs), wanted)
@@ -188,8 +188,8 @@ def check_agreement(
 
 
 def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
-    """The largest difference relative to the largest magnitude wanted, over all outputs; infinite
-    where shapes or numbers of outputs differ or a value is not finite.
+    """Return the largest difference relative to the largest magnitude wanted, over all outputs; it
+    is infinite if shapes or the number of outputs differ, or a value is not finite.
     """
     if [a.shape for a in got] != [a.shape for a in wanted]:
         return np.inf

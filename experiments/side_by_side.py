@@ -1,5 +1,5 @@
-"""One network's results timed in turn: its forms under jax.jit, what searches made of it, and other
-runtimes.
+"""Comparison of a network's variants, timed in turn: the original under jax.jit, the results of
+searches, and other runtimes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ CONTROL = "A/A control"
 
 
 class WrongResultError(ValueError):
-    """A result that is not the network's function; the message says which, and how wrong."""
+    """A result does not compute the network's function; the message says which and how wrong."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One search's result, side by side with everything else.
+    """One search's result in the comparison.
 
     Attributes:
       seconds: of one call.
-      speedup, low, high: the strongest jit / this, with a 95 % interval; 1 where the original is
-        returned.
+      speedup, low, high: seconds of the strongest jit / seconds of this, with a 95 % interval; 1 if
+        the original is returned.
       strongest: name of that jit.
       error, tolerance: against float64, relative.
     """
@@ -57,11 +57,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class RuntimeEntry:
-    """Another runtime, side by side with everything else.
+    """Another runtime in the comparison.
 
     Attributes:
-      seconds: of one call; None where it does not run the network, and `note` says why.
-      error: of its results against the network's, relative.
+      seconds: of one call; None if it does not run the network; `note` then says why.
+      error: of its outputs against the network's, relative.
     """
 
     seconds: float | None
@@ -71,12 +71,12 @@ class RuntimeEntry:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """All of one network.
+    """The comparison of all variants of one network.
 
     Attributes:
-      jits: seconds of the network's forms under jax.jit.
-      noise: interval of the strongest of them against itself, compiled again.
-      entries: by search.
+      jits: seconds of the original's variants under jax.jit.
+      noise: interval of the ratio of the strongest of them to itself, compiled again.
+      entries: results of searches, by search.
       ratios: ratios["a/b"] = (seconds of a / seconds of b, low, high), for searches and runtimes.
       runtimes: by name of the runtime.
     """
@@ -102,7 +102,7 @@ class SideBySide:
 
 
 class InRuntime(NamedTuple):
-    """A network in a runtime: a call of no arguments and what lets its threads rest."""
+    """A network in a runtime: a call without arguments, and a wait until its threads are idle."""
 
     call: Callable[[], Any]
     wait_until_idle: Callable[[], Any]
@@ -112,11 +112,11 @@ class InRuntime(NamedTuple):
 def in_runtimes(
     target: targets.Target, names: Sequence[str], model: Any = None
 ) -> dict[str, InRuntime | str]:
-    """The network in these runtimes; for one that cannot run it or disagrees, why.
+    """Load the network into these runtimes; for one that cannot run it or disagrees, return why.
 
     Args:
-      names: in `RUNTIMES`.
-      model: the network's own ONNX model; None where it has none and one is written of it.
+      names: keys of `RUNTIMES`.
+      model: the network's own ONNX model; None if it has none and must be exported.
     """
     if not names:
         return {}
@@ -143,7 +143,7 @@ def _in_runtime(name: str, model: Any, target: targets.Target) -> InRuntime | st
 def checked(
     name: str, fast: Callable[..., Any], program: Program, leaves: list[Any]
 ) -> tuple[float, float]:
-    """Error and tolerance of a result against float64; raises WrongResultError."""
+    """Return error and tolerance of a result against float64; raise WrongResultError if wrong."""
 
     def flat(*given: Any) -> list[Any]:
         args, kwargs = unflatten_args(program.in_tree, given)
@@ -165,23 +165,23 @@ def side_by_side(
     seed: int = 0,
     runtimes: Mapping[str, InRuntime | str] = MappingProxyType({}),
 ) -> SideBySide:
-    """Time everything of one network in turn, in this process.
+    """Time all variants of one network in turn, in this process.
 
     Args:
       target: the network.
-      folders: what `experiments.optimize` wrote, by search.
+      folders: folders that `experiments.optimize` wrote, by search.
       seconds: for the timing.
       runtimes: see `in_runtimes`.
 
     Raises:
-      WrongResultError: a result is not the network's function.
+      WrongResultError: a result does not compute the network's function.
     """
     network = target.name
     program = from_jax(target.fn, *target.args, weights=target.weights)
     leaves = jax.tree.leaves(target.args)
     entrants = dict(baselines(program, leaves))
     plain = list(entrants)
-    jits_of: dict[str, list[str]] = {}  # forms of the original a search's result has to beat
+    jits_of: dict[str, list[str]] = {}  # jits that a search's result has to beat
     errors: dict[str, tuple[float, float]] = {}
     for search, folder in folders.items():
         fast = xrl_jax.load(folder / "optimized.xrl")
@@ -211,7 +211,7 @@ def side_by_side(
     )
     noise = timed.ratio(strongest, CONTROL)
     entries = {s: _entry(timed, s, jits_of[s], errors.get(s)) for s in folders}
-    # Where a search returns the original, that is what it has: the strongest jit.
+    # A search that returns the original is represented by the strongest jit.
     sample_of = {s: s if s in timed.samples else e.strongest for s, e in entries.items()}
     sample_of |= {name: name for name in running}
     return SideBySide(
@@ -239,8 +239,8 @@ def _plain(ratio: Ratio) -> tuple[float, float, float]:
 
 
 def rest_and_wake(wait_until_idle: Callable[[], Any], call: Callable[[], Any]) -> None:
-    """Let a runtime's threads rest, then wake the cores, which dozed meanwhile, by an untimed call:
-    whoever is next finds the machine as it is after anyone else.
+    """Wait until a runtime's threads are idle, then wake the cores, which slept meanwhile, by an
+    untimed call, so that the next function finds the machine as it is after any other.
     """
     wait_until_idle()
     jax.block_until_ready(call())

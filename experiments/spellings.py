@@ -1,11 +1,12 @@
-"""Networks that others wrote, beside the same functions written plainly: both should gain as much.
+"""Networks written by others against the same functions in plain JAX: both should gain as much.
 
   python -m experiments.spellings --networks=gpt2,bert
 
-Each network of `experiments.wild_networks.plain` is optimised as its package has it and as a plain
-function of the same weights; then both results and jax.jit are timed in turn, and both are checked
-against the package's function in float64. Searches are kept in --out, and the same command goes on
-after it was interrupted; `experiments.wild` with the same --out and flags shares them.
+Each network of `experiments.wild_networks.plain` is optimised as its package implements it and as a
+plain function of the same weights; then both results and jax.jit are timed in turn, and both are
+checked against the package's function in float64. Results of searches are kept in --out, and the
+same command continues after an interruption; `experiments.wild` with the same --out and flags
+shares them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ WRITTEN, PLAINLY = "as written", "plain"
 
 
 def both(config: wild.Config, network: str) -> SideBySide:
-    """The network in both spellings, searched and timed.
+    """Optimise the network in both spellings and compare the results.
 
     Raises:
-      WrongResultError: a result is not the network's function.
+      WrongResultError: a result does not compute the network's function.
       RuntimeError: a search failed; the message names its log.
       KeyboardInterrupt: Ctrl-C.
     """
@@ -46,7 +47,7 @@ def both(config: wild.Config, network: str) -> SideBySide:
 
 
 def table(results: Sequence[SideBySide]) -> Table:
-    """The figures as they are printed."""
+    """Return the table to print."""
     shown = Table(title="seconds as written / plain", title_justify="left")
     for name in ("network", "as written, ms", "plain, ms", "ratio", "95 %", "speed-ups"):
         shown.add_column(name, justify="right")
@@ -74,7 +75,9 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 130 for Ctrl-C, 1 where a result is wrong or missing."""
+    """Run the comparison. Exit status: 2 for bad flags, 130 after Ctrl-C, 1 if a result is wrong or
+    missing.
+    """
     logging.set_verbosity(logging.ERROR)
     values = flags.FLAGS
     try:

@@ -1,4 +1,4 @@
-"""What an experiment works on: a function with its arguments, from a name, file or module."""
+"""Targets of experiments: functions with their arguments, from a name, file or module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from xrl_jax.frontends.onnx import OnnxError, load_onnx
 # Options of the models' constructors that are flags of the experiments.
 SHAPE_FLAGS = ("layers", "tokens", "frames", "steps", "image_size", "width", "batch", "scan")
 
-# The flag for each argument of `load_onnx` that says what an ONNX file leaves open.
+# The flag for each argument of `load_onnx` that specifies what an ONNX file leaves open.
 ONNX_FLAGS = {"input_shapes": "input_shape", "dimensions": "dim", "constants": "constant"}
 
 
 class ConfigError(ValueError):
-    """Flags that do not say what to do; the message names the flag."""
+    """Flags are invalid; the message names the flag."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A function to optimise, with example arguments; `weights` are positions among them."""
+    """A function to optimise, with example arguments; `weights` are the positions of weights."""
 
     name: str
     fn: Callable[..., Any]
@@ -38,7 +38,7 @@ class Target:
 
 
 def from_model(name: str, *, seed: int = 0, **shape: int | float | tuple[int, ...]) -> Target:
-    """A network of `experiments.models`, built with the options in `shape`.
+    """Build a network of `experiments.models` with the options in `shape`.
 
     Raises:
       ConfigError: there is no such network or option, or its value does not fit.
@@ -54,13 +54,15 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float | tuple[int, ..
         model = models.get(name, seed=seed, **given)
     except ValueError as error:
         raise ConfigError(f"--model={name}: {error}") from error
-    # Onto the device, once: arrays of the host would be copied in every call.
+    # Moved to the device once, because host arrays would be copied in every call.
     args = jax.tree.map(jnp.asarray, (model.weights, *model.inputs))
     return Target(name, model.fn, args, (0,))
 
 
 def _of_kind(name: str, option: str, default: Any, value: Any) -> Any:
-    """The value as the default is; one number may stand for several. Raises ConfigError."""
+    """Convert an option's value to the type of its default (one number becomes a tuple if that is
+    a tuple); raise ConfigError if it does not fit.
+    """
     kind = type(default)
     if kind is tuple:
         return value if isinstance(value, tuple) else (value,)
@@ -72,14 +74,14 @@ def _of_kind(name: str, option: str, default: Any, value: Any) -> Any:
 
 
 def require_network(name: str) -> None:
-    """Raises ConfigError where --model names no network."""
+    """Raise ConfigError, for the flag --model, if there is no such network."""
     if name not in models.MODELS:
         hint, known = _nearest(name, models.MODELS), ", ".join(models.MODELS)
         raise ConfigError(f"--model={name}: there is no such network{hint} (known: {known})")
 
 
 def require_known(flag: str, names: Sequence[str], known: Iterable[str]) -> None:
-    """Raises ConfigError for the first name that is not known, or where there are none."""
+    """Raise ConfigError for the first name that is not known, or if there are no names."""
     listed = list(known)
     for name in names:
         if name not in listed:
@@ -95,15 +97,15 @@ def from_onnx_file(
     dimensions: Mapping[str, int] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Target:
-    """An ONNX model as a function of its inputs alone, the weights inside.
+    """Load an ONNX model as a function of its inputs only, with the weights inside.
 
     Args:
       path: the file.
       input_shapes, dimensions, constants: what the file leaves open; see `xrl_jax.from_onnx`.
 
     Raises:
-      ConfigError: there is no such file, or something else has to be said about its inputs.
-      OnnxError: it cannot be read.
+      ConfigError: there is no such file, or its inputs have to be specified by flags.
+      OnnxError: the file cannot be read.
     """
     if not Path(path).is_file():
         raise ConfigError(f"--onnx={path}: there is no such file")
@@ -126,8 +128,8 @@ def from_onnx_file(
 
 
 def from_attribute(spec: str) -> Target:
-    """What `package.module:attribute` gives: (fn, args) or (fn, args, weights), or a function that
-    returns it.
+    """Return the target in `package.module:attribute`: a tuple (fn, args) or (fn, args, weights),
+    or a function that returns one.
 
     Raises:
       ConfigError: there is no such module or attribute, or it gives something else.
@@ -139,7 +141,7 @@ def from_attribute(spec: str) -> Target:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
+            raise  # the module exists, but one that it imports does not
         raise ConfigError(
             f"--fn={spec}: there is no module {error.name!r} here; run the command in the folder "
             "that holds it, or install its package"

@@ -1,4 +1,4 @@
-"""Cost tables that know what operators take on this machine, for training and judging policies."""
+"""Cost tables with timings of this machine, for training and evaluating policies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem
 
 COSTS_FILE = "costs.npz"
-# What was measured, and how optimistic the multiples are; the rest is what lowerings share and add
-# on the machine at hand.
+# The fields that are saved: measurements, and how optimistic the multiples are. The others describe
+# the lowerings on the machine at hand.
 _FIELDS = "keys timed flop_rate bandwidth overhead pass_overhead scale multiple optimistic".split()
 
 
@@ -39,7 +39,7 @@ def timed_costs(
     seconds: float,
     seed: int,
 ) -> CostTable:
-    """One table that knows what taso asks for when it searches each of the programs for so long."""
+    """Return one table with the timings that taso makes in `seconds` of search on each program."""
     oracle.measure_loops()
     keys = jax.random.split(jax.random.key(seed), len(programs))
     for key, (name, program) in zip(keys, programs.items(), strict=True):
@@ -51,11 +51,11 @@ def timed_costs(
 def kept_costs(
     programs: Mapping[str, Program], rules: CompiledRules, out: Path, *, seconds: float, seed: int
 ) -> CostTable:
-    """`timed_costs` with the timings of this machine, made once and kept in the folder `out`; what
-    was not timed is dear, or a policy would learn to look for that.
+    """Return `timed_costs` of this machine, made once and kept in the folder `out`. Untimed
+    lowerings get pessimistic estimates, or a policy would learn to seek them.
 
     Raises:
-      ConfigError: the file that is there cannot be read.
+      ConfigError: an existing file cannot be read.
     """
     kept = out / COSTS_FILE
     if not kept.is_file():
@@ -66,18 +66,18 @@ def kept_costs(
 
 
 def save_costs(table: CostTable, path: Path) -> None:
-    """Write a table, replacing a file that is there; raises OSError."""
+    """Write a table, replacing an existing file; raise OSError if that fails."""
     with replacing(path) as file:
         arrays: dict[str, Any] = {name: np.asarray(getattr(table, name)) for name in _FIELDS}
         np.savez(file, **arrays)
 
 
 def load_costs(path: Path) -> CostTable:
-    """The table in a file.
+    """Return the table in a file.
 
     Raises:
-      ConfigError: it cannot be read, holds no table, or one of a version with other operators or
-        corrections; the message names it.
+      ConfigError: the file cannot be read, holds no table, or one of a version with other operators
+        or corrections; the message names the file.
     """
     empty = cost_table({})
     try:

@@ -4,22 +4,22 @@
   python -m experiments.train --networks=squeezenet --reward=measured --model_updates=150
   python -m experiments.train --networks=nasrnn --preset=paper --updates=10
 
---preset=paper takes the settings of X-RLflow's own code: its form of the network, which encodes
-the graph of every candidate (slow: some steps a second), its reward and its PPO.
+--preset=paper uses the settings of X-RLflow's own code: its variant of the policy network, which
+encodes the graph of every candidate (slow: some steps a second), its reward and its PPO.
 
---reward=measured times the program of every environment each --interval steps and where an episode
-ends, after --model_updates updates on predictions; the timings are kept and not made twice.
+--reward=measured times the program of every environment every --interval steps and at the end of an
+episode, after --model_updates updates on predictions; the timings are kept and not repeated.
 
---timed_seconds=60 lets taso search each network so long first: predictions then know what the
-operators take that it timed. --costs takes the table that another run has kept so.
---cost_spread=0.3 changes the corrections of costs every now and then, as another machine might have
+--timed_seconds=60 first lets taso search each network for that long, so that predictions use its
+timings of operators. --costs uses the table that another run has kept in this way.
+--cost_spread=0.3 changes the corrections of costs every few updates, as another machine might have
 them.
 
-All networks are trained on at once, each in as many environments. Written to --out: policy.msgpack
-(what `optimize --search=xrlflow --policy=...` takes), metrics.jsonl, events for TensorBoard,
-curve.png, and a checkpoint every --save_every updates. The same command goes on from the last
-checkpoint, also after kill -9, and ends with the same weights, bit for bit. Ctrl-C keeps what was
-learned.
+All networks are trained on at once, each in the same number of environments. --out gets
+policy.msgpack (for `optimize --search=xrlflow --policy=...`), metrics.jsonl, events for
+TensorBoard, curve.png, and a checkpoint every --save_every updates. The same command continues from
+the last checkpoint, also after kill -9, and ends with the same weights, bit for bit. Ctrl-C keeps
+what was learned.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ from xrl_jax.rl.train import Training, restarted, spread
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
 
-_VARIED_EVERY = 8  # updates, after which the costs are others under --cost_spread
+_VARIED_EVERY = 8  # updates between changes of the costs under --cost_spread
 
 
 def _plain(state: TrainState) -> dict[str, Any]:
-    """The state as a tree of plain arrays."""
+    """Return the state as a tree of plain arrays."""
     return state._replace(key=jax.random.key_data(state.key))._asdict()
 
 
 class Checkpoints:
-    """The last state of a training in a folder, written whole."""
+    """The last state of a training, kept in a folder and written whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=1)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def save(self, update: int, state: TrainState) -> None:
-        """Keep the state after so many updates, if that is not kept already."""
+        """Save the state after `update` updates, unless it is saved already."""
         if self._manager.latest_step() == update:
             return
         self._manager.save(update, args=ocp.args.StandardSave(_plain(state)))
         self._manager.wait_until_finished()
 
     def last(self, like: TrainState) -> tuple[int, TrainState]:
-        """Updates done and the state then; (0, `like`) where there is none."""
+        """Return the number of updates done and the state then; (0, `like`) if none is saved."""
         update = self._manager.latest_step()
         if update is None:
             return 0, like
@@ -96,7 +96,7 @@ class Checkpoints:
 
 
 def _varied(params: EnvParams, key: jax.Array, spread: float) -> EnvParams:
-    """The environments under costs whose corrections are off."""
+    """Return the environments with varied corrections of the costs."""
     return with_costs(params, varied(params.costs, key, spread=spread))
 
 
@@ -113,11 +113,12 @@ def train(
     measured: Update | None = None,
     evaluate: Callable[[Any, jax.Array], Reached] | None = None,
 ) -> tuple[TrainState, int, float]:
-    """Train to the end, or to Ctrl-C; metrics and checkpoints go to `out`.
+    """Train to the end, or until Ctrl-C, writing metrics and checkpoints to `out`.
 
     Args:
-      measured: what updates on measured times, after those on predictions; None for none.
-      evaluate: asked every `config.evaluate_every` updates, and after the last.
+      measured: the update on measured times, for the updates after those on predictions; None if
+        there are none.
+      evaluate: called every `config.evaluate_every` updates, and after the last.
 
     Returns:
       The last state, how many updates led to it, and how many seconds these took.
@@ -138,7 +139,7 @@ def train(
                 if config.cost_spread and done // _VARIED_EVERY != part:
                     part = done // _VARIED_EVERY
                     params = vary(plain, jax.random.fold_in(key, part), config.cost_spread)
-                    # Not where a training that was killed goes on with the costs that it had.
+                    # Not when a training that was killed continues with the costs that it had.
                     if done % _VARIED_EVERY == 0:
                         state = restarted(state)
                 update = predicted
@@ -152,7 +153,7 @@ def train(
                 if evaluate is not None and (last or n % config.evaluate_every == 0):
                     found = evaluate(after.weights, jax.random.key(n))
                     row["evaluated"] = found.of_each(config.networks)
-                # Only now, so that Ctrl-C leaves a line for every update that counts.
+                # Only now, so that after Ctrl-C every update that counts has its line.
                 state, done = after, n
                 log.add(row)
                 best = " ".join(f"{n} {b:.3f}" for n, b in row["best"].items())
@@ -169,7 +170,7 @@ def train(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags."""
+    """Train and save the policy. The exit status is 2 for bad flags."""
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     values = flags.FLAGS

@@ -1,4 +1,4 @@
-"""What a training of a policy is to be: flags, presets, and what does not fit."""
+"""Configuration of a training of a policy: flags, presets, and checks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from xrl_jax.rl.train_config import PAPER, TrainConfig
 
 
 class Preset(NamedTuple):
-    """Settings, and what the flags are that were not given."""
+    """Settings of a training, and defaults for flags that are not given."""
 
     settings: TrainConfig
     envs: int
     interval: int
 
     def flag(self, name: str) -> Any:
-        """What a flag is that was not given."""
+        """Return the default of a flag."""
         return getattr(self if name in self._fields else self.settings, name)
 
 
@@ -34,7 +34,7 @@ PRESETS = {"ours": Preset(TrainConfig(), 32, 4), "paper": Preset(PAPER, 8, 5)}
 
 @dataclass(frozen=True)
 class Config:
-    """One training; a field for each flag that decides what comes of it."""
+    """Configuration of one training; a field for each flag that affects its result."""
 
     preset: str
     networks: tuple[str, ...]
@@ -88,13 +88,13 @@ class Config:
 
 
 def chosen(argv: Sequence[str], values: flags.FlagValues) -> Config:
-    """What the flags say.
+    """Return the configuration given by the flags.
 
     Args:
-      argv: what is left of the command line.
+      argv: the command line without the flags.
 
     Raises:
-      ConfigError: they do not fit.
+      ConfigError: the flags are invalid.
     """
     if len(argv) > 1:
         raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
@@ -105,7 +105,7 @@ def chosen(argv: Sequence[str], values: flags.FlagValues) -> Config:
 
 
 def settings_of(config: Config, rules: CompiledRules) -> TrainConfig:
-    """The preset with what the flags say."""
+    """Return the preset's settings with the values of the flags."""
     usual = PRESETS[config.preset].settings
     return dataclasses.replace(
         usual,
@@ -118,7 +118,7 @@ def settings_of(config: Config, rules: CompiledRules) -> TrainConfig:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Those of `Config`, and where the results go."""
+    """Define the flags of `Config`, and those for checkpoints and results."""
     text = functools.partial(flags.DEFINE_string, flag_values=values)
     number = functools.partial(flags.DEFINE_integer, flag_values=values)
     real = functools.partial(flags.DEFINE_float, flag_values=values)

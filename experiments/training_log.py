@@ -1,4 +1,4 @@
-"""What a training writes down as it goes: lines of JSON, TensorBoard events, a picture."""
+"""Log of a training: lines of JSON, TensorBoard events, and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Row = Mapping[str, Any]
 def row_of(
     networks: Sequence[str], update: int, env_steps: int, seconds: float, metrics: Metrics
 ) -> dict[str, Any]:
-    """A line of metrics.jsonl; `seconds` since the first update began, compiling it included."""
+    """Return a line of metrics.jsonl; `seconds` count from the first update's start, compilation
+    included.
+    """
     best = np.asarray(metrics.best).reshape(len(networks), -1)
     return {
         "update": update,
@@ -33,7 +35,7 @@ class TrainingLog:
     """The rows of a training, in metrics.jsonl and for TensorBoard.
 
     Args:
-      folder: holds both; rows after `done` updates are forgotten, they will come again.
+      folder: holds both; rows after `done` updates are dropped, as these updates will be repeated.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
@@ -49,7 +51,7 @@ class TrainingLog:
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def add(self, row: Row) -> None:
-        """Keep a row."""
+        """Append a row."""
         self.rows.append(row)
         with self._lines.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -62,13 +64,13 @@ class TrainingLog:
         self._events.flush()
 
     def close(self) -> None:
-        """No more rows come."""
+        """Close the log."""
         self._events.close()
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Reward; the best predicted time; and, where it was evaluated, what the policy reaches beside
-    greedy search and chance.
+    """Plot the reward, the best predicted time and, where the policy was evaluated, the times that
+    it, greedy search and chance reach.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

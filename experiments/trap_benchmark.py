@@ -1,15 +1,15 @@
-"""Graphs in which greedy search is caught: does a trained policy get out?
+"""Graphs in which greedy search gets stuck: does a trained policy get out?
 
   python -m experiments.trap_benchmark --families=layout,merge,adapter,split --seed=0
 
 For each family (experiments/traps.py) every state of every block is visited and its operators are
-timed on this machine, so the optimum is known, and so is what steps that each gain can reach at
-best (downhill). A policy is trained on small members; then greedy search, backtracking with an
-alpha of 1, taso as it comes, random search, and the rollouts alone of the policy before and after
-training search unseen members of up to twice the size, of sizes not trained on, too; each of
---searches in its --seconds. Printed are the blocks, and how far each search ends above the optimum.
-Timings are kept in --out, which gets traps.json and a policy for each family, too; the same command
-goes on from what is there, also after kill -9.
+timed on this machine, so the optimum is known, and so is the least cost that steps which each gain
+can reach (downhill). A policy is trained on small members. Then greedy search, backtracking with an
+alpha of 1, taso with its defaults, random search, and the policy's rollouts alone, before and after
+training, search unseen members of up to twice the size, also with block sizes not trained on; each
+of --searches has --seconds. The command prints the blocks, and how far above the optimum each
+search ends. Timings, traps.json and a policy for each family are kept in --out; the same command
+continues from there, also after kill -9.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.greedy import Greedy
 from xrl_jax.search.random import Random
 
-AT_OPTIMUM = 1e-3  # a search is there if it ends no further above
-_TRAP = 1e-2  # a block is one where downhill ends further above
+AT_OPTIMUM = 1e-3  # a search reaches the optimum if it ends at most this share above it
+_TRAP = 1e-2  # a block is a trap if downhill ends more than this share above the optimum
 SEARCHES = ("greedy", "backtracking", "taso", "random", "untrained policy", "policy")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is tried; a field for each flag of that name."""
+    """Configuration of the benchmark; a field for each flag of that name."""
 
     families: tuple[str, ...]
     searches: tuple[str, ...]
@@ -77,17 +77,17 @@ class Config:
         require_known("searches", self.searches, SEARCHES)
 
     def decides(self) -> str:
-        """What decides which policy is trained, as JSON."""
+        """Return the fields that decide which policy is trained, as JSON."""
         fields = ("members", "blocks", "envs", "updates", "devices", "seed")
         return json.dumps({name: getattr(self, name) for name in fields}, indent=1)
 
     def policy_file(self, family: str) -> Path:
-        """Where the policy of a family is kept."""
+        """Return the file in which the policy of a family is kept."""
         return self.out / f"{family}.msgpack"
 
 
 class Ends(NamedTuple):
-    """Predicted seconds of one unseen member."""
+    """Predicted seconds at which searches end on one unseen member."""
 
     sizes: tuple[Size, ...]
     start: float
@@ -98,7 +98,7 @@ class Ends(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What blocks and members cost, from one oracle."""
+    """Costs of the blocks and members of a family, from one oracle."""
 
     family: Family
     rules: CompiledRules
@@ -108,13 +108,15 @@ class Costs:
         return Problem(program, self.rules, self.oracle)
 
     def blocks(self) -> dict[Size, Exhausted]:
-        """Every block, visited whole; all under one table."""
+        """Visit all states of every block; return the blocks' costs, all under one table."""
         sizes = [*self.family.sizes, *self.family.unseen]
         visited = {s: visit(self.problem(member(self.family, [s]))) for s in sizes}
         return {s: v.under(self.oracle.costs) for s, v in visited.items()}
 
     def of_member(self, sizes: Sequence[Size], blocks: Mapping[Size, Exhausted]) -> Exhausted:
-        """The sums of its blocks', a sine between two of them counted once."""
+        """Return the costs of a member: sums over its blocks, with the sine between two of them
+        counted once.
+        """
         first = next(iter(blocks))
         both = member(self.family, [first, first])
         between = 2 * blocks[first].start - predicted(both, self.oracle.costs)
@@ -135,7 +137,7 @@ class Policies(NamedTuple):
 
 
 def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Policies:
-    """A policy trained on the small members; what was learned is in the file, if there is one."""
+    """Train a policy on the small members and save it to the file; load it if the file exists."""
     programs = [member(costs.family, sizes) for sizes in members.training]
     params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.costs)
     settings = TrainConfig(
@@ -159,7 +161,7 @@ def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Polici
 
 
 def searches_with(policies: Policies) -> dict[str, Strategy]:
-    """The searches, by the names they are asked for and printed with."""
+    """Return the searches by name (see `SEARCHES`)."""
     found = (
         Greedy(),
         Taso(alpha=1.0, own_start=True),
@@ -178,7 +180,7 @@ def ends(
     members: Drawn,
     searches: Mapping[str, Strategy],
 ) -> list[Ends]:
-    """Where each search ends on each unseen member."""
+    """Run each search on each unseen member and return the costs at which they end."""
     found = []
     for sizes in members.unseen:
         known = costs.of_member(sizes, blocks)
@@ -193,7 +195,7 @@ def ends(
 
 
 def block_table(name: str, family: Family, blocks: Mapping[Size, Exhausted]) -> Table:
-    """The blocks of a family as they are printed; microseconds."""
+    """Return the table of a family's blocks, in microseconds."""
     shown = Table(title=f"{name}: {family.why}", title_justify="left")
     for column in ("block", "states", "start, us", "downhill", "optimum", "trap", "steps"):
         shown.add_column(column, justify="right")
@@ -209,13 +211,13 @@ def block_table(name: str, family: Family, blocks: Mapping[Size, Exhausted]) -> 
 
 
 def is_trap(block: Exhausted) -> bool:
-    """Whether steps that each gain end above the optimum."""
+    """Return whether steps that each gain end above the optimum even at best."""
     return block.downhill > block.optimum * (1 + _TRAP)
 
 
 def summary(found: Sequence[Ends]) -> dict[str, dict[str, float]]:
-    """By search, and for the least that downhill could reach: how many unseen members ended at the
-    optimum, and how far above it they ended in the mean.
+    """Return, by search and for the least that downhill can reach, on how many unseen members it
+    ends at the optimum, and how far above it on average.
     """
     ways = {"downhill, at best": [e.downhill for e in found]}
     ways |= {name: [e.found[name] for e in found] for name in found[0].found}
@@ -228,7 +230,7 @@ def summary(found: Sequence[Ends]) -> dict[str, dict[str, float]]:
 
 
 def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> dict[str, Any]:
-    """Everything for one family, printed and as plain data."""
+    """Run everything for one family; print it and return it as plain data."""
     family = FAMILIES[name]
     costs = Costs(family, family.compiled(), oracle)
     blocks = costs.blocks()
@@ -275,7 +277,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags."""
+    """Run the benchmark. The exit status is 2 for bad flags."""
     values = flags.FLAGS
     try:
         if len(argv) > 1:
@@ -297,7 +299,7 @@ def main(argv: Sequence[str]) -> int:
         if written.is_file() and written.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{config.out} holds results of other flags: choose another --out")
         for kept in filter(Path.is_file, map(config.policy_file, config.families)):
-            load_policy(kept)  # now, and not after all blocks were timed
+            load_policy(kept)  # fails now, not after all blocks were timed
     except PolicyError as error:
         print(f"error: {error}, or choose another --out", file=sys.stderr)
         return 2

@@ -1,11 +1,11 @@
-"""Families of graphs in which greedy search is caught, with optima known by exhaustion.
+"""Families of graphs in which greedy search gets stuck, with optima known by exhaustive search.
 
-A member of a family is a chain of blocks with a sine between them that no rule of the family
-touches, so that what is done in one block is nothing to the next: the states of a member are those
-of its blocks, taken together in every way, and its least cost is the sum of theirs (a test visits
-all states of a member, too). A block is small enough for all of its
-states to be visited. What each of them takes is measured, and whether a block is a trap depends on
-the machine: of the sizes below some are, and others gain at once or not at all.
+A member of a family is a chain of blocks, separated by sines that no rule of the family touches, so
+that rewrites of one block do not affect the next: the states of a member are all combinations of
+the states of its blocks, and its least cost is the sum of theirs (a test visits all states of a
+member, too). A block is small enough for all of its states to be visited. The time of each is
+measured, and whether a block is a trap depends on the machine: some of the sizes below are traps,
+and others gain at once or not at all.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Family:
     """A kind of trap.
 
     Attributes:
-      why: what a search has to accept, and what for.
-      rules: names of all that may be used. None is symmetric, or the slots that nodes happen to
-        have would decide the order of two roots, and with it what follows; a member would have
-        states that its blocks have not.
-      shape: of what goes from block to block.
-      weights: shapes of a block's weights, by its size.
-      block: a block of a value and weights, giving a value of the same shape.
-      sizes: those that members are made of in training.
-      unseen: those that only members for evaluation are made of.
+      why: the loss that a search has to accept, and the gain that follows.
+      rules: names of all rules that may be used. None is symmetric: otherwise the slots of two
+        roots would decide their order, and with it the later rewrites, and a member would have
+        states that its blocks do not have.
+      shape: shape of the value passed from block to block.
+      weights: size of a block -> shapes of its weights.
+      block: function of a value and a block's weights; its result has the value's shape.
+      sizes: sizes of the blocks of members for training.
+      unseen: sizes of blocks that only members for evaluation have.
     """
 
     why: str
@@ -53,7 +53,7 @@ class Family:
     unseen: tuple[Size, ...]
 
     def compiled(self) -> CompiledRules:
-        """The rules as a table."""
+        """Return the rules as a table."""
         by_name = {rule.name: rule for rule in all_rules()}
         return compile_rules([by_name[name] for name in self.rules])
 
@@ -156,9 +156,9 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def member(family: Family, sizes: Sequence[Size]) -> Program:
-    """The chain of blocks of these sizes, a sine before, between and after them."""
+    """Return the chain of blocks of these sizes, with a sine before, between and after them."""
     shapes = [family.weights(size) for size in sizes]
-    rng = np.random.default_rng(0)  # NumPy's: JAX's have to be compiled for each shape
+    rng = np.random.default_rng(0)  # not JAX's, which is compiled for each shape
 
     def normal(shape: tuple[int, ...]) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape, np.float32))
@@ -175,15 +175,15 @@ def member(family: Family, sizes: Sequence[Size]) -> Program:
 
 
 class Drawn(NamedTuple):
-    """Members' sizes: for training, and unseen ones of up to twice as many blocks."""
+    """Sizes of members' blocks: for training, and unseen members of up to twice as many blocks."""
 
     training: list[tuple[Size, ...]]
     unseen: list[tuple[Size, ...]]
 
 
 def drawn(family: Family, *, training: int, unseen: int, blocks: int, seed: int) -> Drawn:
-    """So many members of each kind, drawn; for training of `blocks` / 2 to `blocks` blocks,
-    unseen ones of `blocks` to twice as many, of all sizes.
+    """Draw members: `training` ones of `blocks` / 2 to `blocks` blocks, and `unseen` ones of
+    `blocks` to twice as many, of all sizes.
     """
     rng = np.random.default_rng(seed)
 

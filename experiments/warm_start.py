@@ -1,13 +1,14 @@
-"""What a search keeps for the next one: the same network optimised cold, and again warm.
+"""Benefit of a warm cache folder: the same network optimised cold, and again warm.
 
   python -m experiments.warm_start --model=bert
 
-Three searches, each in a process of its own: a long one from an empty cache folder, which is what a
-search can reach; a short one from an empty folder (cold); and a very short one from the folder that
-the long one has left (warm). Then all results are timed in turn in one process. Printed are the
-seconds each search took before its final check, what it measured, compiled and read, its speed-up
-over the strongest jit, and its share of what the long one reached. --out gets warm_start.json.
-Ctrl-C ends the search that runs; what it found counts, and the next one begins.
+Three searches run, each in a process of its own: a long one from an empty cache folder, which shows
+what a search can reach; a short one from an empty folder (cold); and a very short one from the
+folder that the long one has left (warm). Then all results are timed in turn in one process. The
+command prints for each search the seconds before its final check (compiling, measuring and
+searching), the number of timings made, of timings read from the store and of candidates, its
+speed-up over the strongest jit, and that speed-up relative to the long search's. --out gets
+warm_start.json. Ctrl-C ends the running search; its result counts, and the next one begins.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LONG, COLD, WARM = "long", "cold", "warm"
 
 @dataclass(frozen=True)
 class Config:
-    """What is compared; seconds are budgets."""
+    """Configuration of the comparison; `seconds` are the budgets, by run."""
 
     model: str
     search: str
@@ -48,7 +49,7 @@ class Config:
 
 
 def command_of(config: Config, run: str) -> list[str]:
-    """The command of one search; the warm one has the folder of the long one."""
+    """Return the command of one search; the warm one uses the cache folder of the long one."""
     cache = config.out / ("cold_cache" if run == COLD else "cache")
     return search_command(
         config.model,
@@ -63,7 +64,7 @@ def command_of(config: Config, run: str) -> list[str]:
 def figures(
     reports: Mapping[str, Mapping[str, Any]], result: SideBySide
 ) -> dict[str, dict[str, float]]:
-    """By run: seconds of the search, counts, speed-up and share of the long one's."""
+    """Return, by run, seconds of the search, counts, speed-up, and its share of the long run's."""
     best = result.entries[LONG].speedup
     return {
         run: {
@@ -81,7 +82,7 @@ _PARTS = ("compile", "measure", "search")
 
 
 def table(config: Config, rows: Mapping[str, Mapping[str, float]]) -> Table:
-    """The figures as they are printed."""
+    """Return the table to print."""
     shown = Table(title=f"{config.model} by {config.search}", title_justify="left")
     for name in ("run", "budget, s", "searched, s", "compiling", "measuring", "searching"):
         shown.add_column(name, justify="right")
@@ -112,7 +113,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 1 where a search failed."""
+    """Run the comparison. The exit status is 2 for bad flags, 1 if a search failed."""
     values = flags.FLAGS
     try:
         if len(argv) > 1:

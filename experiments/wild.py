@@ -1,16 +1,16 @@
-"""Networks that others wrote, as their packages give them: what a search makes of each.
+"""Benchmark of a search on networks written by others, as their packages provide them.
 
   python -m experiments.wild --search=taso --budget_seconds=120
   python -m experiments.wild --networks=transformers,ppocr_v4_rec
 
-Each network is optimised in a process of its own, from an empty timing store, then timed in turn
-with jax.jit (the strongest of weights as arguments and closed over), other runtimes where they run
+Each network is optimised in a process of its own, with an empty timing store, then timed in turn
+with jax.jit (the strongest of weights as arguments and closed over), the other runtimes that run
 the network, and an A/A control; results are checked against float64 once more. The packages are the
-extra `wild`: pip install -e ".[wild,onnx,onednn]"; what is not installed is left out. The folder
---out gets a folder for each network and wild.json; what is there already is not done again. Ctrl-C
-prints what there is.
+extra `wild`: pip install -e ".[wild,onnx,onednn]"; networks of missing packages are left out. The
+folder --out gets a folder for each network and wild.json; existing results are not made again.
+Ctrl-C prints the results so far.
 
-The exit status is 1 where a result is wrong, slower than the strongest jit, or missing.
+The exit status is 1 if a result is wrong, slower than the strongest jit, or missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WRONG = 3  # exit status of a comparison whose result is wrong
 
 @dataclass(frozen=True)
 class Config:
-    """What is run."""
+    """Configuration of the benchmark, given by the flags."""
 
     networks: tuple[str, ...]
     search: str
@@ -57,7 +57,7 @@ class Config:
     here: bool = False
 
     def made_by(self, network: str) -> list[str]:
-        """The command of a search, but for where its results are kept."""
+        """Return the command of a search, without the folders of its results."""
         return [
             *(sys.executable, "-m", "experiments.optimize", f"--fn={_MODULE}:{network}"),
             *(f"--search={self.search}", f"--budget_seconds={self.budget_seconds:g}"),
@@ -65,7 +65,7 @@ class Config:
         ]
 
     def compared_by(self, network: str) -> list[str]:
-        """The command that compares what was found."""
+        """Return the command that compares the result of a search."""
         return [
             *(sys.executable, "-m", "experiments.wild", "--here", f"--networks={network}"),
             *(f"--search={self.search}", f"--compare_seconds={self.compare_seconds:g}"),
@@ -75,7 +75,7 @@ class Config:
 
 
 def optimised(config: Config, network: str) -> Path:
-    """The folder of the network's result; runs the search unless it is there.
+    """Return the folder of the network's result; run the search unless the result exists.
 
     Raises:
       RuntimeError: the search failed; the message names its log.
@@ -99,8 +99,8 @@ def optimised(config: Config, network: str) -> Path:
 
 
 def compared(config: Config, network: str) -> SideBySide:
-    """A network's result beside jax.jit and other runtimes, in a process of its own: what one
-    network does to it is nothing to the next.
+    """Compare a network's result with jax.jit and other runtimes, in a process of its own, so that
+    networks do not affect each other.
 
     Raises:
       ImportError: its package is not installed.
@@ -124,7 +124,7 @@ def compared(config: Config, network: str) -> SideBySide:
 
 
 def compare_here(config: Config, network: str) -> None:
-    """Compare a network in this process, and keep what is found in its folder.
+    """Compare a network's result in this process, and write the comparison to its folder.
 
     Raises:
       WrongResultError: its result is wrong.
@@ -144,7 +144,7 @@ def compare_here(config: Config, network: str) -> None:
 
 
 def _onnx_model(network: str, target: Target) -> Any:
-    """The file's own model, for the inputs at hand; None for a network of JAX."""
+    """Return the model of an ONNX file, with the shapes of the inputs; None for a JAX network."""
     file = NETWORKS[network].file
     if file is None:
         return None
@@ -172,7 +172,7 @@ def report_of(config: Config, network: str) -> dict[str, Any]:
 
 
 def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]) -> Table:
-    """One line for each network."""
+    """Return the table to print, with a row for each network."""
     drawn = Table(title=f"{config.search}, {config.budget_seconds:g} s each")
     drawn.add_column("network")
     headings = ("strongest jit", "result", "speed-up", "95 % interval", "noise")
@@ -200,19 +200,19 @@ def table(config: Config, results: Sequence[SideBySide], missing: dict[str, str]
 
 
 def ratio_of(result: SideBySide, runtime: str, search: str) -> str:
-    """How many times the result's time a runtime takes, or why it is not there."""
+    """Return a runtime's time / the result's time as text, or why the runtime is missing."""
     ratio = result.ratios.get(f"{runtime}/{search}")
     return f"{ratio[0]:.2f}" if ratio else result.runtimes[runtime].note.partition(":")[0]
 
 
 def is_slower(result: SideBySide, search: str) -> bool:
-    """Whether a result is slower than the strongest jit beyond noise."""
+    """Return whether a result is slower than the strongest jit beyond noise."""
     entry = result.entries[search]
     return entry.high < 1.0 and entry.speedup < min(result.noise[0], 1.0 / result.noise[1], 1.0)
 
 
 def config_of(values: flags.FlagValues) -> Config:
-    """The configuration that parsed flags amount to; raises ConfigError where they do not fit."""
+    """Return the configuration given by parsed flags; raise ConfigError if they are invalid."""
     by_family: dict[str, list[str]] = {}
     for name, network in NETWORKS.items():
         by_family.setdefault(network.family, []).append(name)
@@ -251,7 +251,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 2 for bad flags, 130 for Ctrl-C, with --here 3 for a wrong result."""
+    """Run the benchmark. Exit status: as the module says, 2 for bad flags, 130 after Ctrl-C, and
+    with --here 3 for a wrong result.
+    """
     logging.set_verbosity(logging.ERROR)
     try:
         if len(argv) > 1:

@@ -30,7 +30,7 @@ SEVEN: dict[str, Callable[..., Model]] = {
     "squeezenet": squeezenet,
     "resnext50": resnext50,
 }
-# With those of TASO's, Tensat's and their neighbours' evaluations.
+# These and networks of the evaluations of TASO, Tensat and related work.
 TWELVE: dict[str, Callable[..., Model]] = SEVEN | {
     "resnet50": resnet50,
     "mobilenetv2": mobilenetv2,
@@ -38,8 +38,8 @@ TWELVE: dict[str, Callable[..., Model]] = SEVEN | {
     "nasrnn": nasrnn,
     "vgg19": vgg19,
 }
-# Graphs as those papers built them, softmax left out and dead code left in: for comparison with
-# published figures alone.
+# Graphs as those papers built them, without softmax and with dead code: for comparison with
+# published figures only.
 AS_PUBLISHED: dict[str, Callable[..., Model]] = {
     "bert_taso": bert_taso,
     "vit_taso": vit_taso,
@@ -54,9 +54,10 @@ __all__ = ["AS_PUBLISHED", "MODELS", "SEVEN", "TWELVE", "Model", "get"]
 
 
 def get(name: str, **options: Any) -> Model:
-    """The model called `name`, built with its constructor's `options`.
+    """Return the model called `name`, built with its constructor's `options`.
 
-    Raises ValueError for an unknown name.
+    Raises:
+      ValueError: the name is unknown.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; known are {', '.join(sorted(MODELS))}")

@@ -1,8 +1,8 @@
-"""What every network here provides, how its weights are drawn, and layers that several share.
+"""Common parts of the networks: their interface, the initialisation of weights, shared layers.
 
 A network is written as an ordinary JAX user would write it, with no tuning for the optimiser. Its
 weights come from a NumPy generator, so that they do not depend on the JAX version, and are scaled
-by fan-in, so that activations neither die nor blow up and the outputs tell inputs apart.
+by fan-in, so that activations neither vanish nor explode and the outputs distinguish inputs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Model:
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], *, std: float) -> np.ndarray:
-    """Float32 array of `shape`, normal with mean 0 and standard deviation `std`."""
+    """Return a float32 array of `shape`, normal with mean 0 and standard deviation `std`."""
     return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
 
 def conv_kernel(
     rng: np.random.Generator, out_channels: int, in_channels: int, size: int, *, gain: float = 2.0
 ) -> np.ndarray:
-    """OIHW kernel with variance `gain` / fan-in.
+    """Return an OIHW kernel with variance `gain` / fan-in.
 
     Gain 2 keeps the second moment through a ReLU (He et al. 2015, arXiv:1502.01852).
     """
@@ -53,7 +53,7 @@ def conv_kernel(
 def norm_weights(
     rng: np.random.Generator, channels: int, *, scale: float = 1.0
 ) -> dict[str, np.ndarray]:
-    """Plausible weights and statistics for `batch_norm`, with scales around `scale`."""
+    """Return plausible weights and statistics for `batch_norm`, with scales around `scale`."""
     return {
         "scale": (scale * rng.uniform(0.8, 1.2, channels)).astype(np.float32),
         "bias": normal(rng, (channels,), std=0.1),
@@ -65,7 +65,7 @@ def norm_weights(
 def dense_weights(
     rng: np.random.Generator, inputs: int, outputs: int, *, gain: float = 1.0
 ) -> dict[str, np.ndarray]:
-    """Kernel [inputs, outputs] with variance `gain` / fan-in, and a small bias."""
+    """Return a kernel [inputs, outputs] with variance `gain` / fan-in, and a small bias."""
     return {
         "kernel": normal(rng, (inputs, outputs), std=math.sqrt(gain) * inputs**-0.5),
         "bias": normal(rng, (outputs,), std=0.05),
@@ -73,7 +73,7 @@ def dense_weights(
 
 
 def image(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Example image [1, 3, size, size]: a coarse pattern with noise on it, about unit variance.
+    """Return an example image [1, 3, size, size]: a coarse pattern with noise, about unit variance.
 
     Noise alone would average out in the global pooling, and all images would look alike.
     """
@@ -84,7 +84,7 @@ def image(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def scaled(channels: int, width: float) -> int:
-    """`channels` times the width multiplier, at least 1."""
+    """Return `channels` times the width multiplier, at least 1."""
     return max(1, round(channels * width))
 
 
@@ -96,9 +96,9 @@ def conv(
     groups: int = 1,
     padding: str | Sequence[tuple[int, int]] | None = None,
 ) -> jax.Array:
-    """Convolution of [N, C, H, W] with an OIHW kernel.
+    """Convolve [N, C, H, W] with an OIHW kernel.
 
-    `padding` is what lax takes; without it, half of the kernel's (odd) size on all sides.
+    `padding` is as in lax; by default, half of the kernel's (odd) size on all sides.
     """
     half = kernel.shape[2] // 2
     return lax.conv_general_dilated(
@@ -112,7 +112,7 @@ def conv(
 
 
 def batch_norm(layer: dict[str, Any], x: jax.Array, *, epsilon: float = 1e-5) -> jax.Array:
-    """Batch norm with stored statistics over [N, C, H, W]."""
+    """Apply batch norm with stored statistics to [N, C, H, W]."""
     mean, var = layer["mean"][:, None, None], layer["var"][:, None, None]
     scale, bias = layer["scale"][:, None, None], layer["bias"][:, None, None]
     return (x - mean) * lax.rsqrt(var + epsilon) * scale + bias

@@ -26,7 +26,7 @@ EPSILON = 1e-12
 
 
 def encoder_layer(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and feed-forward, each with residual and layer norm after it; x is [B, T, D]."""
+    """Apply attention and feed-forward to x [B, T, D], each followed by residual and layer norm."""
     x = x + attention(layer, x, mask, heads=heads)
     x = layer_norm(layer["norm1"], x, epsilon=EPSILON)
     hidden = jax.nn.gelu(dense(layer["up"], x), approximate=False)
@@ -44,7 +44,7 @@ def bert(
     batch: int = 1,
     scan: bool = False,
 ) -> Model:
-    """BERT with random weights; the feed-forward width is four times `width`.
+    """Build BERT with random weights; the feed-forward width is four times `width`.
 
     Inputs are token ids, token types and the attention mask (1 keeps a position), all int32
     [batch, tokens]; the last eighth of the example's positions is padding. Outputs are the hidden
@@ -79,7 +79,7 @@ def bert(
         token_types: jax.Array,
         attention_mask: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Hidden states [B, T, D] and pooled output [B, D]."""
+        """Return hidden states [B, T, D] and pooled output [B, D]."""
         table = weights["embeddings"]
         x = (
             jnp.take(table["token"], token_ids, axis=0)

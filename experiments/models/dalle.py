@@ -1,11 +1,11 @@
 """DALL-E mini's transformer (Dayma et al. 2021, a release without a paper) as in min-dalle,
 Kuprel's port, inference: the text encoder and one step of the image decoder.
 
-After min-dalle: no biases but in the layer norms, layer norm before and after every attention,
-feed-forward by a gated linear unit with exact GELU and a layer norm of its own, id 1 for padding, a
-start token after the image vocabulary, whose score is cut off, and a decoder step that writes its
-keys and values into a cache for all image positions and computes those of the text anew. Left out
-is the second, empty text that min-dalle runs beside the first to strengthen it.
+Taken from min-dalle: no biases except in the layer norms, layer norm before and after every
+attention, feed-forward by a gated linear unit with exact GELU and a layer norm of its own, id 1 for
+padding, a start token after the image vocabulary, whose score is cut off, and a decoder step that
+writes its keys and values into a cache for all image positions and recomputes those of the text.
+The second, empty text that min-dalle runs beside the first to strengthen it is left out.
 
 Sized after X-RLflow's benchmark: 8 layers of width 768 with 12 heads and 2048 gated units, and 16
 text tokens; min-dalle's "mini" has 12 layers of width 1024 with 16 heads and 2730 units, and 64
@@ -42,19 +42,19 @@ PADDING = 1  # the text token that fills up the end
 
 
 def normed(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Layer norm over the last axis."""
+    """Apply layer norm over the last axis."""
     return layer_norm(layer, x, epsilon=EPSILON)
 
 
 def gated(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Gated linear unit between two layer norms, [B, T, D] -> [B, T, D]."""
+    """Apply layer norm, then a gated linear unit with layer norm of its hidden units: [B, T, D]."""
     x = normed(layer["norm1"], x)
     hidden = jax.nn.gelu(dense(layer["gate"], x), approximate=False) * dense(layer["up"], x)
     return dense(layer["down"], normed(layer["norm2"], hidden))
 
 
 def encoder_layer(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and gated linear unit, each with residual; x is [B, T, D]."""
+    """Apply attention and gated linear unit, each with residual, to x [B, T, D]."""
     own = layer["self"]
     y = attention(own["attention"], normed(own["before"], x), mask, heads=heads)
     x = x + normed(own["after"], y)
@@ -70,9 +70,10 @@ def cached_attention(
     *,
     heads: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Attention of the token x [B, 1, D] at `position` to itself and those before it.
+    """Apply attention of the token x [B, 1, D] at `position` to itself and those before it.
 
-    Returns its output [B, 1, D] and the caches [B, P, H, C] with its key and value written in.
+    Returns:
+      Its output [B, 1, D] and the caches [B, P, H, C] with its key and value written in.
     """
     zero = jnp.zeros_like(position)  # indices are of one type, under x64 as well
     start = (zero, position, zero, zero)
@@ -94,9 +95,10 @@ def decoder_layer(
     *,
     heads: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Attention to the image so far, to the text [B, S, D] and gated linear unit; x is [B, 1, D].
+    """Apply attention to the image so far and to the text [B, S, D], and gated linear unit.
 
-    Returns the new x and the caches as `cached_attention` does.
+    Returns:
+      The new x [B, 1, D] and the caches as from `cached_attention`.
     """
     own, other = layer["self"], layer["text"]
     y, keys, values = cached_attention(
@@ -121,19 +123,19 @@ def dalle(
     image_vocabulary: int = 16384,
     scan: bool = False,
 ) -> Model:
-    """DALL-E mini's transformer with random weights, `layers` in the encoder and in the decoder.
+    """Build DALL-E mini's transformer with random weights, `layers` in encoder and decoder each.
 
-    Inputs are the text int32 [1, tokens], the image token before this one int32 [1], this one's
-    position int32 [], and the caches of keys and values [layers, 1, positions, heads, width /
-    heads]. Outputs are the scores [1, image_vocabulary] and the new caches. The example stands in
-    the middle of the image, and the last quarter of its text is padding. With `scan`, the weights
-    of the layers are stacked and the layers run under `lax.scan`.
+    Inputs are the text int32 [1, tokens], the previous image token int32 [1], the position of this
+    one int32 [], and the caches of keys and values [layers, 1, positions, heads, width / heads].
+    Outputs are the scores [1, image_vocabulary] and the new caches. The example's position is the
+    middle of the image, and the last quarter of its text is padding. With `scan`, the weights of
+    the layers are stacked and the layers run under `lax.scan`.
     """
     check_heads("dalle", width, heads)
     rng = np.random.default_rng(seed)
 
     def layer(*attentions: str) -> dict[str, Any]:
-        """Weights of a layer with the named attentions."""
+        """Draw the weights of a layer with the named attentions."""
         weights: dict[str, Any] = {}
         for name in attentions:
             weights[name] = {
@@ -151,7 +153,7 @@ def dalle(
         return weights
 
     def part(vocabulary: int, length: int, *attentions: str) -> dict[str, Any]:
-        """Weights of the encoder or the decoder."""
+        """Draw the weights of the encoder or the decoder."""
         stack = [layer(*attentions) for _ in range(layers)]
         return {
             "token": normal(rng, (vocabulary, width), std=1.0),
@@ -179,7 +181,7 @@ def dalle(
         keys: jax.Array,
         values: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Scores [B, V] and the caches of keys and values [L, B, P, H, C]."""
+        """Return scores [B, V] and the caches of keys and values [L, B, P, H, C]."""
         mask = jnp.where(text == PADDING, MASKED, 0.0)[:, None, None, :]
         encoded = encode(weights["encoder"], text, mask)
         decoder = weights["decoder"]

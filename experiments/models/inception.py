@@ -39,14 +39,14 @@ class Conv:
 
 @dataclass(frozen=True)
 class Pool:
-    """3x3 pooling; "max" has stride 2 and no padding, "mean" stride 1 and the padding counted."""
+    """3x3 pooling: "max" has stride 2 and no padding, "mean" stride 1 and counts the padding."""
 
     kind: str
 
 
 @dataclass(frozen=True)
 class Split:
-    """Chains side by side, concatenated along the channels."""
+    """Parallel chains whose results are concatenated along the channels."""
 
     branches: tuple[tuple[Step, ...], ...]
 
@@ -120,8 +120,9 @@ NETWORK: tuple[Step, ...] = (
 
 
 def conv(step: Conv, layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Convolution without bias, batch norm with stored statistics, relu: [N, C, H, W] -> [N, O, H',
-    W'].
+    """Apply convolution without bias, batch norm with stored statistics, and relu.
+
+    [N, C, H, W] -> [N, O, H', W'].
     """
     y = lax.conv_general_dilated(
         x,
@@ -134,14 +135,14 @@ def conv(step: Conv, layer: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def pool(step: Pool, x: jax.Array) -> jax.Array:
-    """Pooling of [N, C, H, W], see `Pool`."""
+    """Pool [N, C, H, W], see `Pool`."""
     if step.kind == "max":
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "VALID")
     return lax.reduce_window(x, 0.0, lax.add, (1, 1, 3, 3), (1, 1, 1, 1), "SAME") / 9.0
 
 
 def run(steps: tuple[Step, ...], layers: list[Any], x: jax.Array) -> jax.Array:
-    """A chain of steps with the weights of each."""
+    """Run a chain of steps with the weights of each."""
     for step, layer in zip(steps, layers, strict=True):
         if isinstance(step, Conv):
             x = conv(step, layer, x)
@@ -154,7 +155,7 @@ def run(steps: tuple[Step, ...], layers: list[Any], x: jax.Array) -> jax.Array:
 
 
 def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Class scores [N, classes] of images [N, 3, H, W]."""
+    """Return class scores [N, classes] of images [N, 3, H, W]."""
     x = jnp.mean(run(NETWORK, weights["layers"], x), axis=(2, 3))
     return x @ weights["head"]["kernel"] + weights["head"]["bias"]
 
@@ -162,10 +163,10 @@ def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
 def inceptionv3(
     seed: int = 0, *, image_size: int = 299, width: float = 1.0, classes: int = 1000
 ) -> Model:
-    """Inception-v3 with random weights and plausible batch-norm statistics.
+    """Build Inception-v3 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes; `image_size` is at least
-    75.
+    `width` multiplies all channel counts except the image's and the number of classes;
+    `image_size` is at least 75.
     """
     if image_size < 75:
         raise ValueError(f"inceptionv3: image_size {image_size} is too small, use at least 75")
@@ -180,7 +181,7 @@ def inceptionv3(
         }
 
     def chain(steps: tuple[Step, ...], channels: int) -> tuple[list[Any], int]:
-        """Weights of a chain, and the channels it ends with."""
+        """Draw the weights of a chain; return them and the channels of its result."""
         layers: list[Any] = []
         for step in steps:
             if isinstance(step, Conv):

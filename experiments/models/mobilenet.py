@@ -37,14 +37,14 @@ STRIDES = tuple(
 def conv_relu6(
     layer: dict[str, Any], x: jax.Array, *, stride: int = 1, groups: int = 1
 ) -> jax.Array:
-    """Convolution, batch norm, relu6: [N, C, H, W] -> [N, O, H', W']."""
+    """Apply convolution, batch norm and relu6: [N, C, H, W] -> [N, O, H', W']."""
     y = conv(layer["kernel"], x, stride=stride, groups=groups)
     return jax.nn.relu6(batch_norm(layer["norm"], y))
 
 
 def inverted_residual(layer: dict[str, Any], x: jax.Array, *, stride: int) -> jax.Array:
-    """Expand by 1x1, filter each channel by 3x3, project by 1x1 without activation; the input is
-    added where the shapes agree.
+    """Expand by 1x1, filter each channel by 3x3, project by 1x1 without activation, and add the
+    input if the shapes agree.
     """
     y = conv_relu6(layer["expand"], x) if "expand" in layer else x
     y = conv_relu6(layer["depthwise"], y, stride=stride, groups=y.shape[1])
@@ -53,7 +53,7 @@ def inverted_residual(layer: dict[str, Any], x: jax.Array, *, stride: int) -> ja
 
 
 def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Class scores [N, classes] of images [N, 3, H, W]."""
+    """Return class scores [N, classes] of images [N, 3, H, W]."""
     x = conv_relu6(weights["stem"], x, stride=2)
     for layer, stride in zip(weights["blocks"], STRIDES, strict=True):
         x = inverted_residual(layer, x, stride=stride)
@@ -64,10 +64,10 @@ def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
 def mobilenetv2(
     seed: int = 0, *, image_size: int = 224, width: float = 1.0, classes: int = 1000
 ) -> Model:
-    """MobileNetV2 with random weights and plausible batch-norm statistics.
+    """Build MobileNetV2 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes (the paper's multiplier,
-    without its rounding to multiples of eight); `image_size` is at least 32.
+    `width` multiplies all channel counts except the image's and the number of classes (the paper's
+    multiplier, without its rounding to multiples of eight); `image_size` is at least 32.
     """
     if image_size < 32:
         raise ValueError(f"mobilenetv2: image_size {image_size} is too small, use at least 32")
@@ -90,7 +90,7 @@ def mobilenetv2(
             wide = channels * expansion
             block = {"expand": layer(wide, channels, 1)} if expansion > 1 else {}
             block["depthwise"] = layer(wide, 1, 3)
-            # A small last scale keeps the sum over the blocks of a stage from growing.
+            # A small scale of the last norm keeps the sum over a stage's blocks from growing.
             block["project"] = layer(narrow, wide, 1, scale=1.0 if index == 0 else 0.5)
             blocks.append(block)
             channels = narrow

@@ -1,10 +1,10 @@
 """NASNet-A (Zoph et al. 2018, arXiv:1707.07012), NCHW, inference with batch norm.
 
-The cells are those of the paper's figure 4. What the paper leaves to its code is as in the authors'
-release: a relu before each convolution, "SAME" padding with the larger half at the end, pooling of
-the pixels inside the image only, the earlier hidden state brought to the shape of the current one
-by a 1x1 convolution or a factorised reduction, and two reduction cells after the stem. (Keras has
-the same layers, but pools zeros around the image in its reduction cells.)
+The cells are those of the paper's figure 4. Details that the paper does not state are as in the
+authors' release: a relu before each convolution, "SAME" padding with the larger half at the end,
+pooling of the pixels inside the image only, the previous hidden state brought to the shape of the
+current one by a 1x1 convolution or a factorised reduction, and two reduction cells after the stem.
+(Keras has the same layers, but pools zeros around the image in its reduction cells.)
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class State(NamedTuple):
 
 
 def norm(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Batch norm with the network's epsilon."""
+    """Apply batch norm with the network's epsilon."""
     return batch_norm(layer, x, epsilon=1e-3)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 max pool with stride 2."""
+    """Apply a 3x3 max pool with stride 2."""
     return lax.reduce_window(x, -jnp.inf, lax.max, POOL, (1, 1, 2, 2), "SAME")
 
 
@@ -55,7 +55,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 def window_counts(
     shape: tuple[int, int], stride: int, padding: tuple[tuple[int, int], ...]
 ) -> np.ndarray:
-    """How many pixels of an image each 3x3 window covers, float32 [H', W']."""
+    """Return how many pixels of an image each 3x3 window covers, float32 [H', W']."""
     rows, cols = (
         np.lib.stride_tricks.sliding_window_view(np.pad(np.ones(n), pad), 3)[::stride].sum(axis=1)
         for n, pad in zip(shape, padding, strict=True)
@@ -66,7 +66,7 @@ def window_counts(
 def mean_pool(
     x: jax.Array, *, stride: int = 1, padding: Sequence[tuple[int, int]] | None = None
 ) -> jax.Array:
-    """3x3 mean pool of [N, C, H, W] over the pixels inside; `padding` is "SAME" unless given."""
+    """Apply a 3x3 mean pool to [N, C, H, W] over the pixels inside; default padding is "SAME"."""
     shape, strides = x.shape[2:], (stride, stride)
     pads = tuple(padding or lax.padtype_to_pads(shape, (3, 3), strides, "SAME"))
     sums = lax.reduce_window(x, 0.0, lax.add, POOL, (1, 1, *strides), ((0, 0), (0, 0), *pads))
@@ -74,7 +74,7 @@ def mean_pool(
 
 
 def separable(layers: list[Any], x: jax.Array, *, stride: int = 1) -> jax.Array:
-    """Relu, depthwise convolution, 1x1 convolution and batch norm, twice; the first strides."""
+    """Apply relu, depthwise and 1x1 convolution and batch norm, twice; only the first strides."""
     for layer in layers:
         x = conv(
             layer["depthwise"],
@@ -89,7 +89,7 @@ def separable(layers: list[Any], x: jax.Array, *, stride: int = 1) -> jax.Array:
 
 
 def adjust(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """The earlier hidden state in the shape of the current one.
+    """Return the previous hidden state in the shape of the current one.
 
     The factorised reduction takes every other pixel, and those one further down and right.
     """
@@ -104,12 +104,12 @@ def adjust(layer: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def squeeze(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """The current hidden state with the cell's number of channels."""
+    """Return the current hidden state with the cell's number of channels."""
     return norm(layer["norm"], conv(layer["conv"], jax.nn.relu(x)))
 
 
 def normal_cell(layer: dict[str, Any], current: jax.Array, previous: jax.Array) -> jax.Array:
-    """Two hidden states to the next one of the same size: [N, 6F, H, W] for F filters."""
+    """Return the next hidden state, of the same size: [N, 6F, H, W] for F filters."""
     h, p = squeeze(layer["squeeze"], current), adjust(layer["adjust"], previous)
     first, second, third, fourth, fifth = layer["separable"]
     parts = [
@@ -124,7 +124,7 @@ def normal_cell(layer: dict[str, Any], current: jax.Array, previous: jax.Array) 
 
 
 def reduction_cell(layer: dict[str, Any], current: jax.Array, previous: jax.Array) -> jax.Array:
-    """Two hidden states to the next one of half the size: [N, 4F, H / 2, W / 2] for F filters."""
+    """Return the next hidden state, of half the size: [N, 4F, H / 2, W / 2] for F filters."""
     h, p = squeeze(layer["squeeze"], current), adjust(layer["adjust"], previous)
     first, second, third, fourth, fifth = layer["separable"]
     one = separable(first, h, stride=2) + separable(second, p, stride=2)
@@ -144,7 +144,7 @@ def nasneta(
     stem: int = 32,
     classes: int = 1000,
 ) -> Model:
-    """NASNet-A (`cells` @ `filters`) with random weights and plausible batch-norm statistics.
+    """Build NASNet-A (`cells` @ `filters`) with random weights, plausible batch-norm statistics.
 
     `cells` is the number of normal cells in each of the three stages; `filters` the channels of the
     last cell's result, a multiple of 96; `stem` those of the first convolution. The defaults are
@@ -166,7 +166,7 @@ def nasneta(
         }
 
     def pair(size: int, in_channels: int, width: int) -> list[dict[str, Any]]:
-        """Weights of `separable`."""
+        """Draw the weights of `separable`."""
         layers = []
         for channels, scale in ((in_channels, 1.0), (width, 0.7)):
             layers.append(
@@ -179,9 +179,9 @@ def nasneta(
         return layers
 
     def cell(reduces: bool, width: int, current: State, previous: State) -> dict[str, Any]:
-        """Weights of a cell with `width` filters."""
+        """Draw the weights of a cell with `width` filters."""
         layer: dict[str, Any] = {"squeeze": projection(width, current.channels), "adjust": {}}
-        if previous is current:  # only the first cell: its network has no earlier state
+        if previous is current:  # the first cell, which has no previous state
             inputs = previous.channels
         else:
             inputs = width
@@ -213,7 +213,7 @@ def nasneta(
     head = dense_weights(rng, filters, classes)
 
     def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-        """Class scores [N, classes] of images [N, 3, H, W]."""
+        """Return class scores [N, classes] of images [N, 3, H, W]."""
         x = norm(
             weights["stem"]["norm"], conv(weights["stem"]["conv"], x, stride=2, padding="VALID")
         )

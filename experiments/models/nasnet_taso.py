@@ -3,7 +3,7 @@
 This is not the network of arXiv:1707.07012 (see nasnet.py): it has no batch norm and no classifier,
 separable convolutions run once and without relu, all of the normal cell's are 3x3, both of a cell's
 inputs pass through a 1x1 convolution with relu, and the normal cell does not concatenate the
-earlier hidden state. It is here to compare with figures published for that graph. As in TASO,
+previous hidden state. It serves to compare with figures published for that graph. As in TASO,
 "SAME" padding is the same on both sides, and means are over the pixels inside the image.
 """
 
@@ -26,18 +26,18 @@ PADDING = ((1, 1), (1, 1))
 
 
 def squeeze(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """1x1 convolution and relu."""
+    """Apply a 1x1 convolution and relu."""
     return jax.nn.relu(conv(kernel, x))
 
 
 def separable(layer: dict[str, Any], x: jax.Array, *, stride: int = 1) -> jax.Array:
-    """Depthwise convolution and 1x1 convolution."""
+    """Apply a depthwise and a 1x1 convolution."""
     x = conv(layer["depthwise"], x, stride=stride, groups=x.shape[1])
     return conv(layer["pointwise"], x)
 
 
 def normal_cell(layer: dict[str, Any], previous: jax.Array, current: jax.Array) -> jax.Array:
-    """Two hidden states to the next one of the same size: [N, 5F, H, W] for F filters."""
+    """Return the next hidden state, of the same size: [N, 5F, H, W] for F filters."""
     h, p = squeeze(layer["current"], current), squeeze(layer["previous"], previous)
     first, second, third, fourth, fifth = layer["separable"]
     parts = [
@@ -51,7 +51,7 @@ def normal_cell(layer: dict[str, Any], previous: jax.Array, current: jax.Array) 
 
 
 def reduction_cell(layer: dict[str, Any], previous: jax.Array, current: jax.Array) -> jax.Array:
-    """Two hidden states to the next one of half the size: [N, 5F, H / 2, W / 2] for F filters."""
+    """Return the next hidden state, of half the size: [N, 5F, H / 2, W / 2] for F filters."""
     h, p = squeeze(layer["current"], current), squeeze(layer["previous"], previous)
     first, second, third, fourth, fifth = layer["separable"]
     one = separable(first, p, stride=2) + separable(second, h, stride=2)
@@ -63,7 +63,7 @@ def reduction_cell(layer: dict[str, Any], previous: jax.Array, current: jax.Arra
 
 
 def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-    """The last cell's hidden state [N, C, H', W'] of images [N, 3, H, W]."""
+    """Return the last cell's hidden state [N, C, H', W'] of images [N, 3, H, W]."""
     x = max_pool(jax.nn.relu(conv(weights["stem"], x, stride=2)))
     for *normal, reduction in weights["stages"]:
         previous = x
@@ -82,7 +82,7 @@ def nasneta_taso(
     filters: int = 128,
     stem: int = 64,
 ) -> Model:
-    """TASO's NASNet-A with random weights.
+    """Build TASO's NASNet-A with random weights.
 
     Each of the `stages` has `cells` normal cells and a reduction cell, with `filters` filters in
     the normal cells of the first stage and twice as many in its reduction cell and the next stage.
@@ -96,7 +96,7 @@ def nasneta_taso(
     rng = np.random.default_rng(seed)
 
     def cell(sizes: tuple[int, ...], width: int, current: int, previous: int) -> dict[str, Any]:
-        """Weights of a cell with `width` filters whose inputs have the channels given."""
+        """Draw the weights of a cell with `width` filters whose inputs have the given channels."""
         return {
             "current": conv_kernel(rng, width, current, 1, gain=1.0),
             "previous": conv_kernel(rng, width, previous, 1, gain=1.0),

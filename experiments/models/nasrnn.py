@@ -27,7 +27,7 @@ Weights = dict[str, list[Any]]  # "input" and "hidden": a [D, D] kernel for each
 def cell(
     weights: Weights, x: jax.Array, hidden: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One step: input, hidden state and cell state [B, D] to the new hidden and cell state."""
+    """Return the new hidden and cell state after one step, from input and states [B, D]."""
     a = [x @ kernel for kernel in weights["input"]]
     b = [hidden @ kernel for kernel in weights["hidden"]]
     left = jnp.tanh(sigmoid(a[0] + b[0]) * relu(a[1] + b[1]))
@@ -39,7 +39,7 @@ def cell(
 
 
 def taso_cell(weights: Weights, x: jax.Array, hidden: jax.Array) -> jax.Array:
-    """TASO's step: input and hidden state [B, D] to the new hidden state."""
+    """Return the new hidden state after one step of TASO's cell, from input and state [B, D]."""
     t = [
         x @ first + hidden @ second
         for first, second in zip(weights["input"], weights["hidden"], strict=True)
@@ -54,7 +54,7 @@ def taso_cell(weights: Weights, x: jax.Array, hidden: jax.Array) -> jax.Array:
 
 
 def cell_weights(rng: np.random.Generator, width: int) -> Weights:
-    """Sixteen kernels [width, width]."""
+    """Draw sixteen kernels [width, width]."""
     return {
         name: [normal(rng, (width, width), std=width**-0.5) for _ in range(GATES)]
         for name in ("input", "hidden")
@@ -62,7 +62,7 @@ def cell_weights(rng: np.random.Generator, width: int) -> Weights:
 
 
 def check_sizes(name: str, **sizes: int) -> None:
-    """ValueError for a size below 1."""
+    """Raise ValueError for a size below 1."""
     for option, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: {option} is {size}, use at least 1")
@@ -71,10 +71,10 @@ def check_sizes(name: str, **sizes: int) -> None:
 def nasrnn(
     seed: int = 0, *, steps: int = 5, hidden: int = 512, batch: int = 1, scan: bool = False
 ) -> Model:
-    """NASRNN with random weights.
+    """Build NASRNN with random weights.
 
-    Inputs are the sequence [steps, batch, hidden] and the hidden and cell state [batch, hidden] to
-    begin with. Outputs are the hidden states [steps, batch, hidden] and the last cell state
+    Inputs are the sequence [steps, batch, hidden] and the initial hidden and cell state
+    [batch, hidden]. Outputs are the hidden states [steps, batch, hidden] and the last cell state
     [batch, hidden]. With `scan`, the steps run under `lax.scan`.
     """
     check_sizes("nasrnn", steps=steps, hidden=hidden)
@@ -83,7 +83,7 @@ def nasrnn(
     def forward(
         weights: Weights, xs: jax.Array, first: jax.Array, state: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """All hidden states [T, B, D] and the last cell state [B, D]."""
+        """Return all hidden states [T, B, D] and the last cell state [B, D]."""
 
         def step(
             carry: tuple[jax.Array, jax.Array], x: jax.Array
@@ -110,7 +110,7 @@ def nasrnn(
 def nasrnn_taso(
     seed: int = 0, *, steps: int = 5, hidden: int = 512, batch: int = 1, scan: bool = False
 ) -> Model:
-    """TASO's graph with random weights; its first hidden state is a weight.
+    """Build TASO's graph with random weights; its first hidden state is a weight.
 
     Inputs are `steps` arrays [batch, hidden]; the output is the last hidden state [batch, hidden].
     With `scan`, the weights of the steps are stacked and the steps run under `lax.scan`.
@@ -122,7 +122,7 @@ def nasrnn_taso(
         cells = stacked(cells)
 
     def forward(weights: dict[str, Any], *xs: jax.Array) -> jax.Array:
-        """The last hidden state [B, D]."""
+        """Return the last hidden state [B, D]."""
         cells = weights["cells"]
         pairs: Any = (cells, jnp.stack(xs)) if scan else list(zip(cells, xs, strict=True))
         return run_layers(

@@ -26,7 +26,7 @@ BLOCKS = (3, 4, 6, 3)
 
 
 def bottleneck(layer: dict[str, Any], x: jax.Array, *, stride: int, groups: int) -> jax.Array:
-    """1x1, grouped 3x3, 1x1, each with batch norm, and the shortcut."""
+    """Apply 1x1, grouped 3x3 and 1x1 convolutions, each with batch norm, and add the shortcut."""
     y = jax.nn.relu(batch_norm(layer["norm1"], conv(layer["conv1"], x)))
     y = conv(layer["conv2"], y, stride=stride, groups=groups)
     y = jax.nn.relu(batch_norm(layer["norm2"], y))
@@ -37,7 +37,7 @@ def bottleneck(layer: dict[str, Any], x: jax.Array, *, stride: int, groups: int)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 max pool with stride 2 and padding 1."""
+    """Apply a 3x3 max pool with stride 2 and padding 1."""
     padding = ((0, 0), (0, 0), (1, 1), (1, 1))
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), padding)
 
@@ -53,7 +53,7 @@ def residual_network(
     classes: int,
     blocks: tuple[int, ...],
 ) -> Model:
-    """Stages of bottleneck blocks whose 3x3 has `inner` channels in the first stage."""
+    """Build stages of bottleneck blocks whose 3x3 has `inner` channels in the first stage."""
     if image_size < 32:
         raise ValueError(f"{name}: image_size {image_size} is too small, use at least 32")
     if scaled(inner, width) % groups:
@@ -75,7 +75,7 @@ def residual_network(
                 "conv2": conv_kernel(rng, narrow, narrow // groups, 3),
                 "norm2": norm_weights(rng, narrow),
                 "conv3": conv_kernel(rng, wide, narrow, 1, gain=1.0),
-                # A small last scale keeps the sum over sixteen blocks from growing.
+                # A small scale of the last norm keeps the sum over sixteen blocks from growing.
                 "norm3": norm_weights(rng, wide, scale=0.4),
             }
             if index == 0:
@@ -86,7 +86,7 @@ def residual_network(
     head = dense_weights(rng, channels, classes)
 
     def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-        """Class scores [N, classes] of images [N, 3, H, W]."""
+        """Return class scores [N, classes] of images [N, 3, H, W]."""
         stem = weights["stem"]
         x = max_pool(jax.nn.relu(batch_norm(stem["norm"], conv(stem["conv"], x, stride=2))))
         for stage, layers in enumerate(weights["stages"]):
@@ -108,10 +108,10 @@ def resnet50(
     classes: int = 1000,
     blocks: tuple[int, ...] = BLOCKS,
 ) -> Model:
-    """ResNet-50 with random weights and plausible batch-norm statistics.
+    """Build ResNet-50 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes. `blocks` gives the blocks
-    of each stage; `image_size` is at least 32.
+    `width` multiplies all channel counts except the image's and the number of classes. `blocks`
+    gives the number of blocks of each stage; `image_size` is at least 32.
     """
     return residual_network(
         "resnet50",
@@ -134,10 +134,11 @@ def resnext50(
     classes: int = 1000,
     blocks: tuple[int, ...] = BLOCKS,
 ) -> Model:
-    """ResNeXt-50 with random weights and plausible batch-norm statistics.
+    """Build ResNeXt-50 with random weights and plausible batch-norm statistics.
 
-    `width` multiplies all channel counts but the image's and the classes; `groups` must divide
-    `128 * width`. `blocks` gives the blocks of each stage; `image_size` is at least 32.
+    `width` multiplies all channel counts except the image's and the number of classes; `groups`
+    must divide `128 * width`. `blocks` gives the number of blocks of each stage; `image_size` is at
+    least 32.
     """
     return residual_network(
         "resnext50",

@@ -17,7 +17,7 @@ POOL_AFTER = (1, 3)  # fire modules that are followed by a max pool
 
 
 def conv(layer: dict[str, Any], x: jax.Array, *, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Convolution with bias: [N, C, H, W] -> [N, O, H', W']."""
+    """Apply a convolution with bias: [N, C, H, W] -> [N, O, H', W']."""
     y = lax.conv_general_dilated(
         x,
         layer["kernel"],
@@ -29,12 +29,12 @@ def conv(layer: dict[str, Any], x: jax.Array, *, stride: int = 1, padding: int =
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 max pool with stride 2 and no padding."""
+    """Apply a 3x3 max pool with stride 2 and no padding."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "VALID")
 
 
 def fire(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Squeeze by 1x1, then expand by 1x1 and 3x3 side by side."""
+    """Squeeze by 1x1, then expand by 1x1 and by 3x3, and concatenate both results."""
     x = jax.nn.relu(conv(layer["squeeze"], x))
     left = jax.nn.relu(conv(layer["expand1"], x))
     right = jax.nn.relu(conv(layer["expand3"], x, padding=1))
@@ -42,7 +42,7 @@ def fire(layer: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Class scores [N, classes] of images [N, 3, H, W]."""
+    """Return class scores [N, classes] of images [N, 3, H, W]."""
     x = max_pool(jax.nn.relu(conv(weights["stem"], x, stride=2)))
     for index, layer in enumerate(weights["fires"]):
         x = fire(layer, x)
@@ -55,10 +55,10 @@ def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
 def squeezenet(
     seed: int = 0, *, image_size: int = 224, width: float = 1.0, classes: int = 1000
 ) -> Model:
-    """SqueezeNet 1.1 with random weights.
+    """Build SqueezeNet 1.1 with random weights.
 
-    `image_size` is at least 32; `width` multiplies all channel counts but the image's and the
-    classes.
+    `image_size` is at least 32; `width` multiplies all channel counts except the image's and the
+    number of classes.
     """
     if image_size < 32:
         raise ValueError(f"squeezenet: image_size {image_size} is too small, use at least 32")

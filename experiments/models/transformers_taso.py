@@ -1,4 +1,4 @@
-"""The transformer graphs of the published superoptimisers, bare as they were optimised there.
+"""The transformer graphs of published superoptimisers, as incomplete as in those evaluations.
 
 `bert_taso` is the graph of TASO's `examples/bert.py` (Jia et al. 2019, SOSP); `vit_taso`,
 `dalle_taso` and `tt_taso` are those of X-RLflow (He et al. 2023, arXiv:2304.14698). None of them
@@ -7,7 +7,7 @@ not transposed, and the attention of the first is dead code. Speed-ups on them a
 with published figures only. The networks they are named after are `bert`, `vit`, `dalle` and `tt`.
 
 Without softmax and layer norm the values of a layer grow with the cube of those before it, so the
-branches beside the residuals have small weights.
+residual branches have small weights.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from experiments.models.base import Model, normal
 from experiments.models.transformer import check_heads, run_layers, stacked
 
-# Gains of the last kernels of the branches beside the residual.
+# Gains of the last kernels of the residual branches.
 ATTENTION_GAIN = 0.05
 FEED_FORWARD_GAIN = 0.2
 Layer = dict[str, Any]  # kernels by name
 
 
 def attention(layer: Layer, x: jax.Array, *, heads: int, transposed: bool) -> jax.Array:
-    """Attention of x [T, D] to itself without softmax and before the output layer.
+    """Apply attention of x [T, D] to itself without softmax and without the output layer.
 
     Unless the keys are `transposed`, the product with them needs T == D / heads. The layer's
-    "mask" [heads, T, T], where it has one, is added to the scores.
+    "mask" [heads, T, T], if it has one, is added to the scores.
     """
     tokens, width = x.shape
     split = (tokens, heads, width // heads)
@@ -46,41 +46,41 @@ def attention(layer: Layer, x: jax.Array, *, heads: int, transposed: bool) -> ja
 
 
 def attended(layer: Layer, x: jax.Array, *, heads: int, transposed: bool) -> jax.Array:
-    """x [T, D] plus its attention through the output layer."""
+    """Return x [T, D] plus its attention through the output layer."""
     return x + attention(layer, x, heads=heads, transposed=transposed) @ layer["output"]
 
 
 def bert_layer(layer: Layer, x: jax.Array, *, heads: int) -> jax.Array:
-    """The output layer applied to the input [T, D]; the attention is computed for nobody."""
+    """Apply the output layer to the input [T, D]; the attention is computed, but not used."""
     attention(layer, x, heads=heads, transposed=False)
     return x @ layer["output"]
 
 
 def vit_layer(layer: Layer, x: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and two dense layers with nothing between them, each with residual; x is [T, D]."""
+    """Apply attention and two dense layers without activation, each with residual, to x [T, D]."""
     x = attended(layer, x, heads=heads, transposed=False)
     return x + x @ layer["up"] @ layer["down"]
 
 
 def dalle_layer(layer: Layer, x: jax.Array, *, heads: int) -> jax.Array:
-    """Attention with mask and gated linear unit, each with residual; x is [T, D]."""
+    """Apply attention with mask and gated linear unit, each with residual, to x [T, D]."""
     x = attended(layer, x, heads=heads, transposed=True)
     return x + (jax.nn.relu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
 
 
 def tt_layer(layer: Layer, x: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and feed-forward with relu, each with residual; x is [T, D]."""
+    """Apply attention and feed-forward with relu, each with residual, to x [T, D]."""
     x = attended(layer, x, heads=heads, transposed=True)
     return x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
 
 
 def kernel(rng: np.random.Generator, rows: int, columns: int, *, gain: float = 1.0) -> np.ndarray:
-    """Weights [rows, columns] that multiply the standard deviation by `gain`."""
+    """Draw weights [rows, columns] that multiply the standard deviation by `gain`."""
     return normal(rng, (rows, columns), std=gain * rows**-0.5)
 
 
 def attention_weights(rng: np.random.Generator, tokens: int, width: int, heads: int) -> Layer:
-    """Weights of an attention whose sums over keys and tokens keep the standard deviation."""
+    """Draw weights of an attention whose sums over keys and tokens keep the standard deviation."""
     scores = (tokens * width // heads) ** -0.25
     return {
         "query": kernel(rng, width, width, gain=scores),
@@ -91,7 +91,7 @@ def attention_weights(rng: np.random.Generator, tokens: int, width: int, heads: 
 
 
 def check_square(name: str, tokens: int, width: int, heads: int) -> None:
-    """ValueError unless the product with keys that are not transposed has agreeing sizes."""
+    """Raise ValueError unless the product with untransposed keys has matching sizes."""
     check_heads(name, width, heads)
     if width // heads != tokens:
         raise ValueError(
@@ -109,7 +109,7 @@ def bert_taso(
     heads: int = 16,
     scan: bool = False,
 ) -> Model:
-    """TASO's BERT with random weights: [tokens, width] to [tokens, width].
+    """Build TASO's BERT with random weights: [tokens, width] to [tokens, width].
 
     `tokens` is `width / heads`. With `scan`, here and below, the weights of equal layers are
     stacked and the layers run under `lax.scan`.
@@ -138,7 +138,7 @@ def vit_taso(
     hidden: int = 3072,
     scan: bool = False,
 ) -> Model:
-    """X-RLflow's ViT with random weights: [tokens, width] to [tokens, width].
+    """Build X-RLflow's ViT with random weights: [tokens, width] to [tokens, width].
 
     `tokens` is `width / heads`.
     """
@@ -171,8 +171,9 @@ def dalle_taso(
     hidden: int = 2048,
     scan: bool = False,
 ) -> Model:
-    """X-RLflow's DALL-E with random weights, the masks among them: [tokens, width] to [tokens,
-    width].
+    """Build X-RLflow's DALL-E with random weights: [tokens, width] to [tokens, width].
+
+    The masks are among the weights.
     """
     check_heads("dalle_taso", width, heads)
     rng = np.random.default_rng(seed)
@@ -208,10 +209,10 @@ def tt_taso(
     hidden: int = 2048,
     scan: bool = False,
 ) -> Model:
-    """X-RLflow's transformer transducer with random weights: [frames, width] to [frames, labels].
+    """Build X-RLflow's transformer transducer: [frames, width] to [frames, labels].
 
-    Both encoders read the same input, the audio encoder after squeezing it to `narrow` features
-    and back; frame t is joined with position t of the labels.
+    Its weights are random. Both encoders read the same input, the audio encoder after a projection
+    to `narrow` features and back; frame t is joined with position t of the labels.
     """
     check_heads("tt_taso", width, heads)
     rng = np.random.default_rng(seed)

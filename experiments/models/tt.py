@@ -1,12 +1,12 @@
 """Transformer transducer (Zhang et al. 2020, arXiv:2002.02562), inference: scores of every label at
 every audio frame and every position of the label history.
 
-After the paper: layers with the residual from the normalised input, limited left context for the
-audio and causal attention for the labels, and tanh in the joint network. Sized after X-RLflow's
-benchmark: 12 audio layers (the paper has 18), 80 frames, and a joint network from 1024 over 512.
-The joint network reads the concatenation of both encodings, as common implementations do; the paper
-writes the same as the sum of two linear layers. Positions are absolute sinusoids added to the
-inputs, where the paper's attention has relative ones.
+As in the paper, the residual of a layer starts from the normalised input, the audio has limited
+left context, the labels have causal attention, and the joint network has tanh. The sizes follow
+X-RLflow's benchmark: 12 audio layers (the paper has 18), 80 frames, and a joint network from 1024
+features over 512. The joint network reads the concatenation of both encodings, as common
+implementations do; the paper writes the same as the sum of two linear layers. Positions are
+absolute sinusoids added to the inputs, while the paper's attention has relative ones.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ EPSILON = 1e-6
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Positions [length, width] of Vaswani et al. 2017 (arXiv:1706.03762)."""
+    """Return the position encodings [length, width] of Vaswani et al. 2017 (arXiv:1706.03762)."""
     column = np.arange(width)
     angle = np.arange(length)[:, None] / 10000.0 ** (column // 2 * 2 / width)
     return np.where(column % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
 
 
 def context_mask(length: int, left: int) -> jax.Array:
-    """Additive mask [length, length]: each position sees itself and `left` positions before it."""
+    """Return an additive mask [length, length]; a position sees itself and `left` before it."""
     back = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
     return jnp.where((back >= 0) & (back <= left), 0.0, MASKED)
 
 
 def encoder_layer(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and feed-forward, each added to its normalised input; x is [B, T, D]."""
+    """Apply attention and feed-forward to x [B, T, D], each added to its normalised input."""
     x = layer_norm(layer["norm1"], x, epsilon=EPSILON)
     x = x + attention(layer, x, mask, heads=heads)
     x = layer_norm(layer["norm2"], x, epsilon=EPSILON)
@@ -56,7 +56,7 @@ def encoder_layer(layer: dict[str, Any], x: jax.Array, mask: jax.Array, *, heads
 
 
 def joint(layer: dict[str, Any], audio: jax.Array, labels: jax.Array) -> jax.Array:
-    """Scores [B, T, U, L] from every pair of an audio frame [B, T, D] and a label [B, U, D]."""
+    """Return scores [B, T, U, L] of all pairs of an audio frame [B, T, D] and a label [B, U, D]."""
     shape = (*audio.shape[:2], labels.shape[1], audio.shape[2])
     audio = jnp.broadcast_to(audio[:, :, None, :], shape)
     labels = jnp.broadcast_to(labels[:, None, :, :], shape)
@@ -79,7 +79,7 @@ def tt(
     left_context: int = 10,
     scan: bool = False,
 ) -> Model:
-    """Transformer transducer with random weights.
+    """Build a transformer transducer with random weights.
 
     Inputs are audio features [1, frames, features] and the labels so far, int32 [1, tokens];
     the output is the scores [1, frames, tokens, vocabulary]. `left_context` is the number of
@@ -112,7 +112,7 @@ def tt(
         )
 
     def forward(weights: dict[str, Any], audio: jax.Array, labels: jax.Array) -> jax.Array:
-        """Scores [B, T, U, L] of audio features [B, T, F] and labels [B, U]."""
+        """Return scores [B, T, U, L] of audio features [B, T, F] and labels [B, U]."""
         x = encode(weights["audio"], dense(weights["project"], audio), left_context)
         y = jnp.take(weights["embedding"], labels, axis=0)
         y = encode(weights["labels"], y, y.shape[1])

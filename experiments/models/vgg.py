@@ -19,17 +19,17 @@ from experiments.models.base import (
     scaled,
 )
 
-STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels and convolutions of each
+STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels and number of convolutions
 HIDDEN = 4096
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """2x2 max pool with stride 2 and no padding."""
+    """Apply a 2x2 max pool with stride 2 and no padding."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 
 def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Class scores [N, classes] of images [N, 3, H, W]."""
+    """Return class scores [N, classes] of images [N, 3, H, W]."""
     for stage in weights["stages"]:
         for layer in stage:
             x = jax.nn.relu(conv(layer["kernel"], x) + layer["bias"][:, None, None])
@@ -43,11 +43,11 @@ def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
 def vgg19(
     seed: int = 0, *, image_size: int = 224, width: float = 1.0, classes: int = 1000
 ) -> Model:
-    """VGG-19 with random weights.
+    """Build VGG-19 with random weights.
 
-    `image_size` is at least 32; the first dense layer takes all pixels that the five poolings leave
-    (7x7 of 224x224). `width` multiplies all channel counts but the image's and the classes, and the
-    two hidden dense layers.
+    `image_size` is at least 32; the first dense layer reads all pixels that the five poolings leave
+    (7x7 of 224x224). `width` multiplies all channel counts except the image's and the number of
+    classes, and the widths of the two hidden dense layers.
     """
     if image_size < 32:
         raise ValueError(f"vgg19: image_size {image_size} is too small, use at least 32")

@@ -26,7 +26,7 @@ EPSILON = 1e-6
 
 
 def embed_patches(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Images [N, 3, H, W] to tokens [N, T, D]: a convolution whose stride is its size."""
+    """Map images [N, 3, H, W] to tokens [N, T, D] by a convolution whose stride is its size."""
     size = layer["kernel"].shape[2]
     y = lax.conv_general_dilated(
         x, layer["kernel"], (size, size), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW")
@@ -36,7 +36,7 @@ def embed_patches(layer: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def encoder_layer(layer: dict[str, Any], x: jax.Array, *, heads: int) -> jax.Array:
-    """Attention and feed-forward, each with layer norm before it and residual; x is [N, T, D]."""
+    """Apply attention and feed-forward, each after layer norm and with residual, to x [N, T, D]."""
     x = x + attention(layer, layer_norm(layer["norm1"], x, epsilon=EPSILON), heads=heads)
     hidden = dense(layer["up"], layer_norm(layer["norm2"], x, epsilon=EPSILON))
     return x + dense(layer["down"], jax.nn.gelu(hidden, approximate=False))
@@ -53,7 +53,7 @@ def vit(
     classes: int = 1000,
     scan: bool = False,
 ) -> Model:
-    """ViT with random weights; the feed-forward width is four times `width`.
+    """Build ViT with random weights; the feed-forward width is four times `width`.
 
     `patch` must divide `image_size`, and `heads` must divide `width`. With `scan`, the weights of
     the layers are stacked and the layers run under `lax.scan`.
@@ -85,7 +85,7 @@ def vit(
         stack = stacked(stack)
 
     def forward(weights: dict[str, Any], x: jax.Array) -> jax.Array:
-        """Class scores [N, classes] of images [N, 3, H, W]."""
+        """Return class scores [N, classes] of images [N, 3, H, W]."""
         table = weights["embeddings"]
         x = embed_patches(table["patch"], x)
         first = jnp.broadcast_to(table["class"], (x.shape[0], 1, x.shape[2]))

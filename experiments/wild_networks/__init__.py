@@ -1,8 +1,8 @@
-"""Networks that others wrote, as their packages give them; see `experiments.wild`.
+"""Networks written by others, as their packages provide them; see `experiments.wild`.
 
 Each is a function without arguments that returns (function, arguments, positions of weights), as
-`experiments.optimize --fn` takes it. Weights are random where a package has none; those of files
-are trained. The packages are the extra `wild`.
+`experiments.optimize --fn` expects. Weights are random where a package has none; those of ONNX
+files are trained. The packages are the extra `wild`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from experiments.wild_networks import (
     transformers_flax,
 )
 
-PLAIN = "_plain"  # ends the name of a network's twin
+PLAIN = "_plain"  # suffix of the name of a network's twin (see `plain`)
 
 Example = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
 class Wild(NamedTuple):
-    """A network that somebody else wrote.
+    """A network written by others.
 
     Attributes:
       family: the package that it comes from.
-      make: gives the function, its arguments and the positions of weights.
-      file: of an ONNX file, its path and the arguments of `load_onnx`; None where it is none.
+      make: returns the function, its arguments and the positions of weights.
+      file: for an ONNX file, its path and the arguments of `load_onnx`; None for other networks.
     """
 
     family: str
@@ -55,7 +55,7 @@ NETWORKS: Mapping[str, Wild] = _all()
 
 
 def __getattr__(name: str) -> Any:
-    """The function that makes a network, by name: what `--fn` asks a module for."""
+    """Return the function that makes a network, by name, as an attribute for `--fn`."""
     if name in NETWORKS:
         return NETWORKS[name].make
     if name.endswith(PLAIN) and name.removesuffix(PLAIN) in plain.TWINS:

@@ -1,4 +1,4 @@
-"""Small networks as the documentation of Flax NNX and Equinox has them."""
+"""Small networks from the documentation of Flax NNX and Equinox."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def nnx_cnn() -> Any:
-    """The convolutional network of Flax's first tutorial, on 16 digits."""
+    """Return the convolutional network of Flax's first tutorial, with a batch of 16 digits."""
     from flax import nnx
 
     class CNN(nnx.Module):
@@ -32,7 +32,7 @@ def nnx_cnn() -> Any:
 
 
 def nnx_decoder() -> Any:
-    """A decoder of NNX's own attention, with a causal mask, 256 tokens."""
+    """Return a decoder with NNX's own attention and a causal mask, for 256 tokens."""
     from flax import nnx
 
     class Block(nnx.Module):
@@ -76,7 +76,7 @@ def _of_nnx(model: Any, example: jax.Array) -> Any:
 
 
 def equinox_cnn() -> Any:
-    """The convolutional network of Equinox's first example, on 16 digits."""
+    """Return the convolutional network of Equinox's first example, with a batch of 16 digits."""
     import equinox as eqx
 
     keys = jax.random.split(jax.random.key(0), 4)
@@ -98,7 +98,7 @@ def equinox_cnn() -> Any:
 
 
 def equinox_mlp() -> Any:
-    """Equinox's MLP, on 64 rows."""
+    """Return Equinox's MLP, with a batch of 64 rows."""
     import equinox as eqx
 
     model = eqx.nn.MLP(128, 64, width_size=512, depth=3, key=jax.random.key(0))

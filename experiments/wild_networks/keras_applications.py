@@ -10,7 +10,7 @@ import jax
 
 
 def _called(name: str) -> tuple[Any, tuple[Any, ...], tuple[int, ...]]:
-    """A model without its state's changes, its variables an argument."""
+    """Return a model as a function of its variables and an image, without its state updates."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     import keras
 

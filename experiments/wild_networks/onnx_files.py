@@ -1,4 +1,4 @@
-"""ONNX files that come in packages."""
+"""ONNX files that are part of Python packages."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -19,8 +19,8 @@ class File:
     """A file of a package.
 
     Attributes:
-      package: as it is imported.
-      path: in the package.
+      package: name by which the package is imported.
+      path: the file's path in the package.
       shapes, constants: what the file leaves open; see `xrl_jax.from_onnx`.
     """
 
@@ -30,14 +30,14 @@ class File:
     constants: dict[str, Any] = field(default_factory=dict)
 
     def find(self) -> Path:
-        """Where it is; raises ImportError where the package is not installed."""
+        """Return the path of the file; raise ImportError if the package is not installed."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
             raise ImportError(f"package {self.package!r} is not installed (see the extra `wild`)")
         return Path(spec.origin).parent / self.path
 
     def example(self) -> Any:
-        """The network as a function of weights and inputs."""
+        """Return the network as a function of weights and inputs, with example arguments."""
         model = load_onnx(self.find(), input_shapes=self.shapes, constants=self.constants)
         weights = jax.tree.map(jax.numpy.asarray, model.weights)
         inputs = [random_input(aval, seed=i + 1) for i, aval in enumerate(model.inputs)]

@@ -1,5 +1,5 @@
-"""Four networks of the suite as plain functions of their packages' own weights: another spelling of
-the same function, which should gain as much.
+"""Four of these networks as plain functions of their packages' own weights: another spelling of the
+same function, which should gain as much.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from experiments.wild_networks import keras_applications, transformers_flax
 
 
 def gpt2(weights: Any, tokens: jax.Array) -> jax.Array:
-    """The last hidden states [B, T, D] of tokens [B, T]."""
+    """Return the last hidden states [B, T, D] of tokens [B, T]."""
     n = tokens.shape[1]
     x = weights["wte"]["embedding"][tokens] + weights["wpe"]["embedding"][:n]
     ahead = jnp.where(jnp.tril(jnp.ones((n, n), bool)), 0.0, -1e9)
@@ -30,7 +30,7 @@ def gpt2(weights: Any, tokens: jax.Array) -> jax.Array:
 
 
 def bert(weights: Any, tokens: jax.Array) -> jax.Array:
-    """The last hidden states [B, T, D] of tokens [B, T], all of one type and none masked."""
+    """Return the last hidden states [B, T, D] of tokens [B, T], all of one type and none masked."""
     table = weights["embeddings"]
     x = table["word_embeddings"]["embedding"][tokens]
     x = x + table["position_embeddings"]["embedding"][: tokens.shape[1]]
@@ -48,7 +48,7 @@ def bert(weights: Any, tokens: jax.Array) -> jax.Array:
 
 
 def vit(weights: Any, image: jax.Array) -> jax.Array:
-    """The last hidden states [B, 197, D] of images [B, 3, 224, 224]."""
+    """Return the last hidden states [B, 197, D] of images [B, 3, 224, 224]."""
     embed = weights["embeddings"]
     patches = _conv(embed["patch_embeddings"]["projection"], image.transpose(0, 2, 3, 1), 16)
     x = patches.reshape(image.shape[0], -1, patches.shape[-1])
@@ -66,7 +66,7 @@ def vit(weights: Any, image: jax.Array) -> jax.Array:
 
 
 def convnext_tiny(weights: Any, image: jax.Array) -> jax.Array:
-    """Probabilities [B, 1000] of images [B, 224, 224, 3] of 0 to 255."""
+    """Return class probabilities [B, 1000] of images [B, 224, 224, 3] with values 0 to 255."""
     left = iter(weights[0])
 
     def layer(one: str, other: str) -> dict[str, jax.Array]:
@@ -100,12 +100,12 @@ def _dense(weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
 
 
 def _turned(weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
-    """The same with a kernel [features, inputs]."""
+    """Apply a dense layer whose kernel is [features, inputs]."""
     return x @ weights["kernel"].T + weights["bias"]
 
 
 def _conv(weights: Mapping[str, Any], x: jax.Array, stride: int) -> jax.Array:
-    """Of images with features last; of each feature by itself where the kernel has one."""
+    """Convolve images with features last; depthwise if the kernel has one input feature."""
     kernel = weights["kernel"]
     y = lax.conv_general_dilated(
         *(x, kernel, (stride, stride), "SAME"),
@@ -118,7 +118,7 @@ def _conv(weights: Mapping[str, Any], x: jax.Array, stride: int) -> jax.Array:
 def _attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, heads: int, addend: jax.Array | float = 0.0
 ) -> jax.Array:
-    """Of [B, T, D], the heads side by side; the addend goes to the scores."""
+    """Return attention [B, T, D], with concatenated heads; `addend` is added to the scores."""
     b, t, d = q.shape
     q, k, v = (x.reshape(b, t, heads, d // heads) for x in (q, k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(d / heads) + addend
@@ -127,7 +127,7 @@ def _attention(
 
 
 def _with_weights(plain: Callable[..., Any], make: Callable[[], Any]) -> Callable[[], Any]:
-    """What makes the example of a plain function: the package's weights and inputs."""
+    """Return a function that makes an example of `plain` with the package's weights and inputs."""
 
     def example() -> Any:
         _, args, weights = make()
@@ -136,7 +136,7 @@ def _with_weights(plain: Callable[..., Any], make: Callable[[], Any]) -> Callabl
     return example
 
 
-# By the network that they are another spelling of.
+# Functions that make the plain networks, by the name of the package's network.
 TWINS: Mapping[str, Callable[[], Any]] = {
     "gpt2": _with_weights(gpt2, transformers_flax.gpt2),
     "bert": _with_weights(bert, transformers_flax.bert),

@@ -1,4 +1,4 @@
-"""Transformers' Flax modules, with random weights."""
+"""Flax modules of the package transformers, with random weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def _called(model: Any, example: jax.Array) -> tuple[Any, tuple[Any, ...], tuple[int, ...]]:
-    """A model as one calls it, its parameters an argument."""
+    """Return a model's usual call as a function of parameters and input, with its arguments."""
 
     def call(params: Any, x: jax.Array) -> jax.Array:
         return model(x, params=params, train=False).last_hidden_state
@@ -25,7 +25,7 @@ def _tokens(n: int, vocabulary: int) -> jax.Array:
 
 
 def gpt2() -> Any:
-    """GPT-2 (124 million parameters), 128 tokens."""
+    """Return GPT-2 (124 million parameters), for 128 tokens."""
     from transformers import FlaxGPT2Model, GPT2Config
 
     config = GPT2Config()
@@ -34,7 +34,7 @@ def gpt2() -> Any:
 
 
 def bert() -> Any:
-    """Four layers of BERT, 512 tokens."""
+    """Return four layers of BERT, for 512 tokens."""
     from transformers import BertConfig, FlaxBertModel
 
     config = BertConfig(num_hidden_layers=4)
@@ -43,7 +43,7 @@ def bert() -> Any:
 
 
 def vit() -> Any:
-    """ViT-B/16, one image."""
+    """Return ViT-B/16, for one image."""
     from transformers import FlaxViTModel, ViTConfig
 
     image = jax.random.normal(jax.random.key(1), (1, 3, 224, 224))
@@ -51,7 +51,7 @@ def vit() -> Any:
 
 
 def t5_encoder() -> Any:
-    """The encoder of T5 small, 128 tokens."""
+    """Return the encoder of T5 small, for 128 tokens."""
     from transformers import FlaxT5EncoderModel, T5Config
 
     config = T5Config()
@@ -68,7 +68,7 @@ def t5_encoder() -> Any:
 
 @contextmanager
 def _older_clip() -> Iterator[None]:
-    """`jnp.clip` with the names of its arguments that T5 uses and JAX no longer has."""
+    """Give `jnp.clip` the argument names that T5 uses and JAX has removed, in this context."""
     clip = jnp.clip
 
     def older(x: Any, a_min: Any = None, a_max: Any = None) -> jax.Array:
