@@ -248,10 +248,10 @@ def try_small(rules: CompiledRules, costs: CostTable, rows: Sequence[Row], *, se
 
 def small_graphs(rule: Rule, rng: np.random.Generator) -> list[Instance]:
     """Draw `DRAWS` graphs that contain the first commutative variant of the rule's pattern."""
-    turned = variants(rule)[0]
+    variant = variants(rule)[0]
     hints, drawn = hints_of(rule.conditions), []
     while len(drawn) < DRAWS:
-        instance = propose(turned, hints, rng)
+        instance = propose(variant, hints, rng)
         if instance is not None and len(instance.nodes) + 12 < SMALL_BUCKET:
             drawn.append(instance)
     return drawn

@@ -167,18 +167,18 @@ PROMISING = roofline.Rates(
 
 
 @pytest.fixture
-def endless_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def endless_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the lowering "swapped" of contractions endless, and always worth timing: by the
     roofline, what was not timed yet takes no time, whatever a busy machine says the others take.
     """
     monkeypatch.setattr(calibration, "calibrate", lambda samples, rates, prior, config: rates)
-    forms = list(lowerings.LOWERINGS["dot"])
-    forms[3] = dataclasses.replace(forms[3], fn=endless)
-    monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(forms)})
+    rows = list(lowerings.LOWERINGS["dot"])
+    rows[3] = dataclasses.replace(rows[3], fn=endless)
+    monkeypatch.setattr(lowerings, "LOWERINGS", {**lowerings.LOWERINGS, "dot": tuple(rows)})
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("endless_form")
+@pytest.mark.usefixtures("endless_lowering")
 @pytest.mark.parametrize(
     ("worker", "timeout"), [(Worker, 5.0), (Killed, 20.0)], ids=["hangs", "killed"]
 )
@@ -197,7 +197,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
-@pytest.mark.usefixtures("endless_form")
+@pytest.mark.usefixtures("endless_lowering")
 @pytest.mark.parametrize("status", ["timeout", "killed"])
 @pytest.mark.parametrize(
     "alone",  # seconds of the endless lowering's region; other regions take a millisecond

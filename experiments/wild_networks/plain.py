@@ -22,10 +22,10 @@ def gpt2(weights: Any, tokens: jax.Array) -> jax.Array:
     for i in range(len(weights["h"])):
         layer = weights["h"][str(i)]
         mixed, y = layer["attn"], _norm(layer["ln_1"], x, 1e-5)
-        q, k, v = jnp.split(_turned(mixed["c_attn"], y), 3, axis=-1)
-        x = x + _turned(mixed["c_proj"], _attention(q, k, v, heads=12, addend=ahead))
-        y = _turned(layer["mlp"]["c_fc"], _norm(layer["ln_2"], x, 1e-5))
-        x = x + _turned(layer["mlp"]["c_proj"], jax.nn.gelu(y, approximate=True))
+        q, k, v = jnp.split(_transposed(mixed["c_attn"], y), 3, axis=-1)
+        x = x + _transposed(mixed["c_proj"], _attention(q, k, v, heads=12, addend=ahead))
+        y = _transposed(layer["mlp"]["c_fc"], _norm(layer["ln_2"], x, 1e-5))
+        x = x + _transposed(layer["mlp"]["c_proj"], jax.nn.gelu(y, approximate=True))
     return _norm(weights["ln_f"], x, 1e-5)
 
 
@@ -99,7 +99,7 @@ def _dense(weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
     return x @ weights["kernel"] + weights["bias"]
 
 
-def _turned(weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
+def _transposed(weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
     """Apply a dense layer whose kernel is [features, inputs]."""
     return x @ weights["kernel"].T + weights["bias"]
 

@@ -305,7 +305,7 @@ def test_integers_keys_and_empty_arrays_are_not_drawn_again(x):
     assert all(sample[0] is x for sample in samples(program, [x]))
 
 
-def grouped(form: str):
+def grouped(lowering: str):
     """Return a convolution of two groups, the same with the lowering of this name, and its
     arguments.
     """
@@ -316,7 +316,7 @@ def grouped(form: str):
 
     program = from_jax(conv, w, x, weights=(0,))
     nodes, outputs, _ = nodes_of(program.graph)
-    number = number_of("conv", form)
+    number = number_of("conv", lowering)
     new = [replace(n, lowering=number) if n.op == "conv" else n for n in nodes]
     return program, program.with_graphs([build(new, outputs)]), (w, x)
 

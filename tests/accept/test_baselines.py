@@ -36,18 +36,18 @@ def test_without_a_function_the_program_is_the_original():
 @pytest.mark.parametrize("options", [(), (("xla_cpu_experimental_ynn_fusion_type", ""),)])
 def test_both_forms_compute_what_the_original_does(options):
     program = from_jax(dense, {"w": W}, X, weights=(0,))
-    forms = baselines(program, [W, X], options)
+    calls = baselines(program, [W, X], options)
     suffix = " + options" if options else ""
-    assert list(forms) == [AS_ARGUMENTS + suffix, CLOSED_OVER + suffix]
-    for run in forms.values():
+    assert list(calls) == [AS_ARGUMENTS + suffix, CLOSED_OVER + suffix]
+    for run in calls.values():
         np.testing.assert_allclose(run()[0], jnp.tanh(X @ W), rtol=1e-6)
 
 
 def test_arrays_a_function_closes_over_become_arguments_in_the_first_form():
     program = from_jax(lambda x: x @ W, X)
-    forms = baselines(program, [X])
-    assert list(forms) == [AS_ARGUMENTS, CLOSED_OVER]
-    np.testing.assert_array_equal(forms[AS_ARGUMENTS]()[0], X @ W)
+    calls = baselines(program, [X])
+    assert list(calls) == [AS_ARGUMENTS, CLOSED_OVER]
+    np.testing.assert_array_equal(calls[AS_ARGUMENTS]()[0], X @ W)
 
 
 def test_without_weights_there_is_one_form():
@@ -72,8 +72,8 @@ def test_keys_may_be_weights():
         return x + jax.random.normal(key, (3,))
 
     key = jax.random.key(0)
-    forms = baselines(from_jax(fn, key, X, weights=(0,)), [key, X])
-    np.testing.assert_allclose(forms[CLOSED_OVER]()[0], fn(key, X), rtol=1e-6)
+    calls = baselines(from_jax(fn, key, X, weights=(0,)), [key, X])
+    np.testing.assert_allclose(calls[CLOSED_OVER]()[0], fn(key, X), rtol=1e-6)
 
 
 def test_host_arrays_are_put_on_the_device_once():

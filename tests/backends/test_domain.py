@@ -41,7 +41,7 @@ def by_winograd(fn, *args) -> Program:
     return program.with_graphs([build(new, outputs)])
 
 
-def forms(program: Program) -> list[str]:
+def lowerings(program: Program) -> list[str]:
     return [name_of(n) for n in nodes_of(program.graph)[0] if n.op == "conv"]
 
 
@@ -116,8 +116,8 @@ def test_a_form_for_ordinary_numbers_must_read_finite_ones():
     def log(w, x):
         return conv(w, jnp.log(conv(w, x)))
 
-    assert forms(right_inside(by_winograd(fine, W, X))) == ["winograd2", "winograd2"]
-    first, second = forms(right_inside(by_winograd(log, W, X)))
+    assert lowerings(right_inside(by_winograd(fine, W, X))) == ["winograd2", "winograd2"]
+    first, second = lowerings(right_inside(by_winograd(log, W, X)))
     assert first == "winograd2" and second in ("onednn", "plain")
     assert not needs_domain(right_everywhere(by_winograd(fine, W, X)))
 

@@ -182,8 +182,8 @@ def test_a_lowering_that_does_not_exist_names_itself():
 def test_a_rectifier_that_would_lose_nan_is_timed_after_the_form(monkeypatch):
     for module in ("calls", "library"):
         monkeypatch.setattr(f"xrl_jax.libraries.onednn.{module}.library", lambda: None)
-    form = number_of("dot", "onednn")
-    region = replace(REGION, node=replace(DOT, lowering=form))
+    number = number_of("dot", "onednn")
+    region = replace(REGION, node=replace(DOT, lowering=number))
     avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 6), (6, 8), ())]
     text = jax.jit(region_fn(region)).lower(*avals).as_text()
     assert "RELU" not in text and text.count("maximum") == 2  # before and after

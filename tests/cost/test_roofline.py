@@ -211,8 +211,8 @@ def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, grou
     w = Node("weight", shape=(*kernel, 4 // groups, 6), ref=1)
     conv = Node("conv", (0, 1), attrs, 5, shape=(1, 8, 8, 6))
     seen = VIEW(build([x, w, conv], [2], bucket=16))
-    forms = jax.vmap(lowering_kind_of)(seen)
-    assert np.asarray(forms[3]).tolist() == [conv.spec.code, kind, 5]
+    kinds = jax.vmap(lowering_kind_of)(seen)
+    assert np.asarray(kinds[3]).tolist() == [conv.spec.code, kind, 5]
     assert in_other_layout((conv.spec.code, kind, 5)) == (conv.spec.code, kind - 3, 5)
 
 
@@ -222,8 +222,8 @@ def test_a_convolution_with_features_first_is_of_another_kind():
     x = Node("input", shape=(1, 4, 8, 8), ref=0)
     w = Node("weight", shape=(3, 3, 4, 6), ref=1)
     conv = Node("conv", (0, 1), attrs, 5, shape=(1, 6, 8, 8))
-    forms = jax.vmap(lowering_kind_of)(VIEW(build([x, w, conv], [2], bucket=16)))
-    assert np.asarray(forms[3]).tolist() == [conv.spec.code, 0, 5]
+    kinds = jax.vmap(lowering_kind_of)(VIEW(build([x, w, conv], [2], bucket=16)))
+    assert np.asarray(kinds[3]).tolist() == [conv.spec.code, 0, 5]
 
 
 def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():

@@ -69,7 +69,7 @@ def test_turnings_that_make_the_same_nodes_are_one_candidate() -> None:
 
 def test_two_roots_are_found_at_a_shared_operand() -> None:
     program = from_jax(lambda x, y, z: (x * y, x * z), X, X, X)
-    found = [c for c in candidates(program, [SHARED]) if "turned" not in c.place]
+    found = [c for c in candidates(program, [SHARED]) if "exchanged" not in c.place]
     assert {(c.root, c.partner) for c in found} == {(4, 5)}
     assert str(found[0]) == "shared-negs at %4 mul[2,3] and %5 mul[2,3]"
 

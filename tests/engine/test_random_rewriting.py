@@ -132,8 +132,8 @@ def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
         assert steps.valid[i], trail
         nodes, _, _ = nodes_of(graph)
         for n in nodes:
-            forms = applicable(n, tuple(nodes[a] for a in n.args)) if n.lowering else (0,)
-            assert n.lowering in forms, f"{trail}: {n.op} is in a form that is not right for it"
+            allowed = applicable(n, tuple(nodes[a] for a in n.args)) if n.lowering else (0,)
+            assert n.lowering in allowed, f"{trail}: {n.op} has a lowering that is not right for it"
         yield Done(names[-1], graph, trail)
 
 

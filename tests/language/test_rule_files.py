@@ -104,7 +104,7 @@ def test_searches_find_the_rules_of_every_role() -> None:
     )
     assert of_role["to-bias-or-scale"] == ["sub-bias", "div-scale"]
     assert of_role["to-features-last"] == ["conv-to-nhwc"]
-    assert of_role["transpose-product"] == ["dot-turned"]
+    assert of_role["transpose-product"] == ["dot-swap-operands"]
     assert {
         "window_max-of-transpose", "cast-pull-transpose", "add-pull-transposes",
         "min-pull-transpose-scalar", "sub-transpose-broadcast", "split-of-transpose",

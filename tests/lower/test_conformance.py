@@ -72,12 +72,12 @@ def test_every_lowering_equals_the_plain_one(op: str) -> None:
     for example in range(160):  # each lowering is tried on the first node it applies to
         rng = rng_for(op, example)
         met |= check_lowerings(random_node(op, rng), rng, done=frozenset(met))
-    assert met == {form.name for form in LOWERINGS[op]}
+    assert met == {row.name for row in LOWERINGS[op]}
 
 
 @pytest.mark.parametrize("op", ["conv", "dot"])
 def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
-    absorbing = {i for i, form in enumerate(LOWERINGS[op]) if form.absorbs is not None}
+    absorbing = {i for i, row in enumerate(LOWERINGS[op]) if row.absorbs is not None}
     met: set[int] = set()
     for example in range(5000):
         rng = rng_for(op, example)
@@ -140,7 +140,7 @@ def test_a_lowering_that_there_is_not_is_refused() -> None:
 
 
 def test_lowering_zero_is_the_traced_primitive() -> None:
-    assert {forms[0].name for forms in LOWERINGS.values()} == {"plain"}
+    assert {rows[0].name for rows in LOWERINGS.values()} == {"plain"}
 
 
 def test_precisions_are_decoded_as_they_were_encoded() -> None:

@@ -52,7 +52,7 @@ def test_the_lowering_that_a_node_has_is_not_chosen_again() -> None:
 def test_every_choice_has_a_rule() -> None:
     rules = {r.lowering: r.name for r in lowering_rules()}
     assert len(rules) == len(CHOICES)
-    assert rules["conv", "matmul_turned"] == "conv-as-matmul-turned"
+    assert rules["conv", "matmul_transposed"] == "conv-as-matmul-transposed"
     assert rules["window_max", "plain"] == "window_max-as-plain"
 
 

@@ -140,8 +140,8 @@ def test_what_follows_a_product_is_computed_with_it(monkeypatch: pytest.MonkeyPa
     program = from_jax(layer, x, w, b)
     nodes = program.graph.nodes
     first = int(np.argmax(np.asarray(nodes.op) == Node("dot").spec.code))
-    form = number_of("dot", "onednn")
-    lowering = nodes.lowering.at[first].set(form)
+    number = number_of("dot", "onednn")
+    lowering = nodes.lowering.at[first].set(number)
     fused = program.with_graphs([program.graph._replace(nodes=nodes._replace(lowering=lowering))])
     text = jax.jit(to_jax(fused)).lower(x, w, b).as_text()
     assert text.count("stablehlo.custom_call @__onednn$matmul") == 1

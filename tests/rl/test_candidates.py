@@ -43,9 +43,9 @@ def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
 def test_empty_slots_are_never_chosen() -> None:
     given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     state = RESET(jax.random.key(0), given)
-    kept = agent.see(state, given)
+    kept = agent.observe(state, given)
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
-    said = engine_jit(agent.say)(weights, kept, given)
+    said = engine_jit(agent.apply)(weights, kept, given)
     probabilities = np.asarray(jax.nn.softmax(said.logits.index))
     macro_actions = [False] * 8  # it never takes macro-actions
     np.testing.assert_array_equal(
@@ -55,7 +55,7 @@ def test_empty_slots_are_never_chosen() -> None:
 
 def first_said(agent: Agent, slots: int) -> None:
     given = params_of(negated(), own(), slots=slots)
-    kept = agent.see(RESET(jax.random.key(0), given), given)
+    kept = agent.observe(RESET(jax.random.key(0), given), given)
     agent.init(jax.random.key(0), kept, given)
 
 
@@ -71,7 +71,7 @@ def test_an_encoder_that_there_is_not_is_refused() -> None:
 
 def test_its_table_of_forms_follows_their_names() -> None:
     given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
-    kept = agent.see(RESET(jax.random.key(0), given), given)
+    kept = agent.observe(RESET(jax.random.key(0), given), given)
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
     policy = Policy(SIZES, weights, ("neg-neg", "tanh-odd"))
     turned = dataclasses.replace(policy, lowerings=tuple(reversed(policy.lowerings)))

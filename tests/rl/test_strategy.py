@@ -67,8 +67,8 @@ def test_rollouts_fill_their_batches() -> None:
     [
         ({"batch": 3}, "multiples of batch"),
         ({"fewest": 16, "most": 8}, "fewest not more than most"),
-        ({"steps": 8}, "steps .8. must be at least look_every"),
-        ({"horizon": 0, "aimless": -1}, "horizon, aimless must be positive"),
+        ({"steps": 8}, "steps .8. must be at least check_every"),
+        ({"horizon": 0, "patience": -1}, "horizon, patience must be positive"),
     ],
 )
 def test_numbers_of_rollouts_that_do_not_fit_are_named(how: dict[str, int], named: str) -> None:
@@ -225,7 +225,7 @@ def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:
 
 
 def test_edits_of_a_former_best_are_not_waited_for() -> None:
-    search, former, best = searching(FakeOracle()), in_form(1), in_form(3)
+    search, former, best = searching(FakeOracle()), with_lowering(1), with_lowering(3)
     search.kept = {program_key(best.program): best}
     untried, tried = (OverrideSearch(np.random.default_rng(0), untried=u) for u in (None, ()))
     search.overrides = {
@@ -266,7 +266,7 @@ def one_product() -> Program:
     return from_jax(lambda w, x: x @ w, jnp.ones((64, 64)), jnp.ones((8, 64)), weights=(0,))
 
 
-def in_form(lowering: int) -> Found:
+def with_lowering(lowering: int) -> Found:
     """Return the product with this lowering: 0 plain, 1 flat, 2 transposed, 3 swapped."""
     nodes, outputs, _ = nodes_of(one_product().graph)
     lowerings = [dataclasses.replace(n, lowering=lowering * (n.op == "dot")) for n in nodes]
@@ -295,14 +295,14 @@ def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
     oracle.price = lambda r: Timing(*3 * [seconds[r.node.lowering]], repeats=9)
     search = searching(oracle)
     search.reference = program_job(one_product())
-    search.waiting = {("flat",): in_form(1), ("swapped",): in_form(3)}
+    search.waiting = {("flat",): with_lowering(1), ("swapped",): with_lowering(3)}
     return search
 
 
 def test_operators_are_timed_the_cheapest_program_first() -> None:
     """Of two untimed lowerings of a product, the one with the lower prediction is timed first."""
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
-    search, both = searching(oracle), {("swapped",): in_form(3), ("flat",): in_form(1)}
+    search, both = searching(oracle), {("swapped",): with_lowering(3), ("flat",): with_lowering(1)}
     cheapest = search._ranked(both)[0][1].program
     assert search.confirm(both, Stopwatch(60.0)) == len(oracle.timed) == 2
     first = [n.lowering for n in nodes_of(cheapest.graph)[0] if n.op == "dot"]
@@ -312,7 +312,7 @@ def test_operators_are_timed_the_cheapest_program_first() -> None:
 
 def test_a_round_times_no_more_operators_than_it_may() -> None:
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
-    search, both = searching(oracle), {("swapped",): in_form(3), ("flat",): in_form(1)}
+    search, both = searching(oracle), {("swapped",): with_lowering(3), ("flat",): with_lowering(1)}
     assert search.confirm(both, Stopwatch(60.0), most=1) == len(oracle.timed) == 1
 
 
@@ -367,7 +367,7 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     assert search._ranked(search.waiting, pessimistic=True)[0][0] == ("flat",)
     monkeypatch.setattr(Decoder, "rollouts", nothing_met)
     assert search.turn(search.original, KEY, explores=False)
-    assert oracle.asked == [program_job(in_form(3).program).key]
+    assert oracle.asked == [program_job(with_lowering(3).program).key]
 
 
 @pytest.mark.parametrize(("measurements", "goes_on"), [(None, 3), (16, 0)])
@@ -377,7 +377,7 @@ def test_rollouts_go_on_from_the_fastest_of_what_waits(
     """Swapped takes the least time and becomes the starting program. If timings are bounded, none
     is spent on this, and rollouts begin from the original.
     """
-    takes = {program_job(in_form(k).program).key: t for k, t in ((1, 0.9), (3, 0.5))}
+    takes = {program_job(with_lowering(k).program).key: t for k, t in ((1, 0.9), (3, 0.5))}
     oracle = InTurn(lambda job: takes[job.key])
     search = two_waiting(oracle, {0: 1e-3, 1: 1e-3, 3: 1e-3})
     search.confirm(search.waiting, Stopwatch(60.0))
@@ -396,7 +396,7 @@ def test_rollouts_go_on_from_the_fastest_of_what_waits(
 def test_untimed_lowerings_have_a_pessimistic_and_an_optimistic_estimate() -> None:
     """Swapped takes 0.9 of the plain lowering's time; flat was not timed and usually takes less."""
     search = two_waiting(FakeOracle(), {0: 1e-3, 3: 9e-4})
-    search.confirm({("plain",): in_form(0), ("swapped",): in_form(3)}, Stopwatch(60.0))
+    search.confirm({("plain",): with_lowering(0), ("swapped",): with_lowering(3)}, Stopwatch(60.0))
     pessimistic, optimistic = (search._most_promising(pessimistic=d) for d in (True, False))
     assert pessimistic is not None and pessimistic[0] == ("swapped",)
     assert optimistic is not None and optimistic[0] == ("flat",)
@@ -409,7 +409,7 @@ def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopef
     """
     search = two_waiting(FakeOracle(), {0: 1e-3, 2: 1e-4, 3: seconds})
     del search.waiting["flat",]
-    search.kept = {("plain",): in_form(0), ("transposed",): in_form(2)}
+    search.kept = {("plain",): with_lowering(0), ("transposed",): with_lowering(2)}
     whole = {("plain",): 0.9, ("transposed",): 2.0}
     search.timings = {k: Timing(1e-3, 1e-3, 1e-3, relative=r) for k, r in whole.items()}
     search.confirm(search.kept | search.waiting, Stopwatch(60.0))

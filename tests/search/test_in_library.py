@@ -45,8 +45,8 @@ def kernels(program: Program) -> Counter[tuple[str, str]]:
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None:
     made, steps = in_library(PROGRAM, RULES, calling("cpu"))
-    forms = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "plain"): 1}
-    assert kernels(made) == forms
+    lowerings = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "plain"): 1}
+    assert kernels(made) == lowerings
     assert Counter(s.rule for s in steps) == {"conv-as-onednn": 1, "dot-as-onednn": 2}
     expected = network(K, V, U, X)
     np.testing.assert_allclose(made(K, V, U, X), expected, rtol=1e-4, atol=1e-5)
@@ -73,15 +73,15 @@ def test_convolutions_of_large_images_are_winograds() -> None:
 
     k, x = jnp.ones((32, 32, 3, 3)), jax.random.normal(jax.random.key(4), (1, 20, 20, 32))
     made, _ = in_library(from_jax(both, k, x, weights=(0,)), RULES, calling("cpu"))
-    forms = {("conv", "winograd4"): 1, ("conv", "winograd2"): 1, ("conv", "onednn"): 1}
-    assert kernels(made) == forms
+    lowerings = {("conv", "winograd4"): 1, ("conv", "winograd2"): 1, ("conv", "onednn"): 1}
+    assert kernels(made) == lowerings
     for found, expected in zip(made(k, x), both(k, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 @pytest.mark.parametrize(
-    ("image", "features", "form"),
+    ("image", "features", "lowering"),
     [
         ((20, 20), (3, 32), "onednn"),
         ((20, 20), (32, 32), "winograd4"),
@@ -90,7 +90,7 @@ def test_convolutions_of_large_images_are_winograds() -> None:
     ],
 )
 def test_large_images_have_many_features_where_convolutions_are_winograds(
-    image: tuple[int, int], features: tuple[int, int], form: str
+    image: tuple[int, int], features: tuple[int, int], lowering: str
 ) -> None:
     taken, made = features
     names = ("NHWC", "HWIO", "NHWC")
@@ -100,7 +100,7 @@ def test_large_images_have_many_features_where_convolutions_are_winograds(
         *args,
         weights=(0,),
     )
-    assert kernels(in_library(program, RULES, calling("cpu"))[0]) == {("conv", form): 1}
+    assert kernels(in_library(program, RULES, calling("cpu"))[0]) == {("conv", lowering): 1}
 
 
 def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,9 @@ def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> N
 def test_a_result_whose_bodies_are_laid_out_anew(tmp_path: Path) -> None:
     """The inputs and results of its bodies have other shapes than in the original."""
     program = traced()
-    turned = laid_out(program, FEATURES_LAST)
+    transposed = laid_out(program, FEATURES_LAST)
     path = record_path(tmp_path, program, RULES, HERE)
-    remember(path, turned, ())
+    remember(path, transposed, ())
     found = recall(path, program)
     assert found is not None
     assert sorted(a.shape for a in found.program.bodies[0].in_avals) == [(1, 4, 5, 3), (3, 3, 1, 1)]

@@ -45,7 +45,7 @@ def network(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.tanh(x @ v) @ w
 
 
-def forms(program: Program) -> tuple[int, ...]:
+def lowerings(program: Program) -> tuple[int, ...]:
     return tuple(n.lowering for n in nodes_of(program.graph)[0] if n.op == "dot")
 
 
@@ -66,14 +66,16 @@ class Timer(FakeOracle):
         self.asked: list[tuple[int, ...]] = []
         self.near: list[tuple[int, ...]] = []
         # A whole program was traced from a function, a neighbourhood was not.
-        monkeypatch.setattr(lib, "program_job", lambda p, *_, **__: (p.fn is not None, forms(p)))
+        monkeypatch.setattr(
+            lib, "program_job", lambda p, *_, **__: (p.fn is not None, lowerings(p))
+        )
 
     def time_against(self, job, reference, *, turn=0, **_):
-        is_whole, form = job
-        (self.asked if is_whole else self.near).extend([form] * (turn == 0))
+        is_whole, lowerings_of_job = job
+        (self.asked if is_whole else self.near).extend([lowerings_of_job] * (turn == 0))
         self.spending.measurements += 1
         seconds = self.whole if is_whole else self.nearby
-        t = seconds(form)
+        t = seconds(lowerings_of_job)
         return Timing(t, t, t, relative=t / seconds(reference[1]))
 
 
@@ -118,7 +120,7 @@ def test_equal_operators_change_together_and_the_fastest_form_stays(start, monke
     times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.9}
     oracle = Timer(lambda f: max(times[i] for i in f), monkeypatch)
     best, steps = refined(oracle, RULES, start)
-    assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
+    assert lowerings(best.program) == (TRANSPOSED, TRANSPOSED)
     assert oracle.asked == [(TRANSPOSED, TRANSPOSED)]
     assert best.relative == pytest.approx(0.8 * 0.5)
     assert [(s.rule, s.gain) for s in steps] == [("transposed", pytest.approx(0.5))]
@@ -139,7 +141,7 @@ def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkey
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
     best, steps = refined(oracle, RULES, uneven)
     assert set(oracle.asked[:2]) == {(PLAIN, SWAPPED), (SWAPPED, PLAIN)}
-    assert forms(best.program) == (SWAPPED, TRANSPOSED)
+    assert lowerings(best.program) == (SWAPPED, TRANSPOSED)
     assert [(s.rule, s.gain) for s in steps] == [
         ("swapped", pytest.approx(0.1)),
         ("transposed", pytest.approx(0.1)),
@@ -153,7 +155,7 @@ def test_a_form_that_many_may_take_is_tried_for_all_whatever_it_does_nearby(
     whole: dict[tuple[int, ...], float] = {(TRANSPOSED, TRANSPOSED): 0.7}
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
     best, _ = refined(oracle, RULES, uneven, together_least=2)
-    assert forms(best.program) == (TRANSPOSED, TRANSPOSED)
+    assert lowerings(best.program) == (TRANSPOSED, TRANSPOSED)
     assert set(oracle.asked[:2]) == {(TRANSPOSED,) * 2, (SWAPPED,) * 2}
 
 
@@ -183,7 +185,7 @@ def test_small_gains_are_accepted_together(uneven, monkeypatch) -> None:
         near=lambda f: 0.9 if SWAPPED in f else 1.0,
     )
     best, steps = refined(oracle, RULES, uneven)
-    assert oracle.asked == [(SWAPPED, SWAPPED)] and forms(best.program) == (SWAPPED, SWAPPED)
+    assert oracle.asked == [(SWAPPED, SWAPPED)] and lowerings(best.program) == (SWAPPED, SWAPPED)
     assert [s.rule for s in steps] == ["swapped", "swapped"]
     assert sum(s.gain for s in steps) == pytest.approx(0.012)
 
@@ -198,7 +200,7 @@ def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -
         lambda f: times.get(f, 1.3), monkeypatch, near=lambda f: 0.9 if SWAPPED in f else 1.0
     )
     best, _ = refined(oracle, RULES[:1], uneven)
-    assert forms(best.program) == (SWAPPED, PLAIN)
+    assert lowerings(best.program) == (SWAPPED, PLAIN)
     assert oracle.asked[0] == (SWAPPED, SWAPPED) and (SWAPPED, PLAIN) in oracle.asked
 
 
@@ -258,7 +260,7 @@ def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatc
     )
     oracle = Timer(lambda f: 0.5 if f[0] == PLAIN else 1.0, monkeypatch)
     best, steps = refined(oracle, back, replace(start, program=swapped))
-    assert forms(best.program) == (PLAIN, PLAIN) and [s.rule for s in steps] == ["plain"]
+    assert lowerings(best.program) == (PLAIN, PLAIN) and [s.rule for s in steps] == ["plain"]
 
 
 def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
@@ -281,7 +283,7 @@ def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourho
 
     oracle = Hanging(lambda f: 0.5 if f[0] == SWAPPED else 1.0, monkeypatch)
     best, _ = refined(oracle, RULES[:1], uneven, radius=6)
-    assert forms(best.program) == (SWAPPED, PLAIN)
+    assert lowerings(best.program) == (SWAPPED, PLAIN)
     assert sorted(oracle.near) == [(PLAIN, SWAPPED), (SWAPPED, PLAIN)]
     assert oracle.asked == [(SWAPPED, PLAIN)]
 
@@ -295,7 +297,7 @@ def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.4}
     oracle = Timer(seconds, monkeypatch, near=lambda f: times[f[0]])
     best, steps = refined(oracle, RULES[1:], start)
-    assert forms(best.program) == (TRANSPOSED,) * 2
+    assert lowerings(best.program) == (TRANSPOSED,) * 2
     again, _ = refined(oracle, RULES, best)
     assert again is best
     assert [s.rule for s in steps] == ["transposed"] and isinstance(steps[0], Step)

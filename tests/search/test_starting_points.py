@@ -159,14 +159,14 @@ def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
     table = compile_rules(
         available_rules(select_rules(standard_rules(), families), "cpu"), min_trees=ROWS
     )
-    dear = cost_table({}, replace(DEFAULT_RATES, multiple=dict.fromkeys(_library_forms(), 1e3)))
+    dear = cost_table({}, replace(DEFAULT_RATES, multiple=dict.fromkeys(_library_lowerings(), 1e3)))
     first, *_ = starting_points(program, table, dear, Stopwatch(600.0))
     assert _kernels(first.program) == {("conv", "onednn"): 1, ("dot", "onednn"): 1}
     assert Counter(s.rule for s in first.steps) == {"conv-as-onednn": 1, "dot-as-onednn": 1}
     np.testing.assert_allclose(first.program(W, V, X), fn(W, V, X), rtol=1e-5, atol=1e-5)
 
 
-def _library_forms() -> list[tuple[int, int, int]]:
+def _library_lowerings() -> list[tuple[int, int, int]]:
     """Return the library's lowerings of convolutions and products, as in `lowering_kind_of`."""
     specs = [OPS[op] for op in ("conv", "dot")]
     return [(s.code, kind, number_of(s.name, "onednn")) for s in specs for kind in range(3)]
@@ -218,8 +218,8 @@ def test_weights_on_the_left_are_stored_by_output() -> None:
     table = compile_rules(select_rules(standard_rules(), families), min_trees=ROWS)
     *_, first, _ = points(from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2)), table)
     nodes, _, _ = nodes_of(first.program.graph)
-    forms = [name_of(n) for n in nodes if n.op == "dot"]
-    assert forms == ["flat", "flat"]
+    lowerings = [name_of(n) for n in nodes if n.op == "dot"]
+    assert lowerings == ["flat", "flat"]
 
 
 def test_heads_are_split_and_joined_under_features_first() -> None:
@@ -244,6 +244,6 @@ def test_a_product_that_takes_little_of_the_time_does_not_turn_the_network() -> 
         return jnp.mean(x, axis=(2, 3)) @ v
 
     program = from_jax(classifier, W, V, X, weights=(0, 1))
-    assert ["dot-turned" in {s.rule for s in o.steps} for o in points(program, rules())] == [
+    assert ["dot-swap-operands" in {s.rule for s in o.steps} for o in points(program, rules())] == [
         False, False,
     ]  # fmt: skip

@@ -97,7 +97,7 @@ def compiled_before() -> None:
     run("greedy")
 
 
-def forms(found: SearchResult) -> list[tuple[str, int]]:
+def lowerings(found: SearchResult) -> list[tuple[str, int]]:
     """Return the timed operators of the best program with their lowerings."""
     nodes = [n for g in found.best[0].program.graphs for n in nodes_of(g)[0]]
     return [(n.op, n.lowering) for n in nodes if n.op in ("dot", "transpose")]
@@ -117,14 +117,14 @@ def test_the_cost_of_the_original_is_the_sum_of_its_timings():
 
 def test_local_chooses_each_nodes_best_form_and_nothing_else():
     found = run("local")
-    assert forms(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
+    assert lowerings(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(2.0e-3, **NEAR)
     assert [s.rule for s in found.best[0].steps] == ["lower-swapped"] * 2
 
 
 def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():
     found = run("greedy")
-    assert forms(found) == [("dot", 3), ("dot", 3)]
+    assert lowerings(found) == [("dot", 3), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
     rules_fired = sorted(s.rule for s in found.best[0].steps)
     assert rules_fired == ["lower-swapped", "lower-swapped", "turn-not", "turn-twice"]
@@ -132,7 +132,7 @@ def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():
 
 def test_taso_passes_the_trap_and_finds_the_optimum():
     found = run("taso")
-    assert forms(found) == [("dot", 2), ("dot", 2)]
+    assert lowerings(found) == [("dot", 2), ("dot", 2)]
     assert found.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
     assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
 
@@ -161,7 +161,7 @@ def test_predictions_that_grow_as_timings_come_in_do_not_end_a_search():
 
     told: list[Progress] = []
     found, usual = run("taso", oracle=Learning(), listener=told.append), run("taso")
-    assert forms(found) == forms(usual)
+    assert lowerings(found) == lowerings(usual)
     share = usual.best[0].seconds / usual.start_seconds
     assert told[-1].best_seconds == pytest.approx(share * told[-1].start_seconds, rel=0.02)
 
@@ -185,7 +185,7 @@ def test_taso_keeps_runners_up_for_the_final_timing():
 
 def test_random_walks_end_in_the_optimum_where_every_walk_does():
     found = run("random")
-    assert forms(found) == [("dot", 2), ("dot", 2)]
+    assert lowerings(found) == [("dot", 2), ("dot", 2)]
 
 
 def test_a_loops_body_costs_as_often_as_it_runs():
@@ -200,7 +200,7 @@ def test_what_cannot_be_timed_is_avoided():
         failed = region.node.op == "dot" and region.node.lowering == 3
         return made_up(region) if not failed else type(made_up(region)).without("killed", "")
 
-    assert forms(run("greedy", oracle=FakeOracle(price))) == [("dot", 0), ("dot", 0)]
+    assert lowerings(run("greedy", oracle=FakeOracle(price))) == [("dot", 0), ("dot", 0)]
 
 
 # Budgets and interruption -----------------------------------------------------------------------

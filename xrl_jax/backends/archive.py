@@ -38,12 +38,12 @@ class LoadError(ValueError):
 
 
 def write_archive(
-    path: str | os.PathLike[str], form: int, header: Mapping[str, Any], parts: Mapping[str, bytes]
+    path: str | os.PathLike[str], number: int, header: Mapping[str, Any], parts: Mapping[str, bytes]
 ) -> None:
     """Write header and parts to `path`, replacing an existing file.
 
     Args:
-      form: the number of the format; readers refuse any other.
+      number: the number of the format; readers refuse any other.
       header: plain JSON values; "format" and "parts" are added here.
       parts: content by name.
 
@@ -59,7 +59,7 @@ def write_archive(
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "cannot save: this is a folder", str(path))
     listing = {n: [len(data), hashlib.sha256(data).hexdigest()] for n, data in parts.items()}
-    head = {"format": form, **header, "parts": listing}
+    head = {"format": number, **header, "parts": listing}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     try:
         with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -109,12 +109,12 @@ def _read_header(
         header = json.loads(_read(path, archive, HEADER))
     except RecursionError as error:
         raise LoadError(f"{path} is damaged: its {HEADER} is nested too deeply") from error
-    form = header.get("format") if isinstance(header, dict) else None
-    if not isinstance(form, int):
+    number = header.get("format") if isinstance(header, dict) else None
+    if not isinstance(number, int):
         raise LoadError(f"{path} is no saved function: its {HEADER} states no format")
-    if form != known:
+    if number != known:
         raise LoadError(
-            f"{path} has format {form}, this version of xrl_jax reads {known}: it was written by "
+            f"{path} has format {number}, this version of xrl_jax reads {known}: it was written by "
             f"{header.get('written_by', 'another version')}, use that or optimise again"
         )
     return header

@@ -178,12 +178,12 @@ def is_element(of: Sharing, op: jax.Array) -> jax.Array:
     return of.elements[op]
 
 
-def enters(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
+def enters_call(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     """Return whether nodes [...] are kernels that read nothing from a partition."""
     return is_member(of, f.op, f.lowering) & ~jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def leaves(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
+def leaves_call(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     """Return whether nodes [...] are XLA's calls or reductions that read from a partition."""
     ours = is_member(of, f.op, f.lowering) | is_joined(of, f, arg_origins)
     return jnp.asarray(_IS_STEP)[f.op] & ~ours & jnp.any(arg_origins >= LIBRARY, axis=-1)

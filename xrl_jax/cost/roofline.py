@@ -120,8 +120,8 @@ class CostTable:
     def _crossing_seconds(self, view: CostView) -> jax.Array:
         """Return the seconds [...] of entering or leaving a partition; 0 for weight-only nodes."""
         of, origins = self.sharing, view.arg_origins
-        crossing = jnp.where(fusion.enters(of, view, origins), of.enter, 0.0)
-        crossing += jnp.where(fusion.leaves(of, view, origins), of.leave, 0.0)
+        crossing = jnp.where(fusion.enters_call(of, view, origins), of.enter, 0.0)
+        crossing += jnp.where(fusion.leaves_call(of, view, origins), of.leave, 0.0)
         return jnp.where(view.weight_only, 0.0, crossing * self.scale[_CROSSING])
 
     def seconds(self, view: CostView) -> jax.Array:

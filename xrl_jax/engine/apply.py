@@ -93,7 +93,7 @@ def instantiated(
     return Instantiated(jnp.where(new.ok, variant, -1), root, partner, new.nodes, new.args)
 
 
-class Look(NamedTuple):
+class Match(NamedTuple):
     """How a candidate matches in a graph: its binding, and the features of the bound nodes."""
 
     bound: jax.Array  # [2P] slots
@@ -101,12 +101,12 @@ class Look(NamedTuple):
     seen: jax.Array  # [2P, F], features of the bound nodes (`interpreter.features`)
 
 
-def look(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Look:
+def match_in(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Match:
     """Return how the candidate matches in this graph."""
     variant, root, partner, *_ = candidate
     bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
     seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
-    return Look(bound, matched, seen)
+    return Match(bound, matched, seen)
 
 
 def apply_instantiated(
@@ -119,10 +119,10 @@ def apply_instantiated(
 
     Args:
       uses: [N], `use_counts` of the graph.
-      seen: features of the bound nodes (see `look`) in the graph that `candidate` was instantiated
+      seen: features of the bound nodes (see `match_in`) in the graph that `candidate` was instantiated
         in.
     """
-    now = look(table, graph, candidate)
+    now = match_in(table, graph, candidate)
     ok = (candidate.variant >= 0) & now.matched & jnp.all(now.seen == seen)
     return _with_new(table, graph, uses, now.bound, candidate, ok)
 

@@ -189,12 +189,12 @@ def _in_graph(compiled: CompiledRules, index: int, graph: TensorGraph) -> list[C
         key = (int(rule_of[variant]), root, partner, results[i].tobytes())
         if key in seen:  # two commutative variants of a pattern that create the same nodes
             continue
-        turned = key[:3] in places
+        exchanged = key[:3] in places
         seen.add(key)
         places.add(key[:3])
         place = _place(nodes, root) + (f" and {_place(nodes, partner)}" if partner else "")
-        if turned:
-            place += " (operands turned)"
+        if exchanged:
+            place += " (operands exchanged)"
         if index:
             place = f"{place} of body {index - 1}"
         name = compiled.rules[int(rule_of[variant])].name

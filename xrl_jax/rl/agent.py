@@ -17,12 +17,12 @@ from xrl_jax.runtime.engine_jit import wide
 class Agent(NamedTuple):
     """A policy's functions, pure and unbatched.
 
-    `init` and `say` read only the rules and the costs of `params`.
+    `init` and `apply` read only the rules and the costs of `params`.
     """
 
-    see: Callable[[EnvState, EnvParams], Any]  # the observation of a state, kept for learning
+    observe: Callable[[EnvState, EnvParams], Any]  # the observation of a state, kept for learning
     init: Callable[[jax.Array, Any, EnvParams], Any]  # weights, from a key and an observation
-    say: Callable[[Any, Any, EnvParams], Output]  # from weights and an observation
+    apply: Callable[[Any, Any, EnvParams], Output]  # from weights and an observation
     # How many states a gradient is computed for at once, chosen for the CPU's caches. On a wide
     # device it also limits forward passes: memory holds no more (docs/measurements/rl.md).
     at_once: int
@@ -36,10 +36,10 @@ def agent_of(config: NetworkConfig) -> Agent:
       ValueError: the encoder is unknown.
     """
     if config.encoder == "touched":
-        network, see, shown = PolicyNetwork(config), observe, _as_it_is
+        network, view, shown = PolicyNetwork(config), observe, _unchanged
         at_once, slots = (512 if wide() else 64), None
     elif config.encoder == "candidates":
-        network, see, shown = CandidatesNetwork(config), moment, candidate_graphs
+        network, view, shown = CandidatesNetwork(config), moment, candidate_graphs
         at_once, slots = (64 if wide() else 4), config.slots
     else:
         raise ValueError(f"encoder {config.encoder!r} is neither 'touched' nor 'candidates'")
@@ -52,15 +52,15 @@ def agent_of(config: NetworkConfig) -> Agent:
             )
         return shown(kept, params)
 
-    def say(weights: Any, kept: Any, params: EnvParams) -> Output:
-        said: Any = network.apply(weights, given(kept, params))
-        return said
+    def apply(weights: Any, kept: Any, params: EnvParams) -> Output:
+        output: Any = network.apply(weights, given(kept, params))
+        return output
 
     def init(key: jax.Array, kept: Any, params: EnvParams) -> Any:
         return network.init(key, given(kept, params))
 
-    return Agent(see, init, say, at_once, slots)
+    return Agent(view, init, apply, at_once, slots)
 
 
-def _as_it_is(seen: Any, params: EnvParams) -> Any:
-    return seen
+def _unchanged(observation: Any, params: EnvParams) -> Any:
+    return observation

@@ -31,7 +31,7 @@ class TrainState(NamedTuple):
 class Transition(NamedTuple):
     """One step of one environment."""
 
-    seen: Any  # the observation, see `rl.agent`
+    observation: Any  # see `rl.agent`
     action: Action
     maskable: jax.Array  # [M] bool, which entries of the mask counted
     log_prob: jax.Array
@@ -66,27 +66,27 @@ class Collector:
         """Return a key that is specific to this device."""
         return key if self.axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis))
 
-    def see(self, envs: EnvState, params: EnvParams) -> Any:
+    def observe(self, envs: EnvState, params: EnvParams) -> Any:
         """Return the agent's observation of each environment."""
-        return jax.vmap(self.agent.see, in_axes=(0, batch_axes(params)))(envs, params)
+        return jax.vmap(self.agent.observe, in_axes=(0, batch_axes(params)))(envs, params)
 
-    def evaluate(self, weights: Any, seen: Any, params: EnvParams) -> Output:
+    def evaluate(self, weights: Any, observation: Any, params: EnvParams) -> Output:
         """Return logits and value for each observation of a batch."""
 
         def one(of_one: Any) -> Output:
-            return self.agent.say(weights, of_one, params)
+            return self.agent.apply(weights, of_one, params)
 
-        n = len(jax.tree.leaves(seen)[0])
+        n = len(jax.tree.leaves(observation)[0])
         if wide() and n > self.agent.at_once:  # else intermediates exceed the memory
-            return jax.lax.map(one, seen, batch_size=self.agent.at_once)
-        return jax.vmap(one)(seen)
+            return jax.lax.map(one, observation, batch_size=self.agent.at_once)
+        return jax.vmap(one)(observation)
 
     def init(self, key: jax.Array, params: EnvParams) -> TrainState:
         """Return the initial state of training."""
         key, of_envs, of_weights = jax.random.split(key, 3)
         keys = jax.random.split(self.own(of_envs), params.start.counts.shape[0])
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
-        first = jax.tree.map(lambda v: v[0], self.see(envs, params))
+        first = jax.tree.map(lambda v: v[0], self.observe(envs, params))
         weights = self.agent.init(of_weights, first, params)
         best = jnp.ones_like(envs.seconds)
         return TrainState(weights, self.optimiser.init(weights), envs, key, best, best)
@@ -101,8 +101,8 @@ class Collector:
         ) -> tuple[Any, Transition]:
             envs, timed, first = carry
             to_act, to_step = jax.random.split(key)
-            seen = self.see(envs, params)
-            logits, value = self.evaluate(state.weights, seen, params)
+            observation = self.observe(envs, params)
+            logits, value = self.evaluate(state.weights, observation, params)
             action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
             counted = mask_of(envs, action.index, params)
             after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
@@ -117,7 +117,7 @@ class Collector:
                 timed, relative, due, outcome.counts, self.config.bonus, records=self.config.records
             )
             return (after, timed, jnp.bool_(False)), Transition(
-                seen,
+                observation,
                 action,
                 counted,
                 log_prob,

@@ -30,7 +30,7 @@ Choice = Callable[[EnvState, EnvParams], Logits]
 def by_network(config: NetworkConfig, weights: Any) -> Choice:
     """Return a `Choice` that gives the logits of a policy."""
     agent = agent_of(config)
-    return lambda state, params: agent.say(weights, agent.see(state, params), params).logits
+    return lambda state, params: agent.apply(weights, agent.observe(state, params), params).logits
 
 
 def by_gain(state: EnvState, params: EnvParams) -> Logits:

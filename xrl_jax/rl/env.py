@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.engine import match
-from xrl_jax.engine.apply import Instantiated, apply_instantiated, look
+from xrl_jax.engine.apply import Instantiated, apply_instantiated, match_in
 from xrl_jax.engine.delta import deltas
 from xrl_jax.graph import ops, passes
 from xrl_jax.graph.batch import largest_of_batch
@@ -353,7 +353,7 @@ def rewritten(
       candidates: the valid ones come first.
     """
     variant, table = candidates.variant, params.table
-    seen = jax.vmap(look, in_axes=(None, None, 0))(table, graph, candidates).seen
+    seen = jax.vmap(match_in, in_axes=(None, None, 0))(table, graph, candidates).seen
 
     def one(i: jax.Array, carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
         uses, (graph, owner, changed, ok) = carry

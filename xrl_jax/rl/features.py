@@ -18,9 +18,11 @@ from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
 # Every lowering of every operator has a code of its own.
-_FORMS = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
-_FIRST_LOWERING = np.cumsum([0, *map(len, _FORMS[:-1])])
-LOWERING_NAMES = tuple(f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _FORMS, strict=True) for n in ns)
+_LOWERING_NAMES = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
+_FIRST_LOWERING = np.cumsum([0, *map(len, _LOWERING_NAMES[:-1])])
+LOWERING_NAMES = tuple(
+    f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _LOWERING_NAMES, strict=True) for n in ns
+)
 N_LOWERINGS = len(LOWERING_NAMES)
 N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # features of a node

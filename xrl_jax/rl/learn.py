@@ -60,7 +60,7 @@ class Learner:
         share: Shares,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Return the loss and (value loss, entropy, KL divergence): this part's share of means."""
-        logits, value = self.collector.evaluate(weights, batch.seen, params)
+        logits, value = self.collector.evaluate(weights, batch.observation, params)
         counted = batch.asked, batch.maskable
         # From a step in which nothing was decided, only the value is learned.
         log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
@@ -97,7 +97,7 @@ class Learner:
     ) -> tuple[TrainState, Metrics]:
         """Update the weights by PPO on a rollout; return the new state and metrics."""
         last = self.collector.evaluate(
-            state.weights, self.collector.see(state.envs, params), params
+            state.weights, self.collector.observe(state.envs, params), params
         ).value
         values = jnp.concatenate([transitions.value, last[None]])
         lambdas = jnp.where(transitions.macro, 1.0, self.config.lambda_)

@@ -78,7 +78,7 @@ def _of_users(x: jax.Array, edges: _Edges) -> jax.Array:
 _Sum = Callable[[jax.Array, _Edges], jax.Array]
 
 
-def _with_gradient(total: _Sum, turned: _Sum) -> _Sum:
+def _with_gradient(total: _Sum, reversed_sum: _Sum) -> _Sum:
     """Return the sum `total` along edges, with the sum along the reversed edges as its gradient."""
 
     def forward(x: jax.Array, edges: _Edges) -> tuple[jax.Array, _Edges]:
@@ -86,7 +86,7 @@ def _with_gradient(total: _Sum, turned: _Sum) -> _Sum:
 
     def backward(edges: _Edges, gradient: jax.Array) -> tuple[jax.Array, Any]:
         none = jax.tree.map(lambda v: np.zeros(v.shape, jax.dtypes.float0), edges)
-        return turned(gradient, edges), none
+        return reversed_sum(gradient, edges), none
 
     found = jax.custom_vjp(total)
     found.defvjp(forward, backward)

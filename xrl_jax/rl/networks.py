@@ -123,14 +123,14 @@ class PolicyNetwork(nn.Module):
     config: NetworkConfig
 
     @nn.compact
-    def __call__(self, seen: Observation) -> Output:
+    def __call__(self, obs: Observation) -> Output:
         c = self.config
         chex.assert_shape(
-            [seen.graph.numbers, seen.candidates, seen.whole],
-            [(None, N_NODE), (len(seen.rule), N_CANDIDATE), (N_GLOBAL,)],
+            [obs.graph.numbers, obs.candidates, obs.whole],
+            [(None, N_NODE), (len(obs.rule), N_CANDIDATE), (N_GLOBAL,)],
             custom_message="one observation at a time: many go under jax.vmap",
         )
-        graph, live = seen.graph, seen.graph.live[:, None]
+        graph, live = obs.graph, obs.graph.live[:, None]
         args, users = neighbours_of(graph)
         x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
         x += nn.Dense(c.width)(graph.numbers)
@@ -140,12 +140,12 @@ class PolicyNetwork(nn.Module):
             new = nn.Dense(c.width)(jnp.concatenate([x, down, up], axis=1))
             x = jnp.where(live, nn.LayerNorm()(x + nn.relu(new)), 0.0)
         mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(live), 1)
-        whole = nn.relu(nn.Dense(c.width)(jnp.concatenate([mean, jnp.max(x, axis=0), seen.whole])))
-        made = Embedding(N_OPS, c.width, name="makes")(seen.made)
-        makes = jnp.sum(jnp.where((seen.made > 0)[..., None], made, 0.0), axis=1)
-        touched = jnp.concatenate([rows(x, seen.root), rows(x, seen.partner)], axis=1)
-        candidates = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(seen.rule, 0)) + makes
-        candidates += nn.Dense(c.width)(jnp.concatenate([touched, seen.candidates], axis=1))
+        whole = nn.relu(nn.Dense(c.width)(jnp.concatenate([mean, jnp.max(x, axis=0), obs.whole])))
+        made = Embedding(N_OPS, c.width, name="makes")(obs.made)
+        makes = jnp.sum(jnp.where((obs.made > 0)[..., None], made, 0.0), axis=1)
+        touched = jnp.concatenate([rows(x, obs.root), rows(x, obs.partner)], axis=1)
+        candidates = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(obs.rule, 0)) + makes
+        candidates += nn.Dense(c.width)(jnp.concatenate([touched, obs.candidates], axis=1))
         candidates += nn.Dense(c.width)(whole)
         candidates = nn.relu(nn.Dense(c.width)(nn.relu(candidates)))
         small = nn.initializers.orthogonal(0.01)
@@ -155,16 +155,16 @@ class PolicyNetwork(nn.Module):
         scores = nn.Dense(KINDS, kernel_init=small)(candidates)
         by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
         gains = nn.initializers.constant(by_gain)
-        saved = jnp.maximum(-seen.candidates, 0.0)
+        saved = jnp.maximum(-obs.candidates, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
         gain = nn.initializers.constant(
             _APPROVES_GAINS * jax.nn.one_hot(GAINS, N_CANDIDATE)[:, None]
         )
         mask = nn.Dense(1, kernel_init=small, name="mask")(candidates)
-        mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(seen.candidates)
+        mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(obs.candidates)
         stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
         value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])
         kind = jnp.arange(logits.size) // len(scores)
-        can = seen.allowed & (c.macro_actions | (kind == ONCE) | (kind == KINDS))
+        can = obs.allowed & (c.macro_actions | (kind == ONCE) | (kind == KINDS))
         return Output(Logits(jnp.where(can, logits, NEVER), mask[:, 0]), value[0])

@@ -44,8 +44,8 @@ class RolloutConfig:
       least_rewrites, most_rewrites: bounds on the rewrites in one step.
       steps: of a rollout, at most.
       horizon: actions of a rollout, at most.
-      look_every: steps between two checks of the clock.
-      aimless: checks without a better state after which all rollouts end.
+      check_every: steps between two checks of the clock.
+      patience: checks without a better state after which all rollouts end.
       few_slots, some_slots, most_slots: numbers of candidates that the policy may see; the first
         that suffices at the start is used, else the last.
 
@@ -62,8 +62,8 @@ class RolloutConfig:
     most_rewrites: int = 32
     steps: int = 256
     horizon: int = 64
-    look_every: int = 16
-    aimless: int = 4
+    check_every: int = 16
+    patience: int = 4
     few_slots: int = 16
     some_slots: int = 64
     most_slots: int = 128
@@ -77,10 +77,10 @@ class RolloutConfig:
                 f"RolloutConfig.fewest ({self.fewest}) and most ({self.most}) must be multiples of"
                 f" batch ({self.batch}), and fewest not more than most"
             )
-        if self.steps < self.look_every:
+        if self.steps < self.check_every:
             raise ValueError(
-                f"RolloutConfig.steps ({self.steps}) must be at least look_every"
-                f" ({self.look_every})"
+                f"RolloutConfig.steps ({self.steps}) must be at least check_every"
+                f" ({self.check_every})"
             )
 
     def rollouts(self, bucket: int) -> int:
@@ -141,7 +141,7 @@ class Decoder:
           plan: overrides of the first rollouts, which take the most probable actions; the others
             sample theirs.
           slots: how many candidates the policy sees; every new number has to be compiled.
-          over: called every `look_every` steps; returns whether the rollouts must end.
+          over: called every `check_every` steps; returns whether the rollouts must end.
         """
         how, bucket = self.how, len(start.masks)
         params = EnvParams(
@@ -161,10 +161,10 @@ class Decoder:
         overrides = jax.tree.map(
             lambda *v: jnp.stack(v).reshape(-1, how.batch, len(v[0])), *overrides
         )
-        to_go = functools.partial(_following(self.config, how.look_every), self.weights, params)
+        to_go = functools.partial(_following(self.config, how.check_every), self.weights, params)
         go_on = under_own_settings(_waited_for(to_go))  # settings are per thread
         with ThreadPoolExecutor(usable_cores()) as pool:
-            for k in jax.random.split(key, how.steps // how.look_every):
+            for k in jax.random.split(key, how.steps // how.check_every):
                 # All rollouts with overrides share a key, so that they see the same candidates
                 # where only some are listed.
                 keys = jax.random.split(k, n)[np.where(draws, np.arange(n), 0)]
@@ -176,8 +176,8 @@ class Decoder:
                 batches = [now for now, _ in made]
                 parts.append(_in_one([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))
-                aimless = len(best) > how.aimless and best[-1] == best[-1 - how.aimless]
-                if over() or aimless or all(bool(now.state.done.all()) for now in batches):
+                patience = len(best) > how.patience and best[-1] == best[-1 - how.patience]
+                if over() or patience or all(bool(now.state.done.all()) for now in batches):
                     break
         trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
         met = _in_one([now.best for now in batches]), trail

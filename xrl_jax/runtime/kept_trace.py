@@ -51,8 +51,8 @@ def kept_trace(
         def leaves(*given: jax.Array) -> list[jax.Array]:
             return jax.tree.leaves(fn(*jax.tree.unflatten(tree, given)))
 
-        told = f"{fn.__module__}.{fn.__qualname__} {settings} {tree}"
-        return engine_jit(_kept(leaves, told, types))
+        identity = f"{fn.__module__}.{fn.__qualname__} {settings} {tree}"
+        return engine_jit(_kept(leaves, identity, types))
 
     def call(*args: Any) -> Any:
         given, tree = jax.tree.flatten(args)
@@ -67,17 +67,17 @@ def kept_trace(
 
 
 def _kept(
-    fn: Callable[..., Any], told: str, types: tuple[jax.ShapeDtypeStruct, ...]
+    fn: Callable[..., Any], identity: str, types: tuple[jax.ShapeDtypeStruct, ...]
 ) -> Callable[..., Any]:
     """Return the kept trace of the function, creating it if necessary; `fn` if it cannot be kept.
 
     Args:
-      told: text that identifies the function, apart from its argument types.
+      identity: text that identifies the function, apart from its argument types.
     """
     folder = Path(getattr(jax.config, "jax_compilation_cache_dir", None) or "")
     if folder == Path() or not folder.is_dir():  # JAX creates it; it may not be on this machine
         return fn
-    path = folder / f"traced-{_digest(told, types)}"
+    path = folder / f"traced-{_digest(identity, types)}"
     try:
         return jax.export.deserialize(bytearray(path.read_bytes())).call
     except Exception:  # missing, truncated, or of another version: many exception types
@@ -102,8 +102,8 @@ def _lowered_for() -> str:
     return {"gpu": "cuda"}.get(platform(), platform())
 
 
-def _digest(told: str, types: tuple[jax.ShapeDtypeStruct, ...]) -> str:
-    parts = [told, *map(str, types), platform(), _sources()]
+def _digest(identity: str, types: tuple[jax.ShapeDtypeStruct, ...]) -> str:
+    parts = [identity, *map(str, types), platform(), _sources()]
     parts += [f"{name}={getattr(jax.config, name, None)}" for name in _SETTINGS]
     parts += [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

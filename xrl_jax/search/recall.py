@@ -59,7 +59,7 @@ def recall(path: Path, program: Program) -> Found | None:
         written, steps = values["program"], tuple(Step(**s) for s in values["steps"])
     except (ValueError, TypeError, KeyError):
         return None
-    lowerings = {op: len(forms) for op, forms in table.LOWERINGS.items()}
+    lowerings = {op: len(rows) for op, rows in table.LOWERINGS.items()}
     for like in _interfaces(program):
         with contextlib.suppress(GraphError):
             found = parse_program(written, like=like)

@@ -294,7 +294,7 @@ def _transpose(g: Canonical, node: Node) -> int | None:
     moved = [p for p in perm if x.shape[p] != 1]
     if moved == sorted(moved):
         return g.reshape(node.args[0], node.shape)
-    return canonical_dot.turned(g, node, perm) if x.op == "dot" else None
+    return canonical_dot.exchange_operands(g, node, perm) if x.op == "dot" else None
 
 
 def _broadcast(g: Canonical, node: Node) -> int | None:

@@ -75,7 +75,7 @@ def canonical(g: Builder, node: Node) -> int | None:
     return _with_one_free(g, node, left, right)
 
 
-def turned(g: Builder, node: Node, perm: Dims) -> int | None:
+def exchange_operands(g: Builder, node: Node, perm: Dims) -> int | None:
     """Return a transposed product as the product with exchanged operands.
 
     None unless `perm` exchanges the free dimensions of the two operands and does nothing else.
@@ -84,17 +84,19 @@ def turned(g: Builder, node: Node, perm: Dims) -> int | None:
     left, right = sides(g, dot)
     n, m, k = (len(d) for d in (left.batch, left.free, right.free))
     exchanged = (*range(n), *range(n + m, n + m + k), *range(n, n + m))
-    return _dot(g, dot, right, left, is_turned=True) if perm == exchanged else None
+    return _dot(g, dot, right, left, is_exchanged=True) if perm == exchanged else None
 
 
-def _dot(g: Builder, like: Node, left: Side, right: Side, *, is_turned: bool = False) -> int | None:
+def _dot(
+    g: Builder, like: Node, left: Side, right: Side, *, is_exchanged: bool = False
+) -> int | None:
     """Return a product of these operands, with the dtype and the precision of `like`.
 
-    If `is_turned`, the precisions of the two operands are exchanged.
+    If `is_exchanged`, the precisions of the two operands are exchanged.
     """
     precision = like.number("precision")
     named = ops.decode_precision(precision)
-    if is_turned and isinstance(named, tuple):
+    if is_exchanged and isinstance(named, tuple):
         precision = ops.encode_precision(named[::-1]) or 0
     return g.made(
         "dot",

@@ -101,7 +101,7 @@ WHOLE = {
     "layer norm, no weights": (normalised, "LayerNormalization"),
     "layer norm of squares": (fast_layer_norm, "LayerNormalization"),
     "layer norm of jnp.var": (layer_norm_of_var, "LayerNormalization"),
-    "layer norm, turned round": (turned_layer_norm, "LayerNormalization"),
+    "layer norm, transposed round": (turned_layer_norm, "LayerNormalization"),
     "standardize": (jax.nn.standardize, "LayerNormalization"),
     "gelu": (lambda x: jax.nn.gelu(x, approximate=False), "Gelu"),
     "gelu by erf": (lambda x: x * 0.5 * (1.0 + lax.erf(x / np.sqrt(2.0))), "Gelu"),

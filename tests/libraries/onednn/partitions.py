@@ -93,10 +93,10 @@ class Maker:
         if len(self.shape) > 2:
             self.append(Reshape((m, k)), [self.last], (m, k))
         n = self.some((*FEATURES, 200))
-        turned = bool(self.rng.integers(2))
-        w = self.input((n, k) if turned else (k, n), packed=True)
+        transposed = bool(self.rng.integers(2))
+        w = self.input((n, k) if transposed else (k, n), packed=True)
         after, more = self.epilogue((m, n), (1, n))
-        self.append(Dot(False, turned, after), [self.last, w, *more], (m, n))
+        self.append(Dot(False, transposed, after), [self.last, w, *more], (m, n))
 
     def pool(self) -> None:
         sizes = self.shape[1:3]

@@ -53,9 +53,9 @@ def attention(
     """Return a partition of softmax((a b [+ c]) / 2) v, with the softmax over the last axis. The
     scores get the further leading axes `outer`.
     """
-    left = (batch, k, m) if first.left_turned else (batch, m, k)
-    right = (batch, n, k) if first.right_turned else (batch, k, n)
-    values = (batch, d, n) if last.right_turned else (batch, n, d)
+    left = (batch, k, m) if first.left_transposed else (batch, m, k)
+    right = (batch, n, k) if first.right_transposed else (batch, k, n)
+    values = (batch, d, n) if last.right_transposed else (batch, n, d)
     inputs = [left, right, values]
     operands = (0, 1)
     scores = (batch, m, n)
@@ -163,16 +163,16 @@ def test_operands_lie_anyhow(left: bool, right: bool, values: bool) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("values_turned", [False, True])
+@pytest.mark.parametrize("values_transposed", [False, True])
 @pytest.mark.parametrize("apart", [False, True], ids=["in the product", "apart"])
-def test_weights_may_be_on_the_right(values_turned: bool, apart: bool) -> None:
+def test_weights_may_be_on_the_right(values_transposed: bool, apart: bool) -> None:
     """v' p' = (p v)', where p is transposed by the product or before it."""
-    whole = attention(last=Dot(False, not values_turned))
+    whole = attention(last=Dot(False, not values_transposed))
     before = whole.code[:-1]
     at = len(whole.inputs) + len(before)
     turn = Instruction(Transpose((0, 2, 1)), (at - 1,), (2, 20, 9))
     p = at if apart else at - 1
-    op = Dot(values_turned, not apart)
+    op = Dot(values_transposed, not apart)
     product = Instruction(op, (2, p), (2, 18, 9))
     code = (*before, *([turn] if apart else []), product)
     n = len(whole.inputs) + len(code)
@@ -194,13 +194,13 @@ def test_heads_are_read_and_written_side_by_side() -> None:
     apart, turn = (heads, tokens, size), Transpose((1, 0, 2))
     inner = attention(heads, tokens, tokens, size, size, first=Dot(False, True))
     n = len(inner.inputs)
-    turned = tuple(Instruction(turn, (i,), apart) for i in range(n))
+    transposed = tuple(Instruction(turn, (i,), apart) for i in range(n))
     moved = tuple(
         Instruction(i.op, tuple(a + n for a in i.args), i.shape) for i in attended(inner).code
     )
     back = Instruction(turn, (2 * n,), (tokens, heads, size))
     part = Partition(
-        ((tokens, heads, size),) * n, (False,) * n, (*turned, *moved, back), (2 * n + 1,)
+        ((tokens, heads, size),) * n, (False,) * n, (*transposed, *moved, back), (2 * n + 1,)
     )
     lib = library()
     assert lib is not None

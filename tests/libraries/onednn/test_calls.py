@@ -129,13 +129,13 @@ def test_vmap_over_either_argument() -> None:
 @needs_kernels
 @pytest.mark.parametrize(("dtype", "called"), [("float32", True), ("bfloat16", False)])
 def test_other_dtypes_go_to_xla(dtype: str, called: bool) -> None:
-    assert calls(product_in_form("onednn", dtype), *operands(dtype)) == called
+    assert calls(product_with_lowering("onednn", dtype), *operands(dtype)) == called
 
 
 def test_where_the_kernels_are_not_there_the_form_is_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program found on a machine with the kernels also runs on one without them."""
     monkeypatch.setattr(onednn, "available", lambda: False)
-    fn = product_in_form("onednn", "float32")
+    fn = product_with_lowering("onednn", "float32")
     assert not calls(fn, *operands("float32"))
     np.testing.assert_array_equal(fn(*operands("float32")), [[3.0, 3.0], [3.0, 3.0]])
 
@@ -144,11 +144,11 @@ def operands(dtype: str) -> tuple[jax.Array, jax.Array]:
     return jnp.ones((2, 3), dtype), jnp.ones((3, 2), dtype)
 
 
-def product_in_form(name: str, dtype: str):
-    form = [f.name for f in LOWERINGS["dot"]].index(name)
+def product_with_lowering(name: str, dtype: str):
+    number = [f.name for f in LOWERINGS["dot"]].index(name)
     over = {"lhs_contract": ops.pack_dims((1,)), "rhs_contract": ops.pack_dims((0,))}
     attrs = pack_attrs("dot", {**over, "dtype": ops.DTYPE_CODE[dtype]})
-    node = Node("dot", (0, 1), attrs, form, shape=(2, 2), dtype=dtype)
+    node = Node("dot", (0, 1), attrs, number, shape=(2, 2), dtype=dtype)
     return lambda a, b: lower(node, a, b)
 
 
@@ -162,7 +162,7 @@ def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
     if way == "library":
         pytest.skip("its files name the library: see `dnnl`")
     x, w = operands("float32")
-    program = from_jax(product_in_form("onednn", "float32"), x, w, weights=(1,))
+    program = from_jax(product_with_lowering("onednn", "float32"), x, w, weights=(1,))
     Fast(program, None).save(tmp_path / "f.xrl")
     np.testing.assert_array_equal(loading.load(tmp_path / "f.xrl")(x, w), np.full((2, 2), 3.0))
     monkeypatch.setattr(loading, "version_of", lambda package: "99.0")

@@ -159,12 +159,12 @@ def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
     """(a b')' becomes b a', unless b is packed. (a b)' stays, because both operands of b' a' would
     be read transposed.
     """
-    for packed, right_turned, ops in (
+    for packed, right_transposed, ops in (
         (False, True, [(Dot(False, True), (1, 0))]),
         (True, True, [(Dot(False, True), (0, 1)), (Transpose((1, 0)), (2,))]),
         (False, False, [(PLAIN, (0, 1)), (Transpose((1, 0)), (2,))]),
     ):
-        op = Dot(False, right_turned)
+        op = Dot(False, right_transposed)
         code = Instruction(op, (0, 1), SQUARE), Instruction(Transpose((1, 0)), (2,), SQUARE)
         found = fused(Partition((SQUARE, SQUARE), (False, packed), code, (3,)))
         assert [(i.op, i.args) for i in found.code] == ops

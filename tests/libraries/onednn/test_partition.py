@@ -211,11 +211,11 @@ def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
 @pytest.mark.parametrize("op", [lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.min])
 def test_operations_on_two_arrays(op, shape: tuple[int, ...]) -> None:
     other = 1.5 + jnp.asarray(RNG.random(shape), jnp.float32)
-    for turned in (False, True):
+    for transposed in (False, True):
 
-        def fn(w, s, x, turned=turned):
+        def fn(w, s, x, transposed=transposed):
             operands = conv(x, w), jnp.broadcast_to(s, IMAGE.shape)
-            return conv(op(*(operands[::-1] if turned else operands)), w)
+            return conv(op(*(operands[::-1] if transposed else operands)), w)
 
         assert_computes(fn, POINTWISE, other, IMAGE + 3, weights=1)
 

@@ -61,9 +61,9 @@ def test_axes_of_one_do_not_make_a_layout_another() -> None:
     """Moving the features past an axis of size 1 leaves an array row-major, except for the stride
     of that axis. This stride must not matter, because the library has no fast sum for it.
     """
-    turned = Instruction(Transpose((1, 0, 2, 3)), (0,), (1, 40, 11, 11))
+    transposed = Instruction(Transpose((1, 0, 2, 3)), (0,), (1, 40, 11, 11))
     added = Instruction(Binary("add"), (2, 1), (1, 40, 11, 11))
-    part = Partition(((40, 1, 11, 11), (1, 40, 1, 1)), (False, False), (turned, added), (3,))
+    part = Partition(((40, 1, 11, 11), (1, 40, 1, 1)), (False, False), (transposed, added), (3,))
     lib = library()
     assert lib is not None and len(plan(lib, part).steps) == 1
 
@@ -91,9 +91,12 @@ def test_a_kernel_in_the_librarys_order() -> None:
 
 def test_a_kernel_whose_features_come_first() -> None:
     """A kernel [3, 3, 4, 8] that is stored as [8, 3, 3, 4], i.e. a transpose of that array."""
-    turned = (12, 4, 1, 36)
-    assert kernel_layout((3, 3, 4, 8), turned, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
-    assert kernel_layout((3, 3, 4, 8), turned, 2, (1, 2)) == ([2, 4, 4, 3, 3], [144, 36, 1, 12, 4])
+    transposed = (12, 4, 1, 36)
+    assert kernel_layout((3, 3, 4, 8), transposed, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
+    assert kernel_layout((3, 3, 4, 8), transposed, 2, (1, 2)) == (
+        [2, 4, 4, 3, 3],
+        [144, 36, 1, 12, 4],
+    )
 
 
 @needs_library
@@ -224,8 +227,10 @@ def test_windows_of_images_with_features_first_are_computed_with_features_last()
     ("shape", "axis"),
     [((2, 8, 6, 9), 3), ((2, 8, 6, 9), 2), ((2, 6, 9, 8), 1), ((1, 8, 9), 2), ((1, 9, 8), 1)],
 )
-@pytest.mark.parametrize("turned", [False, True])
-def test_windows_along_one_axis(shape: tuple[int, ...], axis: int, kind: str, turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_windows_along_one_axis(
+    shape: tuple[int, ...], axis: int, kind: str, transposed: bool
+) -> None:
     """Windows of three elements with stride 2 and one element of padding at the front, on an array
     in row-major layout and on one that is stored with its second axis last.
     """
@@ -244,8 +249,8 @@ def test_windows_along_one_axis(shape: tuple[int, ...], axis: int, kind: str, tu
     want = functools.reduce(np.maximum if kind == "max" else np.add, parts)
     order = (0, *range(2, len(shape)), 1)
     back = tuple(order.index(a) for a in range(len(shape)))
-    given = x.transpose(order) if turned else x
-    code = [Instruction(Transpose(back), (0,), shape)] if turned else []
+    given = x.transpose(order) if transposed else x
+    code = [Instruction(Transpose(back), (0,), shape)] if transposed else []
     code.append(Instruction(pool, (len(code),), want.shape))
     part = Partition((given.shape,), (False,), tuple(code), (len(code),))
     (found,) = jax.jit(lambda a: run(part, a))(jnp.asarray(given))

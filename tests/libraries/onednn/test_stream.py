@@ -55,11 +55,11 @@ def test_thousands_of_terms_are_summed_up_in_runs() -> None:
     assert float(y[0, 0]) == pytest.approx(0.1 * (1 << 17), rel=2e-5)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_packed_weight_can_be_unpacked(turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_packed_weight_can_be_unpacked(transposed: bool) -> None:
     x, w = arrays(1, 300, 75)
-    weight = w.T if turned else w
-    part = alone(Dot(False, turned), [x.shape, weight.shape], (1, 75))
+    weight = w.T if transposed else w
+    part = alone(Dot(False, transposed), [x.shape, weight.shape], (1, 75))
     packed = jax.jit(lambda w: kernels.pack(part, 1, w))(weight)
     assert packed.shape == (5 * 300 * 16,)  # five strips of 16 columns
     again = jax.jit(lambda p: kernels.unpack_p.bind(p, part=part, index=1))(packed)

@@ -184,18 +184,18 @@ def rotary_embedding(
     width = node.get("rotary_embedding_dim", 0) or x.shape[-1]
     half = width // 2
     cosine, sine = (lax.expand_dims(t[..., :half], (2,)) for t in (cosine, sine))
-    turned, kept = x[..., :width], x[..., width:]
+    rotated, kept = x[..., :width], x[..., width:]
     if node.get("interleaved", 0):
-        one, two = turned[..., 0::2], turned[..., 1::2]
+        one, two = rotated[..., 0::2], rotated[..., 1::2]
     else:
-        one, two = turned[..., :half], turned[..., half:]
+        one, two = rotated[..., :half], rotated[..., half:]
     real, imaginary = cosine * one - sine * two, sine * one + cosine * two
     if node.get("interleaved", 0):
         pairs = jnp.stack([real, imaginary], axis=-1)
-        turned = jnp.reshape(pairs, turned.shape)
+        rotated = jnp.reshape(pairs, rotated.shape)
     else:
-        turned = lax.concatenate([real, imaginary], 3)
-    result = lax.concatenate([turned, kept], 3) if kept.shape[-1] else turned
+        rotated = lax.concatenate([real, imaginary], 3)
+    result = lax.concatenate([rotated, kept], 3) if kept.shape[-1] else rotated
     if flat:
         return jnp.reshape(result, (*result.shape[:2], -1))
     return lax.transpose(result, (0, 2, 1, 3))

@@ -44,18 +44,18 @@ def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> I
         return None
     left, right = last.args
     *batch, m, d = last.shape
-    for weights, is_turned, values, shape in (
-        (_producer(part, left, uses), op.left_turned, right, (*batch, m, d)),
-        (_producer(part, right, uses), not op.right_turned, left, (*batch, d, m)),
+    for weights, is_transposed, values, shape in (
+        (_producer(part, left, uses), op.left_transposed, right, (*batch, m, d)),
+        (_producer(part, right, uses), not op.right_transposed, left, (*batch, d, m)),
     ):
-        if weights is None or weights.is_turned != is_turned:
+        if weights is None or weights.is_transposed != is_transposed:
             continue
-        values_turned = op.right_turned if values == right else not op.left_turned
-        product = Instruction(Dot(False, values_turned), (weights.value, values), shape)
+        values_transposed = op.right_transposed if values == right else not op.left_transposed
+        product = Instruction(Dot(False, values_transposed), (weights.value, values), shape)
         found = _of_loop(part, product, uses)
         if found is not None:
             assert isinstance(found.op, Attention)
-            return replace(found, op=replace(found.op, turned=values == left), shape=last.shape)
+            return replace(found, op=replace(found.op, transposed=values == left), shape=last.shape)
     return None
 
 
@@ -66,7 +66,7 @@ def _of_loop(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Ins
         return None
     for at, a in enumerate(made.args):
         found = _producer(part, a, uses)
-        if found is None or found.is_turned:
+        if found is None or found.is_transposed:
             continue
         scores = part.code[found.value - len(part.inputs)]
         if isinstance(scores.op, Dot):
@@ -80,11 +80,11 @@ class _Producer(NamedTuple):
     """The source of a value that reshapes and swaps of the last two axes make from it.
 
     Attributes:
-      is_turned: whether these axes are swapped in the end.
+      is_transposed: whether these axes are swapped in the end.
     """
 
     value: int
-    is_turned: bool
+    is_transposed: bool
 
 
 def _producer(part: Partition, value: int, uses: Mapping[int, int]) -> _Producer | None:

@@ -150,7 +150,7 @@ class _Function:
                     at = out.at(to, out.add(f"mul i64 {k}, {STRIP}"))
                     out.store(ZEROS, at)
             columns = Left(source, across, along)
-            out.copy_turned(f"{label}_copy", columns, there, str(terms), to, STRIP)
+            out.copy_transposed(f"{label}_copy", columns, there, str(terms), to, STRIP)
 
         with out.loop(f"{name}_strip", "0", str(whole)) as number:
             strip(f"{name}_whole", number, STRIP)
@@ -181,7 +181,7 @@ class _Function:
             row = out.add(f"mul i64 {tile}, {what.tile}")
             source = Left(self._start("%p0", 0, batch, row), across, along)
             to = self._kept("%left", tile, first, what.k)
-            out.copy_turned(label, source, n_rows, str(what.k), to, what.tile)
+            out.copy_transposed(label, source, n_rows, str(what.k), to, what.tile)
         with out.loop("scored", "0", str(-(-what.n // STRIP))) as strip:
             weight = out.at("%first", out.add(f"mul i64 {strip}, {STRIP * what.k}"))
             column = out.add(f"mul i64 {strip}, {STRIP}")

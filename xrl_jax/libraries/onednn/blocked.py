@@ -32,14 +32,14 @@ class Blocked:
     for.
 
     Attributes:
-      turned: whether the left operand is stored as [k, rows].
+      transposed: whether the left operand is stored as [k, rows].
       lanes: float32 elements in a SIMD register.
     """
 
     rows: int
     k: int
     n: int
-    turned: bool
+    transposed: bool
     after: Epilogue
     lanes: int
 
@@ -143,11 +143,11 @@ class _Function:
         """Copy columns of a tile of the left operand; elements of a column become adjacent."""
         out, what = self.out, self.what
         row = out.add(f"mul i64 {tile}, {what.tile}")
-        across, along = (1, what.rows) if what.turned else (what.k, 1)
+        across, along = (1, what.rows) if what.transposed else (what.k, 1)
         skipped = out.add(f"mul i64 {start}, {along}")
         begin = out.add(f"add i64 {out.add(f'mul i64 {row}, {across}')}, {skipped}")
         source = Left(out.at("%p0", begin), across, along)
-        out.copy_turned(f"copy_{name}", source, rows, depth, to, what.tile)
+        out.copy_transposed(f"copy_{name}", source, rows, depth, to, what.tile)
 
     def _results(
         self,

@@ -124,7 +124,7 @@ class Builder:
             return Value(self.lib.reshaped(x.desc, new), x.place)
         return Value(self.lib.desc(new), self.as_laid_out(x, self.lib.desc(shape)).place)
 
-    def turned(self, value: Value, order: Sequence[int]) -> Value:
+    def transposed(self, value: Value, order: Sequence[int]) -> Value:
         return Value(self.lib.permuted(value.desc, order), value.place)
 
 

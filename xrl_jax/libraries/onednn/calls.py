@@ -129,7 +129,7 @@ def dot_general(
     arrays = (left, right, *epilogue.with_bias(*(1,) * (b + 1), -1).arrays)
     if library() is not None:
         return kernel(op, *arrays)
-    config = {"transpose_a": op.left_turned, "transpose_b": op.right_turned}
+    config = {"transpose_a": op.left_transposed, "transpose_b": op.right_transposed}
     return _call("matmul", "onednn_matmul_config", config, op)(*arrays)
 
 

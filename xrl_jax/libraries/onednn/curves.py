@@ -236,9 +236,9 @@ def _erf(out: Code, x: str) -> str:
 def _erfc(out: Code, x: str) -> str:
     a = _call(out, "fabs", x)
     far = _erfc_far(out, clipped(out, Clip(1.0), a))
-    turned = _less(out, x, constant(0.0), _sub(out, constant(2.0), far), far)
+    transposed = _less(out, x, constant(0.0), _sub(out, constant(2.0), far), far)
     near = _sub(out, constant(1.0), _erf_near(out, x))
-    return _less(out, a, constant(1.0), near, turned)
+    return _less(out, a, constant(1.0), near, transposed)
 
 
 _ERF = (

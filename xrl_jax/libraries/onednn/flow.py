@@ -61,7 +61,9 @@ class Flow(Code):
             self.raw(f"  br label %{name}_stored\n{name}_stored:")
             self.block = f"{name}_stored"
 
-    def copy_turned(self, name: str, what: Left, rows: int, terms: str, to: str, room: int) -> None:
+    def copy_transposed(
+        self, name: str, what: Left, rows: int, terms: str, to: str, room: int
+    ) -> None:
         """Copy rows such that the elements of a term are adjacent, `room` for each term."""
         with self.loop(name, "0", terms) as k:
             source = self.at(what.start, self.add(f"mul i64 {k}, {what.along}"))

@@ -36,9 +36,9 @@ from xrl_jax.libraries.onednn.values import (
     listed,
     reshaped,
     result_of,
-    shaped,
-    unshaped,
-    unturned,
+    apply_moves,
+    strip_moves,
+    undo_moves,
 )
 
 _LEAST_SCALE = 1e-20
@@ -117,11 +117,11 @@ def _product_of_swapped(
 ) -> Value | None:
     """Replace (a b')' by b a', which needs no transpose in memory."""
     n = len(op.order)
-    product, between = unshaped(v.args[0], uses)
+    product, between = strip_moves(v.args[0], uses)
     dot = product.made_by
     if not isinstance(dot, Dot) or dot.after != Epilogue() or uses.get(product) != 1:
         return None
-    if dot.left_turned == dot.right_turned or product.args[1] in packed:
+    if dot.left_transposed == dot.right_transposed or product.args[1] in packed:
         return None
     swaps = op.order == (*range(n - 2), n - 1, n - 2)
     keeps = all(
@@ -139,32 +139,32 @@ def _product_of_swapped(
 def _with_bias_of_addend(v: Value, op: Kernel, uses: Uses) -> Value | None:
     """Split an addend that is the sum of an array and a bias into the kernel's bias and addend."""
     *first, addend = v.args
-    total, between = unshaped(addend, uses)
+    total, between = strip_moves(addend, uses)
     if total.made_by != Binary("add") or uses.get(total) != 1:
         return None
     steps = [_Change.forth(step) for step in reversed(between)]
     for bias, array in (total.args, total.args[::-1]):
         if array.shape == total.shape and _is_bias(bias.shape, steps, v.shape):
-            args = [*_with_bias(op, first, bias, v.shape), shaped(array, between, uses)]
+            args = [*_with_bias(op, first, bias, v.shape), apply_moves(array, between, uses)]
             return result_of(replace(op, after=replace(op.after, bias=True)), args, v.shape)
     return None
 
 
 def _clipped(v: Value, op: Clip, uses: Uses) -> Value | None:
     """Merge clipping into the kernel whose result it clips."""
-    kernel, between = unshaped(v.args[0], uses)
+    kernel, between = strip_moves(v.args[0], uses)
     by = kernel.made_by
     if not isinstance(by, Kernel) or uses.get(kernel) != 1:
         return None
     clip = op if by.after.clip is None else by.after.clip.then(op)
     made = result_of(replace(by, after=replace(by.after, clip=clip)), kernel.args, kernel.shape)
-    return shaped(made, between, uses)
+    return apply_moves(made, between, uses)
 
 
 def _added(v: Value, uses: Uses) -> Value | None:
     """Merge a sum with a kernel's result into the kernel; of two kernels, into the later one."""
     for addend, result in (v.args, v.args[::-1]):
-        kernel, between = unshaped(result, uses)
+        kernel, between = strip_moves(result, uses)
         op = kernel.made_by
         if not isinstance(op, Kernel) or uses.get(kernel) != 1 or result.shape != v.shape:
             continue
@@ -173,11 +173,11 @@ def _added(v: Value, uses: Uses) -> Value | None:
         steps = [_Change.back(step) for step in between]
         if addend.shape == v.shape and not op.after.addend:
             after = replace(op.after, addend=True)
-            args = [*kernel.args, unturned(addend, between, uses)]
+            args = [*kernel.args, undo_moves(addend, between, uses)]
         elif addend.shape == v.shape and addend.known and kernel.args[-1].known:
             # Both depend on weights only, so their sum is computed outside the call (`lift`).
             after, last = op.after, kernel.args[-1]
-            both = result_of(Binary("add"), [last, unturned(addend, between, uses)], last.shape)
+            both = result_of(Binary("add"), [last, undo_moves(addend, between, uses)], last.shape)
             args = [*kernel.args[:-1], both]
         elif _is_bias(addend.shape, steps, kernel.shape):
             after = replace(op.after, bias=True)
@@ -189,7 +189,7 @@ def _added(v: Value, uses: Uses) -> Value | None:
         op = replace(op, after=after)
         made = result_of(op, args, kernel.shape)
         better = _with_bias_of_addend(made, op, uses) if after.addend else None
-        return shaped(better or made, between, uses)
+        return apply_moves(better or made, between, uses)
     return None
 
 

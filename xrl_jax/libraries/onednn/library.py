@@ -30,7 +30,7 @@ _LEAST_PRODUCTS, _CACHED_BYTES = 10, 6 << 20
 # SqueezeNet and BERT.
 _THROUGH_XLA: Mapping[tuple[str, int], str] = {
     ("conv", 0): "onednn 0.69 winograd4 0.84 winograd3 0.95 winograd2 1.3",
-    ("conv", 1): "onednn_matmul 0.72 onednn_matmul_turned 0.75 onednn 0.86",
+    ("conv", 1): "onednn_matmul 0.72 onednn_matmul_transposed 0.75 onednn 0.86",
     ("conv", 2): "onednn 0.26",
     ("dot", 0): "onednn 1.08 onednn_transposed 1.32",
     ("dot", 1): "onednn 0.9 onednn_transposed 0.93",
@@ -39,7 +39,7 @@ _THROUGH_XLA: Mapping[tuple[str, int], str] = {
 # of the two (depthwise, 0.03) and ResNeXt-50's, products are as in BERT.
 _BY_LIBRARY: Mapping[tuple[str, int], str] = {
     ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41",
-    ("conv", 1): "onednn_matmul 0.35 onednn_matmul_turned 0.35 onednn 0.38",
+    ("conv", 1): "onednn_matmul 0.35 onednn_matmul_transposed 0.35 onednn 0.38",
     ("conv", 2): "onednn 0.1",
     ("dot", 0): "onednn 0.9 onednn_transposed 0.9",
 }

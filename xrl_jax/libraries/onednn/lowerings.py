@@ -60,14 +60,14 @@ def _winograd(m: int) -> Callable[..., jax.Array]:
     return fn
 
 
-def _onednn_matmul(turned: bool) -> Callable[..., jax.Array]:
+def _onednn_matmul(transposed: bool) -> Callable[..., jax.Array]:
     def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
         if not calls.takes(x, w):
-            return epilogue(matmul(c, x, w, turned=turned))
+            return epilogue(matmul(c, x, w, transposed=transposed))
         if epilogue.addend is not None:
             epilogue = epilogue._replace(addend=epilogue.addend.reshape(-1, w.shape[0]))
         product = partial(calls.dot_general, epilogue=epilogue)
-        return matmul(c, x, w, turned=turned, product=product)
+        return matmul(c, x, w, transposed=transposed, product=product)
 
     return fn
 
@@ -124,7 +124,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
             source="measured: grouped x2.5",
         ),
         conv_lowering(f"{_NAME}_matmul", _onednn_matmul(False), *_AS_MATRIX, **_PRODUCT),
-        conv_lowering(f"{_NAME}_matmul_turned", _onednn_matmul(True), *_AS_MATRIX, **_PRODUCT),
+        conv_lowering(f"{_NAME}_matmul_transposed", _onednn_matmul(True), *_AS_MATRIX, **_PRODUCT),
         *(
             conv_lowering(
                 f"winograd{m}",

@@ -82,7 +82,7 @@ class Operators(Builder):
         if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
             op, laid_out = flat, list(args)
         elif output is None and (order := self.order(op, shape, args)) is not None:
-            back, op = [order.index(a) for a in range(len(shape))], rows.turned(op, order) or op
+            back, op = [order.index(a) for a in range(len(shape))], rows.transposed(op, order) or op
             laid_out = [
                 self.as_laid_out(x, self.lib.permuted(self.lib.desc(s), back))
                 for x, s in zip(args, op.inputs, strict=True)
@@ -115,7 +115,7 @@ class Operators(Builder):
                 found[tuple(order)] += 1
         (order, _), *_ = *found.most_common(1), ((), 0)
         is_usual = [a for a in order if shape[a] > 1] == sorted(a for a in order if shape[a] > 1)
-        if is_usual or shape[order[-1]] < _LEAST_COLUMNS or rows.turned(op, order) is None:
+        if is_usual or shape[order[-1]] < _LEAST_COLUMNS or rows.transposed(op, order) is None:
             return None
         return order
 
@@ -131,20 +131,22 @@ class Operators(Builder):
 
         Args:
           shapes: shapes of the arguments.
-          strides: strides of the result before `op.turned` swaps its axes; None for row-major.
+          strides: strides of the result before `op.transposed` swaps its axes; None for row-major.
         """
         if len(args) >= MOST_ARGUMENTS:
             raise UnimplementedError(f"{len(args)} arguments of attention")
         a, b, *others, c = args
-        turned = op.first.left_turned, op.first.right_turned, op.last.right_turned
+        transposed = op.first.left_transposed, op.first.right_transposed, op.last.right_transposed
         operands, sizes, steps = [], [], []
-        for x, shape, is_turned in zip((a, b, c), (*shapes[:2], shapes[-1]), turned, strict=True):
+        for x, shape, is_transposed in zip(
+            (a, b, c), (*shapes[:2], shapes[-1]), transposed, strict=True
+        ):
             found = self.lib.strides(x.desc)
             if found is None:
                 x, found = self.as_laid_out(x, self.lib.desc(shape)), row_major(shape)
             operands.append(x)
-            sizes.append(_as_matrices(shape, is_turned))
-            steps.append(_as_matrices(found, is_turned, 0))
+            sizes.append(_as_matrices(shape, is_transposed))
+            steps.append(_as_matrices(found, is_transposed, 0))
         (batch, m, k), (_, _, n), (_, _, d) = sizes
         shape = (*shapes[0][:-2], m, d)
         strides = strides or row_major(shape)
@@ -154,14 +156,14 @@ class Operators(Builder):
         what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)
         used = (*operands[:2], *laid_out, operands[2], y)
         self.append(what, [(0, v.desc, v.place) for v in used])
-        return self.turned(y, swap(len(shape))) if op.turned else y
+        return self.transposed(y, swap(len(shape))) if op.transposed else y
 
     def pool(self, op: Pool, x: Value, whole: Shape, shape: Shape, output: Place | None) -> Value:
         moving = self.spatial(op, x)
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
         dst = self.wanted(shape, order, output)
-        x = self.turned(x, order)
+        x = self.transposed(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
         # A sum is an average multiplied by the size of the window; 49 * (1 / 49) is not quite 1.
@@ -185,7 +187,7 @@ class Operators(Builder):
             prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), into)
         self.run(prim, [(SRC, x), (DST, y)])
-        y = self.turned(y, back)
+        y = self.transposed(y, back)
         return y if output is None or into is not None else self.copied(y, output, shape)
 
     def spatial(self, op: Pool, x: Value) -> list[int]:
@@ -211,10 +213,13 @@ class Operators(Builder):
         return y
 
 
-def _as_matrices(of: Sequence[int], is_turned: bool, batch: int = 1) -> tuple[int, int, int]:
-    """Return the sizes or strides of a batch of matrices, transposed if `is_turned`.
+def _as_matrices(of: Sequence[int], is_transposed: bool, batch: int = 1) -> tuple[int, int, int]:
+    """Return the sizes or strides of a batch of matrices, transposed if `is_transposed`.
 
     `batch` is the value for a batch axis that is missing.
     """
     first, second = of[-2:]
-    return (of[0] if len(of) == 3 else batch, *((second, first) if is_turned else (first, second)))
+    return (
+        of[0] if len(of) == 3 else batch,
+        *((second, first) if is_transposed else (first, second)),
+    )

@@ -98,7 +98,7 @@ class Planner(Products):
             case Dot():
                 return self.dot(op, instruction, args, output)
             case Attention():
-                into = None if op.turned else output
+                into = None if op.transposed else output
                 strides = None if into else self.strides.get(len(self.values))
                 shapes = [self.shape_of(a) for a in instruction.args]
                 y = self.attention(op, shapes, args, strides, into)
@@ -126,7 +126,7 @@ class Planner(Products):
             case Slice():
                 y = self.slice(op, args[0], self.shape_of(instruction.args[0]), shape)
             case Transpose():
-                y = self.turned(args[0], op.order)
+                y = self.transposed(args[0], op.order)
         return y if output is None else self.copied(y, output, shape)
 
     def binary(self, op: Binary, i: Instruction, args: list[Value], output: Place | None) -> Value:

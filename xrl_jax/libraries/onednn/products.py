@@ -90,18 +90,18 @@ class Products(Operators):
                 src, weights, bias, dst, stride, dilation, padding, post_ops
             )
 
-        x = self.turned(args[0], first)
+        x = self.transposed(args[0], first)
         w = Value(self.lib.desc(dims, strides), w.place)
         more = args[2:]
         bias = more.pop(0) if op.after.bias else None
-        addend = self.turned(more.pop(0), first) if op.after.addend else None
+        addend = self.transposed(more.pop(0), first) if op.after.addend else None
         after, clip = op.after, op.after.clip
         if clip is not None and self.clips_what_is_none(op, i, make):
             after = replace(after, clip=None)
         y = self.product(make, after, i.args[1], x, w, bias, addend, output)
         if after != op.after and clip is not None:
             y = self.bounded(clip, y, self.wanted(i.shape, first, Place.result(0)))
-        return self.turned(y, [first.index(a) for a in range(n)])
+        return self.transposed(y, [first.index(a) for a in range(n)])
 
     def clips_what_is_none(
         self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
@@ -122,18 +122,18 @@ class Products(Operators):
         if in_strips(self.partition, i):
             return self.by_strips(op, i, args, output)
         swapped = swap(len(i.shape))
-        x = self.turned(args[0], swapped) if op.left_turned else args[0]
-        w = self.turned(args[1], swapped) if op.right_turned else args[1]
+        x = self.transposed(args[0], swapped) if op.left_transposed else args[0]
+        w = self.transposed(args[1], swapped) if op.right_transposed else args[1]
         weights = w.desc
         if self.partition.is_packed(i.args[1]):
             dims = self.shape_of(i.args[1])
-            weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_turned else dims)
+            weights = self.lib.any_desc([dims[a] for a in swapped] if op.right_transposed else dims)
         dst = self.lib.desc(i.shape)
         if output is None and (strides := self.strides.get(len(self.values))) is not None:
             with contextlib.suppress(UnimplementedError):
-                turned = self.lib.desc(i.shape, strides)
-                self.lib.matmul(x.desc, weights, None, turned, PostOps())
-                dst = turned
+                transposed = self.lib.desc(i.shape, strides)
+                self.lib.matmul(x.desc, weights, None, transposed, PostOps())
+                dst = transposed
 
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
             return self.lib.matmul(x.desc, weights, bias, dst, post_ops)
@@ -146,18 +146,18 @@ class Products(Operators):
     def by_strips(self, dot: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
         """Append a product [rows, k] with a weight [k, n], in any layouts, by generated code."""
         lib = self.lib
-        k, n = self.shape_of(i.args[1])[:: -1 if dot.right_turned else 1]
+        k, n = self.shape_of(i.args[1])[:: -1 if dot.right_transposed else 1]
         rows = math.prod(i.shape) // n
-        x = self.turned(args[0], (1, 0)) if dot.left_turned else args[0]
-        packed = self.in_strips(i.args[1], k, n, (1, k) if dot.right_turned else (n, 1))
+        x = self.transposed(args[0], (1, 0)) if dot.left_transposed else args[0]
+        packed = self.in_strips(i.args[1], k, n, (1, k) if dot.right_transposed else (n, 1))
         by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
         if rows <= MOST_ROWS:
             what: Streamed | Blocked = Streamed(rows, k, n, dot.after)
             x = self.as_laid_out(x, by_columns)
         else:
-            turned = lib.equal(x.desc, by_columns)
-            what = Blocked(rows, k, n, turned, dot.after, lib.lanes)
-            x = x if turned else self.as_laid_out(x, by_rows)
+            transposed = lib.equal(x.desc, by_columns)
+            what = Blocked(rows, k, n, transposed, dot.after, lib.lanes)
+            x = x if transposed else self.as_laid_out(x, by_rows)
         operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
         y = self.result(lib.desc(i.shape), output)
         used = (x, Value(packed, args[1].place), *operands, y)

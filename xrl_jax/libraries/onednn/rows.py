@@ -64,7 +64,7 @@ def flattened(loop: Loop) -> Loop | None:
     return Loop(*flat, (flat,) * len(loop.inputs), code)
 
 
-def turned(loop: Loop, order: Sequence[int]) -> Loop | None:
+def transposed(loop: Loop, order: Sequence[int]) -> Loop | None:
     """Return the loop on arrays with axes in this order; None where it is not elementwise."""
     shape = loop.code[-1].shape
     if any(isinstance(i.op, Reduce | Reshape) or i.shape != shape for i in loop.code):

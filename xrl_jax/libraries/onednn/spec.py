@@ -100,13 +100,13 @@ class Conv:
 class Dot:
     """Matrix product [.., M, K] by [.., K, N]; bias [1, .., N]; at most one batch axis."""
 
-    left_turned: bool  # the first operand is stored [.., K, M]
-    right_turned: bool  # the second operand is stored [.., N, K]
+    left_transposed: bool  # the first operand is stored [.., K, M]
+    right_transposed: bool  # the second operand is stored [.., N, K]
     after: Epilogue = Epilogue()
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         n = a.ndim - 2
-        over = (n if self.left_turned else n + 1, n + 1 if self.right_turned else n)
+        over = (n if self.left_transposed else n + 1, n + 1 if self.right_transposed else n)
         batch = tuple(range(n))
         y = lax.dot_general(a, b, (((over[0],), (over[1],)), (batch, batch)))
         return self.after(y, more)
@@ -306,14 +306,14 @@ class Attention:
 
     Attributes:
       at: index of the scores among the loop's arguments.
-      turned: whether the result's last two axes are swapped.
+      transposed: whether the result's last two axes are swapped.
     """
 
     first: Dot
     loop: Loop
     at: int
     last: Dot
-    turned: bool = False
+    transposed: bool = False
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         scores = self.first(a, b)
@@ -321,7 +321,7 @@ class Attention:
         given.insert(self.at, scores)
         given = [x.reshape(s) for x, s in zip(given, self.loop.inputs, strict=True)]
         y = self.last(self.loop(*given).reshape(scores.shape), c)
-        return jax.numpy.swapaxes(y, -1, -2) if self.turned else y
+        return jax.numpy.swapaxes(y, -1, -2) if self.transposed else y
 
 
 Op = (

@@ -28,7 +28,7 @@ def written(partition: Partition) -> dict[int, Shape]:
             continue
         moves: list[Reshape | Transpose] = []
         at, shape = v, i.shape
-        if isinstance(i.op, Attention) and i.op.turned:
+        if isinstance(i.op, Attention) and i.op.transposed:
             order = swap(len(shape))
             moves.append(Transpose(order))
             shape = tuple(shape[a] for a in order)
@@ -38,7 +38,7 @@ def written(partition: Partition) -> dict[int, Shape]:
             if isinstance(user.op, Reshape | Transpose):
                 moves.append(user.op)
                 continue
-            if isinstance(user.op, Dot) and user.op.left_turned and user.args[0] == before:
+            if isinstance(user.op, Dot) and user.op.left_transposed and user.args[0] == before:
                 moves.append(Transpose(swap(len(partition.shape(before)))))
             break
         strides = _before(moves, shape)
@@ -58,8 +58,8 @@ def _before(moves: Sequence[Reshape | Transpose], shape: Shape) -> Shape | None:
     moves = moves[: turns[-1] + 1]
     shapes = [shape]
     for move in moves:
-        turned = isinstance(move, Transpose)
-        shapes.append(tuple(shapes[-1][a] for a in move.order) if turned else move.shape)
+        transposed = isinstance(move, Transpose)
+        shapes.append(tuple(shapes[-1][a] for a in move.order) if transposed else move.shape)
     array = np.empty(shapes[-1], np.int8)  # only its strides are of interest
     for move, before in zip(reversed(moves), reversed(shapes[:-1]), strict=True):
         if isinstance(move, Transpose):

@@ -139,7 +139,7 @@ class Tiles(Tiled):
 
             def some_features(c: str, mask: str | None) -> None:
                 d = [[_load(out, place, c, mask) for place in row] for row in pixels]
-                made = _turned(_sums(out, matrix, _turned(_sums(out, matrix, d))))
+                made = _transposed(_sums(out, matrix, _transposed(_sums(out, matrix, d))))
                 for places, values in zip(elements, made, strict=True):
                     for place, value in zip(places, values, strict=True):
                         out.store(value, out.at(place, c), mask)
@@ -170,7 +170,7 @@ class Results(Tiled):
 
             def some_features(c: str, mask: str | None) -> None:
                 y = [[_load(out, place, c, mask) for place in row] for row in elements]
-                y = _turned(_sums(out, matrix, _turned(_sums(out, matrix, y))))
+                y = _transposed(_sums(out, matrix, _transposed(_sums(out, matrix, y))))
                 bias = _load(out, "%p1", c, mask) if after.bias else None
                 for values, places, more in zip(y, pixels, addends, strict=True):
                     for value, place, addend in zip(values, places, more, strict=True):
@@ -197,7 +197,7 @@ def _load(out: Code, place: str, c: str, mask: str | None) -> str:
     return out.load(out.at(place, c), mask)
 
 
-def _turned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+def _transposed(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -205,7 +205,7 @@ def _sums(
     out: Code, matrix: Sequence[Sequence[float]], rows: Sequence[Sequence[str]]
 ) -> list[list[str]]:
     """Multiply the matrix by a matrix of vectors."""
-    return [[_sum(out, factors, column) for column in _turned(rows)] for factors in matrix]
+    return [[_sum(out, factors, column) for column in _transposed(rows)] for factors in matrix]
 
 
 def _sum(out: Code, factors: Sequence[float], values: Sequence[str]) -> str:

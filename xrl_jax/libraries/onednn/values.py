@@ -26,7 +26,7 @@ def result_of(op: Op, args: list[Value], shape: Shape) -> Value:
     return Value(op, args, shape, all(a.known for a in args))
 
 
-def unshaped(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
+def strip_moves(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
     """Strip reshapes and transposes off the value, as long as each has a single use.
 
     Returns:
@@ -39,22 +39,22 @@ def unshaped(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
     return v, between
 
 
-def shaped(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """Apply the steps that `unshaped` stripped (the last one first) to a value; count its uses."""
+def apply_moves(v: Value, between: Sequence[Value], uses: Uses) -> Value:
+    """Apply the steps that `strip_moves` stripped (the last one first) to a value; count its uses."""
     uses[v] = uses.get(v, 0) + 1
     for step in reversed(between):
         by = step.made_by
-        v = turned(v, by.order) if isinstance(by, Transpose) else reshaped(v, step.shape)
+        v = transposed(v, by.order) if isinstance(by, Transpose) else reshaped(v, step.shape)
         uses[v] = uses.get(v, 0) + 1
     return v
 
 
-def unturned(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """Undo the steps that `unshaped` stripped (the last one first) on a value; count its uses."""
+def undo_moves(v: Value, between: Sequence[Value], uses: Uses) -> Value:
+    """Undo the steps that `strip_moves` stripped (the last one first) on a value; count its uses."""
     for step in between:
         by, before = step.made_by, v
         if isinstance(by, Transpose):
-            v = turned(v, inverse(by.order))
+            v = transposed(v, inverse(by.order))
         else:
             v = reshaped(v, step.args[0].shape)
         if v is not before:
@@ -66,7 +66,7 @@ def inverse(order: Shape) -> Shape:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def turned(v: Value, order: Shape) -> Value:
+def transposed(v: Value, order: Shape) -> Value:
     by = v.made_by
     if isinstance(by, Transpose):
         order, (v,) = tuple(by.order[a] for a in order), v.args

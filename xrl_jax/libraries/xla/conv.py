@@ -40,11 +40,13 @@ def matmul(
     x: jax.Array,
     w: jax.Array,
     *,
-    turned: bool = False,
+    transposed: bool = False,
     product: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     ((_, rows),) = taps(c, x, w.shape[2:])
-    return contract(c, rows, w.reshape(w.shape[:2]), in_first=c.first == turned, product=product)
+    return contract(
+        c, rows, w.reshape(w.shape[:2]), in_first=c.first == transposed, product=product
+    )
 
 
 def _by_taps(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -127,8 +129,8 @@ def _rotated(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
             lax.slice_in_dim(inputs, turn, width, axis=at + 1),
             lax.slice_in_dim(inputs, 0, turn, axis=at + 1),
         ]
-        turned = lax.concatenate(parts, at + 1).reshape(x.shape) if turn else x
-        for position, part in taps(c, turned, w.shape[2:]):
+        transposed = lax.concatenate(parts, at + 1).reshape(x.shape) if turn else x
+        for position, part in taps(c, transposed, w.shape[2:]):
             factor = factors[(slice(None), slice(None), *position)]
             term = part.astype(wide) * factor.reshape(-1, *(1,) * (c.rank - at - 1))
             total = term if total is None else total + term
@@ -194,8 +196,8 @@ def conv_lowering(
     return Lowering(name, lowered, ("suits", *when), **more)
 
 
-def _turned(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
-    return matmul(c, x, w, turned=True)
+def _transposed(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
+    return matmul(c, x, w, transposed=True)
 
 
 def _split_by(merged: int) -> Callable[..., jax.Array]:
@@ -210,7 +212,7 @@ _row = conv_lowering
 _LAST, _FIRST = dict(first=False), dict(first=True)
 CONV: tuple[Lowering, ...] = (
     _row("matmul", matmul, "is_pointwise", source="XLA gap: 1x1 x3.9"),
-    _row("matmul_turned", _turned, "is_pointwise", source="XLA gap: 1x1 x5.5"),
+    _row("matmul_transposed", _transposed, "is_pointwise", source="XLA gap: 1x1 x5.5"),
     _row("nhwc", dense, not_in(False), **_LAST, source="XLA gap: NHWC x1.0-1.4"),
     _row("nchw", dense, not_in(True), **_FIRST, source="XLA gap: NCHW"),
     _row("shifted", _shifted, "few_terms", source="XLA gap: depthwise x40, grouped x18"),

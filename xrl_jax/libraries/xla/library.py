@@ -38,7 +38,7 @@ _FACTS: Mapping[str, type[Facts]] = {
 _PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
     "cpu": {
         ("conv", 0): "overhang 0.73 half_columns 0.76 half_rows 0.77 im2col 0.81 taps 1.12",
-        ("conv", 1): "matmul 0.74 matmul_turned 0.84 nhwc_matmul 0.84 overhang 0.86 nhwc 0.96",
+        ("conv", 1): "matmul 0.74 matmul_transposed 0.84 nhwc_matmul 0.84 overhang 0.86 nhwc 0.96",
         ("conv", 2): "nhwc_split4 0.23 nhwc_shifted 0.24 nhwc_split2 0.28 half_rows 0.31 "
         "rotated 0.32 half_columns 0.34 split2 0.38 split4 0.5 nhwc_split 0.5 shifted 0.59 "
         "split 0.6 taps 0.62 dense 0.66 overhang 0.79 nchw_shifted 0.8 im2col 0.89 nhwc 0.89 "

@@ -108,9 +108,9 @@ def _free(
 
 def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
     left, right = p.args
-    turned = isinstance(left, Var) and left.name not in m.bound and m.known(right)
-    one, two = (right, left) if turned else (left, right)
-    mine, yours = ("rhs", "lhs") if turned else ("lhs", "rhs")
+    exchanged = isinstance(left, Var) and left.name not in m.bound and m.known(right)
+    one, two = (right, left) if exchanged else (left, right)
+    mine, yours = ("rhs", "lhs") if exchanged else ("lhs", "rhs")
     own: tuple[int, ...] | None = None
     index = -1
     if m.known(one) and (want is None or isinstance(one, Var) or m.chance(0.5)):
@@ -121,7 +121,7 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
     n_batch = numbers.n_batch
     n_one, n_two = _free(m, numbers, want, rank, (one, two))
     wanted = list(want[n_batch:]) if want is not None else [None] * (n_one + n_two)
-    split = n_two if turned else n_one
+    split = n_two if exchanged else n_one
     pieces = {"lhs": wanted[:split], "rhs": wanted[split:]}
     c1, b1 = numbers.of_side(m, numbers.n_used + n_one, mine)
     if own is None:
@@ -140,7 +140,7 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         f"{yours}_batch": ops.pack_dims(b2),
         "dtype": ops.DTYPE_CODE[dtype],
     }
-    return ([other, index] if turned else [index, other]), attrs
+    return ([other, index] if exchanged else [index, other]), attrs
 
 
 _OF_ONE_DIMENSION = {(0, 1, 2, 3): (0, 1, 2), (0, 3, 1, 2): (0, 2, 1), (3, 2, 0, 1): (2, 1, 0)}
