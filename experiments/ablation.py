@@ -102,7 +102,7 @@ def trained(
             "first_seconds": ends[0] - began,
             "steps_per_second": (len(ends) - 1) * per_update / after_first if after_first else None,
             "best": dict(zip(names, map(float, best), strict=True)),
-            "reached": evaluate(state.weights, jax.random.key(seed)).of_each(names),
+            "reached": evaluate(state.weights, jax.random.key(seed)).by_program(names),
         }
 
 

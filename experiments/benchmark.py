@@ -138,7 +138,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
     """Compare the network's results, or read the comparison if it exists; return None if all
     searches failed or a result is wrong.
     """
-    runs = {s: run_search(config, network, s) for s in tell(config, network)}
+    runs = {s: run_search(config, network, s) for s in announced(config, network)}
     folders = {s: config.out / network / s for s, run in runs.items() if run["status"] == 0}
     if not folders:
         return None
@@ -171,7 +171,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
     return result
 
 
-def tell(config: Config, network: str) -> Iterator[str]:
+def announced(config: Config, network: str) -> Iterator[str]:
     """Yield the searches of a network, announcing each."""
     first = config.networks.index(network) * len(config.searches)
     total = len(config.networks) * len(config.searches)

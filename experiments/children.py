@@ -14,7 +14,7 @@ import psutil
 _EVERY = 0.1  # seconds between two samples of the memory
 
 
-class Ended(NamedTuple):
+class ProcessResult(NamedTuple):
     """How a process ended.
 
     Attributes:
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 def run(
     command: Sequence[str], *, log: Path | None = None, env: Mapping[str, str] | None = None
-) -> Ended:
+) -> ProcessResult:
     """Run a command to its end.
 
     Args:
@@ -47,7 +47,7 @@ def run(
         while True:
             try:
                 peak = max(peak, _bytes_of(child.pid))
-                return Ended(child.wait(_EVERY), peak, interrupted)
+                return ProcessResult(child.wait(_EVERY), peak, interrupted)
             except subprocess.TimeoutExpired:
                 continue
             except KeyboardInterrupt:

@@ -123,7 +123,7 @@ def graph_of(network: str) -> TensorGraph:
     return max(program.graphs, key=lambda g: int(n_live(g)))
 
 
-def rooms(graph: TensorGraph) -> dict[str, int]:
+def capacities(graph: TensorGraph) -> dict[str, int]:
     """Return the capacities for candidates and pairs: four and one for each slot of the graph."""
     n = graph.nodes.op.shape[0]
     return {"size": 4 * n, "pair_size": n}
@@ -140,8 +140,8 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
     its compile times.
     """
     graph, table = graph_of(network), rules.table
-    room = rooms(graph)
-    finding, find_compile = compiled(lambda t, g: find(t, g, **room), table, graph)
+    capacity = capacities(graph)
+    finding, find_compile = compiled(lambda t, g: find(t, g, **capacity), table, graph)
     masks, found = finding(table, graph)
     keys = jax.random.split(jax.random.key(0), FLAGS.batch)
     batched = jax.vmap(
@@ -155,8 +155,8 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
     if FLAGS.process == "compile":
         return figures
     count = int(found.count)
-    if count > room["size"]:
-        raise RuntimeError(f"{network}: {count} candidates, room for {room['size']}")
+    if count > capacity["size"]:
+        raise RuntimeError(f"{network}: {count} candidates, room for {capacity['size']}")
     sizes = np.asarray(applying(table, graph, found))[:count]
     if (sizes < 0).any():
         raise RuntimeError(f"{network}: {int((sizes < 0).sum())} candidates do not apply")
@@ -171,16 +171,16 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         "apply": dict(zip(("wall", "cpu"), timed(applying, table, graph, found)[1:], strict=True)),
         "steps_per_second": float(np.asarray(done).sum() / wall),
         "steps_per_cpu_second": float(np.asarray(done).sum() / cpu),
-        "recompiled_for_a_rule_more": recompiles(rules, graph, room),
+        "recompiled_for_a_rule_more": recompiles(rules, graph, capacity),
     }
     if FLAGS.compare:
         figures |= compare(rules, graph, found, finding)
     return figures
 
 
-def recompiles(rules: CompiledRules, graph: TensorGraph, room: dict[str, int]) -> bool:
+def recompiles(rules: CompiledRules, graph: TensorGraph, capacity: dict[str, int]) -> bool:
     """Return whether adding a rule within the bucket causes a compilation."""
-    finding = jax.jit(lambda t, g: find(t, g, **room))
+    finding = jax.jit(lambda t, g: find(t, g, **capacity))
     finding(rules.table, graph)
     before = finding._cache_size()  # type: ignore[attr-defined]
     more = compile_rules([*rules.rules, *load_rules(EXTRA)])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.rl.actions import Logits
-from xrl_jax.rl.decode import by_chance, by_gain, by_network, least_met
+from xrl_jax.rl.decode import by_chance, by_gain, by_network, least_seconds
 from xrl_jax.rl.env import EnvParams, EnvState, batch_axes
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -28,7 +28,7 @@ class Reached(NamedTuple):
     greedy: np.ndarray  # each step applies the rule of the largest predicted gain wherever it gains
     chance: np.ndarray  # best of N rollouts
 
-    def of_each(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    def by_program(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the values by program, then by field."""
         ways = self._asdict().items()
         return {name: {way: float(v[k]) for way, v in ways} for k, name in enumerate(names)}
@@ -52,10 +52,10 @@ def evaluator(network: NetworkConfig, params: EnvParams) -> Callable[[Any, jax.A
 
         def one(params: EnvParams, key: jax.Array, way: jax.Array, t: jax.Array) -> jax.Array:
             def choose(state: EnvState, params: EnvParams) -> Logits:
-                said = [choice(state, params) for choice in choices]
-                return jax.tree.map(lambda *v: jnp.stack(v)[way], *said)
+                logits = [choice(state, params) for choice in choices]
+                return jax.tree.map(lambda *v: jnp.stack(v)[way], *logits)
 
-            return least_met(choose, params, key, t, n_steps)
+            return least_seconds(choose, params, key, t, n_steps)
 
         rollouts = jax.vmap(one, in_axes=(None, 0, 0, 0))
         of_all = jax.vmap(rollouts, in_axes=(batch_axes(params), None, None, None))

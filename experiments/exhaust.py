@@ -16,7 +16,7 @@ from xrl_jax.search.states import Space, State
 MOST_STATES = 5_000
 # Costs are sums of float32, so relative differences below this count as none: a step that loses no
 # more than this counts as one that gains.
-_ALIKE = 1e-6
+_TOLERANCE = 1e-6
 
 
 class Exhausted(NamedTuple):
@@ -54,7 +54,7 @@ class Visited:
 
     space: Space
     reached: list[_Reached]
-    leads_to: list[list[int]]
+    successors: list[list[int]]
 
     def under(self, costs: CostTable) -> Exhausted:
         """Return the costs of the states under a cost table."""
@@ -62,17 +62,17 @@ class Visited:
         below, todo = {0}, [0]
         while todo:
             at = todo.pop()
-            most = seconds[at] * (1 + _ALIKE)
-            gaining = {n for n in self.leads_to[at] if seconds[n] <= most} - below
+            most = seconds[at] * (1 + _TOLERANCE)
+            gaining = {n for n in self.successors[at] if seconds[n] <= most} - below
             below |= gaining
             todo += gaining
         best = min(range(len(seconds)), key=seconds.__getitem__)
         downhill = min(seconds[n] for n in below)
         return Exhausted(
-            seconds[0], downhill, seconds[best], self._way(best, seconds), len(seconds)
+            seconds[0], downhill, seconds[best], self._path(best, seconds), len(seconds)
         )
 
-    def _way(self, to: int, seconds: list[float]) -> tuple[Step, ...]:
+    def _path(self, to: int, seconds: list[float]) -> tuple[Step, ...]:
         steps: list[Step] = []
         while to:
             _, parent, rule, place = self.reached[to]
@@ -94,9 +94,9 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
     start = space.start(program.graph, oracle.costs)
     reached = [_Reached(start, -1, "", "")]
     index = {space.identity(start): 0}
-    leads_to: list[list[int]] = []
-    while len(leads_to) < len(reached):
-        at = len(leads_to)
+    successors: list[list[int]] = []
+    while len(successors) < len(reached):
+        at = len(successors)
         state = space.matched(reached[at].state)
         measure_graph(oracle, state.graph, Stopwatch(float("inf")), None)
         costs = oracle.costs
@@ -115,8 +115,8 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
                 name, place = space.rule_name(variant), space.place(state, root)
                 reached.append(_Reached(after, at, name, place))
             there.append(index[identity])
-        leads_to.append(there)
-    return Visited(space, reached, leads_to)
+        successors.append(there)
+    return Visited(space, reached, successors)
 
 
 def exhaust(problem: Problem, *, most_states: int = MOST_STATES) -> Exhausted:

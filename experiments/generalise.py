@@ -76,7 +76,7 @@ def values_of(
     return values | ({HOME: [float(r.policy[0]) for r in at_home]} if at_home else {})
 
 
-def together(programs: Sequence[Values]) -> Values:
+def geometric_means(programs: Sequence[Values]) -> Values:
     """Return geometric means over programs, for each seed, of the ways that all programs have."""
     return {
         way: np.exp(np.mean(np.log([v[way] for v in programs]), axis=0)).tolist()
@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
         rows[text] = row_of(values[text])
         show(rows)
     if len(values) > 1:
-        rows[ALL] = row_of(together(list(values.values())))
+        rows[ALL] = row_of(geometric_means(list(values.values())))
         show({ALL: rows[ALL]})
     result = {"policy": FLAGS.policy, "trained": policy.trained, "rows": rows}
     if FLAGS.measured_seconds:

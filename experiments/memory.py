@@ -18,8 +18,8 @@ def peak_bytes() -> int:
     if of_device:
         return of_device["peak_bytes_in_use"]
     # On Linux `ru_maxrss` includes the memory of the process that started this one.
-    told = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()) if _STATUS.is_file() else None
-    if told:
-        return int(told[1]) * 1024
+    found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()) if _STATUS.is_file() else None
+    if found:
+        return int(found[1]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

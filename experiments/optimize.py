@@ -255,7 +255,7 @@ def search_of(config: Config) -> str | Strategy:
         policy = load_policy(config.policy or SHIPPED)
         follow = XRLflow(policy, FineTune() if config.finetune else None)
         search = search._replace(search=lambda: follow)
-    return search.alone() if config.alone else search.strategy()
+    return search.without_stages() if config.alone else search.strategy()
 
 
 def run(config: Config) -> Report:

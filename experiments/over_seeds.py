@@ -112,7 +112,7 @@ def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[
             last = (str(judged.ratio), judged.best_other, judged.text)
             counts[judged.text] += 1
         lines.append("| " + " | ".join([network, *cells, *last]) + " |")
-    told = ", ".join(f"{n} {text}" for text, n in counts.items())
-    lines += ["", f"{search} beside the best of the others, {len(of_seeds)} seeds: {told}"]
+    counts_text = ", ".join(f"{n} {text}" for text, n in counts.items())
+    lines += ["", f"{search} beside the best of the others, {len(of_seeds)} seeds: {counts_text}"]
     lines += [f"{name}: {note}" for name, note in notes.items()]
     return "\n".join(lines)

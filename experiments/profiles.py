@@ -82,7 +82,7 @@ def by_kind(parts: Sequence[tuple[str, float]]) -> dict[str, float]:
     return dict(sums)
 
 
-def told_by_onednn(text: str) -> list[tuple[str, float]]:
+def parse_onednn(text: str) -> list[tuple[str, float]]:
     """Return (primitive, milliseconds) of every execution in oneDNN's verbose output."""
     found = []
     for line in text.splitlines():
@@ -92,7 +92,7 @@ def told_by_onednn(text: str) -> list[tuple[str, float]]:
     return found
 
 
-def told_by_onnx_runtime(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+def parse_onnx_runtime(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """Return (operator, milliseconds) of every kernel in ONNX Runtime's profile."""
     kernels = [e for e in events if e["name"].endswith("_kernel_time")]
     return [(e["args"]["op_name"], 1e-3 * e["dur"]) for e in kernels]
@@ -130,7 +130,7 @@ def of_result(target: targets.Target, folder: Path) -> Profile:
             in_loop(call)
             lib.set_verbose(0)
         file.seek(0)
-        return Profile(taken, by_kind(told_by_onednn(file.read().decode())))
+        return Profile(taken, by_kind(parse_onednn(file.read().decode())))
 
 
 def of_onnx_runtime(target: targets.Target) -> Profile:
@@ -142,10 +142,10 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
     taken = in_loop(lambda: run(*on_host))
     run.wait_until_idle()
     with tempfile.TemporaryDirectory() as folder:
-        told = onnx_runtime(model, threads, profile_to=os.path.join(folder, "profile"))
-        in_loop(lambda: told(*on_host))
-        events = json.loads(Path(told.session.end_profiling()).read_text(encoding="utf-8"))
-    return Profile(taken, by_kind(told_by_onnx_runtime(events)))
+        profiled = onnx_runtime(model, threads, profile_to=os.path.join(folder, "profile"))
+        in_loop(lambda: profiled(*on_host))
+        events = json.loads(Path(profiled.session.end_profiling()).read_text(encoding="utf-8"))
+    return Profile(taken, by_kind(parse_onnx_runtime(events)))
 
 
 def table(network: str, ours: Profile, theirs: Profile) -> Table:

@@ -52,32 +52,32 @@ def walk(
     """Advance an environment by `n_steps` steps; when an episode ends, the next begins."""
 
     def one(state: EnvState, key: jax.Array) -> tuple[EnvState, None]:
-        to_act, to_step = jax.random.split(key)
-        action = draw(to_act, choose(state, params))
-        return step(to_step, state, action, params)[0], None
+        act_key, step_key = jax.random.split(key)
+        action = draw(act_key, choose(state, params))
+        return step(step_key, state, action, params)[0], None
 
     return jax.lax.scan(one, state, jax.random.split(key, n_steps))[0]
 
 
-def rate(go_on: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float, float]:
+def rate(advance: Callable[[Any, int], Any], state: Any, *, n: int) -> tuple[float, float]:
     """Return the median steps per second, and the seconds of compilation.
 
     Each run continues from the state after the last one, because at the start all environments are
     equal, and the engine processes equal ones only once.
 
     Args:
-      go_on: (state, number of the run) -> the state `n` steps later.
+      advance: (state, number of the run) -> the state `n` steps later.
     """
     seconds = []
     for i in range(1 + _RUNS):
         began = time.perf_counter()
-        state = jax.block_until_ready(go_on(state, i))
+        state = jax.block_until_ready(advance(state, i))
         seconds.append(time.perf_counter() - began)
     usual = statistics.median(seconds[1:])
     return n / usual, max(seconds[0] - usual, 0.0)
 
 
-def told(name: str, found: tuple[float, float]) -> tuple[float, float]:
+def printed(name: str, found: tuple[float, float]) -> tuple[float, float]:
     """Return the result of `rate` after printing it, because a row can take many minutes."""
     print(f"{name}: {found[0]:,.0f} steps a second, compiled in {found[1]:.0f} s", flush=True)
     return found
@@ -104,14 +104,14 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
             of_all = jax.shard_map(of_all, mesh=mesh, in_specs=ins, out_specs=each, check_vma=False)
         steps = engine_jit(of_all)
 
-        def go_on(states: EnvState, run: int) -> EnvState:
+        def advance(states: EnvState, run: int) -> EnvState:
             return steps(params, states, jax.random.split(jax.random.key(run), batch))
 
-        return told(name, rate(go_on, first.envs, n=n))
+        return printed(name, rate(advance, first.envs, n=n))
 
     chance, chance_compile = rate_of("random", by_chance)
-    says = by_network(sizes, jax.device_get(first.weights))
-    policy, policy_compile = rate_of("policy", says)
+    policy_choice = by_network(sizes, jax.device_get(first.weights))
+    policy, policy_compile = rate_of("policy", policy_choice)
     row: dict[str, Any] = {
         "network": network,
         "fold": fold,
@@ -126,7 +126,7 @@ def measure(network: str, *, fold: bool, batch: int) -> dict[str, Any]:
     if n // len(devices) % settings.minibatches == 0:
         update = engine_jit(training.update)
         trained = rate(lambda s, _: update(s, params)[0], first, n=n)
-        row["training"], compiling = told("training", trained)
+        row["training"], compiling = printed("training", trained)
         row["compile_seconds"]["training"] = compiling
     return row | {"peak_bytes": peak_bytes()}
 

@@ -149,7 +149,7 @@ def walk(
     return jax.lax.scan(step, state, jax.random.split(key, STEPS))
 
 
-def note(
+def record(
     rules: CompiledRules, rows: Sequence[Row], network: str, seen: Seen, *, first: bool
 ) -> None:
     """Record in `rows` what a walk has seen; its first state is the network's own if `first`."""
@@ -207,13 +207,13 @@ def survey(
         for k in range(MOST_GREEDY):
             end, seen = walk(rules.table, costs, end, next(keys), jnp.bool_(True))
             seen = jax.device_get(seen)
-            note(rules, rows, network, seen, first=k == 0)
+            record(rules, rows, network, seen, first=k == 0)
             if not seen.ok.all():
                 break
         for state in (origin, end):
             for _ in range(n_walks):
                 seen = walk(rules.table, costs, state, next(keys), jnp.bool_(False))[1]
-                note(rules, rows, network, jax.device_get(seen), first=False)
+                record(rules, rows, network, jax.device_get(seen), first=False)
 
 
 @functools.partial(jax.vmap, in_axes=(None, None, 0, 0, 0, 0))

@@ -49,7 +49,7 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float | tuple[int, ..
         if option not in options:
             known = ", ".join(f"--{n}" for n in SHAPE_FLAGS if n in options)
             raise ConfigError(f"--model={name} has no option --{option} (it has: {known})")
-    given = {o: _of_kind(name, o, options[o].default, value) for o, value in shape.items()}
+    given = {o: _converted(name, o, options[o].default, value) for o, value in shape.items()}
     try:
         model = models.get(name, seed=seed, **given)
     except ValueError as error:
@@ -59,7 +59,7 @@ def from_model(name: str, *, seed: int = 0, **shape: int | float | tuple[int, ..
     return Target(name, model.fn, args, (0,))
 
 
-def _of_kind(name: str, option: str, default: Any, value: Any) -> Any:
+def _converted(name: str, option: str, default: Any, value: Any) -> Any:
     """Convert an option's value to the type of its default (one number becomes a tuple if that is
     a tuple); raise ConfigError if it does not fit.
     """

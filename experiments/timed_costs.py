@@ -21,7 +21,7 @@ from xrl_jax.language.table import CompiledRules
 from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem
 
@@ -67,7 +67,7 @@ def kept_costs(
 
 def save_costs(table: CostTable, path: Path) -> None:
     """Write a table, replacing an existing file; raise OSError if that fails."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         arrays: dict[str, Any] = {name: np.asarray(getattr(table, name)) for name in _FIELDS}
         np.savez(file, **arrays)
 

@@ -152,7 +152,7 @@ def train(
                 last = n == config.updates
                 if evaluate is not None and (last or n % config.evaluate_every == 0):
                     found = evaluate(after.weights, jax.random.key(n))
-                    row["evaluated"] = found.of_each(config.networks)
+                    row["evaluated"] = found.by_program(config.networks)
                 # Only now, so that after Ctrl-C every update that counts has its line.
                 state, done = after, n
                 log.add(row)

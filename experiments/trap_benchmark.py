@@ -32,7 +32,7 @@ from rich.table import Table
 from experiments.environments import devices, params_of
 from experiments.exhaust import Exhausted, visit
 from experiments.targets import ConfigError, require_known
-from experiments.traps import FAMILIES, Drawn, Family, Size, drawn, member
+from experiments.traps import FAMILIES, Family, Members, Size, draw_members, member
 from xrl_jax.cost.model import Oracle
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.measure.store import STORE_FILE, TimingStore
@@ -45,7 +45,7 @@ from xrl_jax.rl.train import spread
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.greedy import Greedy
@@ -86,7 +86,7 @@ class Config:
         return self.out / f"{family}.msgpack"
 
 
-class Ends(NamedTuple):
+class EndCosts(NamedTuple):
     """Predicted seconds at which searches end on one unseen member."""
 
     sizes: tuple[Size, ...]
@@ -136,7 +136,7 @@ class Policies(NamedTuple):
     trained: Policy
 
 
-def policies(config: Config, costs: Costs, members: Drawn, file: Path) -> Policies:
+def policies(config: Config, costs: Costs, members: Members, file: Path) -> Policies:
     """Train a policy on the small members and save it to the file; load it if the file exists."""
     programs = [member(costs.family, sizes) for sizes in members.training]
     params = params_of(programs, costs.rules, envs=config.envs, costs=costs.oracle.costs)
@@ -167,19 +167,19 @@ def searches_with(policies: Policies) -> dict[str, Strategy]:
         Taso(alpha=1.0, own_start=True),
         Taso(),
         Random(),
-        XRLflow(policies.untrained, whole=False),
-        XRLflow(policies.trained, whole=False),
+        XRLflow(policies.untrained, time_programs=False),
+        XRLflow(policies.trained, time_programs=False),
     )
     return dict(zip(SEARCHES, found, strict=True))
 
 
-def ends(
+def end_costs(
     config: Config,
     costs: Costs,
     blocks: Mapping[Size, Exhausted],
-    members: Drawn,
+    members: Members,
     searches: Mapping[str, Strategy],
-) -> list[Ends]:
+) -> list[EndCosts]:
     """Run each search on each unseen member and return the costs at which they end."""
     found = []
     for sizes in members.unseen:
@@ -190,7 +190,7 @@ def ends(
             key = jax.random.key(config.seed + SEARCHES.index(name))
             result = search(problem, Budget(seconds=config.seconds), key)
             each[name] = min(f.seconds for f in result.best)
-        found.append(Ends(sizes, known.start, known.optimum, known.downhill, each))
+        found.append(EndCosts(sizes, known.start, known.optimum, known.downhill, each))
     return found
 
 
@@ -215,7 +215,7 @@ def is_trap(block: Exhausted) -> bool:
     return block.downhill > block.optimum * (1 + _TRAP)
 
 
-def summary(found: Sequence[Ends]) -> dict[str, dict[str, float]]:
+def summary(found: Sequence[EndCosts]) -> dict[str, dict[str, float]]:
     """Return, by search and for the least that downhill can reach, on how many unseen members it
     ends at the optimum, and how far above it on average.
     """
@@ -235,7 +235,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
     costs = Costs(family, family.compiled(), oracle)
     blocks = costs.blocks()
     console.print(block_table(name, family, blocks))
-    members = drawn(
+    members = draw_members(
         family,
         training=config.members,
         unseen=config.unseen,
@@ -245,7 +245,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
     both = policies(config, costs, members, config.policy_file(name))
     searches = searches_with(both)
     compared = {search: searches[search] for search in config.searches}
-    found = ends(config, costs, blocks, members, compared)
+    found = end_costs(config, costs, blocks, members, compared)
     figures = summary(found)
     for way, row in figures.items():
         console.print(
@@ -320,7 +320,7 @@ def main(argv: Sequence[str]) -> int:
         for name in config.families:
             figures[name] = run_family(config, name, oracle, console)
             values = json.dumps(figures, indent=1, default=dataclasses.asdict)
-            with replacing(results) as file:  # the next run reads it
+            with atomic_write(results) as file:  # the next run reads it
                 file.write(values.encode())
     print(f"results are in {config.out}")
     return 0

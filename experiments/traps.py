@@ -174,14 +174,14 @@ def member(family: Family, sizes: Sequence[Size]) -> Program:
     return from_jax(chain, normal(family.shape), weights, weights=(1,), fold=False)
 
 
-class Drawn(NamedTuple):
+class Members(NamedTuple):
     """Sizes of members' blocks: for training, and unseen members of up to twice as many blocks."""
 
     training: list[tuple[Size, ...]]
     unseen: list[tuple[Size, ...]]
 
 
-def drawn(family: Family, *, training: int, unseen: int, blocks: int, seed: int) -> Drawn:
+def draw_members(family: Family, *, training: int, unseen: int, blocks: int, seed: int) -> Members:
     """Draw members: `training` ones of `blocks` / 2 to `blocks` blocks, and `unseen` ones of
     `blocks` to twice as many, of all sizes.
     """
@@ -192,7 +192,7 @@ def drawn(family: Family, *, training: int, unseen: int, blocks: int, seed: int)
         return tuple(sizes[i] for i in chosen)
 
     half, everything = max(blocks // 2, 1), (*family.sizes, *family.unseen)
-    return Drawn(
+    return Members(
         [some(family.sizes, half, blocks) for _ in range(training)],
         [some(everything, blocks, 2 * blocks) for _ in range(unseen)],
     )

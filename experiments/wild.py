@@ -56,7 +56,7 @@ class Config:
     out: Path
     here: bool = False
 
-    def made_by(self, network: str) -> list[str]:
+    def search_command(self, network: str) -> list[str]:
         """Return the command of a search, without the folders of its results."""
         return [
             *(sys.executable, "-m", "experiments.optimize", f"--fn={_MODULE}:{network}"),
@@ -64,7 +64,7 @@ class Config:
             f"--seed={self.seed}",
         ]
 
-    def compared_by(self, network: str) -> list[str]:
+    def compare_command(self, network: str) -> list[str]:
         """Return the command that compares the result of a search."""
         return [
             *(sys.executable, "-m", "experiments.wild", "--here", f"--networks={network}"),
@@ -82,7 +82,7 @@ def optimised(config: Config, network: str) -> Path:
       KeyboardInterrupt: Ctrl-C.
     """
     folder = config.out / network
-    record, command = folder / "run.json", config.made_by(network)
+    record, command = folder / "run.json", config.search_command(network)
     if record.is_file() and json.loads(record.read_text(encoding="utf-8")) == command[1:]:
         return folder
     share_engine(folder / "cache", config.out / COMPILED)
@@ -93,7 +93,7 @@ def optimised(config: Config, network: str) -> Path:
         raise KeyboardInterrupt
     if ended.status:
         raise RuntimeError(f"the search failed: see {log}")
-    record.write_text(json.dumps(config.made_by(network)[1:]), encoding="utf-8")
+    record.write_text(json.dumps(config.search_command(network)[1:]), encoding="utf-8")
     (folder / "side_by_side.json").unlink(missing_ok=True)
     return folder
 
@@ -113,7 +113,7 @@ def compared(config: Config, network: str) -> SideBySide:
     folder = optimised(config, network)
     kept, log = folder / "side_by_side.json", folder / "compared.txt"
     if not kept.is_file():
-        ended = run(config.compared_by(network), log=log)
+        ended = run(config.compare_command(network), log=log)
         if ended.interrupted:
             raise KeyboardInterrupt
         if ended.status == _WRONG:

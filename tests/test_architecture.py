@@ -109,7 +109,7 @@ def module_of(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     """Late imports and those for type checkers count too; the package's own lazy names do not."""
     modules = {module_of(p): p for p in sources("xrl_jax") if p.parent != PACKAGE}
     edges: dict[str, set[str]] = {}
@@ -162,7 +162,7 @@ def effects(path: Path) -> Iterator[str]:
                 yield f"{name_of(path)}:{node.lineno} calls .{called}"
 
 
-def test_effects_live_at_the_edge() -> None:
+def test_only_outer_modules_have_side_effects() -> None:
     inner = [
         path
         for path in sources("xrl_jax")
@@ -222,7 +222,7 @@ def test_constraints_hold_names_and_exact_versions_only() -> None:
     assert len(pins) > 50
 
 
-def test_what_jax_export_needs_is_asked_for() -> None:
+def test_the_package_requires_flatbuffers_for_jax_export() -> None:
     """`jax.export` needs flatbuffers, on which JAX does not depend; where tests run, packages that
     only they need install it.
     """

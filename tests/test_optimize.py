@@ -182,7 +182,7 @@ def endless_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("worker", "timeout"), [(Worker, 5.0), (Killed, 20.0)], ids=["hangs", "killed"]
 )
-def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
+def test_a_candidate_that_hangs_or_kills_the_worker_is_skipped(
     worker, timeout, optimize, monkeypatch
 ):
     monkeypatch.setattr(front, "Worker", worker)
@@ -204,7 +204,7 @@ def test_a_candidate_that_hangs_or_kills_the_worker_costs_itself_only(
     [None, 0.5e-3, 1e-3],
     ids=["as a region", "as a program", "in a neighbourhood"],
 )
-def test_what_loses_the_worker_is_tried_and_counted_once_wherever_it_is_timed(
+def test_a_candidate_that_loses_the_worker_is_tried_and_counted_once(
     alone, status, optimize, made_up, monkeypatch
 ):
     lost: list[str] = []
@@ -247,9 +247,7 @@ def test_the_same_key_and_store_give_the_same_steps(optimize, made_up, monkeypat
     assert str(second.program) == str(first.program)
 
 
-def test_the_best_programs_are_timed_with_what_the_search_leaves_of_the_budget(
-    optimize, made_up, monkeypatch
-):
+def test_the_best_programs_are_timed_with_the_rest_of_the_budget(optimize, made_up, monkeypatch):
     """Of ten timings, five are for loops and the search, and five for programs."""
     spent: list[tuple[int, int | None]] = []
 
@@ -261,17 +259,17 @@ def test_the_best_programs_are_timed_with_what_the_search_leaves_of_the_budget(
     report = optimize(network, PARAMS, X, weights=0, search=pipeline(search), budget=budget).report
     assert [limit for _, limit in spent] == [5] and spent[0][0] > 0
     assert 5 < report.measurements <= 10
-    own = Search(search)._of_measurements
+    own = Search(search)._search_measurements
     assert [own(n) for n in (0, 1, 100, None)] == [0, 1, 94, None]
 
 
-def test_what_is_judged_alone_is_not_refined(optimize, made_up, monkeypatch):
+def test_a_search_that_is_judged_alone_is_not_refined(optimize, made_up, monkeypatch):
     monkeypatch.setattr(Refine, "refined", lambda *_: pytest.fail("it was refined"))
     report = optimize(network, PARAMS, X, weights=0, search=alone(Greedy())).report
     assert report.used == "optimized"
 
 
-def test_a_search_of_ones_own_is_followed_as_it_is_and_its_best_program_is_timed(optimize, made_up):
+def test_a_search_object_runs_unchanged_and_its_best_program_is_timed(optimize, made_up):
     report = optimize(network, PARAMS, X, weights=0, search=Greedy()).report
     assert report.used == "optimized" and report.search == "greedy"
 
@@ -279,7 +277,7 @@ def test_a_search_of_ones_own_is_followed_as_it_is_and_its_best_program_is_timed
 # Functions and arguments that are accepted ------------------------------------------------------
 
 
-def test_work_that_does_nothing_is_taken_away(made_up, optimize):
+def test_operations_without_effect_are_removed(made_up, optimize):
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.used == "optimized"
     assert fast.report.rules_fired == {"turn-twice": 1, "turn-not": 1}
@@ -313,7 +311,7 @@ def test_a_program_with_or_without_examples(made_up, optimize):
         same(fast(PARAMS, X), network(PARAMS, X))
 
 
-def test_shapes_are_enough(made_up, optimize):
+def test_shapes_suffice_as_examples(made_up, optimize):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (PARAMS, X))
     fast = optimize(network, *shapes, weights=0)
     assert fast.report.used == "optimized" and fast.report.max_error < 1e-5
@@ -371,7 +369,7 @@ def identity(params, x):
     ],
     ids=lambda f: f.__name__,
 )
-def test_any_function_is_taken(fn, made_up, optimize):
+def test_any_function_is_accepted(fn, made_up, optimize):
     fast = optimize(fn, PARAMS, X, weights=0)
     assert fast.report.reason.startswith(f"the {fast.report.used.replace('z', 's')}")
     expected = fn(PARAMS, X)
@@ -414,7 +412,7 @@ def test_unknown_rules_and_searches_are_refused_before_any_work(optimize):
         optimize(untouched, X, search="gredy")
 
 
-def test_a_search_of_ones_own(made_up, optimize):
+def test_a_custom_search_function_is_accepted(made_up, optimize):
     def mine(problem, budget, key):
         return Greedy()(problem, budget, key)
 
@@ -466,7 +464,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_ctrl_c_whose_exception_is_dropped_ends_the_search_all_the_same(
+def test_ctrl_c_ends_the_search_even_if_its_exception_is_suppressed(
     made_up, optimize, interruptible
 ):
     seen = []
@@ -486,7 +484,7 @@ def test_a_ctrl_c_whose_exception_is_dropped_ends_the_search_all_the_same(
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
-def test_ctrl_c_in_a_search_that_does_not_mind_returns_the_original(made_up, optimize):
+def test_ctrl_c_in_a_search_that_does_not_handle_it_returns_the_original(made_up, optimize):
     def rude(problem, budget, key):
         raise KeyboardInterrupt
 
@@ -497,7 +495,7 @@ def test_ctrl_c_in_a_search_that_does_not_mind_returns_the_original(made_up, opt
     str(fast.report)
 
 
-def test_ctrl_c_while_programs_are_timed_goes_on_to_the_check(made_up, optimize):
+def test_ctrl_c_while_programs_are_timed_continues_with_the_check(made_up, optimize):
     made_up.interrupt = staticmethod(lambda reference: reference is not None)
     fast = optimize(network, PARAMS, X, weights=0)
     assert fast.report.max_error <= fast.report.tolerance
@@ -529,7 +527,7 @@ def test_ctrl_c_in_the_check_returns_the_original(made_up, optimize, monkeypatch
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 @pytest.mark.parametrize(("completed", "kernels"), [(pipeline, 2), (alone, 0)])
-def test_all_kernels_in_the_library_are_timed_beside_what_a_search_finds(
+def test_a_program_with_all_kernels_in_the_library_is_timed_too(
     completed, kernels, made_up, tmp_path
 ):
     """Nothing is timed beside the result of a search that is judged on its own."""
@@ -568,7 +566,7 @@ def test_the_engine_is_compiled_for_a_search_that_calls_it(
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_where_time_is_short_they_are_timed_and_nothing_is_searched(made_up, tmp_path):
+def test_with_little_time_library_kernels_are_timed_without_a_search(made_up, tmp_path):
     def never(problem, budget, key):
         raise AssertionError("there is no time for this")
 
@@ -586,7 +584,7 @@ def test_where_time_is_short_they_are_timed_and_nothing_is_searched(made_up, tmp
     assert [s.rule for s in fast.report.steps] == ["dot-as-onednn"] * 2
 
 
-def test_where_time_is_too_short_to_compile_the_engine_that_is_said(made_up, tmp_path, monkeypatch):
+def test_the_report_says_if_there_was_no_time_to_compile_the_engine(made_up, tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "is_compiled", lambda *_: False)
 
     def never(problem, budget, key):
@@ -612,7 +610,7 @@ def test_a_corrupted_store_is_moved_aside(made_up, optimize, tmp_path):
     assert len(list((tmp_path / "cache").glob("*.corrupt-1"))) == 1
 
 
-def test_a_locked_store_costs_the_store_only(made_up, optimize, tmp_path, monkeypatch):
+def test_a_locked_store_only_disables_the_store(made_up, optimize, tmp_path, monkeypatch):
     path = tmp_path / "cache" / "timings.sqlite"
     TimingStore(path).close()
     monkeypatch.setattr(front, "TimingStore", functools.partial(TimingStore, timeout=0.1))
@@ -624,7 +622,7 @@ def test_a_locked_store_costs_the_store_only(made_up, optimize, tmp_path, monkey
     assert fast.report.used == "optimized"
 
 
-def test_a_check_that_takes_longer_than_its_share_is_said_beforehand(
+def test_a_check_that_exceeds_its_share_is_announced_beforehand(
     made_up, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(front, "last_seconds", lambda program, run=0.0: 30.0)
@@ -646,14 +644,14 @@ def test_a_check_that_takes_many_times_the_budget_is_not_begun(made_up, tmp_path
     same(fast(PARAMS, X), network(PARAMS, X))
 
 
-def test_a_cache_folder_that_cannot_be_made_costs_the_cache_only(made_up, optimize, tmp_path):
+def test_a_cache_folder_that_cannot_be_created_only_disables_the_cache(made_up, optimize, tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning, match="timings are kept in memory only"):
         fast = optimize(network, PARAMS, X, weights=0, cache_dir=tmp_path / "file" / "cache")
     assert fast.report.used == "optimized"
 
 
-def test_a_rule_of_the_user_that_is_wrong_is_refused_with_a_counterexample(tmp_path):
+def test_a_wrong_rule_of_the_user_is_refused(tmp_path):
     text = '(rule sum-is-product (source "nowhere") (lhs (add ?x ?y)) (rhs (mul ?x ?y)))'
     (wrong,) = parse_rules(text)[0]
     with pytest.raises(xrl_jax.RuleError, match="sum-is-product is not verified"):
@@ -662,7 +660,7 @@ def test_a_rule_of_the_user_that_is_wrong_is_refused_with_a_counterexample(tmp_p
         )
 
 
-def test_forms_of_a_library_that_is_not_there_are_not_tried(made_up, monkeypatch, tmp_path) -> None:
+def test_lowerings_of_a_missing_library_are_not_tried(made_up, monkeypatch, tmp_path) -> None:
     tried: list[str] = []
 
     def look(problem, budget, key):

@@ -75,7 +75,7 @@ def assert_identical(got: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.name, marks=[pytest.mark.slow] * c.slow) for c in CASES]
 )
-def test_comes_back_bit_identical(case: Case) -> None:
+def test_round_trips_are_bit_identical(case: Case) -> None:
     program = program_of(case)
     with jax.enable_x64(case.x64):
         assert_identical(run(xrl_jax.to_jax(program), case.args), run(case.fn, case.args))

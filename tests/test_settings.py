@@ -72,7 +72,7 @@ def test_rewriting_step_by_step_works_under_all_settings_together() -> None:
     np.testing.assert_allclose(result, network(PARAMS, X), rtol=1e-4, atol=1e-5)
 
 
-def test_the_users_function_sees_the_users_settings_inside_ours() -> None:
+def test_the_users_function_runs_under_the_users_settings_not_the_librarys() -> None:
     with jax.numpy_dtype_promotion("strict"), jax.default_matmul_precision("highest"):
         fn = under_users_settings(lambda: jax.config.jax_numpy_dtype_promotion)  # type: ignore[attr-defined]
     with own_settings():
@@ -80,7 +80,7 @@ def test_the_users_function_sees_the_users_settings_inside_ours() -> None:
         assert jax.config.jax_numpy_dtype_promotion == "standard"  # type: ignore[attr-defined]
 
 
-def test_strict_types_refuse_what_they_refuse_in_the_original() -> None:
+def test_strict_promotion_errors_of_the_original_are_raised() -> None:
     with (
         jax.numpy_dtype_promotion("strict"),
         pytest.raises(TraceError, match="TypePromotionError"),
@@ -111,7 +111,7 @@ def test_where_jit_is_switched_off_the_original_is_run() -> None:
     assert isinstance(seen[-1], jax.Array) and not isinstance(seen[-1], Tracer)
 
 
-def test_a_known_call_too_runs_the_original_where_jit_is_switched_off() -> None:
+def test_a_compiled_call_runs_the_original_where_jit_is_switched_off() -> None:
     seen = []
     fast = made(lambda x: seen.append(x) or x + 1, X)
     fast(X)
@@ -120,7 +120,7 @@ def test_a_known_call_too_runs_the_original_where_jit_is_switched_off() -> None:
     assert seen[-1] is X
 
 
-def test_a_gradient_is_found_where_jit_is_switched_off() -> None:
+def test_gradients_work_where_jit_is_switched_off() -> None:
     fast = made(lambda x: (x * x).sum(), X)
     with jax.disable_jit():
         np.testing.assert_allclose(jax.grad(fast)(X), 2 * X)
@@ -132,7 +132,7 @@ def test_a_program_without_its_original_runs_where_jit_is_switched_off() -> None
         np.testing.assert_array_equal(fast(jnp.ones(3)), [4, 4, 4])
 
 
-def test_prepared_weights_are_taken_where_jit_is_switched_off() -> None:
+def test_prepared_weights_are_accepted_where_jit_is_switched_off() -> None:
     fast = made(lambda w, x: x @ (w * 2), X, X, weights=0)
     with jax.disable_jit():
         result = fast.call(fast.prepare(X), X)
@@ -172,14 +172,14 @@ def test_saving_and_loading_work_under_strict_types_and_without_jit(tmp_path) ->
     np.testing.assert_allclose(result, network(PARAMS, X), rtol=1e-4, atol=1e-5)
 
 
-def test_the_precision_of_products_is_the_one_the_function_was_traced_with() -> None:
+def test_products_keep_the_precision_they_were_traced_with() -> None:
     with jax.default_matmul_precision("highest"):
         fast = made(lambda x: x @ x, X)
         text = jax.jit(fast).lower(X).as_text()
     assert "HIGHEST" in text
 
 
-def test_transfers_may_be_guarded_around_a_call_on_device_arrays() -> None:
+def test_a_call_on_device_arrays_passes_a_transfer_guard() -> None:
     fast = made(lambda x: x + np.arange(6, dtype=np.float32), X)
     expected = np.asarray(X) + np.arange(6, dtype=np.float32)
     with jax.transfer_guard("disallow"):

@@ -48,33 +48,33 @@ def refused(message: str, function: Any, *args: Any) -> None:
         jax.eval_shape(function, *args)
 
 
-def test_one_graph_is_matched() -> None:
+def test_matching_a_batch_is_refused() -> None:
     refused("a batch of graphs goes under jax.vmap", match, rules_of(DOUBLE).table, two(one()))
 
 
-def test_what_changed_is_of_the_graph_that_is_matched_again() -> None:
+def test_rematching_needs_a_flag_for_each_node_of_the_graph() -> None:
     table, graph = rules_of(DOUBLE).table, one()
     masks = jnp.zeros((len(graph.nodes.op), table.n_words), jnp.uint32)
     refused("a row for each of 128 nodes", rematch, table, graph, masks, jnp.zeros(64, bool))
 
 
-def test_one_candidate_is_applied() -> None:
+def test_applying_several_candidates_at_once_is_refused() -> None:
     entries = jnp.zeros(2, jnp.int32)
     refused("many go under jax.vmap", apply, rules_of(DOUBLE).table, one(), *[entries] * 3)
 
 
-def test_one_graph_is_priced() -> None:
+def test_pricing_a_batch_is_refused() -> None:
     refused("a batch of graphs goes under jax.vmap", cost_table({}).priced, two(one()))
 
 
-def test_one_environment_takes_a_step() -> None:
+def test_stepping_with_several_actions_is_refused() -> None:
     params = environment()
     state = jax.eval_shape(reset, KEY, params)
     actions = Action(jnp.zeros(2, jnp.int32), jnp.ones(8, bool))
     refused("index|shape", step, KEY, state, actions, params)
 
 
-def test_a_policy_sees_one_state() -> None:
+def test_a_policy_refuses_a_batch_of_observations() -> None:
     params = environment()
     seen = jax.eval_shape(lambda: observe(reset(KEY, params), params))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), seen)

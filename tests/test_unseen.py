@@ -19,7 +19,7 @@ from xrl_jax.measure.comparison import compare
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["densenet121", "shufflenet", "inception_v2"])
-def test_a_network_never_seen_is_right_and_not_slower(
+def test_an_unseen_network_is_correct_and_not_slower(
     name: str, tmp_path: Path, record_property
 ) -> None:
     loaded = load_onnx(with_random_weights(name))

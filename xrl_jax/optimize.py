@@ -34,7 +34,7 @@ from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.make import make_report
 from xrl_jax.report.text import Report
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
-from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept
+from xrl_jax.runtime.ctrl_c import keep_ctrl_c
 from xrl_jax.runtime.engine_jit import on_cpu
 from xrl_jax.runtime.settings import own_settings, under_users_settings
 from xrl_jax.search.base import Budget, Problem, SearchResult, Strategy, predicted
@@ -59,7 +59,7 @@ class _Task:
 
     Attributes:
       given: the user's function as a program.
-      original: the same program in the form that is run during optimisation, see `_to_judge`.
+      original: the same program in the form that is run during optimisation, see `_to_run`.
       program: the start of the search: the original in canonical form.
       rules: the rules that may be used; those available on this platform are compiled in `table`.
       arguments: flat example arguments, or their shapes.
@@ -92,7 +92,7 @@ def _task(
     library = standard_rules(assume)
     chosen = select_rules(library, rules)
     given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
-    original = _to_judge(given, fn, example_args, weights)
+    original = _to_run(given, fn, example_args, weights)
     chosen = tuple(verified(chosen, library))
     with on_cpu():
         program = canonical(batched(unrolled(original)))
@@ -184,16 +184,16 @@ def optimize(
     ([0.0, 0.0, 0.0], True)
     """
     budget = budget or Budget()
-    whole = Stopwatch(budget.seconds)
+    budget_clock = Stopwatch(budget.seconds)
     task = _task(fn, example_args, weights, search, rules, tuple(assume), tolerance, cost_config)
     folder = default_cache_dir() if cache_dir is None else cache_dir
-    return _optimised(task, budget, whole, folder, key, progress=progress)
+    return _optimised(task, budget, budget_clock, folder, key, progress=progress)
 
 
 def _optimised(
     task: _Task,
     budget: Budget,
-    whole: Stopwatch,
+    budget_clock: Stopwatch,
     folder: str | os.PathLike[str],
     key: jax.Array | None,
     *,
@@ -202,11 +202,11 @@ def _optimised(
     """Run the search, check and time its result, and make the report.
 
     Args:
-      whole: the clock of the budget, already running.
+      budget_clock: the clock of the budget, already running.
     """
     with (
         own_settings(),
-        lost_ctrl_c_kept(),
+        keep_ctrl_c(),
         LiveProgress(task.name, budget.seconds, progress=progress) as live,
         TimingStore(os.path.join(folder, STORE_FILE)) as store,
         Worker() as worker,
@@ -214,8 +214,8 @@ def _optimised(
         with persistent_cache(os.path.join(folder, COMPILED)), on_cpu():
             oracle = Oracle(store, worker, config=task.cost_config)
             run = predicted(task.program, oracle.costs)
-        kept, too_short = _kept_for_the_end(task.original, run, budget.seconds, live)
-        clock = replace(whole, seconds=budget.seconds - kept)  # of the search
+        reserved, no_time_reason = _reserved_seconds(task.original, run, budget.seconds, live)
+        clock = replace(budget_clock, seconds=budget.seconds - reserved)  # of the search
         left = replace(budget, seconds=max(clock.left, _LEAST_SEARCH))
         # If timings cannot be stored, results cannot either; the store has warned.
         record = None if store.in_memory else _record(task, folder, store)
@@ -223,7 +223,7 @@ def _optimised(
             found = _searched(task, oracle, record, live, left, key)
         search_seconds = clock.elapsed
         worker.close()  # it holds the programs it timed, with their weights
-        accepted = _judged(task, found, oracle, live, whole, too_short)
+        accepted = _accepted(task, found, oracle, live, budget_clock, no_time_reason)
     with on_cpu():
         report = make_report(
             name=task.name,
@@ -235,7 +235,7 @@ def _optimised(
             rules=task.rules,
             oracle=oracle,
             search_seconds=search_seconds,
-            total_seconds=whole.elapsed,
+            total_seconds=budget_clock.elapsed,
         )
     if accepted.used and record is not None:
         remember(record, accepted.candidate.program, report.steps)
@@ -262,21 +262,21 @@ def _searched(
     return strategy(problem, budget, jax.random.key(0) if key is None else key)
 
 
-def _judged(
+def _accepted(
     task: _Task,
     found: SearchResult,
     oracle: Oracle,
     live: LiveProgress,
-    whole: Stopwatch,
-    too_short: str,
+    budget_clock: Stopwatch,
+    no_time_reason: str,
 ) -> Acceptance:
     """Accept the first of the best programs that passes the check, and time it with the original.
 
     Args:
-      too_short: why there is no time for this; "" if there is.
+      no_time_reason: why there is no time for this; "" if there is.
     """
-    if too_short:
-        return unchecked(found.best, too_short)
+    if no_time_reason:
+        return unchecked(found.best, no_time_reason)
     return accept(
         task.original,
         found.best,
@@ -284,7 +284,7 @@ def _judged(
         tolerance=task.tolerance,
         close_over=oracle.constants,
         guarded="in-domain" not in task.assume,
-        seconds=lambda: _last_timing_seconds(found, whole),
+        seconds=lambda: _last_timing_seconds(found, budget_clock),
         tell=live.phase,
     )
 
@@ -307,13 +307,13 @@ def _fast(given: Program, accepted: Acceptance, report: Report) -> Fast:
     )
 
 
-def _last_timing_seconds(found: SearchResult, whole: Stopwatch) -> float:
+def _last_timing_seconds(found: SearchResult, budget_clock: Stopwatch) -> float:
     """Return the seconds for the final timing; the least if Ctrl-C ended the search."""
-    left = 0.0 if found.interrupted else whole.left
+    left = 0.0 if found.interrupted else budget_clock.left
     return min(max(0.5 * left, _LEAST_TIMING), _MOST_TIMING)
 
 
-def _kept_for_the_end(
+def _reserved_seconds(
     program: Program, run: float, seconds: float, live: LiveProgress
 ) -> tuple[float, str]:
     """Return the seconds reserved for the check and the final timing, and why there is no time for
@@ -326,15 +326,15 @@ def _kept_for_the_end(
       seconds: the whole budget.
     """
     last, least = last_seconds(program, run), last_seconds(program)
-    kept = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
+    reserved = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
     if least > _TOO_LONG * seconds:
-        return kept, f"its check takes some {least:.0f} s, the budget has {seconds:g}"
-    if last > kept:
+        return reserved, f"its check takes some {least:.0f} s, the budget has {seconds:g}"
+    if last > reserved:
         live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
-    return kept, ""
+    return reserved, ""
 
 
-def _to_judge(
+def _to_run(
     given: Program,
     fn: Callable[..., Any] | Program,
     example_args: tuple[Any, ...],

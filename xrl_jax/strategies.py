@@ -38,7 +38,7 @@ class Named(NamedTuple):
         """Return the search with its stages."""
         return self.complete(self.search(), uses_engine=self.uses_engine)
 
-    def alone(self) -> Strategy:
+    def without_stages(self) -> Strategy:
         """Return the search such that only its own results are judged."""
         return alone(self.search(), uses_engine=self.uses_engine)
 

@@ -48,7 +48,7 @@ def finalist(program: Program = PROGRAM, timing: Timing = BEFORE, place: str = "
     return Found(program, 0.8, (Step(0, "rule", place, 0.1),), timing=timing)
 
 
-def test_the_end_takes_longer_where_weights_are_large_and_runs_are_slow() -> None:
+def test_the_final_check_is_estimated_longer_for_large_weights_and_slow_runs() -> None:
     """The first program has four nodes and 24 bytes of weights, too few to affect the estimate."""
     compiling = last_seconds(PROGRAM)
     assert 2.0 < compiling < 2.2
@@ -95,7 +95,7 @@ def accepted(finalists, program=PROGRAM, arguments=(W, X), **options):
     return accept(program, finalists, arguments, **{**usual, **options})
 
 
-def test_right_and_faster_is_used(times):
+def test_a_correct_and_faster_result_is_used(times):
     times(seconds={AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5})
     found = accepted([finalist()])
     assert found.used
@@ -105,7 +105,7 @@ def test_right_and_faster_is_used(times):
     assert set(found.baselines) == {AS_ARGUMENTS, CLOSED_OVER}
 
 
-def test_where_weights_are_traced_the_faster_one_without_preparing_them_runs(times):
+def test_with_traced_weights_the_faster_function_without_preparation_runs(times):
     faster = {AS_ARGUMENTS: 2.0, CLOSED_OVER: 1.0, OPTIMISED: 0.5, UNPREPARED: 1.6}
     times(seconds=faster)
     assert accepted([finalist()]).traced_speedup == pytest.approx(1.25)  # over AS_ARGUMENTS
@@ -118,7 +118,7 @@ def test_where_weights_are_traced_the_faster_one_without_preparing_them_runs(tim
     assert found.unprepared is None and found.traced_speedup == found.speedup.value
 
 
-def test_slower_is_not_used(times):
+def test_a_slower_result_is_not_used(times):
     times(seconds={OPTIMISED: 1.2})
     found = accepted([finalist()])
     assert not found.used
@@ -126,7 +126,7 @@ def test_slower_is_not_used(times):
     assert found.speedup.value == pytest.approx(1 / 1.2)
 
 
-def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
+def test_a_result_faster_only_by_its_options_is_used_and_reported(times):
     suffix = " + options"
     under = {AS_ARGUMENTS + suffix: 0.5, CLOSED_OVER + suffix: 0.5}
     times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **under})
@@ -136,7 +136,7 @@ def test_faster_by_its_options_alone_is_used_and_the_report_says_so(times):
     assert found.speedup.value == pytest.approx(1.0)
 
 
-def test_slower_than_the_original_with_the_same_options_is_not_used(times):
+def test_a_result_slower_than_the_original_with_its_options_is_not_used(times):
     suffix = " + options"
     under = {AS_ARGUMENTS + suffix: 0.4, CLOSED_OVER + suffix: 0.4}
     times(seconds={AS_ARGUMENTS: 1.1, CLOSED_OVER: 1.0, OPTIMISED: 0.5, **under})
@@ -151,7 +151,7 @@ def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
 
 
 @pytest.mark.parametrize(
-    ("gain", "noise", "is_open"),
+    ("gain", "noise", "is_undecided"),
     [
         (Ratio(1.05, 1.02, 1.08), 1.00, False),  # faster
         (Ratio(1.02, 0.99, 1.06), 1.00, True),  # perhaps faster
@@ -159,7 +159,9 @@ def test_a_gain_within_the_noise_of_the_control_is_not_used(times):
         (Ratio(0.95, 0.93, 0.99), 1.00, False),  # slower
     ],
 )
-def test_what_may_still_be_faster_is_timed_for_longer(monkeypatch, gain, noise, is_open):
+def test_a_result_that_may_still_be_faster_is_timed_for_longer(
+    monkeypatch, gain, noise, is_undecided
+):
     asked: list[bool] = []
 
     def compare(fns, *, decides=None, **options):
@@ -168,11 +170,13 @@ def test_what_may_still_be_faster_is_timed_for_longer(monkeypatch, gain, noise, 
         return found
 
     one = Timing(1.0, 1.0, 1.0)
-    told = last_timing.InTurn({"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain)
+    told = last_timing.InterleavedTimings(
+        {"jit": one}, "jit", one, gain, Ratio(noise, noise, noise), gain
+    )
     monkeypatch.setattr(last_timing, "compare", compare)
     monkeypatch.setattr(last_timing, "_outcome", lambda *_: told)
     accepted([finalist()])
-    assert asked == [not is_open]
+    assert asked == [not is_undecided]
 
 
 def test_a_wrong_result_is_not_used_however_fast(times):
@@ -182,13 +186,13 @@ def test_a_wrong_result_is_not_used_however_fast(times):
     assert found.reason.startswith("the original is returned: the result errs by")
 
 
-def test_the_first_right_finalist_is_chosen(times):
+def test_the_first_correct_finalist_is_chosen(times):
     times(seconds={OPTIMISED: 0.5})
     found = accepted([finalist(with_op("sin")), finalist(place="second"), finalist(place="third")])
     assert found.used and found.candidate.steps[0].place == "second"
 
 
-def test_a_tolerance_that_is_given_decides(times):
+def test_a_given_tolerance_decides(times):
     times(seconds={OPTIMISED: 0.5})
     assert accepted([finalist(with_op("erf"))], tolerance=1.0).used
     assert not accepted([finalist()], tolerance=0.0).used
@@ -205,7 +209,7 @@ def test_a_result_that_cannot_be_run_is_not_used(times):
     assert found.reason.startswith("the original is returned: the result cannot be run")
 
 
-def test_what_the_original_raises_is_raised(times):
+def test_an_error_of_the_original_is_raised(times):
     times(seconds={})
 
     def host(_):
@@ -256,7 +260,7 @@ def test_weight_bytes_are_those_of_prepared_weights(times):
     assert accepted([finalist(program)], program).weight_bytes_added == 3 * 2 * 4
 
 
-def test_arguments_of_which_only_the_shape_is_known_are_drawn():
+def test_arguments_given_as_shapes_are_drawn_at_random():
     leaves = concrete(PROGRAM, [np.asarray(W), jax.ShapeDtypeStruct((4, 3), jnp.float32)])
     assert all(isinstance(x, jax.Array) for x in leaves)
     np.testing.assert_array_equal(leaves[0], W)
@@ -268,7 +272,7 @@ def test_numbers_become_arrays_of_the_traced_dtype():
     assert concrete(program, [X, 2.5])[1].dtype == program.in_avals[1].dtype
 
 
-def test_numbers_become_arrays_that_the_program_takes_for_numbers() -> None:
+def test_numbers_become_arrays_of_weak_type() -> None:
     program = from_jax(lambda x, s: x * s, X, 2.5)
     assert concrete(program, [X, 2.5])[1].weak_type
 
@@ -321,7 +325,7 @@ def grouped(lowering: str):
     return program, program.with_graphs([build(new, outputs)]), (w, x)
 
 
-def test_a_form_that_is_not_right_on_all_arguments_has_a_domain(times):
+def test_a_lowering_that_is_not_correct_on_all_arguments_has_a_domain(times):
     times(seconds={OPTIMISED: 0.5})
     program, dense, args = grouped("dense")
     found = accepted([finalist(dense)], program, args)
@@ -330,7 +334,7 @@ def test_a_form_that_is_not_right_on_all_arguments_has_a_domain(times):
     assert accepted([finalist(program)], program, args).domain is None
 
 
-def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
+def test_if_a_lowering_is_wrong_outside_its_domain_the_correct_one_is_tried(times):
     """Without a guard, the dense lowering carries NaN from one group to the other."""
     times(seconds={OPTIMISED: 0.5})
     program, dense, args = grouped("dense")
@@ -339,7 +343,7 @@ def test_where_such_a_form_is_wrong_the_right_one_is_tried(times):
     assert all(name_of(n) != "dense" for n in nodes_of(found.candidate.program.graph)[0])
 
 
-def test_the_final_timing_is_real_where_it_is_not_faked():
+def test_the_final_timing_runs_without_a_fake():
     found = accepted([finalist()], seconds=lambda: 0.05)
     assert found.optimised.repeats >= 7 and 0.0 < found.optimised.seconds < 1.0
     assert found.noise.low <= found.noise.value <= found.noise.high

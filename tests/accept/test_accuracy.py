@@ -60,12 +60,12 @@ def test_four_times_the_originals_error_is_the_default_tolerance():
     assert five.reason == "the result errs by 5.00e-04 against float64, allowed are 4.00e-04"
 
 
-def test_an_exact_original_grants_a_few_units_in_the_last_place():
+def test_for_an_exact_original_a_few_units_in_the_last_place_are_allowed():
     assert check(lambda x: x * 2, lambda x: x * np.float32(2 + 4e-7), X).ok
     assert not check(lambda x: x * 2, lambda x: x * np.float32(2 + 4e-6), X).ok
 
 
-def test_a_tolerance_that_is_given_replaces_the_default():
+def test_a_given_tolerance_replaces_the_default():
     assert check(lambda x: x, lambda x: x * np.float32(1.01), X, tolerance=0.02).ok
     assert not check(jnp.exp, jnp.exp, X, tolerance=0.0).ok
 
@@ -91,7 +91,7 @@ def test_nan_and_infinity_must_be_where_the_originals_are():
     assert not check(jnp.log, lambda x: jnp.nan_to_num(jnp.log(x)), x).ok
 
 
-def test_what_overflows_in_float32_only_is_compared_with_the_original():
+def test_values_that_overflow_only_in_float32_are_compared_with_the_original():
     x = np.array([1.0, 100.0], np.float32)  # exp(100) is finite in float64
     assert check(jnp.exp, jnp.exp, x).ok
 
@@ -110,7 +110,7 @@ def test_empty_results_agree():
     assert check(lambda x: x, lambda x: x, jnp.zeros((0, 3))).ok
 
 
-def test_one_element_may_err_by_what_rounding_explains_there():
+def test_each_element_may_err_only_as_far_as_rounding_explains():
     """The bound holds for each element, so a large value elsewhere does not hide its error."""
     x = jnp.asarray([1e6, 1.0, 1.0])
 
@@ -150,7 +150,7 @@ def test_infinity_must_not_spread():
     assert accuracy.reason == "result 0 has NaN or infinity in 3 other places than the original's"
 
 
-def test_prepared_weights_can_be_given_up_before_the_reference_runs():
+def test_prepared_weights_can_be_freed_before_the_reference_runs():
     ran: list[str] = []
 
     def noted(name):
@@ -163,6 +163,6 @@ def test_prepared_weights_can_be_given_up_before_the_reference_runs():
         noted("optimised"),
         lambda: ran.append("reference") or exact(),
         samples,
-        ran=lambda: ran.append("given up"),
+        after_runs=lambda: ran.append("given up"),
     )
     assert ran == [*["original", "optimised"] * 2, "given up", "reference"]

@@ -21,7 +21,7 @@ def dense(params, x):
     return {"y": jnp.tanh(x @ params["w"])}
 
 
-def test_the_original_takes_and_gives_flat_leaves():
+def test_the_original_takes_and_returns_flat_leaves():
     program = from_jax(dense, {"w": W}, X, weights=(0,))
     (out,) = flat_original(program)(W, X)
     np.testing.assert_array_equal(out, jnp.tanh(X @ W))
@@ -34,7 +34,7 @@ def test_without_a_function_the_program_is_the_original():
 
 
 @pytest.mark.parametrize("options", [(), (("xla_cpu_experimental_ynn_fusion_type", ""),)])
-def test_both_forms_compute_what_the_original_does(options):
+def test_both_baselines_compute_the_same_as_the_original(options):
     program = from_jax(dense, {"w": W}, X, weights=(0,))
     calls = baselines(program, [W, X], options)
     suffix = " + options" if options else ""
@@ -43,14 +43,14 @@ def test_both_forms_compute_what_the_original_does(options):
         np.testing.assert_allclose(run()[0], jnp.tanh(X @ W), rtol=1e-6)
 
 
-def test_arrays_a_function_closes_over_become_arguments_in_the_first_form():
+def test_closed_over_arrays_become_arguments_in_the_first_baseline():
     program = from_jax(lambda x: x @ W, X)
     calls = baselines(program, [X])
     assert list(calls) == [AS_ARGUMENTS, CLOSED_OVER]
     np.testing.assert_array_equal(calls[AS_ARGUMENTS]()[0], X @ W)
 
 
-def test_without_weights_there_is_one_form():
+def test_without_weights_there_is_one_baseline():
     assert list(baselines(from_jax(lambda x: x + 1, X), [X])) == [AS_ARGUMENTS]
 
 

@@ -17,7 +17,7 @@ def of(fn, *args):
     return reference(from_jax(fn, *args))(args)
 
 
-def test_casts_and_constants_are_wide():
+def test_casts_and_constants_are_computed_in_float64():
     def fn(x):
         return (x + 1e-12).astype(jnp.bfloat16).astype(jnp.float32) * jnp.float32(3)
 
@@ -26,7 +26,7 @@ def test_casts_and_constants_are_wide():
     assert found.exact[0] == pytest.approx(3 + 3 * float(np.float32(1e-12)), rel=1e-15)
 
 
-def test_arrays_that_a_function_closes_over_are_wide():
+def test_arrays_that_a_function_closes_over_become_float64():
     w = jnp.full((3, 2), THIRD)
 
     def fn(x):
@@ -36,7 +36,7 @@ def test_arrays_that_a_function_closes_over_are_wide():
     assert found.exact[0].tolist() == [[3 * float(THIRD)] * 2]
 
 
-def test_control_flow_is_wide():
+def test_control_flow_is_computed_in_float64():
     def fn(x):
         last, rows = jax.lax.scan(lambda c, y: (c * THIRD, c + y), jnp.float32(1), x)
         chosen = jax.lax.cond(x[0] > 0, lambda v: v * THIRD, lambda v: v, last)
@@ -49,7 +49,7 @@ def test_control_flow_is_wide():
     assert found.exact[1] == pytest.approx(third**6, rel=1e-14)
 
 
-def test_equations_kept_as_they_are_are_wide_where_they_can_be():
+def test_opaque_equations_are_computed_in_float64_if_possible():
     index = jnp.asarray([1, 1])
 
     def fn(x):
@@ -61,7 +61,7 @@ def test_equations_kept_as_they_are_are_wide_where_they_can_be():
     assert found.exact[1] == pytest.approx([1 / 3, 0, 0], rel=1e-15)
 
 
-def test_what_cannot_be_wide_is_named():
+def test_equations_that_cannot_be_computed_in_float64_are_named():
     def fn(x):
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)
         return jax.lax.bitcast_convert_type(bits, jnp.float32) * THIRD
@@ -71,25 +71,25 @@ def test_what_cannot_be_wide_is_named():
     assert found.exact[0].tolist() == [float(THIRD)] * 2
 
 
-def test_integers_and_keys_stay_what_they_are():
+def test_integers_and_keys_keep_their_types():
     key = jax.random.key(3)
     found = of(lambda n, k: (n + 1, k), jnp.arange(3), key)
     assert found.exact[0].tolist() == [1, 2, 3] and found.exact[0].dtype == np.int32
     assert (found.exact[1] == np.asarray(jax.random.key_data(key))).all()
 
 
-def test_a_result_brings_its_rounding_where_it_has_one():
+def test_results_carry_their_rounding_error():
     found = of(lambda x: x * x, jnp.asarray([3.0, THIRD]))
     assert found.error[0] == pytest.approx([0.0, float(THIRD) ** 2 * 2.0**-24])
     assert of(lambda x: -x, jnp.asarray([THIRD])).error[0].tolist() == [0.0]
 
 
-def test_the_bar_of_a_sum_is_that_of_its_terms():
+def test_the_error_estimate_of_a_sum_comes_from_its_terms():
     found = of(lambda x, y: x @ y, jnp.asarray([[1e4, 0.0], [1.0, 1.0]]), jnp.ones((2, 1)))
     assert found.error[0][:, 0] / 2.0**-24 == pytest.approx([1e4, np.sqrt(2)], rel=1e-3)
 
 
-def test_what_is_masked_has_no_say_in_the_largest():
+def test_masked_values_do_not_affect_the_error_of_a_maximum():
     """An attention's mask adds -1e9 to ignored scores, which leaves the largest score as exact as
     before.
     """
@@ -125,14 +125,14 @@ def recurrent_layer(state, row):
         *("scan", "recurrent", "while", "solve"),
     ],
 )
-def test_the_bars_are_as_large_as_the_errors(fn):
+def test_error_estimates_are_as_large_as_the_errors(fn):
     x = jax.random.normal(jax.random.key(0), (32, 48))
     found = of(fn, x)
     error = np.abs(np.asarray(fn(x), np.float64) - found.exact[0]) / found.error[0]
     assert error.max() < 32 and 0.1 < np.median(error) < 8
 
 
-def test_what_a_rounding_error_could_change_is_marked():
+def test_results_that_a_rounding_error_could_change_are_marked():
     x = jnp.asarray([0.5, 1.0, 1.5])
 
     def fn(x):
@@ -146,12 +146,12 @@ def test_what_a_rounding_error_could_change_is_marked():
     assert bool(found.error[3])
 
 
-def test_a_choice_in_doubt_is_an_error_of_the_difference():
+def test_an_uncertain_select_has_an_error_of_the_difference():
     found = of(lambda x: jnp.where(x * THIRD * 3 > 1, x, 5.0 * x), jnp.asarray([0.5, 1.0]))
     assert found.error[0] == pytest.approx([0.0, 4.0], rel=1e-3)
 
 
-def test_what_a_branch_in_doubt_gives_may_be_anything():
+def test_the_result_of_an_uncertain_branch_has_an_infinite_error():
     def fn(x, y):
         return jax.lax.cond(y * THIRD * 3 > x, lambda: y, lambda: 2 * y)
 
@@ -159,7 +159,7 @@ def test_what_a_branch_in_doubt_gives_may_be_anything():
     assert of(fn, jnp.float32(1), jnp.float32(2)).error[0] == 0.0
 
 
-def test_a_loop_whose_end_is_in_doubt_may_give_anything():
+def test_a_loop_whose_end_is_uncertain_has_an_infinite_error():
     def fn(x):
         return jax.lax.while_loop(lambda c: c < 1, lambda c: c + x * THIRD, jnp.float32(0))
 

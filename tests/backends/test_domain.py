@@ -50,7 +50,7 @@ def fast() -> Fast:
     return Fast(by_winograd(conv, W, X), conv, domain=(None, 4.0))
 
 
-def test_a_domain_goes_four_times_as_far_as_the_example():
+def test_the_domain_is_four_times_the_range_of_the_example():
     program = from_jax(lambda x, n, w: x, X, jnp.arange(3), W, weights=(2,))
     leaves = [jnp.asarray([-2.0, jnp.nan, 1.0]), jnp.arange(3), W]
     assert bounds_of(program, leaves) == (8.0, None, None)
@@ -58,7 +58,7 @@ def test_a_domain_goes_four_times_as_far_as_the_example():
 
 @pytest.mark.parametrize("x", [5.0, -5.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_large_and_special_values_are_outside(x, dtype):
+def test_large_and_special_values_are_outside_the_domain(x, dtype):
     assert outside((None, 4.0), [jnp.arange(9), jnp.asarray([0.0, x], dtype)]) == 1
     assert outside((None, 4.0), [jnp.arange(9), jnp.asarray([0.0, 4.0], dtype)]) is None
 
@@ -74,7 +74,7 @@ def test_outside_of_the_domain_the_original_runs(fast):
 
 
 @pytest.mark.parametrize("weights", ["held", "traced"])
-def test_under_jit_the_arguments_are_looked_at_inside(fast, weights):
+def test_under_jit_the_domain_is_checked_inside_the_computation(fast, weights):
     run = jax.jit(fast) if weights == "traced" else jax.jit(lambda _, x: fast(W, x))
     np.testing.assert_allclose(run(W, NAN), jax.jit(conv)(W, NAN), rtol=1e-5)
     np.testing.assert_allclose(run(W, X), conv(W, X), rtol=1e-5)
@@ -84,12 +84,12 @@ def test_under_jit_the_arguments_are_looked_at_inside(fast, weights):
     np.testing.assert_allclose(slope, jax.grad(lambda x: conv(W, x).sum())(X), rtol=1e-5)
 
 
-def test_weights_that_are_not_finite_are_for_the_original(fast):
+def test_non_finite_weights_run_the_original(fast):
     w = W.at[0, 0, 0, 0].set(jnp.inf)
     np.testing.assert_array_equal(fast(w, X), jax.jit(conv)(w, X))
 
 
-def test_a_saved_function_has_its_original_with_it(fast, tmp_path):
+def test_a_saved_function_includes_its_original(fast, tmp_path):
     fast.save(tmp_path / "conv.xrl")
     loaded = load(tmp_path / "conv.xrl")
     np.testing.assert_allclose(loaded(W, X), conv(W, X), rtol=1e-5)
@@ -109,7 +109,7 @@ def test_a_saved_function_keeps_nan_outside_of_its_domain(tmp_path):
         assert np.isnan(load(tmp_path / "f.xrl")(w, x.at[0, 0, 5, 5].set(jnp.nan))).all()
 
 
-def test_a_form_for_ordinary_numbers_must_read_finite_ones():
+def test_a_lowering_for_ordinary_numbers_needs_finite_operands():
     def fine(w, x):
         return conv(w, jax.nn.relu(conv(w, jnp.tanh(x)))) / 3
 
@@ -122,6 +122,6 @@ def test_a_form_for_ordinary_numbers_must_read_finite_ones():
     assert not needs_domain(right_everywhere(by_winograd(fine, W, X)))
 
 
-def test_a_program_that_is_right_as_it_is_stays_the_same_object():
+def test_a_program_that_needs_no_changes_stays_the_same_object():
     program = from_jax(conv, W, X, weights=(0,))
     assert right_inside(program) is program and right_everywhere(program) is program

@@ -73,18 +73,18 @@ def same(a: Any, b: Any) -> None:
 # --- what comes back ---
 
 
-def test_it_computes_the_same_in_the_same_structure(fast: Fast, loaded: Fast) -> None:
+def test_a_loaded_function_returns_the_same_values_and_structure(fast: Fast, loaded: Fast) -> None:
     same(loaded(W, X), fast(W, X))
     same(jax.jit(loaded)(W, X), jax.jit(fast)(W, X))
 
 
-def test_signature_name_and_documentation_come_back(loaded: Fast) -> None:
+def test_signature_name_and_documentation_are_restored(loaded: Fast) -> None:
     assert str(inspect.signature(loaded)) == "(w, x, *, scale=1.0)"
     assert (vars(loaded)["__name__"], loaded.__doc__) == ("dense", "A layer.")
     same(loaded(x=X, w=W), loaded(W, X))
 
 
-def test_weights_are_prepared_once_and_passed_on_where_they_are_untouched(
+def test_weights_are_prepared_once_and_unchanged_ones_are_not_copied(
     fast: Fast, loaded: Fast
 ) -> None:
     prepared = loaded.prepare(W)
@@ -116,7 +116,7 @@ def test_second_derivatives_are_refused(loaded: Fast) -> None:
         jax.hessian(lambda x: loaded(W, x)["out"].sum())(X)
 
 
-def test_custom_derivative_rules_come_along(tmp_path: Path) -> None:
+def test_custom_derivative_rules_are_saved(tmp_path: Path) -> None:
     def straight_through(x):
         return x + jax.lax.stop_gradient(jnp.round(x) - x)
 
@@ -124,7 +124,7 @@ def test_custom_derivative_rules_come_along(tmp_path: Path) -> None:
     assert jax.grad(lambda x: loaded(x).sum())(X).tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_a_function_without_reverse_derivative_says_so_when_asked(tmp_path: Path) -> None:
+def test_a_missing_reverse_derivative_is_an_error_only_when_asked_for(tmp_path: Path) -> None:
     def halved(x):
         return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
 
@@ -168,7 +168,7 @@ def test_python_numbers_and_static_arguments(tmp_path: Path) -> None:
         loaded(X, "other", 3)
 
 
-def test_options_report_and_program_text_come_back(tmp_path: Path) -> None:
+def test_options_report_and_program_text_are_restored(tmp_path: Path) -> None:
     class Report:
         def as_dict(self):
             return {"speedup": 2.0}
@@ -223,7 +223,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_tree_structures_of_plain_containers_come_back() -> None:
+def test_tree_structures_of_plain_containers_are_restored() -> None:
     tree = jax.tree.structure({"a": [1, (2, None)], "b": Pair(3, {4: ()})})
     packed = json.loads(json.dumps(pack_tree(tree, "the result")))
     assert unpack_tree(packed) == tree
@@ -260,7 +260,7 @@ def test_a_loaded_function_takes_containers_of_any_class(tmp_path: Path) -> None
     np.testing.assert_array_equal(loaded(Layer(2 * X, jnp.tanh), X), jnp.tanh(2 * X * X))
 
 
-def test_a_loaded_function_minds_what_is_no_array_in_them(tmp_path: Path) -> None:
+def test_a_loaded_function_checks_non_array_data_of_containers(tmp_path: Path) -> None:
     make(lambda layer, x: layer(x), Layer(X, jnp.tanh), X).save(tmp_path / "f.xrl")
     with pytest.raises(TypeError, match="runs on the arguments it was made for"):
         load(tmp_path / "f.xrl")(Layer(X, jnp.sin), X)
@@ -334,7 +334,7 @@ def refused(path: Path, match: str) -> None:
         load(path)
 
 
-def test_what_is_no_zip_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("hello")
     refused(tmp_path / "f", "is damaged or no saved function")
 
@@ -352,9 +352,7 @@ def test_truncated_files_are_refused(file: Path, tmp_path: Path, share: float) -
     refused(tmp_path / "f", "is damaged or no saved function")
 
 
-def test_no_flipped_byte_goes_unnoticed_or_ends_in_another_error(
-    file: Path, tmp_path: Path
-) -> None:
+def test_every_flipped_bit_is_harmless_or_refused(file: Path, tmp_path: Path) -> None:
     data, good = file.read_bytes(), read_archive(file, FORMAT)
     rng = np.random.default_rng(0)
     tail = range(len(data) - 700, len(data))  # the zip's own directory
@@ -413,7 +411,7 @@ def test_a_header_that_lacks_an_entry_is_refused(file: Path, tmp_path: Path) -> 
     refused(path, "cannot be read by jax .*; it was written by xrl_jax .*: KeyError: 'result'")
 
 
-def test_an_artefact_that_is_none_is_refused(file: Path, tmp_path: Path) -> None:
+def test_an_invalid_artefact_is_refused(file: Path, tmp_path: Path) -> None:
     junk = b"\x01" * 100
 
     def state(head):
@@ -422,7 +420,7 @@ def test_an_artefact_that_is_none_is_refused(file: Path, tmp_path: Path) -> None
     refused(repacked(file, tmp_path / "f", state, call__stablehlo=junk), "cannot be read by jax")
 
 
-def test_wide_types_need_the_setting(tmp_path: Path) -> None:
+def test_64_bit_types_need_the_x64_setting(tmp_path: Path) -> None:
     with jax.enable_x64(True):
         wide = jnp.arange(3, dtype=jnp.float64)
         make(lambda x: x * 2, wide).save(tmp_path / "f")

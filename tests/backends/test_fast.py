@@ -73,24 +73,24 @@ def test_static_arguments_are_part_of_the_structure() -> None:
 def test_weights_are_prepared_once_while_they_are_the_same_arrays() -> None:
     fast = make(dense, W, X, weights=(0,))
     fast(W, X)
-    kept = fast._kept
+    kept = fast._last_weights
     fast(W, X + 1)
-    assert fast._kept is kept
+    assert fast._last_weights is kept
     other = W + 1
     same(fast(other, X), dense(other, X))
-    assert fast._kept is not kept
+    assert fast._last_weights is not kept
 
 
-def test_weights_that_were_forgotten_are_prepared_again() -> None:
+def test_weights_are_prepared_again_after_forget() -> None:
     fast = make(dense, W, X, weights=(0,))
     fast(W, X)
     fast.forget()
-    assert fast._kept is None
+    assert fast._last_weights is None
     same(fast(W, X), dense(W, X))
-    assert fast._kept is not None
+    assert fast._last_weights is not None
 
 
-def test_numpy_weights_may_change_in_place_and_cost_time_in_every_call(fast: Fast) -> None:
+def test_numpy_weights_may_change_in_place_and_are_prepared_in_every_call(fast: Fast) -> None:
     w = np.array(W)
     with pytest.warns(UserWarning, match="prepared in every call: give them as JAX arrays") as said:
         same(fast(w, X), dense(w, X))
@@ -119,7 +119,7 @@ def test_other_shapes_and_dtypes_run_the_original_with_one_warning() -> None:
 
 
 @pytest.mark.parametrize("number", [2.0, 3, True, 1j, np.float32(2), np.float64(2), np.int64(3)])
-def test_numbers_are_arguments_as_arrays_are(number) -> None:
+def test_python_numbers_are_accepted_like_arrays(number) -> None:
     def fn(x, s):
         return x * s
 
@@ -131,7 +131,7 @@ def test_numbers_are_arguments_as_arrays_are(number) -> None:
     assert result.dtype == fn(X, number).dtype
 
 
-def test_a_message_says_where_only_the_weakness_of_types_differs() -> None:
+def test_the_warning_says_where_only_weak_types_differ() -> None:
     fast = make(lambda x, s: x * s, X, 2.0)
     with pytest.warns(UserWarning, match=r"made for an argument weak float32\[\], got float32\[\]"):
         fast(X, jnp.float32(2.0))
@@ -167,7 +167,7 @@ def test_numbers_among_weights_may_be_static_too() -> None:
         same(fast.program(params, X, 4.0), fn(params, X, 4.0))
 
 
-def test_defaults_may_be_spelt_out_or_left_out() -> None:
+def test_default_arguments_may_be_passed_or_omitted() -> None:
     def fn(x, s=2.0, mode="up"):
         return x * s + (mode == "up")
 
@@ -183,14 +183,14 @@ def test_defaults_may_be_spelt_out_or_left_out() -> None:
             same(fast(*call), fn(*call))
 
 
-def test_where_settings_make_another_function_of_it_the_original_runs() -> None:
+def test_under_settings_that_change_the_function_the_original_runs() -> None:
     fast = make(lambda x: x + jnp.zeros(()), X)
     assert fast(X).dtype == "float32"
     with jax.enable_x64(True), pytest.warns(UserWarning, match="jax_enable_x64=False"):
         assert fast(X).dtype == "float64"
 
 
-def test_copies_are_functions_of_their_own(fast: Fast) -> None:
+def test_copies_have_separate_state(fast: Fast) -> None:
     for copied in (copy.copy(fast), copy.deepcopy(fast)):
         same(copied(W, X), dense(W, X))
         copied.forget()
@@ -207,7 +207,7 @@ def test_static_numbers_are_saved(tmp_path) -> None:
     same(load(tmp_path / "saved")(X, 1), X[:1] * 2)
 
 
-def test_compile_options_are_applied_where_the_call_is_compiled_here() -> None:
+def test_compile_options_apply_to_direct_calls_only() -> None:
     fast = make(dense, W, X, options={"xla_cpu_enable_fast_math": True})
     same(fast(W, X), dense(W, X), rtol=1e-5)
     same(jax.jit(fast)(W, X), dense(W, X))
@@ -258,7 +258,7 @@ def test_effects_happen_once_per_call(capfd: pytest.CaptureFixture[str]) -> None
 # --- prepared weights ---
 
 
-def test_prepared_weights_are_a_pytree_and_take_the_place_of_the_weights(fast: Fast) -> None:
+def test_prepared_weights_are_a_pytree_that_replaces_the_weights(fast: Fast) -> None:
     prepared = fast.prepare(W)
     assert isinstance(prepared, PreparedWeights)
     same(fast.call(prepared, X), dense(W, X))
@@ -269,7 +269,7 @@ def test_prepared_weights_are_a_pytree_and_take_the_place_of_the_weights(fast: F
     )
 
 
-def test_prepare_and_call_refuse_what_does_not_fit(fast: Fast) -> None:
+def test_prepare_and_call_refuse_other_arguments(fast: Fast) -> None:
     with pytest.raises(TypeError, match="prepare takes 1 weight arguments, got 2"):
         fast.prepare(W, W)
     with pytest.raises(TypeError, match=r"made for a weight float32\[3, 4\], got float32\[2, 3\]"):
@@ -295,7 +295,7 @@ def test_jit_vmap_and_concrete_arguments_inside_a_trace(fast: Fast) -> None:
     same(jax.jit(lambda x: x + fast(W, X)["out"].sum())(X), X + dense(W, X)["out"].sum())
 
 
-def test_where_weights_are_traced_another_program_may_run() -> None:
+def test_traced_weights_may_select_another_program() -> None:
     def other(w, x):
         return {"out": dense(w, x)["out"] + 10.0}
 
@@ -329,7 +329,7 @@ def test_export(fast: Fast) -> None:
     same(export.deserialize(exported.serialize()).call(W, X), dense(W, X))
 
 
-def test_custom_rules_of_the_original_are_its_own() -> None:
+def test_custom_derivative_rules_of_the_original_are_kept() -> None:
     @jax.custom_vjp
     def clipped(x):
         return x * x
@@ -377,19 +377,19 @@ def test_integer_inputs_and_outputs_have_no_derivative() -> None:
     assert out[1].dtype == jax.dtypes.float0
 
 
-def test_a_loaded_program_has_its_own_derivative() -> None:
+def test_a_loaded_program_is_differentiable() -> None:
     fast = Fast(from_jax(dense, W, X, weights=(0,)), None)
     same(jax.grad(loss(fast), 1)(W, X), jax.grad(loss(dense), 1)(W, X))
 
 
-def test_the_memory_bound_keeps_weights_as_they_are() -> None:
+def test_a_memory_bound_of_zero_leaves_weights_unchanged() -> None:
     fast = make(dense, W, X, weights=(0,), max_bytes=0)
     assert fast.weight_bytes_added == 0
     assert make(dense, W, X, weights=(0,)).weight_bytes_added == 48
     same(fast(W, X), dense(W, X))
 
 
-def test_boolean_arguments_and_what_no_weight_reaches_are_left_alone() -> None:
+def test_boolean_arguments_are_accepted_in_a_function_without_weights() -> None:
     def fn(x, flag):
         return jnp.where(flag, x + jnp.arange(3.0), -x)
 

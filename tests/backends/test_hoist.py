@@ -20,7 +20,7 @@ def primitives(hoisted, *inputs) -> list[str]:
     return [e.primitive.name for e in jaxpr.eqns]
 
 
-def test_work_on_weights_alone_leaves_the_call() -> None:
+def test_work_on_weights_alone_is_hoisted_out_of_the_call() -> None:
     hoisted = split(lambda w, x: [x @ jnp.tanh(w * 2)], [W, X], [True, False])
     prepared = hoisted.prepare([W])
     assert primitives(hoisted, X) == ["dot_general"]
@@ -29,7 +29,7 @@ def test_work_on_weights_alone_leaves_the_call() -> None:
     np.testing.assert_allclose(hoisted.call(prepared, [X])[0], X @ jnp.tanh(W * 2), rtol=1e-6)
 
 
-def test_a_weight_that_is_used_as_it_is_adds_nothing() -> None:
+def test_a_weight_that_is_used_unchanged_adds_no_bytes() -> None:
     hoisted = split(lambda w, x: [x @ w], [W, X], [True, False])
     assert hoisted.bytes_added == 0
     assert hoisted.prepare([W])[0] is W
@@ -77,7 +77,7 @@ def test_closed_over_arrays_count_as_weights() -> None:
     )
 
 
-def test_the_largest_enlargements_stay_when_memory_is_bounded() -> None:
+def test_the_largest_enlargements_are_not_hoisted_under_a_memory_bound() -> None:
     def fn(w, x):
         merged = jnp.kron(jnp.eye(8), w)  # 64 times as large
         return [x @ merged, x[:, :3] @ jnp.tanh(w)]
@@ -107,7 +107,7 @@ def test_effects_are_never_hoisted(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == "w is 1.0\n"
 
 
-def test_dead_weight_work_is_dropped() -> None:
+def test_dead_work_on_weights_is_dropped() -> None:
     def fn(w, x):
         jnp.linalg.inv(w @ w.T)
         return [x + 1]
@@ -125,7 +125,7 @@ def test_results_that_depend_on_weights_alone_are_prepared() -> None:
     assert primitives(hoisted, X) == []
 
 
-def test_jits_are_seen_through() -> None:
+def test_work_inside_jits_is_hoisted() -> None:
     @jax.jit
     def layer(w, x):
         return x @ jnp.tanh(w)
@@ -135,7 +135,7 @@ def test_jits_are_seen_through() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_weight_work_leaves_the_body_of_a_scan(reverse: bool) -> None:
+def test_work_on_weights_is_hoisted_out_of_a_scan(reverse: bool) -> None:
     def fn(weights, bias, x):
         def step(c, w):
             w, y = w
@@ -170,7 +170,7 @@ def test_a_scan_over_inputs_keeps_weights_as_constants() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_loops_inside_scans_are_relieved_too() -> None:
+def test_work_on_weights_is_hoisted_out_of_nested_scans() -> None:
     def fn(weights, x):
         def inner(c, w):
             return c @ jnp.tanh(w), ()
@@ -193,7 +193,7 @@ def test_a_mask_of_the_wrong_length_is_refused() -> None:
         split(lambda w, x: [w], [W, X], [True])
 
 
-def test_a_broadcast_that_both_sides_need_is_made_on_both() -> None:
+def test_a_broadcast_needed_before_and_in_the_call_is_made_in_both() -> None:
     def fn(w, x):
         wide = jnp.broadcast_to(w, (5, 3, 4))
         return [x + wide, x * jnp.tanh(wide)]

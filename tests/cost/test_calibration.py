@@ -53,12 +53,12 @@ def test_tiny_regions_alone_say_nothing_about_bandwidth():
     ] == pytest.approx(0.5)
 
 
-def test_three_samples_teach_no_rate():
+def test_three_samples_are_too_few_for_a_rate():
     rates = calibrate(samples("dot", 1, 2, 3))
     assert rates.flop_rate == DEFAULT_RATES.flop_rate
 
 
-def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
+def test_a_lowering_has_the_median_of_its_multiples_of_the_roofline():
     """The class's rate is 400 flops a second, which the faster quarter of the timings reach. All
     but the plain lowering have an optimistic estimate, three quarters of their multiple.
     """
@@ -70,7 +70,7 @@ def test_a_form_has_the_median_of_its_multiples_of_the_roofline():
     assert rates.multiple[9, 0, 1] == pytest.approx(0.75, rel=1e-3)
 
 
-def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
+def test_an_untimed_lowering_takes_its_prior_multiple_of_the_plain_one():
     own = [replace(s, lowering_kind=(9, 2, 0)) for s in samples("dot", 1, 4, 4, 4)]
     mine = [s for s in own if s.seconds == 1.0]  # four times its roofline
     prior = {(9, 2, 5): 0.5, (9, 1, 5): 0.5}
@@ -81,7 +81,7 @@ def test_a_form_that_was_not_timed_takes_its_usual_multiple_of_xlas_own():
     assert rates.multiple[9, 1, 5] == pytest.approx(0.75 * 0.5 * 4, rel=1e-3)
 
 
-def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_timed():
+def test_a_lowering_is_predicted_no_faster_in_another_kind_than_where_timed():
     """Grouped convolutions (kind 2) usually take a tenth in the library, because XLA's take ten
     times their roofline. But in the kind that was timed, the library's took all of it.
     """
@@ -92,7 +92,7 @@ def test_no_form_is_believed_to_be_faster_in_another_kind_than_where_it_was_time
     assert rates.multiple[9, 2, 5] == pytest.approx(0.75 * 0.3 * 2, rel=1e-3)
 
 
-def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_timed():
+def test_a_timing_in_one_layout_predicts_the_other_until_that_is_timed():
     """Kinds 0 and 3 are convolutions with features elsewhere and last. The plain lowering is no
     exception; otherwise transposing an image would seem to gain.
     """
@@ -106,7 +106,7 @@ def test_what_a_form_takes_in_one_layout_is_believed_of_another_until_that_is_ti
 
 
 @pytest.mark.parametrize(("library", "expected"), [(None, 0.26), ("there", 0.1)])
-def test_every_usual_form_is_one_that_there_is(monkeypatch, library, expected):
+def test_priors_depend_on_the_installed_libraries(monkeypatch, library, expected):
     monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: library)
     prior = priors("cpu")
     assert prior[ops.OPS["conv"].code, 2, number_of("conv", "onednn")] == expected
@@ -120,7 +120,7 @@ def test_elementwise_loops_have_an_overhead_for_each_pass_of_a_sum():
     assert rates.pass_seconds(1000.0) == pytest.approx(0.7)
 
 
-def test_calibrating_in_steps_gives_what_calibrating_at_once_gives():
+def test_calibrating_in_steps_equals_calibrating_at_once():
     first = line("reduce", 0.5, 4000.0) + line("window", 1.0, 100.0)
     more = line("movement", 0.1, 5.0)
     steps = calibrate(first + more, calibrate(first))
@@ -137,7 +137,7 @@ def test_the_order_of_timings_does_not_matter(seed):
     assert calibrate(timed) == calibrate([timed[i] for i in rng.permutation(9)])
 
 
-def test_programs_that_are_predicted_right_change_nothing():
+def test_correct_predictions_change_nothing():
     rates = correct(DEFAULT_RATES, [{"dot": 1.0, "conv": 1.0}, {"dot": 3.0}], [2.0, 3.0])
     assert rates.scale["dot"] == pytest.approx(1.0) and rates.scale["conv"] == pytest.approx(1.0)
 
@@ -148,7 +148,7 @@ def test_one_program_scales_all_its_classes_alike():
     assert rates.scale["reduce"] == 1.0
 
 
-def test_corrections_vary_by_log_normal_factors_and_nothing_else_does():
+def test_only_corrections_are_varied_by_log_normal_factors():
     costs = replace(cost_table({(0, 1): 1e-3}), scale=jnp.full(len(CORRECTED), 2.0))
     many = jax.vmap(lambda key: varied(costs, key, spread=0.5).scale)
     factors = np.log(many(jax.random.split(jax.random.key(0), 500)) / 2.0)
@@ -158,7 +158,7 @@ def test_corrections_vary_by_log_normal_factors_and_nothing_else_does():
     jax.tree.map(np.testing.assert_array_equal, replace(one, scale=costs.scale), costs)
 
 
-def test_what_was_not_timed_is_doubted_either_way():
+def test_untimed_lowerings_have_an_optimistic_and_a_pessimistic_estimate():
     """A lowering usually takes 0.8 of the plain one's time: 0.75 of this is the optimistic
     estimate, and 1 / 0.75 of it the pessimistic one.
     """
@@ -179,7 +179,7 @@ def test_a_hyperparameter_out_of_its_range_is_named(name, value):
         CostConfig(**{name: value})
 
 
-def test_how_far_optimism_goes_is_set():
+def test_the_degree_of_optimism_is_configurable():
     prior, config = {(1, 0, 1): 0.8}, CostConfig(optimistic=0.5)
     rates = calibrate([], DEFAULT_RATES, prior, config=config)
     costs = cost_table({}, rates, config=config)
@@ -187,13 +187,13 @@ def test_how_far_optimism_goes_is_set():
     assert pessimistic_costs(costs).multiple[1, 0, 1] == pytest.approx(1.6)
 
 
-def test_a_second_correction_goes_on_from_the_first():
+def test_a_second_correction_continues_from_the_first():
     once = correct(DEFAULT_RATES, [{"dot": 1.0}], [2.0])
     again = correct(once, [{"dot": 2.0}], [3.0])  # predicted under the scale of 2
     assert again.scale["dot"] == pytest.approx(3.0)
 
 
-def test_many_programs_tell_the_classes_apart():
+def test_many_programs_separate_the_classes():
     shares = [{"dot": 1.0, "conv": 0.1}, {"dot": 0.1, "conv": 1.0}] * 20
     rates = correct(DEFAULT_RATES, shares, [1.3, 3.1] * 20)  # true scales: 1 and 3
     assert rates.scale["dot"] == pytest.approx(1.0, abs=0.1)

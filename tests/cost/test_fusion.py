@@ -40,7 +40,7 @@ ABSORBS = jnp.asarray(product_that_absorbs())
 ALONE = fusion.Sharing(
     absorbs=ABSORBS,
     members=jnp.zeros_like(ABSORBS),
-    elements=jnp.zeros(len(ops.OP_NAMES), bool),
+    fused=jnp.zeros(len(ops.OP_NAMES), bool),
     enter=jnp.float32(0.0),
     leave=jnp.float32(0.0),
     joined=jnp.float32(1.0),
@@ -50,7 +50,7 @@ ALONE = fusion.Sharing(
 IN_CALLS = fusion.Sharing(
     absorbs=ABSORBS,
     members=ABSORBS,
-    elements=jnp.asarray([op in COSTS.elements for op in ops.OP_NAMES]),
+    fused=jnp.asarray([op in COSTS.fused for op in ops.OP_NAMES]),
     **{n: jnp.float32(getattr(COSTS, n)) for n in ("enter", "leave", "joined", "in_loop")},
     library="onednn",
 )
@@ -87,13 +87,13 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "TABLE", replace(TABLE, sharing=IN_CALLS))
 
 
-def test_a_chain_reads_where_it_begins() -> None:
+def test_only_the_first_operator_of_a_fused_chain_reads_memory() -> None:
     _, _, _, first, second = costs([X, W, DOT, node("neg", 2), node("sign", 3)])
     assert first == pytest.approx(STEP + PASS + ONE)
     assert second == pytest.approx(STEP + ONE)
 
 
-def test_a_call_that_reads_a_chain_pays_for_writing_it() -> None:
+def test_a_call_pays_for_writing_the_fused_chain_it_reads() -> None:
     square = Node("input", ref=1, shape=SHAPE)
     weight = Node("weight", ref=0, shape=(8, 8))
     plain = costs([square, weight, Node("dot", (0, 1), SUMMED, shape=SHAPE)])[-1]
@@ -109,7 +109,7 @@ def test_a_reduction_in_the_same_loop_does_not_read_again() -> None:
     assert fused == pytest.approx(alone - PASS, rel=1e-3)
 
 
-def test_what_a_call_absorbs_costs_its_overhead_and_other_arrays_alone() -> None:
+def test_an_absorbed_epilogue_costs_its_overhead_and_other_operands_only() -> None:
     call = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=SHAPE)
     other = Node("input", ref=1, shape=SHAPE)
     zeros = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": []}), shape=SHAPE)
@@ -120,7 +120,7 @@ def test_what_a_call_absorbs_costs_its_overhead_and_other_arrays_alone() -> None
     assert negated == pytest.approx(STEP + PASS + ONE)  # it cannot be in an epilogue
 
 
-def test_work_on_weights_is_in_memory_but_for_what_repeats_it() -> None:
+def test_work_on_weights_is_in_memory_except_for_broadcasts() -> None:
     row = Node("weight", ref=1, shape=(8,))
     twice = Node("mul", (2, 2), shape=(8,))
     repeated = Node("broadcast", (3,), pack_attrs("broadcast", {"dims": [1]}), shape=SHAPE)
@@ -143,7 +143,7 @@ def test_a_product_of_weights_is_in_memory(partitions: None) -> None:
     assert costs(nodes)[-1] == pytest.approx(STEP + PASS)
 
 
-def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -> None:
+def test_connected_kernels_pay_for_entering_a_partition_once(partitions: None) -> None:
     """Product, sum with an input, transpose and product form one call; the product after a sine is
     another. The sum is fused into the first product and reads the input.
     """
@@ -168,7 +168,7 @@ def test_kernels_that_feed_each_other_enter_a_partition_once(partitions: None) -
     assert third == pytest.approx(compute + COSTS.enter + read)
 
 
-def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) -> None:
+def test_an_xla_call_pays_for_leaving_a_partition(partitions: None) -> None:
     """The graph has a product by the library, its sine, and XLA's products of each of these."""
     square, weight = Node("input", ref=0, shape=(8, 8)), Node("weight", ref=0, shape=(8, 8))
     ours = Node("dot", (0, 1), SUMMED, lowering=absorbing(), shape=(8, 8))
@@ -182,7 +182,7 @@ def test_a_call_of_xla_pays_for_what_comes_out_of_a_partition(partitions: None) 
 
 
 @pytest.mark.parametrize(("again", "is_ours"), [(0, False), (1, True)])
-def test_what_a_body_returned_one_call_before_comes_from_its_partition(
+def test_a_bodys_result_of_the_previous_call_is_still_in_its_partition(
     again: int, is_ours: bool, partitions: None
 ) -> None:
     """The product takes the negative of the input. If the input is the body's result of the
@@ -201,7 +201,7 @@ def test_what_a_body_returned_one_call_before_comes_from_its_partition(
         assert product == pytest.approx(compute + COSTS.enter + read)  # the negative is written
 
 
-def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
+def test_elementwise_operators_and_last_axis_reductions_join_a_partition(partitions: None) -> None:
     """Exponentials and reductions over the last axis of a product join its partition; reductions
     over the first axis leave it.
     """
@@ -221,7 +221,7 @@ def test_a_partition_takes_in_what_a_loop_can_compute(partitions: None) -> None:
     assert softmax_of_columns > COSTS.leave
 
 
-def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) -> None:
+def test_operators_in_a_partition_have_separate_corrections(partitions: None) -> None:
     """A product by the library and its negative have them, a product by XLA and its negative do
     not.
     """
@@ -238,7 +238,7 @@ def test_what_a_partition_computes_has_corrections_of_its_own(partitions: None) 
     assert costs([X, W, DOT, node("neg", 2)], doubled) == costs([X, W, DOT, node("neg", 2)])
 
 
-def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions: None) -> None:
+def test_entering_and_leaving_a_partition_has_a_separate_correction(partitions: None) -> None:
     """The graph has a product by the library and XLA's product of it."""
     scale = {**roofline.DEFAULT_RATES.scale, "crossing": 3.0}
     dearer = roofline.cost_table(
@@ -250,7 +250,7 @@ def test_entering_and_leaving_a_partition_has_a_correction_of_its_own(partitions
     np.testing.assert_allclose((thrice - once)[-2:], both, rtol=1e-3)
 
 
-def test_shares_are_by_correction(partitions: None) -> None:
+def test_shares_are_grouped_by_correction(partitions: None) -> None:
     """The graph has a product by the library, its negative, and its sine, which XLA computes."""
     nodes = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2), node("sin", 2)]
     *_, product, negative, sine = costs(nodes)

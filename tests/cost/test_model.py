@@ -70,8 +70,8 @@ def sums(*widths: int, op: str = "input"):
     return build(nodes, range(1, len(nodes), 2), bucket=64)
 
 
-def unknown(oracle: Oracle, *widths: int, **options):
-    return oracle.unknown(VIEW(sums(*widths, **options)))
+def untimed(oracle: Oracle, *widths: int, **options):
+    return oracle.untimed_regions(VIEW(sums(*widths, **options)))
 
 
 def costs(oracle: Oracle, *widths: int) -> list[float]:
@@ -79,75 +79,75 @@ def costs(oracle: Oracle, *widths: int) -> list[float]:
     return [float(c) for c in priced[2 : 2 * len(widths) + 1 : 2]]
 
 
-def test_each_distinct_region_is_wanted_once():
-    found = unknown(oracle()[0], 3, 5, 3)
+def test_each_distinct_region_is_listed_once():
+    found = untimed(oracle()[0], 3, 5, 3)
     assert [r.node.shape for r in found.values()] == [(3,), (5,)]
 
 
-def test_elementwise_and_weight_only_work_is_not_worth_timing():
+def test_elementwise_and_weight_only_work_is_not_timed():
     o, _ = oracle()
     nodes = (Node("input", shape=(4,), ref=0), Node("tanh", (0,), shape=(4,)))
-    assert o.unknown(VIEW(build(nodes, [1], bucket=64))) == {}
-    assert unknown(o, 3, op="weight") == {}
+    assert o.untimed_regions(VIEW(build(nodes, [1], bucket=64))) == {}
+    assert untimed(o, 3, op="weight") == {}
 
 
-def test_what_has_no_plain_dtype_is_not_timed():
+def test_operators_without_a_plain_dtype_are_not_timed():
     keys = Node("input", shape=(4, 3), dtype="extended", ref=0)
     attrs = pack_attrs("slice", {"start": (0, 0), "limit": (2, 3), "stride": (1, 1)})
     graph = build(
         (keys, Node("slice", (0,), attrs, shape=(2, 3), dtype="extended")), [1], bucket=64
     )
-    assert oracle()[0].unknown(VIEW(graph)) == {}
+    assert oracle()[0].untimed_regions(VIEW(graph)) == {}
 
 
 def test_a_measured_region_costs_its_timing_without_the_launch():
     o, _ = oracle(timing(2e-3))
-    assert o.measure(unknown(o, 3), clock=LONG) == 1
+    assert o.measure(untimed(o, 3), clock=LONG) == 1
     # 2 ms less 10 us of launch for 16 copies; wrapping moves 120 bytes: 8 ns at 15 GB/s.
     assert costs(o, 3) == pytest.approx([1.99e-3 / 16 - 8e-9], rel=1e-5)
 
 
-def test_regions_timed_in_a_quiet_and_in_a_busy_hour_are_compared_at_one_pace():
+def test_timings_are_normalised_by_how_busy_the_machine_was():
     store = TimingStore(None, target=MACHINE)
     quiet, _ = oracle(replace(timing(2e-3), reference_seconds=1e-3), store=store)
-    quiet.measure(unknown(quiet, 3), clock=LONG)
+    quiet.measure(untimed(quiet, 3), clock=LONG)
     busy, _ = oracle(replace(timing(4e-3), reference_seconds=2e-3), store=store)
-    busy.measure(unknown(busy, 5), clock=LONG)
+    busy.measure(untimed(busy, 5), clock=LONG)
     of_3, of_5 = (t.seconds for _, _, t in store.items() if t.repeats)
     assert of_3 == of_5 == pytest.approx((2e-3 - 1e-5) / 16)
 
 
-def test_a_measured_region_is_not_unknown_any_more():
+def test_a_measured_region_is_no_longer_untimed():
     o, _ = oracle()
-    o.measure(unknown(o, 3), clock=LONG)
-    assert [r.node.shape for r in unknown(o, 3, 5).values()] == [(5,)]
+    o.measure(untimed(o, 3), clock=LONG)
+    assert [r.node.shape for r in untimed(o, 3, 5).values()] == [(5,)]
 
 
-def test_the_store_answers_without_a_worker_and_with_the_same_cost():
+def test_stored_timings_give_the_same_cost_without_a_worker():
     store = TimingStore(None, target=MACHINE)
     first, _ = oracle(timing(2e-3), store=store)
-    first.measure(unknown(first, 3), clock=LONG)
+    first.measure(untimed(first, 3), clock=LONG)
     second, worker = oracle(store=store)
     # Another worker launches more slowly: that must not matter.
     worker.overhead_seconds = 1e-3  # type: ignore[misc]
-    assert second.measure(unknown(second, 3), clock=LONG) == 1
+    assert second.measure(untimed(second, 3), clock=LONG) == 1
     assert worker.asked == []
     assert (second.spending.from_store, second.spending.measurements) == (1, 0)
     assert costs(second, 3) == costs(first, 3)
 
 
-def test_the_store_answers_even_when_the_budget_is_spent():
+def test_stored_timings_are_used_even_when_the_budget_is_spent():
     store = TimingStore(None, target=MACHINE)
     first, _ = oracle(store=store)
-    first.measure(unknown(first, 3), clock=LONG)
+    first.measure(untimed(first, 3), clock=LONG)
     second, _ = oracle(store=store)
-    assert second.measure(unknown(second, 3, 5), clock=Stopwatch(-1.0), limit=0) == 1
+    assert second.measure(untimed(second, 3, 5), clock=Stopwatch(-1.0), limit=0) == 1
 
 
 @pytest.mark.parametrize("status", ["failed", "timeout", "killed"])
-def test_what_cannot_be_timed_costs_a_thousand_seconds(status):
+def test_a_region_that_cannot_be_timed_costs_a_thousand_seconds(status):
     o, _ = oracle(Timing.without(status, "no"))
-    o.measure(unknown(o, 3), clock=LONG)
+    o.measure(untimed(o, 3), clock=LONG)
     assert costs(o, 3) == [1000.0]
     assert o.spending.failures == 1
 
@@ -155,41 +155,41 @@ def test_what_cannot_be_timed_costs_a_thousand_seconds(status):
 @pytest.mark.parametrize(
     ("status", "kept"), [("failed", True), ("timeout", True), ("killed", False)]
 )
-def test_failures_that_are_the_regions_own_are_remembered(status, kept):
+def test_failures_caused_by_the_region_are_stored(status, kept):
     o, _ = oracle(Timing.without(status, "no"))
-    wanted = unknown(o, 3)
+    wanted = untimed(o, 3)
     o.measure(wanted, clock=LONG)
     (region,) = wanted.values()
     assert bool(o.store.get([region_key(region, ())])) is kept
 
 
-def test_a_timeout_cut_short_by_the_budget_is_not_remembered():
+def test_a_timeout_cut_short_by_the_budget_is_not_stored():
     o, worker = oracle(Timing.without("timeout", "no"))
-    wanted = unknown(o, 3)
+    wanted = untimed(o, 3)
     o.measure(wanted, clock=Stopwatch(6.0))
     (region,) = wanted.values()
     assert worker.asked[0][1] < 6.0 < o.config.region_timeout
     assert o.store.get([region_key(region, ())]) == {}
 
 
-def test_what_an_impatient_search_gave_up_is_not_remembered_for_others():
+def test_a_timeout_under_a_shorter_limit_is_not_stored():
     o, _ = oracle(Timing.without("timeout", "no"))
     o.config = CostConfig(region_timeout=5.0)
-    wanted = unknown(o, 3)
+    wanted = untimed(o, 3)
     assert o.measure(wanted, clock=LONG) == 1  # here it counts as too slow
     (region,) = wanted.values()
     assert o.store.get([region_key(region, ())]) == {}
 
 
-def test_a_region_that_was_cut_short_is_priced_as_if_it_had_not_been_tried():
+def test_a_region_cut_short_by_the_budget_is_priced_as_untried():
     o, _ = oracle(Timing.without("timeout", "no"))
     before = costs(o, 3)
-    assert o.measure(unknown(o, 3), clock=Stopwatch(6.0)) == 0
+    assert o.measure(untimed(o, 3), clock=Stopwatch(6.0)) == 0
     assert costs(o, 3) == before
-    assert unknown(o, 3) == {}
+    assert untimed(o, 3) == {}
 
 
-def test_a_region_that_cannot_be_traced_costs_itself_only():
+def test_a_region_that_cannot_be_traced_does_not_affect_others():
     o, worker = oracle()
     attrs = pack_attrs("reduce_sum", {"axes": 1})
     nodes = (
@@ -197,7 +197,7 @@ def test_a_region_that_cannot_be_traced_costs_itself_only():
         Node("reduce_sum", (0,), attrs, lowering=99, shape=(3,)),
         Node("reduce_sum", (0,), attrs, shape=(3,)),
     )
-    wanted = o.unknown(VIEW(build(nodes, [1, 2], bucket=64)))
+    wanted = o.untimed_regions(VIEW(build(nodes, [1, 2], bucket=64)))
     assert o.measure(wanted, clock=LONG) == 2
     assert (o.spending.failures, len(worker.asked)) == (1, 1)
 
@@ -228,28 +228,28 @@ def test_a_reference_that_cannot_be_timed_is_tried_and_counted_once():
 
 def test_no_more_than_the_limit_is_measured():
     o, worker = oracle()
-    assert o.measure(unknown(o, 3, 5, 7), clock=LONG, limit=2) == 2
+    assert o.measure(untimed(o, 3, 5, 7), clock=LONG, limit=2) == 2
     assert (len(worker.asked), o.spending.measurements) == (2, 2)
-    assert o.measure(unknown(o, 9), clock=LONG, limit=2) == 0
+    assert o.measure(untimed(o, 9), clock=LONG, limit=2) == 0
 
 
 def test_nothing_is_measured_when_time_is_over():
     o, worker = oracle()
-    assert o.measure(unknown(o, 3), clock=Stopwatch(-1.0)) == 0
+    assert o.measure(untimed(o, 3), clock=Stopwatch(-1.0)) == 0
     assert worker.asked == []
 
 
-def test_a_few_regions_are_measured_at_once_and_those_of_the_store_besides():
+def test_the_limit_on_new_measurements_excludes_stored_ones():
     o, _ = oracle()
-    o.measure(unknown(o, 5), clock=LONG)
+    o.measure(untimed(o, 5), clock=LONG)
     again, _ = oracle(store=o.store)
-    assert again.measure(unknown(again, 3, 4, 5), clock=LONG, new=1) == 2
+    assert again.measure(untimed(again, 3, 4, 5), clock=LONG, new=1) == 2
     assert again.spending.measurements == 1 and again.spending.from_store == 1
 
 
 def test_spending_adds_up():
     o, _ = oracle()
-    o.measure(unknown(o, 3, 5), clock=LONG)
+    o.measure(untimed(o, 3, 5), clock=LONG)
     spent = o.spending.as_dict()
     assert spent["measurements"] == 2 and spent["compile_seconds"] == 1.0
 
@@ -257,23 +257,23 @@ def test_spending_adds_up():
 def test_the_roofline_learns_from_four_timings_of_a_class():
     o, _ = oracle(*(timing(t) for t in (1e-3, 1e-3, 1e-3, 1e-3)))
     before = costs(o, 100)
-    o.measure(unknown(o, 3, 5, 7, 9), clock=LONG)
+    o.measure(untimed(o, 3, 5, 7, 9), clock=LONG)
     assert costs(o, 100)[0] > 50 * before[0]  # these sums took long for so few bytes
 
 
-def test_whole_programs_correct_the_table():
+def test_whole_program_timings_correct_the_cost_table():
     o, _ = oracle(timing(2e-3))
-    o.measure(unknown(o, 3), clock=LONG)
+    o.measure(untimed(o, 3), clock=LONG)
     (before,) = costs(o, 3)
     o.correct([{"reduce": before}], [2 * before])
     assert costs(o, 3) == pytest.approx([2 * before], rel=1e-4)
 
 
-def test_no_timing_falls_below_the_clocks_grain():
+def test_no_timing_falls_below_the_clocks_resolution():
     assert without_overhead(timing(1e-6), 1e-3).seconds == 2e-7
 
 
-def test_numbers_of_views_that_change_all_the_time_are_compiled_once(monkeypatch):
+def test_varying_numbers_of_views_are_compiled_once(monkeypatch):
     traced: list[int] = []
 
     def counting(view: CostView) -> jax.Array:
@@ -281,6 +281,6 @@ def test_numbers_of_views_that_change_all_the_time_are_compiled_once(monkeypatch
         return signature(view)
 
     monkeypatch.setattr(model, "_signature", jax.jit(counting))
-    found = [unknown(oracle()[0], *range(2, 2 + n)) for n in (1, 5, 17)]
+    found = [untimed(oracle()[0], *range(2, 2 + n)) for n in (1, 5, 17)]
     assert [len(each) for each in found] == [1, 5, 17]
     assert traced == [64]

@@ -61,13 +61,13 @@ def text(program: Program) -> tuple[list[str], list[str]]:
     ]
 
 
-def test_without_a_step_it_is_the_operator_and_the_work_on_its_weights():
+def test_radius_0_is_the_operator_and_the_work_on_its_weights():
     program = around(0)
     assert text(program) == (["weight", "input", "neg weight", "dot input neg"], ["dot"])
     assert program.weights == (True, False)
 
 
-def test_with_a_step_what_is_read_beside_it_is_a_result_too():
+def test_at_radius_1_values_read_outside_are_outputs_too():
     nodes, outputs = text(around(1))
     assert sorted(nodes) == sorted(
         ["weight", "input", "neg weight", "tanh input", "dot tanh neg", "abs dot"]
@@ -75,25 +75,25 @@ def test_with_a_step_what_is_read_beside_it_is_a_result_too():
     assert outputs == ["tanh", "abs"]
 
 
-def test_with_two_steps_branches_below_are_inside():
+def test_at_radius_2_branches_of_consumers_are_inside():
     nodes, outputs = text(around(2))
     assert "exp input" in nodes and "sin abs" in nodes and "mul tanh abs" in nodes
     assert not any(n.startswith("cos") for n in nodes)
     assert outputs == ["sin", "mul"]
 
 
-def test_what_the_op_table_cannot_say_is_never_inside():
+def test_opaque_operators_are_never_inside():
     opaque = Node("opaque", (0,), pack_attrs("opaque", {"n_args": 1}), shape=TWO, ref=2)
     nodes, _ = text(around(3, exp=opaque))
     assert "tanh input" in nodes and not any(n.startswith("opaque") for n in nodes)
 
 
-def test_what_reads_keys_has_no_neighbourhood():
+def test_an_operator_next_to_random_keys_has_no_neighbourhood():
     assert neighbourhood(graph(exp=node("exp", 0, dtype="extended")), DOT, 1) is None
 
 
 @pytest.mark.parametrize("lowering", [0, TRANSPOSED])
-def test_it_computes_what_the_network_computes_in_either_form(lowering):
+def test_a_neighbourhood_computes_the_networks_values_in_either_lowering(lowering):
     program = around(2, lowering=lowering)
     x, w = (np.asarray(jax.random.normal(jax.random.key(i), TWO)) for i in range(2))
     by_kind = {True: w, False: x}
@@ -104,7 +104,7 @@ def test_it_computes_what_the_network_computes_in_either_form(lowering):
     np.testing.assert_allclose(mul, y * z, rtol=1e-5)
 
 
-def test_forms_and_places_with_other_surroundings_have_keys_of_their_own():
+def test_keys_depend_on_lowering_and_surroundings():
     keys = {program_job(around(r, lowering=f)).key for r in (0, 1) for f in (0, TRANSPOSED)}
     assert len(keys) == 4
     assert program_job(around(1)).key == program_job(around(1)).key

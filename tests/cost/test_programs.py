@@ -79,13 +79,13 @@ def test_without_weights_constants_are_not_tried():
     assert not pair.constants
 
 
-def test_products_do_not_gain_by_constants_and_are_not_asked():
+def test_constants_are_not_tried_for_products():
     pair = Pair(9.0)
     choose_constants(pair, programs(1)[0])
     assert not pair.constants and pair.asked == 0
 
 
-def test_a_job_has_the_weights_prepared_and_only_inputs_left():
+def test_a_job_takes_prepared_weights_and_the_inputs():
     job = program_job(programs(1)[0])
     exported = jax.export.deserialize(bytearray(job.artifact))
     assert [a.shape for a in exported.in_avals] == [(3, 2), (4, 3)]
@@ -97,7 +97,7 @@ def test_jobs_of_different_options_have_different_keys():
     assert program_job(program).key != program_job(program, A).key
 
 
-def test_programs_timed_whole_and_the_original_correct_the_table(monkeypatch):
+def test_whole_program_timings_correct_the_cost_table(monkeypatch):
     faster, failed, original = programs(3)
     asked = []
     monkeypatch.setattr(Oracle, "correct", lambda _, *given: asked.append(given))

@@ -43,14 +43,14 @@ REGION = Region(DOT, (LEFT, RIGHT), (DOT.spec.code, 0, 0))
 TURN = pack_attrs("transpose", {"perm": (1, 0)})
 
 
-def test_a_region_is_read_off_a_node_of_a_graph():
+def test_a_region_is_made_from_a_node_of_a_graph():
     graph = build((LEFT, RIGHT, DOT), [2], bucket=64)
     host = CostView(*(np.asarray(f) for f in view_graph(cost_table({}).sharing, graph)))  # type: ignore[arg-type]
     assert region_of(host, (3,), "cpu") == REGION
     assert REGION.op_class == "dot"
 
 
-def test_the_key_sees_lowering_weights_and_options_and_nothing_else():
+def test_the_key_depends_on_lowering_weights_and_options_only():
     other = Region(Node("dot", (0, 1), CONTRACT, 1, (4, 8)), (LEFT, RIGHT))
     both_inputs = Region(DOT, (LEFT, Node("input", shape=(6, 8), ref=1)))
     keys = [
@@ -65,7 +65,7 @@ def test_the_key_sees_lowering_weights_and_options_and_nothing_else():
     )
 
 
-def test_a_float_anchor_runs_between_elementwise_operations():
+def test_a_float_operator_is_timed_between_elementwise_operations():
     x, w = -jnp.ones((4, 6)), jnp.ones((6, 8))
     (out,) = region_fn(REGION)(x, w, jnp.float32(0.0))
     assert (out == 0.0).all()  # max(x, 0) @ w, then max(..., 0)
@@ -73,7 +73,7 @@ def test_a_float_anchor_runs_between_elementwise_operations():
     assert (out == -6.0).all()
 
 
-def test_movement_has_an_operation_before_it_and_integers_run_bare():
+def test_movement_is_timed_after_an_operation_and_integers_alone():
     move = Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))
     (out,) = region_fn(move)(-jnp.ones((4, 6)), jnp.float32(-0.5))
     assert (out == -0.5).all() and out.shape == (6, 4)
@@ -112,12 +112,12 @@ def test_a_sample_has_the_regions_flops_and_bytes():
     )
 
 
-def test_wrapping_reads_and_writes_inputs_and_result_once_more():
+def test_wrapping_adds_a_read_and_a_write_of_inputs_and_result():
     assert wrapping_passes(REGION) == 2 * (4 * 32, 4 * 24)  # the weight is not wrapped
     assert wrapping_passes(Region(Node("transpose", (0,), TURN, shape=(6, 4)), (LEFT,))) == ()
 
 
-def test_small_regions_are_timed_as_copies_that_need_each_other():
+def test_small_regions_are_timed_as_copies_that_depend_on_each_other():
     """An element of each copy's result enters the scalar that the next one's inputs are compared
     with.
     """
@@ -138,7 +138,7 @@ def convolution() -> Region:
     return region_of(host, (int(np.flatnonzero(host.op == ops.OPS["conv"].code)[0]),), "cpu")
 
 
-def test_weights_of_convolutions_alone_are_constants():
+def test_only_weights_of_convolutions_are_constants():
     for region, constants in ((convolution(), 1), (REGION, 0)):
         asked, plain = (region_job(region, (), constants=c) for c in (True, False))
         assert (asked.constants, plain.constants) == (constants, 0)
@@ -150,36 +150,36 @@ def test_weights_of_convolutions_alone_are_constants():
     [((2048, 2048), "float32"), ((4, 6), "int32"), ((4, 0), "float32")],
     ids=["large", "integers", "empty"],
 )
-def test_large_and_empty_regions_and_integers_are_timed_as_they_are(shape, dtype):
+def test_large_and_empty_regions_and_integers_are_timed_without_copies(shape, dtype):
     sides = tuple(Node("input", shape=shape, dtype=dtype, ref=i) for i in (0, 1))
     assert Region(Node("add", (0, 1), shape=shape, dtype=dtype), sides).copies == 1
 
 
-def test_convolutions_of_xla_are_timed_as_they_are():
+def test_convolutions_of_xla_are_timed_without_copies():
     """XLA:CPU compiles convolutions differently inside a loop."""
     image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
     assert Region(Node("conv", (0, 1), shape=(1, 3, 4, 4)), (image, kernel)).copies == 1
 
 
-def test_on_a_gpu_they_are_timed_as_copies_too():
+def test_on_a_gpu_convolutions_are_timed_as_copies_too():
     """The time of a single call would include its launch and the wait for its result."""
     image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
     conv = Node("conv", (0, 1), shape=(1, 3, 4, 4))
     assert Region(conv, (image, kernel), platform="gpu").copies == 16
 
 
-def test_loops_of_several_sizes_are_sums():
+def test_calibration_loops_are_sums_of_several_sizes():
     assert [r.node.shape for r in loops("cpu")] == [(4096,), (32768,), (262144,), (2097152,)]
     assert [r.copies for r in loops("cpu")] == [16, 16, 12, 1]
 
 
-def test_a_lowering_that_does_not_exist_names_itself():
+def test_the_error_for_an_unknown_lowering_names_the_operator():
     with pytest.raises(Exception, match="dot"):
         region_job(Region(Node("dot", (0, 1), CONTRACT, 99, (4, 8)), (LEFT, RIGHT)), ())
 
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
-def test_a_rectifier_that_would_lose_nan_is_timed_after_the_form(monkeypatch):
+def test_a_relu_that_would_lose_nan_is_timed_after_the_lowering(monkeypatch):
     for module in ("calls", "library"):
         monkeypatch.setattr(f"xrl_jax.libraries.onednn.{module}.library", lambda: None)
     number = number_of("dot", "onednn")
@@ -190,7 +190,7 @@ def test_a_rectifier_that_would_lose_nan_is_timed_after_the_form(monkeypatch):
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_kernels_of_a_call_of_many_are_timed_as_several():
+def test_kernels_of_a_partition_are_timed_several_per_call():
     region = replace(REGION, node=replace(DOT, lowering=number_of("dot", "onednn")))
     assert (region.in_partition, region.copies, wrapping_passes(region)) == (True, 16, ())
     job = region_job(region, ())

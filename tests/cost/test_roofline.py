@@ -77,7 +77,7 @@ DOT = (matrix(), matrix(shape=(6, 8), ref=1), dot())
 # Signatures -------------------------------------------------------------------------------------
 
 
-def test_the_place_in_the_graph_and_the_binding_do_not_enter_the_signature():
+def test_the_signature_ignores_place_and_binding():
     elsewhere = (matrix(ref=7), matrix(shape=(6, 8), ref=3), dot())
     assert key(*DOT) == key(*elsewhere)
 
@@ -93,11 +93,11 @@ def test_the_place_in_the_graph_and_the_binding_do_not_enter_the_signature():
     ],
     ids=["lowering", "shape", "dtype", "right argument is a weight", "left argument is a weight"],
 )
-def test_what_decides_the_time_enters_the_signature(other):
+def test_the_signature_depends_on_lowering_shapes_dtypes_and_weights(other):
     assert key(*DOT) != key(*other)
 
 
-def test_attributes_enter_the_signature():
+def test_the_signature_depends_on_attributes():
     other = pack_attrs("reduce_sum", {"axes": 2})
     square = matrix(shape=(6, 6))
     rows = key(square, Node("reduce_sum", (0,), SUM, shape=(6,)))
@@ -169,7 +169,7 @@ def test_a_reshape_is_free():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # with narrow and with wide steps
-def test_seconds_of_some_nodes_are_theirs_and_0_elsewhere(monkeypatch, platform):
+def test_pricing_some_nodes_gives_their_seconds_and_0_elsewhere(monkeypatch, platform):
     monkeypatch.setattr(engine_jit, "platform", lambda: platform)
     table, nodes = roofline.cost_table({}, PLAIN), (*DOT, Node("tanh", (2,), shape=(4, 8)))
     graph = view(*nodes)
@@ -204,7 +204,7 @@ CONV_LAST = {
 @pytest.mark.parametrize(
     ("kernel", "groups", "kind"), [((3, 3), 1, 3), ((1, 1), 1, 4), ((3, 3), 2, 5)]
 )
-def test_convolutions_1x1_grouped_and_others_are_kinds_of_their_own(kernel, groups, kind):
+def test_convolutions_1x1_grouped_and_others_are_distinct_kinds(kernel, groups, kind):
     """Features are last here; with features elsewhere they are kinds 0, 1 and 2."""
     attrs = pack_attrs("conv", {**CONV_LAST, "groups": groups, "high": [k - 1 for k in kernel]})
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
@@ -226,7 +226,7 @@ def test_a_convolution_with_features_first_is_of_another_kind():
     assert np.asarray(kinds[3]).tolist() == [conv.spec.code, 0, 5]
 
 
-def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
+def test_an_untimed_node_is_priced_by_the_multiple_of_its_lowering():
     rates = replace(PLAIN, multiple={(dot().spec.code, 0, 1): 3.0})
     nodes = [matrix(), matrix(shape=(6, 8), ref=1), dot(), dot(lowering=1)]
     graph = build(nodes, [2, 3], bucket=16)
@@ -234,14 +234,14 @@ def test_what_a_form_took_elsewhere_decides_where_nothing_was_timed():
     assert float(cost[4]) == pytest.approx(3 * float(cost[3]))
 
 
-def test_work_on_weights_counts_for_the_share_that_is_set():
+def test_work_on_weights_counts_by_the_configured_share():
     graph = build([Node("weight", shape=(64, 64)), Node("tanh", (0,), shape=(64, 64))], [1])
     tables = [roofline.cost_table({}, PLAIN, config=CostConfig(weight_only=w)) for w in (1, 0.5)]
     whole, half = (float(SECONDS(table, VIEW(graph))[2]) for table in tables)
     assert half == pytest.approx(0.5 * whole) and half > 0
 
 
-def test_the_error_that_a_lowering_adds_is_worth_seconds():
+def test_the_numerical_error_of_a_lowering_adds_to_its_cost():
     """Sums of transformed tiles add an error; another order of the same sums adds none."""
     x = Node("input", shape=(1, 8, 8, 4), ref=0)
     w = Node("weight", shape=(3, 3, 4, 6), ref=1)

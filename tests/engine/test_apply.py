@@ -12,7 +12,7 @@ from tests.engine.harness import graph_of, rewritten, rules_of
 from tests.engine.test_match import SIBLINGS
 from tests.graph.generators import random_graph
 from tests.graph.valid import is_acyclic
-from xrl_jax.engine.apply import apply_instantiated, instantiated, look
+from xrl_jax.engine.apply import apply_instantiated, instantiated, match_in
 from xrl_jax.graph.check import check
 from xrl_jax.graph.graph import build, n_live, nodes_of
 from xrl_jax.graph.passes import use_counts
@@ -29,7 +29,7 @@ def body(graph: harness.TensorGraph) -> list[str]:
     return lines(format_graph(graph))[1:-1]
 
 
-def test_the_root_is_replaced_and_what_nobody_needs_is_removed() -> None:
+def test_the_root_is_replaced_and_dead_nodes_are_removed() -> None:
     graph = graph_of("""
       %1: float32[2,3,4] = input() ref=@0
       %2: float32[3,4,2] = transpose(%1) {perm=(1, 2, 0)}
@@ -128,7 +128,7 @@ def test_a_node_made_like_another_keeps_its_lowering() -> None:
         MADE_LIKE.replace(":like d", ":like d :precision 2"),
     ],
 )
-def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> None:
+def test_a_lowering_is_dropped_if_operand_types_or_attributes_differ(other: str) -> None:
     """The lowering is dropped if operand types differ (the right operand is no weight) or if
     attributes differ.
     """
@@ -143,7 +143,7 @@ def test_a_lowering_that_may_not_be_right_any_more_is_not_kept(other: str) -> No
         assert [n.lowering for n in nodes if n.op == "dot"] == [kept]
 
 
-def test_a_full_bucket_is_said_and_the_graph_is_left_alone() -> None:
+def test_a_full_bucket_is_reported_and_the_graph_is_unchanged() -> None:
     chain = "\n".join(f"%{i}: float32[4,5] = tanh(%{i - 1})" for i in range(8, 126))
     graph = graph_of(SIBLINGS.replace("return %5, %6, %7", f"{chain}\nreturn %5, %6, %125"))
     after = rewritten(rules_of(harness.MERGE), graph)  # creates four nodes; two slots are free
@@ -161,7 +161,7 @@ def test_a_candidate_that_does_not_match_changes_nothing() -> None:
         jax.tree.map(np.testing.assert_array_equal, after.graph, graph)
 
 
-def test_a_lowering_that_is_not_right_any_more_is_not_chosen() -> None:
+def test_a_lowering_that_is_no_longer_applicable_is_not_chosen() -> None:
     """A candidate does nothing in a later graph if its lowering is not applicable there, because
     the weight is contracted over its other axis, or if the lowering is already chosen.
     """
@@ -198,7 +198,7 @@ def test_work_on_weights_alone_is_not_merged_with_work_on_inputs() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(0, 8), range(8, 16)])
-def test_results_are_the_oracles_on_random_graphs(seeds: range) -> None:
+def test_results_equal_the_plain_rewriters_on_random_graphs(seeds: range) -> None:
     library = harness.table_of(standard_rules())
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -242,7 +242,7 @@ def merged(
     return harness.rewrite(rules.table, graph, *(np.int32(i) for i in (0, root, partner)))
 
 
-def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
+def test_a_merge_that_would_create_a_cycle_after_another_does_nothing() -> None:
     """Each pair of products may be merged on its own; merging both would create a cycle."""
     rules, graph = rules_of(harness.MERGE), graph_of(CROSSED)
     first = merged(rules, graph, 4, 8)
@@ -253,7 +253,7 @@ def test_a_merge_that_another_one_has_made_cyclic_does_nothing() -> None:
 
 
 @engine_jit
-def one_after_the_other(
+def applied_in_sequence(
     rules: harness.RuleTable, graph: harness.TensorGraph, roots: jax.Array
 ) -> list[harness.Applied]:
     """Instantiate the table's first rule at each root in `graph`, then apply the candidates in
@@ -262,13 +262,13 @@ def one_after_the_other(
     candidates = [instantiated(rules, graph, jnp.int32(0), root, jnp.int32(0)) for root in roots]
     done, now, uses = [], graph, use_counts(graph)
     for candidate in candidates:
-        seen = look(rules, graph, candidate).seen
-        done.append(apply_instantiated(rules, now, uses, candidate, seen))
+        features = match_in(rules, graph, candidate).features
+        done.append(apply_instantiated(rules, now, uses, candidate, features))
         now, uses = done[-1].graph, done[-1].uses
     return done
 
 
-def test_candidates_that_were_made_ready_together_apply_one_after_the_other() -> None:
+def test_candidates_instantiated_together_apply_in_sequence() -> None:
     graph = graph_of("""
       %1: float32[2,3] = input() ref=@0
       %2: float32[2,3] = tanh(%1)
@@ -276,7 +276,7 @@ def test_candidates_that_were_made_ready_together_apply_one_after_the_other() ->
       %4: float32[2,3] = add(%2, %2)
       return %3, %4
     """)
-    first, second = one_after_the_other(rules_of(harness.DOUBLE).table, graph, jnp.array([3, 4]))
+    first, second = applied_in_sequence(rules_of(harness.DOUBLE).table, graph, jnp.array([3, 4]))
     assert bool(first.ok) and bool(second.ok)
     assert body(second.graph) == lines("""
       %1: float32[2,3] = input() ref=@0
@@ -289,7 +289,7 @@ def test_candidates_that_were_made_ready_together_apply_one_after_the_other() ->
     """)
 
 
-def test_a_candidate_that_was_made_ready_for_what_looks_otherwise_by_now_is_left() -> None:
+def test_an_instantiated_candidate_is_skipped_if_its_match_has_changed() -> None:
     """The second candidate matches %3, which the first replaces by a transpose with another
     permutation.
     """
@@ -301,6 +301,6 @@ def test_a_candidate_that_was_made_ready_for_what_looks_otherwise_by_now_is_left
       return %4
     """)
     rules = rules_of(harness.TURN_BACK).table
-    first, second = one_after_the_other(rules, graph, jnp.array([3, 4]))
+    first, second = applied_in_sequence(rules, graph, jnp.array([3, 4]))
     assert bool(first.ok) and not bool(second.ok) and not bool(second.full)
     assert format_graph(second.graph) == format_graph(first.graph)

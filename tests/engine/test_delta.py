@@ -79,31 +79,31 @@ X, Y = node("input", ref=0), node("input", ref=1)
 READ = 4 * 6 * 4 / 1.5e10  # seconds to read one of the inputs
 
 
-def test_a_chain_that_dies_is_gained_but_for_the_read_that_its_reader_now_pays():
+def test_removing_a_chain_saves_its_cost_less_the_read_its_consumer_now_pays():
     space, state, candidates = started([X, node("neg", 0), node("neg", 1), node("tanh", 2)], [3])
     i = only(space, candidates, "neg-neg")
     assert candidates.delta[i] == pytest.approx(READ - cost_of(state, 2) - cost_of(state, 3))
     assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
 
 
-def test_a_node_that_is_used_elsewhere_is_not_gained():
+def test_a_node_with_other_users_saves_nothing():
     nodes = [X, node("neg", 0), node("neg", 1), node("tanh", 1)]
     space, state, candidates = started(nodes, [2, 3])
     assert candidates.delta[only(space, candidates, "neg-neg")] == pytest.approx(-cost_of(state, 3))
 
 
-def test_a_node_that_is_an_output_is_not_gained():
+def test_a_node_that_is_an_output_saves_nothing():
     space, state, candidates = started([X, node("neg", 0), node("neg", 1)], [1, 2])
     assert candidates.delta[only(space, candidates, "neg-neg")] == pytest.approx(-cost_of(state, 3))
 
 
-def test_new_nodes_cost_what_they_would_cost_in_the_graph():
+def test_new_nodes_are_priced_as_in_the_rewritten_graph():
     space, _, candidates = started([X, Y, node("sub", 0, 1)], [2])
     _, negated, _ = started([X, Y, node("sub", 0, 1), node("neg", 2)], [3])
     assert candidates.delta[only(space, candidates, "swap")] == pytest.approx(cost_of(negated, 4))
 
 
-def test_a_node_bound_twice_is_gained_once():
+def test_a_node_bound_twice_is_counted_once():
     space, state, candidates = started([X, node("tanh", 0), node("mul", 1, 1)], [2])
     i = next(i for i, e in enumerate(candidates.variant) if space.rule_name(e) == "tanh-away")
     # mul and tanh are removed, and a new tanh is created.
@@ -111,7 +111,7 @@ def test_a_node_bound_twice_is_gained_once():
     assert candidates.delta[i] == pytest.approx(change(space, state, candidates, i), rel=1e-4)
 
 
-def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_own():
+def test_matches_of_equal_nodes_whose_operands_have_other_sources_are_priced_apart():
     """The graph is square(view(x)) and square(view(tanh(y))). The rule's bytecode sees a square of
     a view in both, but only the first view is read from memory.
     """
@@ -140,7 +140,7 @@ def test_equal_bindings_whose_values_come_from_elsewhere_have_prices_of_their_ow
     assert candidates.delta[read] - candidates.delta[computed] == pytest.approx(READ, rel=1e-3)
 
 
-def test_what_dies_outside_of_the_pattern_is_not_promised():
+def test_nodes_that_die_outside_the_pattern_are_not_in_the_predicted_gain():
     join = pack_attrs("concat", {"axis": 0})
     cut = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
     concat = Node("concat", (0, 2), join, shape=(8, 6))
@@ -160,7 +160,7 @@ def test_what_dies_outside_of_the_pattern_is_not_promised():
     )
 
 
-def test_work_on_weights_gains_a_thousandth_of_what_it_would_cost_at_each_call():
+def test_removing_work_on_weights_gains_a_thousandth_of_its_cost_per_call():
     weight = node("weight", ref=0)
     nodes = [weight, node("neg", 0), node("neg", 1), Y, node("add", 2, 3)]
     space, _, candidates = started(nodes, [4])
@@ -168,7 +168,7 @@ def test_work_on_weights_gains_a_thousandth_of_what_it_would_cost_at_each_call()
     assert gained == pytest.approx(-1e-3 * 2 * (2e-7 + 24 / 5e10 + READ), rel=1e-4)
 
 
-def test_candidates_of_some_rules_are_those_among_all_in_the_same_order():
+def test_restricting_the_rules_keeps_the_order_of_candidates():
     nodes, outputs = random_graph(np.random.default_rng(1), 40)
     space, state, candidates = started(nodes, outputs)
     rule_of = np.asarray(space.rules.table.variant_rule)
@@ -181,7 +181,7 @@ def test_candidates_of_some_rules_are_those_among_all_in_the_same_order():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_candidate_of_a_random_graph_promises_more_than_it_gives(seed):
+def test_the_predicted_gain_never_exceeds_the_actual_gain_on_random_graphs(seed):
     nodes, outputs = random_graph(np.random.default_rng(seed), 40)
     space, state, candidates = started(nodes, outputs)
     ops_before = np.asarray(state.graph.nodes.op)

@@ -28,7 +28,7 @@ ADD3 = """
 """
 
 
-def test_a_commutative_operator_matches_either_way_round() -> None:
+def test_a_commutative_operator_matches_in_either_operand_order() -> None:
     left = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%4, %3)\n return %5"
     right = ADD3 + "%4: float32[2] = add(%1, %2)\n %5: float32[2] = add(%3, %4)\n return %5"
     rules = rules_of(harness.ASSOCIATE)
@@ -37,7 +37,7 @@ def test_a_commutative_operator_matches_either_way_round() -> None:
     assert find(rules, graph_of(right)) == [Found("associate", 5, 0)] * 2
 
 
-def test_a_repeated_variable_is_one_node() -> None:
+def test_a_repeated_variable_matches_one_node_only() -> None:
     rules = rules_of(harness.DOUBLE)
     twice = ADD3 + "%4: float32[2] = add(%1, %1)\n return %4"
     two = ADD3 + "%4: float32[2] = add(%1, %2)\n return %4"
@@ -45,7 +45,7 @@ def test_a_repeated_variable_is_one_node() -> None:
     assert find(rules, graph_of(two)) == []
 
 
-def test_what_matches_can_be_asked_of_one_rule() -> None:
+def test_matches_can_be_restricted_to_one_rule() -> None:
     rules = rules_of(harness.DOUBLE, harness.ASSOCIATE)
     graph = graph_of(
         ADD3 + "%4: float32[2] = add(%1, %1)\n %5: float32[2] = add(%4, %3)\n return %5"
@@ -59,7 +59,7 @@ def test_what_matches_can_be_asked_of_one_rule() -> None:
         )
 
 
-def test_a_value_is_a_condition() -> None:
+def test_a_rule_may_require_the_value_of_a_constant() -> None:
     graph = """
       %1: float32[2] = input() ref=@0
       %2: float32[] = const() value=0.0
@@ -71,7 +71,7 @@ def test_a_value_is_a_condition() -> None:
     assert find(rules_of(harness.ADD_ZERO), graph_of(graph)) == [Found("add-zero", 4, 0)]
 
 
-def test_the_arity_of_a_concat_counts() -> None:
+def test_a_concat_of_another_arity_does_not_match() -> None:
     rules = rules_of(harness.CONCATS)
     inner = ADD3 + "%4: float32[4] = concat(%1, %2)\n"
     three = ADD3 + "%4: float32[6] = concat(%1, %2, %3)\n"
@@ -93,7 +93,7 @@ SIBLINGS = """
 """
 
 
-def test_pairs_join_at_the_shared_operand_and_are_found_once() -> None:
+def test_each_pair_with_a_shared_operand_is_found_once() -> None:
     assert find(rules_of(harness.MERGE), graph_of(SIBLINGS)) == [
         Found("merge", 5, 6),
         Found("merge", 5, 7),
@@ -101,7 +101,7 @@ def test_pairs_join_at_the_shared_operand_and_are_found_once() -> None:
     ]
 
 
-def test_a_pair_of_which_one_depends_on_the_other_is_refused() -> None:
+def test_a_pair_in_which_one_root_depends_on_the_other_is_refused() -> None:
     chain = """
       %1: float32[4,4] = input() ref=@0
       %2: float32[4,4] = weight() ref=@1
@@ -126,7 +126,7 @@ def siblings(n: int) -> harness.TensorGraph:
     return graph_of(f"%1: float32[4,8] = input() ref=@0\n{weights}\n{dots}\nreturn {ends}")
 
 
-def test_too_many_candidates_are_counted() -> None:
+def test_candidates_beyond_the_available_slots_are_counted() -> None:
     count = harness.full(rules_of(harness.MERGE).table, siblings(34))[1].count
     assert int(count) >= 34 * 33 // 2 > harness.SIZE
 
@@ -147,7 +147,7 @@ def sampled(
     return [[(int(e), int(r), int(p)) for e, r, p in row] for row in each], int(found.count[0])
 
 
-def test_a_sample_is_every_candidate_where_there_is_room(library: harness.CompiledRules) -> None:
+def test_a_sample_contains_every_candidate_if_all_fit(library: harness.CompiledRules) -> None:
     for seed in range(3):
         graph = random_in_bucket(seed)
         found = harness.full(library.table, graph)[1]
@@ -160,7 +160,7 @@ def test_a_sample_is_every_candidate_where_there_is_room(library: harness.Compil
         assert len(row) == n and set(row) == listed
 
 
-def test_without_room_every_candidate_is_as_likely() -> None:
+def test_a_sample_of_too_many_candidates_is_uniform() -> None:
     # 8 products form 28 pairs, numbered among 64 ordered ones; 16 slots hold a quarter of these.
     rows, count = sampled(rules_of(harness.MERGE), siblings(8), 16, 2048)
     assert count == 64
@@ -181,7 +181,7 @@ def random_in_bucket(seed: int) -> harness.TensorGraph:
 
 
 @pytest.mark.parametrize("seeds", [range(0, 20), range(20, 40)])
-def test_candidates_are_the_oracles_on_random_graphs(
+def test_candidates_equal_the_plain_matchers_on_random_graphs(
     library: harness.CompiledRules, seeds: range
 ) -> None:
     for seed in seeds:
@@ -202,7 +202,9 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_candidates_are_the_oracles_on_networks(library: harness.CompiledRules, name: str) -> None:
+def test_candidates_equal_the_plain_matchers_on_networks(
+    library: harness.CompiledRules, name: str
+) -> None:
     model = models.get(name, **SMALL[name])
     program = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)
     found = engine_jit(lambda t, g: candidates(t, g, match(t, g), size=8192))(
@@ -213,7 +215,7 @@ def test_candidates_are_the_oracles_on_networks(library: harness.CompiledRules, 
     assert engine == {Found(c.rule.name, c.root, c.partner) for c in plain}
 
 
-def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledRules) -> None:
+def test_incremental_matching_equals_full_matching(library: harness.CompiledRules) -> None:
     table = library.table
     for seed in range(5):
         rng = np.random.default_rng(seed)
@@ -232,7 +234,7 @@ def test_matching_again_after_a_step_is_matching_anew(library: harness.CompiledR
             np.testing.assert_array_equal(again, masks)
 
 
-def test_a_rule_more_in_the_bucket_compiles_nothing(
+def test_one_more_rule_in_a_table_of_the_same_size_compiles_nothing(
     library: harness.CompiledRules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = random_in_bucket(0)
@@ -242,7 +244,7 @@ def test_a_rule_more_in_the_bucket_compiles_nothing(
     assert len(find(more, graph)) >= len(fewer)
 
 
-def test_a_batch_of_graphs_is_each_by_itself(library: harness.CompiledRules) -> None:
+def test_a_batch_of_graphs_is_matched_like_each_graph_alone(library: harness.CompiledRules) -> None:
     graphs = [random_in_bucket(seed) for seed in (1, 2, 3)]
     batch = jax.tree.map(lambda *v: jnp.stack(v), *graphs)
     masks, found = engine_jit(jax.vmap(harness.matched, in_axes=(None, 0)))(library.table, batch)

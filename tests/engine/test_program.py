@@ -41,7 +41,7 @@ def test_candidates_name_rule_and_place() -> None:
     assert str(found) == "two-negs at %3 neg[2,3]"
 
 
-def test_apply_rewrites_one_place_and_leaves_the_program_as_it_was() -> None:
+def test_apply_rewrites_one_place_and_leaves_the_original_unchanged() -> None:
     program = from_jax(lambda x: jnp.sin(jnp.negative(-x)), X)
     (found,) = candidates(program, [TWO_NEGS])
     after = apply(program, found)
@@ -50,14 +50,14 @@ def test_apply_rewrites_one_place_and_leaves_the_program_as_it_was() -> None:
     np.testing.assert_array_equal(after(X), jnp.sin(X))
 
 
-def test_a_candidate_that_is_gone_is_refused() -> None:
+def test_a_candidate_that_no_longer_matches_is_refused() -> None:
     program = from_jax(lambda x: jnp.sin(jnp.negative(-x)), X)
     (found,) = candidates(program, [TWO_NEGS])
     with pytest.raises(ValueError, match="two-negs at %3 .* does not apply to this program"):
         apply(apply(program, found), found)
 
 
-def test_turnings_that_make_the_same_nodes_are_one_candidate() -> None:
+def test_operand_orders_with_the_same_result_are_one_candidate() -> None:
     def square_of_sum(x, y):
         s = x + y
         return s * s

@@ -69,7 +69,9 @@ class Steps(NamedTuple):
     valid: jax.Array  # [S] bool
 
 
-def wander(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH) -> Steps:
+def random_walk(
+    table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int = LENGTH
+) -> Steps:
     """Apply random rewrites one after the other. A rule is drawn first, then one of its matches, so
     that rare rules are applied as well.
     """
@@ -92,8 +94,8 @@ def wander(table: RuleTable, graph: TensorGraph, key: jax.Array, *, n_steps: int
     return jax.lax.scan(step, start, jax.random.split(key, n_steps))[1]
 
 
-walk = engine_jit(wander, static_argnames="n_steps")
-walk_batch = engine_jit(jax.vmap(wander, in_axes=(None, 0, 0)))
+walk = engine_jit(random_walk, static_argnames="n_steps")
+walk_batch = engine_jit(jax.vmap(random_walk, in_axes=(None, 0, 0)))
 
 
 def results(graph: TensorGraph, values: Values) -> list[np.ndarray]:
@@ -109,7 +111,7 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], context: str) -> 
         )
 
 
-class Done(NamedTuple):
+class AppliedRewrite(NamedTuple):
     """A rewrite that was applied."""
 
     rule: str
@@ -117,7 +119,7 @@ class Done(NamedTuple):
     trail: str  # the rules so far, for messages
 
 
-def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
+def applied_rewrites(rules: CompiledRules, steps: Steps, context: str) -> Iterator[AppliedRewrite]:
     """Yield the steps of one walk (on the host) up to the first without a candidate or without
     room. Assert that all graphs are well formed and all lowerings applicable.
     """
@@ -134,7 +136,7 @@ def taken(rules: CompiledRules, steps: Steps, context: str) -> Iterator[Done]:
         for n in nodes:
             allowed = applicable(n, tuple(nodes[a] for a in n.args)) if n.lowering else (0,)
             assert n.lowering in allowed, f"{trail}: {n.op} has a lowering that is not right for it"
-        yield Done(names[-1], graph, trail)
+        yield AppliedRewrite(names[-1], graph, trail)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +166,7 @@ def rewrite_random_graphs(rules: CompiledRules, seeds: range, fired: Counter[str
         values = random_values(nodes, seed)
         want = results(graph, values)
         own = jax.tree.map(lambda leaf, i=i: leaf[i], steps)
-        for done in taken(rules, own, f"seed {seed}"):
+        for done in applied_rewrites(rules, own, f"seed {seed}"):
             assert_same(results(done.graph, values), want, done.trail)
             fired[done.rule] += 1
 
@@ -208,7 +210,7 @@ def program_of(nodes: Sequence[Node], outputs: Sequence[int], graph: TensorGraph
     )
 
 
-def judged(program: Program, rewritten: Program, seed: int) -> Accuracy:
+def accuracy_of(program: Program, rewritten: Program, seed: int) -> Accuracy:
     """Compare the rewritten program, with its kernels handed to the library, with the original. The
     samples are ordinary values, zeros and outliers, the largest values of a domain, NaN and
     infinities.
@@ -241,10 +243,10 @@ def check_special_values(rules: CompiledRules, first: int, n: int = BATCH) -> No
     for i in range(n):
         own = jax.tree.map(lambda leaf, i=i: leaf[i], steps)
         trail, end = f"seed {seeds[i]}", graphs[i]
-        for done in taken(rules, own, trail):
+        for done in applied_rewrites(rules, own, trail):
             trail, end = done.trail, done.graph
         program = program_of(*drawn[i], graphs[i])
-        found = judged(program, program.with_graphs([end]), seeds[i])
+        found = accuracy_of(program, program.with_graphs([end]), seeds[i])
         assert found.ok, f"{trail}: {found.reason}"
 
 
@@ -309,7 +311,7 @@ def test_random_rewrites_keep_networks(library: CompiledRules, name: str, record
     fired: Counter[str] = Counter()
     for seed in range(2 * N_NETWORK // LENGTH):
         steps = jax.device_get(walk(library.table, graph, jax.random.key(seed)))
-        for done in taken(library, steps, f"seed {seed}"):
+        for done in applied_rewrites(library, steps, f"seed {seed}"):
             assert_same(results(done.graph, values), want, done.trail)
             fired[done.rule] += 1
         if fired.total() >= N_NETWORK:
@@ -335,7 +337,7 @@ def test_random_rewrites_keep_networks_at_full_size(
     n_taken = 0
     for seed in range(1000, 1000 + n_walks):
         steps = jax.device_get(walk(library.table, graph, jax.random.key(seed)))
-        walked = list(taken(library, steps, f"seed {seed}"))
+        walked = list(applied_rewrites(library, steps, f"seed {seed}"))
         assert len(walked) >= LENGTH // 2
         assert_same(results(walked[-1].graph, values), want, walked[-1].trail)
         n_taken += len(walked)

@@ -18,7 +18,7 @@ from xrl_jax.graph.graph import build
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.rl.actions import draw
 from xrl_jax.rl.decode import by_chance
-from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, ended, step
+from xrl_jax.rl.env import EnvParams, EnvState, batch_axes, ended_state, step
 from xrl_jax.runtime import engine_jit
 
 pytestmark = pytest.mark.slow  # it clears caches, so other tests compile again
@@ -40,7 +40,7 @@ def both(made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any,
     return narrow, jax.device_get(made())
 
 
-def test_matches_and_rewrites_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_steps_give_the_same_matches_and_rewrites(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [
         build(*random_graph(np.random.default_rng(seed), 24), bucket=harness.BUCKET)
         for seed in range(4)
@@ -61,18 +61,18 @@ def test_matches_and_rewrites_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
 
 
-def test_environments_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_steps_give_the_same_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     program = environments.program_of("bert:layers=1", fold=True, seed=0)
     params = environments.params_of([program], RULES, envs=8, slots=16)
     axes = batch_axes(params)
 
     def one(state: EnvState, key: jax.Array, params: EnvParams) -> EnvState:
-        to_act, to_step = jax.random.split(key)
-        return step(to_step, state, draw(to_act, by_chance(state, params)), params)[0]
+        act_key, step_key = jax.random.split(key)
+        return step(step_key, state, draw(act_key, by_chance(state, params)), params)[0]
 
     def made() -> Any:
         steps = jax.jit(jax.vmap(one, in_axes=(0, 0, axes)))
-        state = jax.vmap(ended, in_axes=(axes,))(params)
+        state = jax.vmap(ended_state, in_axes=(axes,))(params)
         for i in range(12):
             state = steps(state, jax.random.split(jax.random.key(i), 8), params)
         return state

@@ -6,13 +6,13 @@ from experiments.ablation import ladder
 from experiments.train_flags import PRESETS
 
 
-def test_it_leads_from_the_papers_settings_to_ours() -> None:
+def test_the_ladder_leads_from_the_preset_paper_to_the_preset_ours() -> None:
     rungs, paper, ours = ladder(), PRESETS["paper"], PRESETS["ours"]
     assert (rungs[0].settings, rungs[0].envs) == (paper.settings, paper.envs)
     assert (rungs[-1].settings, rungs[-1].envs) == (ours.settings, ours.envs)
 
 
-def test_every_rung_keeps_what_those_before_it_took() -> None:
+def test_every_rung_keeps_the_changes_of_earlier_ones() -> None:
     rungs = {rung.name: rung for rung in ladder()}
     assert list(rungs) == [
         "paper",

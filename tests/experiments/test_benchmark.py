@@ -60,7 +60,7 @@ REPORT = {
 }
 
 
-def test_means_are_geometric_and_of_groups_that_are_whole() -> None:
+def test_means_are_geometric_and_of_complete_groups_only() -> None:
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     figures = summary([NET, ODD], {})
     assert figures["means"] == {
@@ -75,7 +75,7 @@ def test_one_search_beats_another_where_its_interval_is_beyond_the_noise() -> No
     assert summary([NET, ODD], {})["taso_beats_local"] == ["bert"]
 
 
-def test_what_is_slower_than_jit_is_told() -> None:
+def test_networks_slower_than_jit_are_reported() -> None:
     assert summary([NET, ODD], {})["slower_than_jit"] == ["vit"]
 
 
@@ -85,13 +85,13 @@ def test_runtimes_are_compared_with_the_best_result() -> None:
     assert figures["runtime_over_best"] == {"onnxruntime": {"bert": 0.5}}
 
 
-def test_the_models_error_is_the_median_over_before_and_after() -> None:
+def test_the_cost_model_error_is_the_median_over_originals_and_results() -> None:
     figures = summary([NET], {"bert": {"taso": REPORT}})
     assert figures["model_error_median"] == pytest.approx(0.1)  # the median of 0.2 and 0
     assert figures["peak_bytes"] == 2**30
 
 
-def test_the_table_has_a_row_for_each_network_and_says_what_is_missing() -> None:
+def test_the_table_has_a_row_per_network_and_names_missing_runtimes() -> None:
     lines = table([NET, ODD], summary([NET, ODD], {})).splitlines()
     assert lines[2] == (
         "| bert | 10.0 | 0.980-1.030 | 1.25 (1.20-1.30) | 2.00 (1.90-2.10) | 2.50 | 0.50 |"
@@ -115,7 +115,7 @@ def test_every_runtime_has_two_columns() -> None:
     assert "ahead of OpenVINO: 1 (bert)" in lines
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_a_comparison_is_read_back_from_json() -> None:
     assert SideBySide.from_dict(json.loads(json.dumps(NET.as_dict()))) == NET
 
 
@@ -129,7 +129,7 @@ def config(tmp_path: Path, **given: tuple[str, ...]) -> Config:
     return Config(networks, searches, 30.0, 1.0, 0, ("onnxruntime",), tmp_path)
 
 
-def test_unknown_names_are_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--networks: there is no bart .known: bert, vit, "):
         config(tmp_path, networks=("bart",))
     with pytest.raises(ValueError, match="--searches: there is no tasso .known: "):
@@ -143,7 +143,7 @@ def test_a_policy_is_compared_by_its_rollouts_alone(tmp_path: Path) -> None:
     assert "--alone" not in command_of(config(tmp_path), "bert", "taso", tmp_path)
 
 
-def test_every_search_has_the_same_bound_for_its_timings(tmp_path: Path) -> None:
+def test_every_search_has_the_same_limit_of_measurements(tmp_path: Path) -> None:
     bounded = replace(config(tmp_path), budget_measurements=16)
     for search in ("taso", "xrlflow"):
         assert "--budget_measurements=16" in command_of(bounded, "bert", search, tmp_path)
@@ -163,7 +163,7 @@ def test_searches_share_the_compiled_engine_and_no_timings(tmp_path: Path) -> No
     assert (engine / "step").is_file()
 
 
-def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
+def test_a_finished_search_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "bert" / "taso"
     folder.mkdir(parents=True)
     made_by = command_of(config(tmp_path), "bert", "taso", Path())[1:]  # in any folder
@@ -172,19 +172,19 @@ def test_a_search_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert run_search(config(tmp_path), "bert", "taso") == kept
 
 
-def test_the_table_tells_the_days_on_which_searches_ended() -> None:
+def test_the_table_gives_the_days_on_which_searches_ended() -> None:
     first, last = {"ended": "2026-01-01T09:30:00"}, {"ended": "2026-01-03T01:00:00"}
     assert days({"bert": {"taso": first}, "vit": {"taso": first}}) == "2026-01-01"
     assert days({"bert": {"local": last, "taso": first}}) == "2026-01-01 to 2026-01-03"
 
 
-def test_after_a_runtime_has_rested_an_untimed_call_wakes_the_cores() -> None:
+def test_after_a_pause_an_untimed_call_of_the_runtime_wakes_the_cores() -> None:
     calls: list[str] = []
     rest_and_wake(lambda: calls.append("rest"), lambda: calls.append("call"))
     assert calls == ["rest", "call"]
 
 
-def test_seeds_have_folders_of_their_own_and_are_told_together(
+def test_seeds_have_separate_folders_and_a_joint_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -202,7 +202,7 @@ def test_seeds_have_folders_of_their_own_and_are_told_together(
 
 
 @pytest.mark.slow
-def test_one_network_by_one_search_with_both_runtimes(tmp_path: Path) -> None:
+def test_a_benchmark_of_one_network_with_both_runtimes_end_to_end(tmp_path: Path) -> None:
     words = ["--networks=squeezenet", "--searches=local", "--budget_seconds=30"]
     words += ["--compare_seconds=2", f"--out={tmp_path}"]
     command = [sys.executable, "-m", "experiments.benchmark", *words]

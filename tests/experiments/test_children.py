@@ -22,22 +22,22 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_memory_is_that_of_the_process_and_not_of_the_one_that_starts_it() -> None:
+def test_peak_memory_excludes_the_parent_process() -> None:
     held = bytearray(os.urandom(1)) * (300 << 20)
     assert 50 << 20 < run(python(ALLOCATE.format(50))).peak_bytes < len(held)
 
 
-def test_memory_of_the_processes_it_starts_counts() -> None:
+def test_peak_memory_includes_child_processes() -> None:
     assert 300 << 20 < run(python(OF_TWO)).peak_bytes < 400 << 20
 
 
-def test_the_status_is_told_and_what_is_printed_goes_to_the_log(tmp_path: Path) -> None:
+def test_the_status_is_returned_and_output_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     assert run(python("print('so far'); raise SystemExit(3)"), log=log).status == 3
     assert log.read_text() == "so far\n"
 
 
-def test_at_ctrl_c_the_process_is_waited_for() -> None:
+def test_ctrl_c_waits_for_the_process_to_end() -> None:
     threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

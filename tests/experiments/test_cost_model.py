@@ -7,7 +7,7 @@ import pytest
 from experiments.cost_model import Fit, Point
 
 
-def test_an_order_that_is_right_but_for_one_pair() -> None:
+def test_rank_correlation_with_one_pair_swapped() -> None:
     points = (Point(0.5, 0.5, 1), Point(1.0, 0.8, 2), Point(1.2, 1.5, 3), Point(1.6, 1.4, 4))
     assert Fit("net", points).rank_correlation == pytest.approx(0.8)  # 1 - 6 * 2 / (4 * 15)
 

@@ -25,12 +25,12 @@ def test_networks_have_options_after_colons() -> None:
         ("bert:tokens", "--networks: 'tokens' of 'bert:tokens' must be OPTION=NUMBER"),
     ],
 )
-def test_what_is_not_written_so_is_refused(text: str, message: str) -> None:
+def test_malformed_networks_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(text)
 
 
-def test_networks_of_one_result_and_of_many_share_a_batch() -> None:
+def test_networks_with_different_numbers_of_results_share_a_batch() -> None:
     """One network has one result; the other has nine, as DALL-E's layers have, which is more than a
     graph has room for at first.
     """

@@ -10,7 +10,7 @@ from tests.search.test_strategies import looped, program, rules
 from xrl_jax.search.base import Problem
 
 
-def test_states_optimum_and_what_gains_alone_reach() -> None:
+def test_number_of_states_optimum_and_end_of_greedy_search() -> None:
     """The graph has two contractions with four lowerings each, and two transposes, which may be
     merged.
     """
@@ -21,7 +21,7 @@ def test_states_optimum_and_what_gains_alone_reach() -> None:
     assert found.optimum == pytest.approx(1.0e-3, abs=1e-5)
 
 
-def test_the_way_to_the_optimum_goes_through_a_loss() -> None:
+def test_the_path_to_the_optimum_contains_a_loss() -> None:
     found = exhaust(Problem(program(), rules(), FakeOracle()))
     assert found.start - sum(s.gain for s in found.steps) == pytest.approx(found.optimum)
     assert [s.gain < 0 for s in found.steps if s.rule == "trap-in"] == [True, True]

@@ -14,7 +14,7 @@ print(peak_bytes() >> 20)
 """
 
 
-def test_the_peak_is_told_after_it_and_is_that_of_the_process_alone() -> None:
+def test_the_peak_is_kept_and_excludes_the_parent_process() -> None:
     """The process allocates 300 MiB besides its imports; its parent holds 1,024 MiB."""
     held = bytearray(os.urandom(1)) * (1 << 30)
     done = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True)

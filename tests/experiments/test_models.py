@@ -167,7 +167,7 @@ def test_network_agrees_with_plain_numpy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-def test_outputs_are_finite_and_tell_inputs_apart(name: str) -> None:
+def test_outputs_are_finite_and_depend_on_the_inputs(name: str) -> None:
     model = models.get(name, seed=3, **SMALL[name])
     other = models.get(name, seed=4, **SMALL[name])
     fn = jax.jit(model.fn)
@@ -188,7 +188,7 @@ def test_scanned_bert_equals_the_unrolled_one() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_masked_positions_do_not_reach_the_others() -> None:
+def test_masked_positions_do_not_affect_the_others() -> None:
     model = models.get("bert", seed=3, **SMALL["bert"])
     ids, types, keep = model.inputs
     changed = np.where(keep == 1, ids, (ids + 1) % 40).astype(np.int32)

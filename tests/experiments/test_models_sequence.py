@@ -101,7 +101,7 @@ def test_network_agrees_with_plain_numpy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_outputs_are_finite_and_tell_inputs_apart(name: str) -> None:
+def test_outputs_are_finite_and_depend_on_the_inputs(name: str) -> None:
     model = small(name)
     for a, b in zip(outputs(model), outputs(model, *small(name, seed=4).inputs), strict=True):
         assert np.isfinite(a).all()
@@ -141,7 +141,7 @@ def test_every_value_reaches_an_output(name: str, scan: bool) -> None:
     assert dead(small(name, scan=scan)) == (0, [])
 
 
-def test_a_dead_computation_would_be_seen() -> None:
+def test_dead_code_is_detected() -> None:
     vit = small("vit")
 
     def wasteful(weights: Any, x: jax.Array) -> jax.Array:
@@ -152,14 +152,14 @@ def test_a_dead_computation_would_be_seen() -> None:
     assert dead(Model("wasteful", wasteful, weights, vit.inputs)) == (1, ["[0]['unused']"])
 
 
-def test_the_attention_of_tasos_bert_is_dead() -> None:
+def test_the_attention_of_tasos_bert_is_dead_code() -> None:
     count, unused = dead(small("bert_taso"))
     assert count > 0
     names = ("key", "query", "value")
     assert unused == [f"[0]['layers'][{i}]['{name}']" for i in range(2) for name in names]
 
 
-def test_image_tokens_after_this_one_do_not_reach_it() -> None:
+def test_later_image_tokens_do_not_affect_earlier_ones() -> None:
     model = small("dalle")
     *start, position, keys, values = model.inputs
     junk = np.where(np.arange(12)[:, None, None] > position, 7.0, 0.0).astype(np.float32)
@@ -172,7 +172,7 @@ def test_image_tokens_after_this_one_do_not_reach_it() -> None:
         np.testing.assert_array_equal(np.flatnonzero(changed), [position])
 
 
-def test_padding_of_the_text_does_not_reach_the_image() -> None:
+def test_padding_of_the_text_does_not_affect_the_image() -> None:
     model = small("dalle")
     text, *rest = model.inputs
     assert (text[0, 6:] == 1).all() and (text[0, :6] != 1).all()
@@ -186,7 +186,7 @@ def test_padding_of_the_text_does_not_reach_the_image() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_a_frame_reaches_what_its_left_context_allows() -> None:
+def test_a_frame_affects_only_frames_with_it_in_their_left_context() -> None:
     model = small("tt")
     audio, labels = model.inputs
     changed = audio.copy()
@@ -196,7 +196,7 @@ def test_a_frame_reaches_what_its_left_context_allows() -> None:
     np.testing.assert_array_equal(np.flatnonzero(differs), [3, 4, 5, 6, 7])
 
 
-def test_a_label_does_not_reach_those_before_it() -> None:
+def test_a_label_does_not_affect_earlier_ones() -> None:
     model = small("tt")
     audio, labels = model.inputs
     changed = labels.copy()
@@ -242,8 +242,6 @@ def test_full_sizes() -> None:
         ("tt_taso", {"heads": 7}, "tt_taso: 7 heads do not divide width 512"),
     ],
 )
-def test_sizes_that_do_not_agree_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_inconsistent_sizes_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NETWORKS[name](**options)

@@ -65,7 +65,7 @@ def test_defaults() -> None:
     assert parsed("--model=bert") == Config(model="bert", out="out/bert")
 
 
-def test_results_go_to_a_folder_named_after_what_is_optimised() -> None:
+def test_results_go_to_a_folder_named_after_the_function_or_file() -> None:
     assert parsed("--onnx=nets/small.onnx").out == "out/small"
     assert parsed("--fn=package.module:example").out == "out/package.module.example"
 
@@ -122,7 +122,7 @@ def test_dimensions_and_constants() -> None:
         (["--onnx=n", "--input_shape=1,3"], "--input_shape=1,3 must be a name and its sizes"),
     ],
 )
-def test_flags_that_do_not_fit_together(words: list[str], message: str) -> None:
+def test_conflicting_flags_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(*words)
 
@@ -148,7 +148,7 @@ def test_the_command_of_an_onnx_file() -> None:
 # Arguments of optimize ---------------------------------------------------------------------------
 
 
-def test_optimize_gets_what_the_flags_say(calls: list[Any]) -> None:
+def test_flags_are_passed_to_optimize(calls: list[Any]) -> None:
     cli.run(Config(fn=EXAMPLE, search="greedy", budget_seconds=3.0, budget_measurements=9, seed=5))
     (fn, *args), kwargs = calls[0]
     assert fn.__name__ == "forward"
@@ -160,7 +160,7 @@ def test_optimize_gets_what_the_flags_say(calls: list[Any]) -> None:
     assert (kwargs["cache_dir"], kwargs["progress"]) == (None, True)
 
 
-def test_a_search_can_be_judged_alone(calls: list[Any]) -> None:
+def test_a_search_can_be_judged_by_its_results_alone(calls: list[Any]) -> None:
     cli.run(Config(fn=EXAMPLE, search="greedy", alone=True))
     assert calls[0][1]["search"] == alone(Greedy())
 
@@ -234,7 +234,7 @@ def test_without_matplotlib_everything_but_the_picture_is_written(
     assert "no history.png: plots need matplotlib" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_found_out_at_once(
+def test_a_folder_that_cannot_be_created_is_reported_at_once(
     calls: list[Any], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
@@ -290,7 +290,7 @@ def test_a_small_function_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_written_for_an_onnx_file_takes_its_inputs(tmp_path: Path) -> None:
+def test_an_optimised_onnx_file_takes_the_inputs_of_the_model(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(

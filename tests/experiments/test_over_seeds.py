@@ -41,7 +41,7 @@ def test_one_seed_has_no_interval() -> None:
     assert mean_over_seeds([1.5]) == (pytest.approx(1.5), 0.0, math.inf)
 
 
-def test_the_last_search_is_compared_with_the_best_of_the_others() -> None:
+def test_a_search_is_compared_with_the_best_of_the_others() -> None:
     judged = verdict([seed[0] for seed in SEEDS], "xrlflow")
     assert judged is not None
     assert judged.best_other == "taso"
@@ -52,21 +52,19 @@ def test_the_last_search_is_compared_with_the_best_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("tasos", "said"), [((1.2, 2.0, 1.4), "even"), ((1.9, 2.0, 2.1), "behind")]
 )
-def test_ahead_or_behind_is_said_where_the_whole_interval_is(
-    tasos: tuple[float, ...], said: str
-) -> None:
+def test_the_verdict_depends_on_the_whole_interval(tasos: tuple[float, ...], said: str) -> None:
     judged = verdict([result("bert", taso, 1.5) for taso in tasos], "xrlflow")
     assert judged is not None
     assert judged.text == said
 
 
-def test_the_same_program_twice_is_even() -> None:
+def test_equal_speedups_have_the_ratio_one() -> None:
     judged = verdict([result("bert", 1.0, 1.0)] * 2, "greedy")
     assert judged is not None
     assert judged.ratio.value == 1.0
 
 
-def test_only_networks_that_every_seed_has_are_counted() -> None:
+def test_only_networks_with_results_for_every_seed_are_counted() -> None:
     of_seeds = [[result("bert", 1.2, 1.5), result("vit", 1.0, 1.0)], [result("bert", 1.2, 1.5)]]
     assert list(by_network(of_seeds)) == ["bert"]
 
@@ -77,7 +75,7 @@ def test_a_search_that_failed_with_one_seed_has_no_mean() -> None:
     assert list(speedups([result("bert", 1.2, 1.5), broken])) == ["greedy", "xrlflow"]
 
 
-def test_the_table_counts_and_tells_what_a_search_cost_before() -> None:
+def test_the_table_counts_verdicts_and_states_earlier_costs_of_a_search() -> None:
     lines = table(SEEDS, "xrlflow", {"xrlflow": "trained for 21 min"}).splitlines()
     assert lines[2] == (
         "| bert | 1.00 (1.00-1.00) | 1.25 (1.13-1.38) | 1.50 (1.50-1.50) "

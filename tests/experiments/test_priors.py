@@ -19,17 +19,17 @@ def regions():
     return regions_of([xrl_jax.from_jax(product, *args, weights=(1,))])
 
 
-def test_equal_operators_are_one_region_and_what_has_one_form_is_none() -> None:
+def test_regions_are_distinct_operators_with_several_lowerings() -> None:
     assert [r.node.op for r in regions()] == ["dot"]
 
 
-def test_forms_begin_with_xlas() -> None:
+def test_xlas_lowering_comes_first() -> None:
     found = lowered(regions()[0])
     assert found[0].node.lowering == 0 and len(found) > 1
     assert len({f.node.lowering for f in found}) == len(found)
 
 
-def test_multiples_are_of_xlas_form_and_none_where_that_is_too_short() -> None:
+def test_multiples_are_relative_to_xlas_lowering_unless_it_is_too_short() -> None:
     plain, first, second, *_ = lowered(regions()[0])
     timed = {plain: 2e-3, first: 1e-3, second: float("inf")}
     name = LOWERINGS["dot"][first.node.lowering].name
@@ -38,7 +38,7 @@ def test_multiples_are_of_xlas_form_and_none_where_that_is_too_short() -> None:
     assert list(multiples(timed | {plain: float("inf")}, least=1e-3)) == []
 
 
-def test_medians_by_operator_and_kind_the_fastest_first() -> None:
+def test_medians_by_operator_and_kind_are_sorted_fastest_first() -> None:
     found = [Multiple("conv", 1, "a", m) for m in (0.9, 1.0, 5.0)]
     found += [Multiple("conv", 1, "b", 0.5), Multiple("conv", 0, "a", 2.0)]
     table = medians(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.profiles import CALLS, by_kind, told_by_onednn, told_by_onnx_runtime
+from experiments.profiles import CALLS, by_kind, parse_onednn, parse_onnx_runtime
 
 VERBOSE = """\
 onednn_verbose,info,oneDNN v3.2.0 (commit n/a)
@@ -22,7 +22,7 @@ EVENTS = [
 
 
 def test_lines_of_onednn() -> None:
-    assert told_by_onednn(VERBOSE) == [
+    assert parse_onednn(VERBOSE) == [
         ("convolution", 0.25),
         ("reorder", 0.5),
         ("convolution", 1.5),
@@ -30,7 +30,7 @@ def test_lines_of_onednn() -> None:
 
 
 def test_events_of_onnx_runtime() -> None:
-    assert told_by_onnx_runtime(EVENTS) == [("FusedConv", 1.5), ("Unusual", 0.25)]
+    assert parse_onnx_runtime(EVENTS) == [("FusedConv", 1.5), ("Unusual", 0.25)]
 
 
 def test_operators_are_summed_by_kind_for_one_call() -> None:

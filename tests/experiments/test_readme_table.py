@@ -17,7 +17,7 @@ from tests.experiments.test_benchmark import NET, REPORT
 ROOT = Path(__file__).parents[2]
 
 
-def test_only_the_block_is_replaced() -> None:
+def test_only_the_marked_block_is_replaced() -> None:
     text = "before\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nafter\n"
     new = "before\n<!-- benchmark:begin -->\nnew\n<!-- benchmark:end -->\nafter\n"
     assert filled(text, "new") == new

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.rules_table import Row, Seen, note, small_graphs
+from experiments.rules_table import Row, Seen, record, small_graphs
 from xrl_jax.language.rule_files import load_rules
 from xrl_jax.language.table import compile_rules
 
@@ -41,11 +41,11 @@ def walked(*states: tuple[float, dict[int, float]], taken: tuple[int, ...]) -> l
         np.array(chosen + [0] * n_left),  # type: ignore[arg-type]
         np.array([True] * len(taken) + [False] * n_left),  # type: ignore[arg-type]
     )
-    note(RULES, rows, "net", seen, first=True)
+    record(RULES, rows, "net", seen, first=True)
     return rows
 
 
-def test_a_rule_pays_where_it_leads_below_all_graphs_before() -> None:
+def test_a_rule_pays_if_it_leads_below_the_cost_of_all_earlier_graphs() -> None:
     rows = walked((1.0, {SAVES: -0.25}), taken=())
     assert rows[SAVES].verdict == "pays" and rows[SAVES].start == {"net": 1}
     assert rows[SAVES].gain["net"] == pytest.approx(0.25, rel=1e-4)
@@ -58,18 +58,18 @@ def test_undoing_a_loss_does_not_pay() -> None:
     assert rows[CLOSES].start == {} and rows[CLOSES].most == {"net": 1}
 
 
-def test_a_loss_that_opens_the_way_for_a_greater_gain_enables() -> None:
+def test_a_loss_that_makes_a_greater_gain_possible_enables_it() -> None:
     rows = walked((1.0, {OPENS: 0.5}), (1.5, {SAVES: -0.75}), taken=(OPENS,))
     assert rows[OPENS].verdict == "enables" and rows[OPENS].enables == ["saves"]
     assert rows[SAVES].gain["net"] == pytest.approx(0.25, rel=1e-4)
 
 
-def test_a_step_beside_a_gain_that_was_there_before_enables_nothing() -> None:
+def test_a_step_does_not_enable_a_gain_that_was_possible_before() -> None:
     rows = walked((1.0, {OPENS: 0.0, SAVES: -0.5}), (1.0, {SAVES: -0.5}), taken=(OPENS,))
     assert rows[OPENS].verdict == "fires" and rows[OPENS].enables == []
 
 
-def test_other_verdicts_are_results_and_small_graphs() -> None:
+def test_verdicts_from_timed_results_and_from_small_graphs() -> None:
     def verdict(**known: object) -> str:
         return Row("r", "f", "field", **known).verdict  # type: ignore[arg-type]
 
@@ -78,6 +78,6 @@ def test_other_verdicts_are_results_and_small_graphs() -> None:
     assert verdict(small_gain=0.0) == "fires in a small graph"
 
 
-def test_small_graphs_hold_the_pattern() -> None:
+def test_small_graphs_contain_the_pattern() -> None:
     drawn = small_graphs(RULES.rules[SAVES], np.random.default_rng(0))
     assert {graph.nodes[graph.roots[0]].op for graph in drawn} == {"cos"}

@@ -42,7 +42,7 @@ def test_runs_the_model_on_numpy_arrays(tripling: Loaded) -> None:
 
 
 @pytest.mark.parametrize("spinning", [True, False])
-def test_leaves_the_cores_alone_once_it_is_idle(spinning: bool) -> None:
+def test_an_idle_runtime_uses_no_processor_time(spinning: bool) -> None:
     need("onnxruntime")
     kernels, x = np.ones((64, 64, 3, 3), np.float32), np.ones((1, 64, 56, 56), np.float32)
     model = onnx_model(lambda w, x: lax.conv(x, w, (1, 1), "SAME"), kernels, x)
@@ -58,7 +58,7 @@ def test_agreement_returns_the_error(tripling: Loaded) -> None:
     assert runtimes.check_agreement(tripling, scaled, np.float32(3), [X]) == 0.0
 
 
-def test_disagreement_is_refused_with_its_size(tripling: Loaded) -> None:
+def test_disagreement_is_refused_and_its_size_reported(tripling: Loaded) -> None:
     with pytest.raises(runtimes.DisagreementError, match=r"differ by 0\.25, more than 0\.001"):
         runtimes.check_agreement(tripling, scaled, np.float32(4), [X])
 
@@ -72,7 +72,7 @@ def test_error_is_relative_to_the_largest_magnitude_of_each_output() -> None:
 @pytest.mark.parametrize(
     "got", [[np.ones(2)], [np.ones(3), np.ones(3)], [np.array([1.0, np.nan, 1.0])]]
 )
-def test_other_shapes_and_values_that_are_not_finite_are_infinitely_wrong(got: Any) -> None:
+def test_other_shapes_and_non_finite_values_have_an_infinite_error(got: Any) -> None:
     assert runtimes.error_of(got, [np.ones(3)]) == np.inf
 
 

@@ -20,7 +20,7 @@ def test_a_plain_norm_has_mean_0_and_variance_1() -> None:
     np.testing.assert_array_equal(y, [[-2.0, 3.0]])
 
 
-def test_plain_attention_without_a_difference_is_the_mean_of_what_is_seen() -> None:
+def test_plain_attention_with_equal_scores_averages_the_visible_values() -> None:
     q, v = jnp.zeros((1, 2, 2)), jnp.array([[[1.0, 5.0], [3.0, 7.0]]])
     np.testing.assert_allclose(plain._attention(q, q, v, heads=2), [[[2.0, 6.0], [2.0, 6.0]]])
     ahead = jnp.array([[0.0, -1e9], [0.0, 0.0]])
@@ -30,7 +30,7 @@ def test_plain_attention_without_a_difference_is_the_mean_of_what_is_seen() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plain.TWINS)
-def test_a_twin_is_the_same_function(name: str) -> None:
+def test_the_plain_spelling_computes_the_same_function(name: str) -> None:
     if importlib.util.find_spec(NETWORKS[name].family) is None:
         pytest.skip(f"{NETWORKS[name].family} is not installed")
     fn, args, _ = NETWORKS[name].make()
@@ -39,7 +39,7 @@ def test_a_twin_is_the_same_function(name: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4 * float(jnp.abs(expected).max()))
 
 
-def test_both_spellings_are_told_beside_each_other() -> None:
+def test_the_table_shows_both_spellings() -> None:
     entries = {
         "as written": Entry(0.011, 2.0, 1.9, 2.1, "jit", 1e-7, 4e-7),
         "plain": Entry(0.010, 2.2, 2.1, 2.3, "jit", 1e-7, 4e-7),

@@ -13,7 +13,7 @@ from experiments.targets import ConfigError, from_attribute, from_model, from_on
 HERE = "tests.experiments.example_targets"
 
 
-def test_a_model_has_its_weights_in_front_and_takes_its_options() -> None:
+def test_a_model_takes_its_weights_first_and_accepts_options() -> None:
     target = from_model("bert", seed=1, tokens=8, layers=1, width=12)
     weights, token_ids, *_ = target.args
     assert (target.name, target.weights) == ("bert", (0,))
@@ -122,7 +122,7 @@ def test_an_onnx_file_takes_dimensions_and_constants(onnx_file: str) -> None:
     np.testing.assert_array_equal(target.fn(np.ones((1, 4), np.float32)), [[8, 8, 8]])
 
 
-def test_what_an_onnx_file_leaves_open_is_asked_for_by_flags(onnx_file: str) -> None:
+def test_open_dimensions_of_an_onnx_file_must_be_given_by_flags(onnx_file: str) -> None:
     message = r"input 'x' has shape \[batch, 4\].*flags for that: --input_shape, --dim$"
     with pytest.raises(ConfigError, match=message):
         from_onnx_file(onnx_file)

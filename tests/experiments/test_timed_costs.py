@@ -24,7 +24,7 @@ def loops_too(region: Region) -> Timing:
     return made_up(region) if region.node.op in SECONDS else Timing(1e-5, 1e-5, 1e-5, repeats=9)
 
 
-def test_every_form_that_taso_has_tried_is_in_the_table() -> None:
+def test_every_lowering_that_taso_has_tried_is_in_the_table() -> None:
     x, w = jnp.ones((16, 8)), jnp.ones((16, 4))
     program = from_jax(lambda x, w: jnp.einsum("ki,kj->ij", x, w), x, w)
     oracle = FakeOracle(loops_too)
@@ -35,14 +35,14 @@ def test_every_form_that_taso_has_tried_is_in_the_table() -> None:
     assert known.max() <= max(SECONDS["dot"])
 
 
-def test_a_table_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_saved_table_is_read_back_unchanged(tmp_path: Path) -> None:
     table = cost_table({(1, 2): 0.5, (3, 4): 0.25})
     save_costs(table, tmp_path / "costs.npz")
     jax.tree.map(np.testing.assert_array_equal, load_costs(tmp_path / "costs.npz"), table)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive"])
-def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "costs.npz"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"costs\.npz is damaged or no cost table"):

@@ -72,7 +72,7 @@ METRICS = Metrics(
         ({"reward": "measured", "interval": 3}, "--steps=8 must be a multiple of --interval=3"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
+def test_invalid_configurations_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(CONFIG, **changes)
 
@@ -87,14 +87,14 @@ def test_the_papers_preset_sets_the_flags_that_were_not_given() -> None:
     assert (settings.gamma, settings.bonus, settings.network.encoder) == (0.99, 0.1, "candidates")
 
 
-def test_a_line_has_the_best_of_each_network() -> None:
+def test_a_log_line_has_the_best_result_of_each_network() -> None:
     row = row_of(("squeezenet", "bert"), 3, 96, 12.345, METRICS)
     assert row["best"] == {"squeezenet": 0.5, "bert": 0.875}
     assert (row["update"], row["env_steps"], row["seconds"]) == (3, 96, 12.35)
     assert (row["reward"], row["entropy"], row["terminated"]) == (1.5, 2.0, 0.125)
 
 
-def test_rows_after_the_last_checkpoint_come_again(tmp_path: Path) -> None:
+def test_log_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path) -> None:
     log = TrainingLog(tmp_path, 0)
     rows = [row_of(("bert",), n, 10 * n, n, METRICS) for n in (1, 2, 3)]
     for row in rows:
@@ -114,7 +114,7 @@ def test_the_curve_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_killed_training_resumes_to_the_same_weights(tmp_path: Path) -> None:
     def command(out: Path) -> list[str]:
         words = ["--networks=squeezenet", "--updates=10", "--envs=4", "--steps=8", "--slots=16"]
         words += ["--cost_spread=0.3", "--save_every=1", f"--out={out}"]

@@ -12,14 +12,14 @@ from experiments.exhaust import Exhausted, exhaust
 from experiments.trap_benchmark import (
     Config,
     Costs,
-    Ends,
-    ends,
+    EndCosts,
+    end_costs,
     is_trap,
     policies,
     searches_with,
     summary,
 )
-from experiments.traps import FAMILIES, Size, drawn, member
+from experiments.traps import FAMILIES, Size, draw_members, member
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
 from xrl_jax.graph.graph import n_live
@@ -50,7 +50,7 @@ def operations(seconds: float) -> float:
     return seconds / (WHOLE * 1e-9)
 
 
-def test_an_adapter_is_a_trap_where_its_rank_is_low() -> None:
+def test_a_low_rank_adapter_is_a_trap() -> None:
     """With a and b of rank 16: x w + (x a) b -> x w + x (a b), at a loss, -> x (w + a b)."""
     costs = costs_of("adapter")
     found = exhaust(costs.problem(member(costs.family, [(16, 1)])))
@@ -63,7 +63,7 @@ def test_an_adapter_is_a_trap_where_its_rank_is_low() -> None:
     assert is_trap(found)
 
 
-def test_an_adapter_alone_is_best_left_as_it_is() -> None:
+def test_an_adapter_alone_is_already_optimal() -> None:
     costs = costs_of("adapter")
     found = exhaust(costs.problem(member(costs.family, [(16, 0)])))
     assert (found.states, found.start) == (2, found.optimum)
@@ -79,7 +79,7 @@ def test_an_adapter_alone_is_best_left_as_it_is() -> None:
         ("split", [(4,), (16,)]),
     ],
 )
-def test_the_least_cost_of_a_member_is_the_sum_of_its_blocks(name: str, sizes: list[Size]) -> None:
+def test_costs_of_a_member_are_sums_over_its_blocks(name: str, sizes: list[Size]) -> None:
     costs = costs_of(name)
     blocks = {s: exhaust(costs.problem(member(costs.family, [s]))) for s in sizes}
     whole = exhaust(costs.problem(member(costs.family, sizes)))
@@ -90,9 +90,9 @@ def test_the_least_cost_of_a_member_is_the_sum_of_its_blocks(name: str, sizes: l
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_members_to_train_on_and_unseen_ones(name: str) -> None:
+def test_training_members_have_no_unseen_sizes(name: str) -> None:
     family = FAMILIES[name]
-    members = drawn(family, training=8, unseen=10, blocks=6, seed=0)
+    members = draw_members(family, training=8, unseen=10, blocks=6, seed=0)
     assert {len(m) for m in members.training} <= {3, 4, 5, 6}
     assert {len(m) for m in members.unseen} <= set(range(6, 13))
     assert not {s for m in members.training for s in m} & set(family.unseen)
@@ -102,7 +102,7 @@ def test_members_to_train_on_and_unseen_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_slots_decide_nothing(name: str) -> None:
+def test_families_have_no_symmetric_rules(name: str) -> None:
     assert not any(rule.symmetric for rule in FAMILIES[name].compiled().rules)
 
 
@@ -114,10 +114,10 @@ def test_the_rules_of_a_family_apply_to_its_blocks(name: str) -> None:
     assert found.states > 1
 
 
-def test_the_summary_counts_who_is_at_the_optimum() -> None:
+def test_the_summary_counts_how_often_a_search_reaches_the_optimum() -> None:
     found = [
-        Ends(((1,),), 3.0, 1.0, 2.0, {"greedy": 2.0, "policy": 1.0}),
-        Ends(((2,),), 3.0, 1.0, 1.0, {"greedy": 1.5, "policy": 1.0005}),
+        EndCosts(((1,),), 3.0, 1.0, 2.0, {"greedy": 2.0, "policy": 1.0}),
+        EndCosts(((2,),), 3.0, 1.0, 1.0, {"greedy": 1.5, "policy": 1.0005}),
     ]
     rows = summary(found)
     assert rows["downhill, at best"] == {"reached": 1, "of": 2, "above": 0.5}
@@ -125,7 +125,7 @@ def test_the_summary_counts_who_is_at_the_optimum() -> None:
     assert rows["policy"]["reached"] == 2
 
 
-def test_a_trap_is_a_block_whose_optimum_gains_alone_do_not_reach() -> None:
+def test_a_trap_is_a_block_whose_optimum_greedy_steps_miss() -> None:
     assert is_trap(Exhausted(3.0, 2.0, 1.9, (), 7))
     assert not is_trap(Exhausted(3.0, 2.0, 1.99, (), 7))
 
@@ -140,7 +140,7 @@ def test_a_trap_is_a_block_whose_optimum_gains_alone_do_not_reach() -> None:
         (["--seed=1"], "holds results of other flags"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+def test_invalid_flags_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     command = [sys.executable, "-m", "experiments.trap_benchmark", f"--out={tmp_path}", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -148,7 +148,7 @@ def test_flags_that_do_not_fit_are_refused(tmp_path: Path, words: list[str], sai
     assert said in done.stderr
 
 
-def test_a_kept_policy_that_cannot_be_read_is_named_at_once(tmp_path: Path) -> None:
+def test_a_damaged_policy_file_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "merge.msgpack").write_bytes(b"no policy")
     command = [sys.executable, "-m", "experiments.trap_benchmark", f"--out={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -158,7 +158,7 @@ def test_a_kept_policy_that_cannot_be_read_is_named_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path) -> None:
+def test_a_trained_policy_escapes_traps_that_catch_greedy_search(tmp_path: Path) -> None:
     config = Config(
         families=("adapter",),
         searches=("greedy", "backtracking", "policy"),
@@ -173,12 +173,12 @@ def test_a_trained_policy_gets_out_where_greedy_search_is_caught(tmp_path: Path)
         out=tmp_path,
     )
     costs = costs_of("adapter")
-    members = drawn(costs.family, training=4, unseen=3, blocks=3, seed=0)
+    members = draw_members(costs.family, training=4, unseen=3, blocks=3, seed=0)
     blocks = costs.blocks()
     both = policies(config, costs, members, tmp_path / "adapter.msgpack")
     searches = searches_with(both)
     compared = {n: searches[n] for n in ("greedy", "backtracking", "policy")}
-    rows = summary(ends(config, costs, blocks, members, compared))
+    rows = summary(end_costs(config, costs, blocks, members, compared))
     assert rows["policy"]["reached"] == rows["policy"]["of"] == 3
     for caught in ("downhill, at best", "greedy", "backtracking"):
         assert rows[caught]["reached"] < 3

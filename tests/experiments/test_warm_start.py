@@ -14,7 +14,7 @@ SECONDS = {LONG: 300.0, COLD: 60.0, WARM: 10.0}
 CONFIG = Config("bert", "taso", SECONDS, 20.0, 0, Path("out"))
 
 
-def test_the_warm_search_has_the_cache_of_the_long_one() -> None:
+def test_the_warm_search_uses_the_cache_of_the_long_one() -> None:
     cache = {
         run: next(w for w in command_of(CONFIG, run) if "cache_dir" in w).split("=")[1]
         for run in SECONDS
@@ -23,7 +23,7 @@ def test_the_warm_search_has_the_cache_of_the_long_one() -> None:
     assert "--budget_seconds=10" in command_of(CONFIG, WARM)
 
 
-def test_shares_are_of_the_long_search() -> None:
+def test_shares_are_relative_to_the_long_search() -> None:
     spent = {"compile_seconds": 5.0, "measure_seconds": 10.0, "search_seconds": 25.0}
     report = {**spent, "measurements": 40, "from_store": 2, "candidates": 300}
     entries = {

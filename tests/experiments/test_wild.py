@@ -35,24 +35,24 @@ def test_all_networks_are_run_unless_some_are_named() -> None:
     )
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_unknown_networks_and_searches_are_refused() -> None:
     with pytest.raises(ConfigError, match="--networks: there is no berd"):
         parsed("--networks=berd")
     with pytest.raises(ConfigError, match="--search: there is no tasso"):
         parsed("--search=tasso")
 
 
-def test_a_search_is_a_command_that_anyone_can_repeat() -> None:
+def test_a_search_is_a_repeatable_command() -> None:
     config = parsed("--networks=bert", "--budget_seconds=30")
-    assert config.made_by("bert")[1:] == [
+    assert config.search_command("bert")[1:] == [
         *("-m", "experiments.optimize", "--fn=experiments.wild_networks:bert"),
         *("--search=taso", "--budget_seconds=30", "--seed=0"),
     ]
 
 
-def test_a_comparison_is_a_process_of_its_own() -> None:
+def test_a_comparison_runs_in_a_separate_process() -> None:
     config = parsed("--networks=bert,vit", "--runtimes=", "--out=mine")
-    assert config.compared_by("vit")[1:] == [
+    assert config.compare_command("vit")[1:] == [
         *("-m", "experiments.wild", "--here", "--networks=vit", "--search=taso"),
         *("--compare_seconds=30", "--seed=0", "--runtimes=", "--out=mine"),
     ]
@@ -66,7 +66,7 @@ def test_a_comparison_is_a_process_of_its_own() -> None:
         ((0.80, 0.75, 0.85), (0.95, 1.05), True),
     ],
 )
-def test_slower_is_slower_beyond_noise(
+def test_slower_means_slower_beyond_noise(
     interval: tuple[float, float, float], noise: tuple[float, float], slower: bool
 ) -> None:
     assert wild.is_slower(result(*interval, noise), "taso") == slower
@@ -78,7 +78,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
-def test_a_file_of_a_package_is_a_function_of_weights_and_image() -> None:
+def test_a_packaged_onnx_file_becomes_a_function_of_weights_and_image() -> None:
     target = from_attribute("experiments.wild_networks:light_squeezenet")
     assert target.weights == (0,)
     (image,) = target.args[1:]

@@ -79,7 +79,7 @@ ALL = [printing, formatted, pure, reading, writing, in_loop, in_jit]
     ("fn", "times"),
     [(printing, 0), (pure, 1), (reading, 1), (writing, 0), (in_loop, 0), (in_jit, 0)],
 )
-def test_callbacks_run_once_or_never_however_often_the_function_does(fn, times) -> None:
+def test_callbacks_run_at_most_once_over_many_calls(fn, times) -> None:
     calls: Calls = []
     program = from_jax(functools.partial(fn, calls), X)
     quiet = jax.jit(without_callbacks(functools.partial(fn, calls), program.in_tree))
@@ -97,7 +97,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
 
 
-def test_a_pure_callback_is_asked_again_for_other_operands() -> None:
+def test_a_pure_callback_runs_again_for_other_operands() -> None:
     calls: Calls = []
     fn = functools.partial(pure, calls)
     quiet = jax.jit(without_callbacks(fn, from_jax(fn, X).in_tree))
@@ -107,14 +107,14 @@ def test_a_pure_callback_is_asked_again_for_other_operands() -> None:
 
 
 @pytest.mark.parametrize("fn", [pure, reading])
-def test_all_traces_of_a_function_get_the_same_answers(fn) -> None:
+def test_all_traces_of_a_function_get_the_same_callback_results(fn) -> None:
     fn = functools.partial(fn, [])
     quiet = without_callbacks(fn, from_jax(fn, X).in_tree)
     np.testing.assert_array_equal(jax.jit(quiet)(X), jax.jit(lambda x: quiet(x))(X))
 
 
 @pytest.mark.parametrize("fn", ALL)
-def test_a_program_gets_its_callbacks_back(fn, capfd: pytest.CaptureFixture[str]) -> None:
+def test_callbacks_of_a_program_can_be_restored(fn, capfd: pytest.CaptureFixture[str]) -> None:
     calls: Calls = []
     program = from_jax(functools.partial(fn, calls), X)
     quiet = program_without_callbacks(program)
@@ -131,7 +131,7 @@ def test_a_program_gets_its_callbacks_back(fn, capfd: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("fn", [printing, pure])
 @pytest.mark.usefixtures("made_up")
-def test_optimize_leaves_callbacks_to_the_result(
+def test_callbacks_run_in_the_result_of_optimize_and_hardly_before(
     fn, optimize: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Calls = []

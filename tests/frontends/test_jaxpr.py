@@ -119,7 +119,7 @@ def test_other_leaves_are_static() -> None:
         (jnp.bfloat16(0.5), 0.5),
     ],
 )
-def test_scalars_that_float32_holds_are_values(literal: Any, value: float) -> None:
+def test_scalars_that_are_exact_in_float32_are_values(literal: Any, value: float) -> None:
     node = only(main(from_jax(lambda: literal)), "const")
     assert (node.value, np.signbit(node.value), node.ref) == (value, np.signbit(value), -1)
     assert node.dtype == literal.dtype.name
@@ -226,7 +226,7 @@ def test_attributes_of_a_dot() -> None:
     assert (node.shape, node.attr("precision")) == ((2, 4, 3, 3), 0)
 
 
-def test_operands_that_jax_stretches_are_broadcast() -> None:
+def test_implicit_broadcasts_become_nodes() -> None:
     program = from_jax(lambda x: x - x.max(1, keepdims=True), X)
     node = only(main(program), "sub")
     stretched = main(program)[node.args[1]]
@@ -263,7 +263,7 @@ def test_nested_calls_and_custom_derivatives_are_inlined() -> None:
     ],
     ids=["complex_abs", "float8", "rank_7", "accuracy", "window_dilation"],
 )
-def test_what_the_table_cannot_say_is_opaque(fn: Callable[..., Any]) -> None:
+def test_equations_outside_the_operator_table_are_opaque(fn: Callable[..., Any]) -> None:
     program = from_jax(fn, X)
     assert "opaque" in names(program)
     assert np.array_equal(run(program, X)[0], jax.jit(fn)(X))
@@ -280,7 +280,7 @@ def test_an_equation_with_several_results_has_projections() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 6, 7, 11, 12, 30])
-def test_any_number_of_operands_fits(n: int) -> None:
+def test_any_number_of_operands_is_supported(n: int) -> None:
     program = from_jax(lambda *xs: lax.optimization_barrier(xs), *[X + i for i in range(n)])
     nodes = main(program)
     operands = flat_operands(nodes, only(nodes, "opaque"))
@@ -370,7 +370,7 @@ def test_while_runs_an_estimated_number_of_times() -> None:
     assert [count(b.graph, "weight") for b in program.bodies] == [1, 1]
 
 
-def test_branches_share_the_count_and_counts_multiply() -> None:
+def test_execution_counts_are_split_over_branches_and_multiply_in_loops() -> None:
     def step(c: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
         return lax.switch(x, [jnp.sin, jnp.cos, jnp.tan], c), None
 
@@ -400,7 +400,7 @@ def test_a_long_jit_called_twice_is_a_body() -> None:
     assert (count(body.graph, "weight"), count(body.graph, "input")) == (1, 1)
 
 
-def test_an_argument_that_is_a_weight_at_one_site_only_is_an_input() -> None:
+def test_an_argument_that_is_a_weight_in_one_call_only_is_an_input() -> None:
     program = from_jax(lambda x, w: long_layer(x, w) + long_layer(x, w + x[:1]), X, W, weights=(1,))
     (body,) = program.bodies
     assert count(body.graph, "weight") == 0
@@ -421,7 +421,7 @@ def test_without_folding_jits_are_inlined() -> None:
 # --- errors and size
 
 
-def test_a_function_that_needs_values_says_what_to_do() -> None:
+def test_a_branch_on_traced_values_is_refused_with_advice() -> None:
     def branches(x: jax.Array) -> jax.Array:
         return x if x.sum() > 0 else -x
 

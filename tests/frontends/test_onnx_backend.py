@@ -171,7 +171,7 @@ def case_named(name: str) -> Any:
     return next(case for case in all_cases() if case.name == name)
 
 
-def test_a_wrong_result_is_seen():
+def test_a_wrong_result_is_detected():
     def wrong(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
         return lambda x: x
 
@@ -180,7 +180,7 @@ def test_a_wrong_result_is_seen():
     assert detail[0].startswith("differs")
 
 
-def test_a_crash_is_seen():
+def test_a_crash_is_detected():
     def crash(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Callable[..., Any]:
         raise RuntimeError("broken")
 

@@ -102,12 +102,12 @@ def test_agrees_with_onnxruntime(case: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_the_sum_is_a_result_too(op: str) -> None:
+def test_the_optional_output_of_the_sum_is_supported(op: str) -> None:
     further = [ROWS[::-1], numbers(4)]
     assert_agrees(one_node(op, ROWS, further, {}, outputs=("y", "", "", "sum")), ROWS)
 
 
-def test_a_file_that_the_runtime_has_optimised_can_be_read(tmp_path) -> None:
+def test_a_file_optimised_by_onnxruntime_can_be_read(tmp_path) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -127,7 +127,7 @@ def test_a_file_that_the_runtime_has_optimised_can_be_read(tmp_path) -> None:
     np.testing.assert_allclose(loaded.fn(loaded.weights, IMAGE), expected, rtol=1e-5, atol=5e-6)
 
 
-def test_what_is_not_translated_is_refused_by_domain_and_name() -> None:
+def test_untranslated_operators_are_refused_by_domain_and_name() -> None:
     proto = one_node("Inverse", numbers(2, 2), [], {})
     message = "com.microsoft.Inverse, opset 1"
     with pytest.raises(UnsupportedOnnxError, match=message):

@@ -38,27 +38,27 @@ FOREVER = [helper.make_node("Constant", [], ["go_on"], value=array("true", True,
 
 
 @pytest.mark.parametrize(("trips", "rounds"), [(10, 10), (100, 40), (None, 40)])
-def test_a_condition_of_the_round_ends_a_loop(trips, rounds) -> None:
+def test_a_condition_that_depends_on_the_iteration_ends_a_loop(trips, rounds) -> None:
     """Rounds are unrolled while the condition is known, up to 32; it was not asked after these."""
     assert from_onnx(counting(UNTIL_40, trips))(np.float32(0.5)) == rounds + 0.5
 
 
 @pytest.mark.parametrize("condition", [ALWAYS, FOREVER])
-def test_a_condition_that_stays_true_leaves_the_number_of_trips(condition) -> None:
+def test_a_loop_whose_condition_stays_true_runs_all_trips(condition) -> None:
     assert from_onnx(counting(condition, 100))(np.float32(0.5)) == 100.5
 
 
-def test_a_loop_of_many_rounds_collects_its_results() -> None:
+def test_a_loop_of_many_iterations_collects_its_results() -> None:
     y, each = from_onnx(counting(FOREVER, 100, collect=True))(np.float32(0.5))
     assert y == 100.5
     np.testing.assert_array_equal(each, np.arange(1, 101) + 0.5)
 
 
-def test_results_of_an_unknown_number_of_rounds_are_refused() -> None:
+def test_collected_results_of_unknown_number_are_refused() -> None:
     with pytest.raises(UnsupportedOnnxError, match="collected outputs"):
         from_onnx(counting(UNTIL_40, 100, collect=True))
 
 
-def test_a_loop_without_an_end_is_refused() -> None:
+def test_an_endless_loop_is_refused() -> None:
     with pytest.raises(UnsupportedOnnxError, match="an endless loop"):
         from_onnx(counting(FOREVER, None))

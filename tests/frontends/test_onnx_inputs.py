@@ -27,7 +27,7 @@ def two_inputs():
 
 
 class TestSizes:
-    def test_all_that_is_open_is_asked_for_at_once(self):
+    def test_all_open_dimensions_are_asked_for_at_once(self):
         message = (
             "input 'x' has shape [seq, 3], input 'mask' has shape [batch, seq]: say which with "
             "dimensions={'seq': ..., 'batch': ...} or with "
@@ -37,7 +37,7 @@ class TestSizes:
             load_onnx(two_inputs())
         assert str(caught.value) == message
 
-    def test_what_has_no_name_is_asked_for_by_whole_shapes(self):
+    def test_unnamed_dimensions_are_asked_for_by_whole_shapes(self):
         message = r"^input 'x' has shape \[\?, 3\]: say which with input_shapes=\{'x': \(...\)\}$"
         with pytest.raises(OnnxError, match=message):
             load_onnx(open_model(None, 3))
@@ -46,11 +46,11 @@ class TestSizes:
         loaded = load_onnx(open_model("batch", 3), input_shapes={"x": (5, 3)})
         assert loaded.inputs[0].shape == (5, 3)
 
-    def test_dimensions_fill_those_of_all_inputs_by_name(self):
+    def test_named_dimensions_apply_to_all_inputs(self):
         program = from_onnx(two_inputs(), dimensions={"seq": 4, "batch": 2})
         assert [aval.shape for aval in program.in_avals] == [(4, 3), (2, 4), (2,)]
 
-    def test_only_what_is_still_open_is_asked_for(self):
+    def test_only_dimensions_that_are_still_open_are_asked_for(self):
         message = r"^input 'mask' has .*: say which with dimensions=\{'batch': ...\} or"
         with pytest.raises(OnnxError, match=message):
             load_onnx(two_inputs(), dimensions={"seq": 4})
@@ -74,7 +74,7 @@ class TestSizes:
         with pytest.raises(OnnxError, match="'z' is not an input of the model"):
             load_onnx(open_model("batch", 3), input_shapes={"z": (1,)})
 
-    def test_dimensions_must_be_there(self):
+    def test_unknown_dimensions_are_refused(self):
         message = r"no input of the model has a dimension 'n' \(known: 'batch'\)"
         with pytest.raises(OnnxError, match=message):
             load_onnx(open_model("batch", 3), dimensions={"n": 1})
@@ -127,7 +127,7 @@ class TestConstants:
         with pytest.raises(UnsupportedOnnxError, match=message):
             load_onnx(reshape_model())
 
-    def test_it_is_the_input_that_is_asked_for_not_what_is_made_of_it(self):
+    def test_the_input_is_asked_for_and_not_a_value_computed_from_it(self):
         doubled = helper.make_node("Add", ["s", "s"], ["t"])
         with pytest.raises(UnsupportedOnnxError, match=r"constants=\{'s': ...\}"):
             load_onnx(reshape_model(doubled))
@@ -157,7 +157,7 @@ class TestConstants:
 
 
 class TestBranches:
-    def test_a_branch_that_does_not_fit_asks_for_what_decides(self):
+    def test_a_failing_branch_asks_for_the_input_that_decides(self):
         message = (
             r"node 'choose' .*a condition that is not known.*where the else_branch fails "
             r"\(node 'fold_b'.*the input 'rate' .*constants=\{'rate': ...\}"
@@ -165,12 +165,12 @@ class TestBranches:
         with pytest.raises(UnsupportedOnnxError, match=message):
             load_onnx(by_rate(EQUAL, KNOWN))
 
-    def test_so_do_branches_of_different_shapes(self):
+    def test_branches_of_different_shapes_ask_for_the_input_that_decides(self):
         message = r"its branches have different shapes.*constants=\{'rate': ...\}"
         with pytest.raises(UnsupportedOnnxError, match=message):
             load_onnx(by_rate(EQUAL, KNOWN, other=3))
 
-    def test_a_constant_decides(self):
+    def test_a_constant_selects_the_branch(self):
         loaded = load_onnx(by_rate(EQUAL, KNOWN), constants={"rate": 16000})
         np.testing.assert_array_equal(loaded.fn({}, jnp.ones((1, 6))), [[6, 6]])
 

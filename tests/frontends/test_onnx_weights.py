@@ -40,7 +40,7 @@ VIA = {
 
 @pytest.mark.parametrize("as_constant", [True, False], ids=["constant", "initialiser"])
 @pytest.mark.parametrize("via", VIA)
-def test_weights_are_weights_through_other_nodes(via: str, as_constant: bool) -> None:
+def test_weights_stay_weights_through_other_nodes(via: str, as_constant: bool) -> None:
     node, values, dtype = VIA[via]
     values = np.tile(values, 3) if values.ndim == 1 else values
     nodes, initialisers = stored(as_constant, values, dtype)
@@ -86,7 +86,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("how", SCALES)
-def test_scales_are_known_however_they_are_made(how: str) -> None:
+def test_scales_are_known_however_they_are_computed(how: str) -> None:
     loaded = load_onnx(SCALES[how])
     assert loaded.weights == {}
     np.testing.assert_array_equal(loaded.fn({}, jnp.ones((1, 1, 2, 2))), UPSAMPLED)
@@ -116,7 +116,7 @@ def test_sizes_may_be_products_of_a_shape_and_stored_floats() -> None:
     np.testing.assert_array_equal(loaded.fn({}, jnp.ones((1, 1, 2, 2))), UPSAMPLED)
 
 
-def test_what_a_shape_is_taken_of_stays_a_weight() -> None:
+def test_a_weight_whose_shape_is_read_stays_a_weight() -> None:
     nodes = [
         make_node("Mul", ["x", "w"], ["h"]),
         make_node("Shape", ["h"], ["n"]),

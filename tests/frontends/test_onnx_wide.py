@@ -49,18 +49,18 @@ def hashed(multiplier: int):
     return nodes, [X], [int64("factor", multiplier)]
 
 
-def test_a_constant_beyond_32_bits_is_named() -> None:
+def test_a_constant_beyond_32_bits_is_reported() -> None:
     message = warned(*hashed(2654435761))
     assert "'factor' of node 'hash' (ai.onnx.Mul, opset 17) holds 2654435761" in message
     assert "JAX_ENABLE_X64" in message
 
 
-def test_products_that_leave_32_bits_are_named() -> None:
+def test_products_that_may_overflow_32_bits_are_reported() -> None:
     message = warned(*hashed(1103515245))
     assert "node 'hash' (ai.onnx.Mul, opset 17) may leave 32 bits" in message
 
 
-def test_with_x64_nothing_is_warned_of_and_the_numbers_are_right() -> None:
+def test_with_x64_there_is_no_warning_and_results_are_right() -> None:
     with jax.enable_x64(True):
         assert warned(*hashed(2654435761)) == ""
         nodes, inputs, constants = hashed(2654435761)
@@ -70,26 +70,26 @@ def test_with_x64_nothing_is_warned_of_and_the_numbers_are_right() -> None:
         np.testing.assert_array_equal(loaded.fn({}, x), expected)
 
 
-def test_rounds_of_a_small_hash_are_followed_to_where_they_leave_32_bits() -> None:
+def test_repeated_products_are_followed_to_where_they_may_overflow() -> None:
     nodes = [make_node("Mul", ["ids", "p"], ["h0"], name="0")]
     nodes += [make_node("Mul", [f"h{i}", "p"], [f"h{i + 1}"], name=f"{i + 1}") for i in range(5)]
     message = warned(nodes, [IDS], [int64("p", 31)])
     assert "node '3'" in message and "node '2'" not in message
 
 
-def test_only_the_first_are_named() -> None:
+def test_only_the_first_problems_are_named() -> None:
     nodes = [make_node("Mul", ["ids", "p"], [f"h{i}"], name=f"{i}") for i in range(5)]
     nodes.append(make_node("Sum", ["x", "x"], ["y"]))
     message = warned(nodes, [IDS, X], [int64("p", 10**9)], FLOAT)
     assert "'0'" in message and "'2'" in message and "'3'" not in message and "2 more" in message
 
 
-def test_doubles_that_are_computed_on_are_named() -> None:
+def test_computations_on_doubles_are_reported() -> None:
     nodes = [make_node("Cast", ["x"], ["d"], to=DOUBLE), make_node("Exp", ["d"], ["y"], name="e")]
     assert "node 'e' (ai.onnx.Exp, opset 17) computes on doubles" in warned(nodes, [X], (), DOUBLE)
 
 
-def test_doubles_that_are_inputs_or_initialisers_are_followed() -> None:
+def test_computations_on_double_inputs_and_initialisers_are_reported() -> None:
     nodes = [make_node("Reshape", ["x", "s"], ["r"]), make_node("Add", ["r", "w"], ["y"], name="a")]
     constants = [int64("s", [2, 2]), array("w", [[1, 2], [3, 4]], np.float64)]
     assert "node 'a'" in warned(nodes, [tensor("x", [4], DOUBLE)], constants, DOUBLE)
@@ -184,7 +184,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("case", HARMLESS)
-def test_harmless(case: str) -> None:
+def test_harmless_models_cause_no_warning(case: str) -> None:
     assert warned(*HARMLESS[case]) == ""
 
 
@@ -201,7 +201,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("op", LIMITS)
-def test_the_extremes_of_operations_are_known(op: str) -> None:
+def test_bounds_of_operations_include_their_extremes(op: str) -> None:
     """A factor that takes the largest possible result just beyond 32 bits causes a warning."""
     (a0, a1), (b0, b1) = LIMITS[op]
     constants = [int64("a0", a0), int64("a1", a1), int64("b0", b0), int64("b1", b1)]

@@ -13,18 +13,18 @@ def doubled(n: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, largest_of_batch(n), lambda _, x: 2 * x, jnp.int32(1))
 
 
-def test_alone_a_number_is_the_largest() -> None:
+def test_without_a_batch_the_value_itself_is_returned() -> None:
     assert doubled(jnp.int32(3)) == 8
 
 
-def test_a_batch_takes_as_many_turns_as_the_largest() -> None:
+def test_every_element_of_a_batch_gets_the_largest_value() -> None:
     assert jax.jit(jax.vmap(doubled))(jnp.array([3, 0, 5])).tolist() == [32, 32, 32]
 
 
-def test_batches_of_batches_share_the_largest_of_all() -> None:
+def test_nested_batches_share_the_largest_of_all() -> None:
     assert jax.vmap(jax.vmap(doubled))(jnp.array([[1, 2], [4, 0]])).tolist() == [[16, 16]] * 2
 
 
-def test_what_is_no_part_of_the_batch_is_left_alone() -> None:
+def test_a_value_that_is_not_batched_is_unchanged() -> None:
     both = jax.vmap(lambda x, n: x + largest_of_batch(n), in_axes=(0, None))
     assert both(jnp.array([10, 20]), jnp.int32(3)).tolist() == [13, 23]

@@ -14,7 +14,7 @@ def flags(*at: int, size: int = 96) -> jax.Array:
     return jnp.zeros(size, bool).at[jnp.array(at, int)].set(True)
 
 
-def test_flags_as_words_the_first_the_lowest_bit() -> None:
+def test_the_first_flag_is_the_lowest_bit_of_its_word() -> None:
     assert words_of(flags(0, 1, 33, 63, size=64)).tolist() == [3, 0x80000002]
 
 
@@ -27,11 +27,11 @@ def test_flags_as_words_the_first_the_lowest_bit() -> None:
         ((64, 70, 95), [64, 70, 95]),
     ],
 )
-def test_the_first_set_flags_and_0_where_there_are_no_more(at: tuple[int, ...], found: list[int]):
+def test_first_set_is_padded_with_0(at: tuple[int, ...], found: list[int]):
     assert first_set(flags(*at), 3).tolist() == found
 
 
-def test_it_is_what_nonzero_gives() -> None:
+def test_first_set_equals_nonzero() -> None:
     some = np.random.default_rng(0).random((8, 256)) < [[0.5]] * 4 + [[0.02]] * 4
     expected = [np.flatnonzero(row)[:7] for row in some]
     found = jax.vmap(lambda row: first_set(row, 7))(jnp.asarray(some))

@@ -129,7 +129,7 @@ def test_the_error_names_the_node(graph, message):
         check(graph)
 
 
-def test_the_form_for_jit_sees_what_is_local_to_a_node():
+def test_the_jit_check_finds_errors_local_to_a_node():
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), _GRAPH, *(g for g, _ in _LOCAL))
     assert engine_jit(jax.vmap(is_valid))(batch).tolist() == [True] + [False] * len(_LOCAL)
 
@@ -171,13 +171,13 @@ used by:
         ("window_sum", {"stride": (0, 1)}, (3, 4), r"stride=0 is out of range: at least 1"),
     ],
 )
-def test_attributes_out_of_range(op, attrs, shape, message):
+def test_attributes_out_of_range_are_refused(op, attrs, shape, message):
     nodes = [Node("input", shape=(3, 4), ref=0), Node(op, (0,), pack_attrs(op, attrs), shape=shape)]
     with pytest.raises(GraphError, match=rf"%2 \({op}\): attribute {message}"):
         check(build(nodes, (1,)))
 
 
-def test_lowerings_are_checked_against_what_there_is():
+def test_lowerings_are_checked_against_the_known_ones():
     graph = _nodes(lowering=(4, 2))
     check(graph)
     check(graph, lowerings={"dot": 3})
@@ -251,7 +251,7 @@ def _program(main=_MAIN, body=_BODY, call=None, **changes):
     return replace(program, **changes)
 
 
-def test_a_program_that_fits_together_is_well_formed():
+def test_a_consistent_program_is_well_formed():
     check_program(_program())
 
 
@@ -342,7 +342,7 @@ def _while(n_cond, n_body):
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_what_does_not_fit_together_is_named(program, message):
+def test_inconsistencies_of_a_program_are_named(program, message):
     with pytest.raises(GraphError, match=message):
         check_program(program)
 
@@ -350,7 +350,7 @@ def test_what_does_not_fit_together_is_named(program, message):
 @pytest.mark.parametrize(
     "call", [Call("scan", (0,), _scan(1)), Call("while", (0, 0), _while(0, 0))]
 )
-def test_loops_that_take_the_operands_are_well_formed(call):
+def test_loops_whose_bodies_take_the_operands_are_well_formed(call):
     check_program(_program(call=call))
 
 
@@ -387,7 +387,7 @@ def test_a_body_may_not_run_itself():
         check_program(_program(body=body))
 
 
-def test_every_op_code_has_a_row_in_the_tables_of_the_jit_form():
+def test_every_op_code_has_a_row_in_the_tables_of_the_jit_check():
     source = Node("input", shape=(2,), ref=0)
     for spec in ops.OPS.values():
         if spec.shape == "elementwise" and spec.dtype == "arg0":

@@ -47,7 +47,7 @@ def test_a_built_graph_has_node_i_in_slot_i_plus_one():
     assert graph.nodes.shape[5].tolist() == [3, 1, 1, 1, 1, 1]
 
 
-def test_what_depends_on_weights_and_constants_alone_is_weight_only():
+def test_nodes_that_depend_on_weights_and_constants_only_are_weight_only():
     nodes = [
         Node("weight", shape=(3,)),
         Node("const", value=1.0),
@@ -68,7 +68,7 @@ def test_edges_are_in_receiver_and_slot_order():
 
 @settings(max_examples=25, deadline=None)
 @given(graphs())
-def test_nodes_come_back_as_they_were_built(case):
+def test_nodes_of_returns_the_nodes_as_built(case):
     graph = build(*case, bucket=64)
     nodes, outputs, slots = nodes_of(graph)
     place = {slot - 1: i for i, slot in enumerate(slots)}
@@ -79,13 +79,13 @@ def test_nodes_come_back_as_they_were_built(case):
         assert nodes[i].__dict__ | {"args": ()} == original.__dict__ | {"args": ()}
 
 
-def test_only_live_nodes_come_back_pinned_ones_among_them():
+def test_nodes_of_returns_live_and_pinned_nodes_only():
     nodes, outputs, slots = nodes_of(build([*NODES, PINNED], (2,)))
     assert [n.op for n in nodes] == ["input", "weight", "mul", "opaque"]
     assert (outputs, slots) == ((2,), [1, 2, 3, 6])
 
 
-def test_a_cycle_is_refused_on_the_way_out():
+def test_nodes_of_refuses_a_cycle():
     graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))
     with pytest.raises(GraphError, match="cycle through node %"):
@@ -106,11 +106,11 @@ def test_nodes_out_of_order_or_too_wide_are_refused(nodes, message):
 
 
 @pytest.mark.parametrize(("n_nodes", "bucket"), [(1, 64), (39, 64), (40, 128), (999, 1024)])
-def test_the_bucket_leaves_room_to_rewrite(n_nodes, bucket):
+def test_the_bucket_leaves_room_for_rewrites(n_nodes, bucket):
     assert bucket_for(n_nodes) == bucket
 
 
-def test_what_exceeds_a_bucket_is_refused():
+def test_a_graph_that_exceeds_its_bucket_is_refused():
     with pytest.raises(GraphError, match="5 nodes do not fit into a bucket of 5"):
         build(NODES, (4,), bucket=5)
     with pytest.raises(GraphError, match="largest bucket, 16384"):

@@ -104,13 +104,13 @@ def test_zero_and_minus_zero_are_different_constants():
     assert _identity(build(plus, (0,))) != _identity(build(minus, (0,)))
 
 
-def test_outputs_count_with_their_order():
+def test_the_identity_depends_on_outputs_and_their_order():
     swapped, doubled = build(_BASE, (4, 5)), build(_BASE, (5, 5))
     base = build(_BASE, (5, 4))
     assert len({_identity(g) for g in (base, swapped, doubled, build(_BASE, (5,)))}) == 4
 
 
-def test_a_pinned_node_without_users_counts():
+def test_the_identity_depends_on_pinned_nodes_without_users():
     pinned = Node("opaque", (0,), pack_attrs("opaque", {"pinned": 1, "n_args": 1}), ref=3)
     assert _identity(build([*_BASE, pinned], (5,))) != _identity(build(_BASE, (5,)))
 
@@ -144,7 +144,7 @@ def _program(*bindings):
         Equation(jax.lax.top_k_p, {"dimension": 0}, 1, ()),
     ],
 )
-def test_what_a_binding_holds_changes_the_identity(other):
+def test_the_identity_depends_on_the_content_of_bindings(other):
     one = Array(np.array([1.0, 2.0], np.float32))
     base, same = _program(one), _program(Array(jnp.array([1.0, 2.0], jnp.float32)))
     edited = _program(other)
@@ -152,7 +152,7 @@ def test_what_a_binding_holds_changes_the_identity(other):
     assert _identity(base.graph, base.digests()) != _identity(edited.graph, edited.digests())
 
 
-def test_raising_depths_leaves_the_identity():
+def test_raising_depths_does_not_change_the_identity():
     graph = build(_BASE, (5,))
     flat = graph._replace(globals=graph.globals._replace(depth=graph.globals.depth * 0))
     assert _identity(jax.jit(raise_depths)(flat)) == _identity(graph)
@@ -168,7 +168,7 @@ def test_the_identity_works_under_vmap():
 @pytest.mark.parametrize(
     ("at", "change"), [(2, dict(value=7.0)), (1, dict(ref=2)), (0, dict(ref=9))]
 )
-def test_the_timing_key_is_blind_to_values(at, change):
+def test_the_timing_key_ignores_values(at, change):
     edited = list(_BASE)
     edited[at] = replace(edited[at], **change)
     assert timing_key(edited, (5,)) == timing_key(_BASE, (5,))
@@ -184,13 +184,13 @@ def test_the_timing_key_is_blind_to_values(at, change):
         (5, dict(args=(1, 4))),
     ],
 )
-def test_the_timing_key_sees_structure(at, change):
+def test_the_timing_key_depends_on_structure(at, change):
     edited = list(_BASE)
     edited[at] = replace(edited[at], **change)
     assert timing_key(edited, (5,)) != timing_key(_BASE, (5,))
 
 
-def test_the_timing_key_sees_outputs_and_options():
+def test_the_timing_key_depends_on_outputs_and_options():
     keys = {
         timing_key(_BASE, (5,)),
         timing_key(_BASE, (4,)),

@@ -107,7 +107,7 @@ def test_it_is_checked():
             check(build(nodes, (1,)))
 
 
-def test_random_nodes_of_it_are_right():
+def test_its_random_nodes_are_well_formed():
     ranks, axes = set(), set()
     for seed in range(60):
         drawing = Sketch(np.random.default_rng(seed))
@@ -128,7 +128,7 @@ def test_random_nodes_of_it_are_right():
     assert len(ranks) >= 4 and len(axes) >= 3
 
 
-def test_rules_of_it_are_met_by_random_instances():
+def test_random_instances_of_its_rules_are_found():
     (rule,) = load_rules(
         '(rule turned (source "s") (evidence field)'
         " (lhs (roll (softsign ?x) :as r)) (rhs (softsign (roll ?x :like r))))"

@@ -24,7 +24,7 @@ def test_every_op_has_a_shape_rule_and_fields_that_fit_and_do_not_overlap(spec):
     assert len(taken) <= ops.MAX_ATTRS
 
 
-def test_the_unknown_attribute_is_named_with_those_there_are():
+def test_an_unknown_attribute_is_named_with_the_known_ones():
     with pytest.raises(KeyError, match="'concat' has no attribute 'axes'.*axis"):
         ops.OPS["concat"].field("axes")
 
@@ -45,11 +45,11 @@ def test_the_unknown_attribute_is_named_with_those_there_are():
         ("opaque", ("extended", "bool"), True),
     ],
 )
-def test_the_table_says_which_dtypes_go_together(op, dtypes, taken):
+def test_operators_accept_only_allowed_combinations_of_dtypes(op, dtypes, taken):
     assert ops.OPS[op].takes_dtypes(dtypes) == taken
 
 
-def test_attributes_are_in_normal_form_beyond_the_rank_and_the_fields():
+def test_normal_resets_attributes_beyond_the_rank_and_the_fields():
     attrs = pack_attrs("slice", {"start": (2, 7), "limit": (5,)})
     node = Node("slice", (0,), (*attrs[:13], 4, *attrs[14:]), shape=(3,))
     assert attributes.normal(node, 1) == pack_attrs("slice", {"start": (2,), "limit": (5,)})
@@ -90,7 +90,7 @@ def test_precisions_survive_coding():
     assert ops.decode_precision(ops.encode_precision(preset)) == preset  # type: ignore[arg-type]
 
 
-def test_a_precision_the_table_lacks_is_said_to_be_so():
+def test_an_unknown_precision_is_encoded_as_none():
     algorithm = lax.DotAlgorithm(
         jax.numpy.float32, jax.numpy.float32, jax.numpy.float32, 1, 1, 1, False
     )

@@ -25,7 +25,7 @@ def test_dead_nodes_become_holes_and_slots_stay():
     assert int(n_live(cleaned)) == 3
 
 
-def test_a_chain_of_dead_nodes_goes_whole_but_what_pinned_nodes_read_stays():
+def test_dead_chains_are_removed_except_operands_of_pinned_nodes():
     nodes = [
         Node("input", shape=(3,), ref=0),
         Node("exp", (0,), shape=(3,)),
@@ -51,14 +51,14 @@ def test_dead_code_and_depths_work_under_vmap():
     assert jax.vmap(is_acyclic)(cleaned).tolist() == [True, True]
 
 
-def test_depths_are_raised_only_where_they_must():
+def test_depths_are_raised_only_where_necessary():
     graph = build(NODES, (4,))
     depth = graph.globals.depth.at[3].set(20)
     lifted = engine_jit(raise_depths)(graph._replace(globals=graph.globals._replace(depth=depth)))
     assert lifted.globals.depth[:6].tolist() == [0, 32, 32, 33, 64, 96]
 
 
-def test_depths_that_are_known_to_be_in_order_are_not_looked_at():
+def test_depths_known_to_be_in_order_are_not_changed():
     graph = build(NODES, (4,))
     depth = graph.globals.depth.at[3].set(20)
     given = graph._replace(globals=graph.globals._replace(depth=depth))
@@ -66,7 +66,7 @@ def test_depths_that_are_known_to_be_in_order_are_not_looked_at():
     np.testing.assert_array_equal(left.globals.depth, depth)
 
 
-def test_no_depths_make_a_cyclic_graph_acyclic():
+def test_raising_depths_does_not_hide_a_cycle():
     graph = build(NODES, (4,))
     closed = with_args(graph, args_of(graph).at[3, 1].set(5))
     assert bool(is_acyclic(graph))

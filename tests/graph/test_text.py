@@ -46,7 +46,7 @@ def test_a_graph_is_one_line_per_node_in_topological_order():
     assert format_graph(build(nodes, (3, 0))) == _EXAMPLE
 
 
-def test_the_text_of_a_parsed_graph_is_the_text():
+def test_formatting_a_parsed_graph_gives_the_same_text():
     assert format_graph(parse_graph(_EXAMPLE)) == _EXAMPLE
 
 
@@ -126,11 +126,11 @@ _CONV = dict(
         ),
     ],
 )
-def test_attributes_read_well_and_defaults_are_left_out(op, args, attrs, shape, text):
+def test_attributes_are_readable_and_defaults_are_left_out(op, args, attrs, shape, text):
     assert _line(op, args, attrs, shape).endswith(text)
 
 
-def test_a_cast_says_its_dtype_in_its_type():
+def test_the_dtype_of_a_cast_is_shown_in_its_type():
     text = _line("cast", [(2,)], {"dtype": ops.DTYPE_CODE["int8"]}, (2,), "int8")
     assert text == "cast(%1)"
 
@@ -176,7 +176,7 @@ def test_every_code_of_an_enumerated_field_has_a_name_of_its_own(field):
 
 @settings(max_examples=40, deadline=None)
 @given(graphs())
-def test_what_is_read_back_is_the_same_graph_and_the_same_text(case):
+def test_random_graphs_survive_formatting_and_parsing(case):
     graph = build(*case, bucket=64)
     text = format_graph(graph)
     again = parse_graph(text)
@@ -196,7 +196,7 @@ def test_dead_nodes_are_not_written():
     assert "exp" not in format_graph(build(nodes, (0,)))
 
 
-def test_opaque_nodes_and_their_results_survive():
+def test_opaque_nodes_and_their_results_survive_parsing_and_formatting():
     text = """\
 graph {
   %1: float32[4] = input() ref=@0
@@ -264,7 +264,7 @@ _BROKEN = [
 
 
 @pytest.mark.parametrize(("body", "line", "column", "message"), _BROKEN)
-def test_errors_point_at_the_place(body, line, column, message):
+def test_errors_give_line_and_column(body, line, column, message):
     text = f"graph {{\n{body}\n}}"
     with pytest.raises(GraphTextError) as error:
         parse_graph(text)
@@ -289,7 +289,7 @@ def test_an_error_shows_the_line_with_a_caret():
         ("node {\n}", 1, "expected 'graph', found 'node'"),
     ],
 )
-def test_texts_that_are_not_one_graph(text, line, message):
+def test_texts_that_are_not_one_graph_are_refused(text, line, message):
     with pytest.raises(GraphTextError) as error:
         parse_graph(text)
     assert error.value.line == line
@@ -334,7 +334,7 @@ def _program():
     )
 
 
-def test_a_program_shows_its_graphs_and_what_references_are():
+def test_the_text_of_a_program_shows_its_graphs_and_explains_references():
     assert (
         str(_program())
         == """\
@@ -358,7 +358,7 @@ graph body0 {
     )
 
 
-def test_a_program_is_read_back_into_the_one_it_is_like():
+def test_a_program_is_parsed_with_the_bindings_of_a_given_program():
     program = _program()
     text = str(program).replace("mul(%1, %2)", "max(%2, %1)")
     edited = parse_program(text, like=program)

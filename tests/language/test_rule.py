@@ -17,7 +17,7 @@ def test_a_rule_is_read_into_patterns_and_terms() -> None:
     assert rule.rhs == (Term("sub", (Var("?x"), Var("?y"))),)
 
 
-def test_each_repeats_forms_and_names() -> None:
+def test_each_expands_into_one_rule_per_operator() -> None:
     rules, _ = parse_rules(
         '(each $op (max min) (rule $op-same (source "s") (lhs ($op ?x ?x)) (rhs ?x)))'
     )

@@ -42,19 +42,19 @@ def test_the_library_has_many_rules_of_every_family() -> None:
     }  # fmt: skip
 
 
-def test_the_library_leaves_room_for_patterns_of_the_user() -> None:
+def test_the_library_leaves_room_for_a_users_patterns() -> None:
     roles = compile_rules(all_rules()).table.tree_root
     assert roles.shape == (640,)
     assert int((roles < 0).sum()) >= 50  # beyond these the engine compiles for a larger table
 
 
-def test_a_pattern_that_reaches_further_than_the_matcher_looks_is_refused() -> None:
+def test_a_pattern_deeper_than_the_matcher_supports_is_refused() -> None:
     tall = '(rule tall (source "test") (lhs (neg (neg (neg (neg (neg ?x)))))) (rhs (neg ?x)))'
     with pytest.raises(RuleError, match=r"rule tall: .* reaches 5 argument steps .* at most 4"):
         compile_rules(parse_rules(tall)[0])
 
 
-def test_rules_that_need_finite_values_are_used_where_that_is_assumed() -> None:
+def test_rules_that_need_finite_values_are_used_only_under_that_assumption() -> None:
     cautious, bold = standard_rules(), standard_rules(("finite",))
     assert set(bold) == set(all_rules()) and set(cautious) < set(bold)
     assert "tanh-by-logistic" in {r.name for r in set(bold) - set(cautious)}
@@ -64,19 +64,19 @@ def test_rules_that_need_finite_values_are_used_where_that_is_assumed() -> None:
         standard_rules(("positive",))
 
 
-def test_a_rule_says_what_it_assumes() -> None:
+def test_a_rule_declares_its_assumptions() -> None:
     (rule,) = load_rules(SHIFT.replace("(when", "(assumes finite) (when"))
     assert rule.assumes == ("finite",)
     with pytest.raises(RuleError, match="a rule assumes one of finite, in-domain"):
         load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
 
 
-def test_a_rule_says_its_roles() -> None:
+def test_a_rule_declares_its_roles() -> None:
     (rule,) = load_rules(SHIFT.replace("(when", "(role sink-transpose sink-broadcast) (when"))
     assert rule.roles == ("sink-transpose", "sink-broadcast")
 
 
-def test_a_role_is_that_of_every_rule_of_a_repetition() -> None:
+def test_a_role_applies_to_every_rule_of_a_repetition() -> None:
     rules = load_rules(
         '(each $op (exp tanh) (rule $op-down (role sink-transpose) (source "s")'
         " (lhs ($op (transpose ?x :as t))) (rhs (transpose ($op ?x) :like t))))"
@@ -158,17 +158,17 @@ def test_rules_are_chosen_by_name_family_and_object() -> None:
     assert "conv-to-nhwc" not in [r.name for r in some] and some
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no rule or family 'neg-ngg'; near it: neg-neg"):
         select_rules(standard_rules(), ["neg-ngg"])
 
 
-def test_a_rule_that_needs_an_assumption_is_among_the_nearest() -> None:
+def test_suggested_names_include_rules_that_need_an_assumption() -> None:
     with pytest.raises(ValueError, match="near it: tanh-by-logistic"):
         select_rules(standard_rules(), ["tanh-by-logistik"])
 
 
-def test_of_a_file_it_is_said_how_its_rules_are_given() -> None:
+def test_the_error_for_a_file_name_explains_how_to_load_rules() -> None:
     with pytest.raises(ValueError, match=r"rules=xrl_jax.load_rules\('mine.rules'\)"):
         select_rules(standard_rules(), ["mine.rules"])
 

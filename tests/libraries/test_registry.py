@@ -91,25 +91,25 @@ def test_xla_comes_first_and_has_every_operator() -> None:
     assert registry.libraries()[0].name == "xla"
 
 
-def test_conditions_are_a_tuple() -> None:
+def test_conditions_must_be_a_tuple() -> None:
     with pytest.raises(TypeError, match="lowering 'fast': `when` is a tuple of conditions"):
         Lowering("fast", lambda node, x: x, when="nonempty")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("condition", ["is_single", "is_sinlge"])
-def test_a_condition_that_is_named_is_a_property(condition: str) -> None:
+def test_a_condition_must_be_a_property_of_facts(condition: str) -> None:
     node = Node("tanh", (0,), shape=(3,), dtype="float32")
     facts = Facts(np, view_of(node, [node]), "tanh")
     with pytest.raises(TypeError, match=f"{condition!r} is no property of Facts: name one, or"):
         facts.holds(condition)
 
 
-def test_a_library_that_there_is_not_is_refused() -> None:
+def test_an_unknown_library_is_refused() -> None:
     with pytest.raises(registry.LibraryError, match="there is no library 'cutlass' here"):
         registry.by_name("cutlass")
 
 
-def test_targets_of_a_library_that_is_missing_say_how_to_get_it(
+def test_targets_of_a_missing_library_say_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Absent(Library):
@@ -117,4 +117,4 @@ def test_targets_of_a_library_that_is_missing_say_how_to_get_it(
 
     monkeypatch.setattr(registry, "libraries", lambda: (Absent(),))
     with pytest.raises(registry.LibraryError, match="absent is missing here: pip install absent"):
-        registry.make_known([CustomCall("absent", ())])
+        registry.register_calls([CustomCall("absent", ())])

@@ -35,7 +35,7 @@ def add(a: int, b: int) -> Node:
     return Node("add", (a, b), shape=SHAPE)
 
 
-def largest(a: int, b: int) -> Node:
+def maximum(a: int, b: int) -> Node:
     return Node("max", (a, b), shape=SHAPE)
 
 
@@ -49,7 +49,7 @@ def found(nodes: Sequence[Node], *outputs: int) -> list[Chain]:
 
 
 def test_a_bias_and_a_rectifier_are_absorbed() -> None:
-    nodes = [X, W, BIAS, ZERO, PRODUCT, repeated(2), add(4, 5), largest(6, 3)]
+    nodes = [X, W, BIAS, ZERO, PRODUCT, repeated(2), add(4, 5), maximum(6, 3)]
     chained, inner = every(nodes, [7])
     assert chained == {7: Chain(anchor=4, last=7, bias=2, relu=True)}
     assert inner == {4, 6}
@@ -64,11 +64,11 @@ def test_a_bias_may_be_a_row() -> None:
 def test_a_residual_is_absorbed_between_bias_and_rectifier() -> None:
     residual = Node("input", shape=SHAPE, ref=3)
     nodes = [X, W, BIAS, ZERO, residual, PRODUCT, repeated(2)]
-    nodes += [add(6, 5), add(4, 7), largest(3, 8)]
+    nodes += [add(6, 5), add(4, 7), maximum(3, 8)]
     assert found(nodes, 9) == [Chain(5, 9, bias=2, addend=4, relu=True)]
 
 
-def test_a_sum_of_two_products_goes_to_one_of_them() -> None:
+def test_a_sum_of_two_products_is_absorbed_by_one_of_them() -> None:
     nodes = [X, W, BIAS, PRODUCT, PRODUCT, repeated(2), repeated(2)]
     nodes += [add(3, 5), add(4, 6), add(7, 8)]
     assert found(nodes, 9) == [Chain(3, 7, bias=2), Chain(4, 9, bias=2, addend=7)]
@@ -81,7 +81,7 @@ def test_a_product_of_weights_is_an_addend_and_absorbs_nothing(order: tuple[int,
     assert found([*nodes, add(*order)], 5) == [Chain(4, 5, addend=3)]
 
 
-def test_an_array_made_of_weights_is_there() -> None:
+def test_an_array_computed_from_weights_may_be_an_addend() -> None:
     array = Node("weight", shape=SHAPE, ref=2)
     nodes = [X, W, array, Node("exp", (2,), shape=SHAPE), PRODUCT, add(3, 4)]
     assert found(nodes, 5) == [Chain(4, 5, addend=3)]
@@ -90,19 +90,19 @@ def test_an_array_made_of_weights_is_there() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        pytest.param([repeated(2), add(4, 5), largest(6, 5)], id="a maximum with other than zero"),
+        pytest.param([repeated(2), add(4, 5), maximum(6, 5)], id="a maximum with other than zero"),
         pytest.param([repeated(2), add(4, 5), add(6, 5)], id="a second bias"),
         pytest.param([repeated(2), add(4, 5), Node("exp", (6,), shape=SHAPE)], id="an operator"),
         pytest.param([repeated(2), add(4, 5), add(6, 6)], id="a sum with itself"),
     ],
 )
-def test_a_chain_ends_at(nodes: list[Node]) -> None:
+def test_a_chain_ends_before(nodes: list[Node]) -> None:
     assert found([X, W, BIAS, ZERO, PRODUCT, *nodes], 7) == [Chain(4, 6, bias=2)]
 
 
 def test_nothing_is_absorbed_by_a_value_that_is_used_twice_or_returned() -> None:
-    assert found([X, W, ZERO, PRODUCT, largest(3, 2), add(3, 4)], 5) == []
-    assert found([X, W, ZERO, PRODUCT, largest(3, 2)], 3, 4) == []
+    assert found([X, W, ZERO, PRODUCT, maximum(3, 2), add(3, 4)], 5) == []
+    assert found([X, W, ZERO, PRODUCT, maximum(3, 2)], 3, 4) == []
 
 
 def test_a_vector_along_another_axis_is_no_bias() -> None:
@@ -110,9 +110,9 @@ def test_a_vector_along_another_axis_is_no_bias() -> None:
     assert found(nodes, 5) == []
 
 
-def test_what_would_be_computed_inside_the_sum_stays_there() -> None:
+def test_an_addend_that_xla_fuses_into_the_sum_is_not_absorbed() -> None:
     """XLA computes exp(y) in the loop of the sum; writing it to memory first would cost a pass."""
     y = Node("input", shape=SHAPE, ref=3)
     nodes = [X, W, y, Node("exp", (2,), shape=SHAPE), PRODUCT, add(3, 4)]
     assert found(nodes, 5) == []
-    assert found([*nodes, largest(3, 5)], 6) == [Chain(4, 5, addend=3)]
+    assert found([*nodes, maximum(3, 5)], 6) == [Chain(4, 5, addend=3)]

@@ -76,7 +76,7 @@ def test_every_lowering_equals_the_plain_one(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["conv", "dot"])
-def test_what_a_form_absorbs_equals_what_follows_it(op: str) -> None:
+def test_absorbed_epilogues_equal_separate_operators(op: str) -> None:
     absorbing = {i for i, row in enumerate(LOWERINGS[op]) if row.absorbs is not None}
     met: set[int] = set()
     for example in range(5000):
@@ -134,7 +134,7 @@ def test_pack_and_proj_handle_tuples() -> None:
     assert lower(second, (5, 6)) == 6  # type: ignore[arg-type]
 
 
-def test_a_lowering_that_there_is_not_is_refused() -> None:
+def test_an_unknown_lowering_is_refused() -> None:
     with pytest.raises(GraphError, match="'add' has 1 lowerings, a node asks for number 3"):
         lower(Node("add", (0, 1), lowering=3), 1, 2)  # type: ignore[arg-type]
 

@@ -38,13 +38,13 @@ def broken(op: str, kind: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("kind", SPECIAL_VALUES)
 @pytest.mark.parametrize("op", CHOSEN)
-def test_a_form_that_is_not_bounded_keeps_special_values(op: str, kind: str) -> None:
+def test_an_unbounded_lowering_keeps_special_values(op: str, kind: str) -> None:
     tried, wrong = broken(op, kind)
     assert tried == {row.name for row in LOWERINGS[op][1:]}
     undeclared = wrong - {row.name for row in LOWERINGS[op] if row.bounded}
     assert not undeclared, f"{undeclared} lose special values: mend them, or say bounded=True"
 
 
-def test_every_bounded_form_of_a_convolution_breaks_something() -> None:
+def test_every_bounded_lowering_of_a_convolution_changes_special_values() -> None:
     wrong = set().union(*(broken("conv", kind)[1] for kind in SPECIAL_VALUES))
     assert wrong == {row.name for row in LOWERINGS["conv"] if row.bounded}

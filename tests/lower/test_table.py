@@ -30,7 +30,7 @@ _fits = jax.jit(jax.vmap(fits))
 
 
 @pytest.mark.parametrize("op", CHOSEN)
-def test_conditions_say_the_same_on_the_host_and_inside_jit(op: str) -> None:
+def test_conditions_agree_on_the_host_and_inside_jit(op: str) -> None:
     samples = [random_node(op, rng_for(op, example)) for example in range(EXAMPLES)]
     views = [view_of(s.node, s.args) for s in samples]
     found = np.asarray(_fits(NodeView(*(np.stack(f) for f in zip(*views, strict=True)))))
@@ -40,7 +40,7 @@ def test_conditions_say_the_same_on_the_host_and_inside_jit(op: str) -> None:
         assert chosen == right - {0}  # 0 is plain, the node's own lowering
 
 
-def test_the_lowering_that_a_node_has_is_not_chosen_again() -> None:
+def test_the_current_lowering_of_a_node_is_not_offered() -> None:
     sample = random_node("softmax", rng_for("softmax", 0))
     node = replace(sample.node, lowering=number_of("softmax", "reciprocal"))
     views = NodeView(*(np.asarray(f)[None] for f in view_of(node, sample.args)))
@@ -56,12 +56,12 @@ def test_every_choice_has_a_rule() -> None:
     assert rules["window_max", "plain"] == "window_max-as-plain"
 
 
-def test_a_name_that_there_is_not_is_refused() -> None:
+def test_an_unknown_lowering_name_is_refused() -> None:
     with pytest.raises(KeyError, match=r"softmax has no lowering 'fast' \(it has: plain, recip"):
         number_of("softmax", "fast")
 
 
-def test_a_number_that_there_is_not_is_refused() -> None:
+def test_an_unknown_lowering_number_is_refused() -> None:
     assert name_of(Node("softmax", lowering=2)) == "matmul"
     with pytest.raises(GraphError, match="'softmax' has 3 lowerings, a node asks for number 3"):
         name_of(Node("softmax", lowering=3))

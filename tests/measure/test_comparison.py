@@ -37,7 +37,7 @@ def test_a_timing_survives_strict_json():
         assert Timing.from_dict(json.loads(text)) == timing
 
 
-def test_what_could_not_be_timed_is_infinitely_slow():
+def test_a_failed_timing_is_infinitely_slow():
     assert Timing.without("failed", "why").seconds == math.inf
     assert not Timing.without("failed", "why").ok
 
@@ -45,7 +45,7 @@ def test_what_could_not_be_timed_is_infinitely_slow():
 @pytest.mark.parametrize(
     "values", [{}, {"status": "ok"}, {**Timing(1, 1, 1).as_dict(), "status": "fine"}, ["ok"], None]
 )
-def test_what_is_not_a_timing_is_refused(values):
+def test_values_that_are_not_a_timing_are_refused(values):
     with pytest.raises(ValueError):
         Timing.from_dict(values)
 
@@ -90,7 +90,7 @@ def test_no_samples_are_refused():
         median_interval([])
 
 
-def test_paired_ratio_cancels_what_a_round_has_in_common():
+def test_paired_ratio_cancels_load_common_to_a_round():
     load = rng().lognormal(sigma=2.0, size=30)
     ratio = paired_ratio(list(3.0 * load), list(2.0 * load), rng=rng())
     assert ratio.value == pytest.approx(1.5)
@@ -120,12 +120,12 @@ def test_paired_ratio_depends_on_the_generator_alone():
 
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([1.0], [1.0, 2.0])])
-def test_samples_that_are_no_pairs_are_refused(a, b):
+def test_samples_that_are_not_pairs_are_refused(a, b):
     with pytest.raises(ValueError, match="one length"):
         paired_ratio(a, b, rng=rng())
 
 
-def test_short_functions_are_called_in_a_row():
+def test_short_functions_are_called_several_times_per_turn():
     assert calls_per_turn(1e-5, 1e-3) == 100
     assert calls_per_turn(0.5, 1e-3) == 1
     assert calls_per_turn(0.0, 1e-3) == 1000
@@ -157,14 +157,14 @@ def called_order(seed: int) -> list[str]:
     return order
 
 
-def test_every_round_has_each_function_once_in_an_order_of_its_own():
+def test_every_round_calls_each_function_once_in_random_order():
     order = called_order(0)
     rounds = [tuple(order[start : start + 3]) for start in range(0, 18, 3)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
     assert len(set(rounds)) > 1
 
 
-def test_after_each_turn_there_is_a_pause_of_a_twentieth_and_ten_milliseconds_at_most(monkeypatch):
+def test_each_turn_is_followed_by_a_pause_of_a_twentieth_and_at_most_10_ms(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(comparison, "call_seconds", lambda fn, calls: 0.04)
     monkeypatch.setattr(comparison.time, "sleep", pauses.append)
@@ -191,7 +191,7 @@ def test_a_turn_begins_with_untimed_calls_that_warm_the_caches(monkeypatch, seco
     assert calls[0] == first + 10 * untimed + rounds * 2
 
 
-def test_what_comes_after_a_turn_is_called_and_not_timed():
+def test_the_function_after_a_turn_is_called_and_not_timed():
     calls: list[str] = []
     found = compare(
         {"quick": lambda: calls.append("quick"), "other": lambda: None},
@@ -220,7 +220,7 @@ def test_no_garbage_is_collected_while_the_clock_runs():
     assert gc.isenabled()
 
 
-def test_garbage_collection_is_back_after_an_interrupt():
+def test_garbage_collection_is_enabled_again_after_an_interrupt():
     def interrupt(rounds: int, seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -229,7 +229,7 @@ def test_garbage_collection_is_back_after_an_interrupt():
     assert gc.isenabled()
 
 
-def test_compare_tells_how_much_faster_each_is():
+def test_compare_reports_how_much_faster_each_is():
     fns = {"slow": sleeper(20), "fast": sleeper(1)}
     comparison = compare(fns, seconds=0.0, min_rounds=15, baseline="slow", seed=0)
     assert comparison.ratios["slow"] == Ratio(1.0, 1.0, 1.0)
@@ -239,7 +239,7 @@ def test_compare_tells_how_much_faster_each_is():
     assert comparison.timings["fast"].seconds < comparison.timings["slow"].seconds
 
 
-def test_compare_takes_the_least_number_of_rounds_whatever_the_budget():
+def test_compare_takes_the_minimum_number_of_rounds_even_without_time():
     comparison = compare({"a": sleeper(1)}, seconds=0.0, min_rounds=7, baseline="a", seed=0)
     assert comparison.timings["a"].repeats == 7
 
@@ -256,7 +256,7 @@ def test_compare_reports_its_progress():
     assert seen == [1, 2, 3, 4, 5]
 
 
-def test_one_that_fails_does_not_cost_the_others_their_timing():
+def test_a_failing_function_does_not_affect_the_timing_of_others():
     def broken():
         raise RuntimeError("out of luck")
 
@@ -276,7 +276,7 @@ def test_an_unknown_baseline_is_named():
         compare({"a": sleeper(1), "b": sleeper(1)}, seconds=0.0, baseline="c", seed=0)
 
 
-def test_measure_times_a_function_and_says_what_xla_made_of_it():
+def test_measure_times_a_function_and_hashes_its_compiled_program():
     x = jnp.ones((16, 16))
     plain = measure(lambda x: jnp.tanh(x) @ x, x, seconds=0.0)
     jitted = measure(jax.jit(lambda y: jnp.tanh(y) @ y), np.ones((16, 16), np.float32), seconds=0.0)
@@ -299,14 +299,14 @@ def test_measure_passes_static_arguments_on():
     assert measure(power, jnp.ones(4), 3, seconds=0.0).ok
 
 
-def test_measure_refuses_to_use_up_its_arguments():
+def test_measure_refuses_functions_that_donate_their_arguments():
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
     with pytest.raises(ValueError, match=r"arguments \(0,\) are donated"):
         measure(donating, jnp.ones(4), seconds=0.0)
 
 
 @pytest.mark.parametrize(("needed", "rounds"), [(1, 5), (12, 15)])
-def test_it_goes_on_until_all_rounds_together_decide(needed, rounds):
+def test_compare_continues_until_all_rounds_together_decide(needed, rounds):
     comparison = compare(
         {"a": sleeper(1), "b": sleeper(1)},
         seconds=0.0,
@@ -319,7 +319,7 @@ def test_it_goes_on_until_all_rounds_together_decide(needed, rounds):
     assert len(comparison.samples["a"]) == len(comparison.samples["b"]) == rounds
 
 
-def test_it_does_not_go_on_for_longer_than_it_may():
+def test_compare_stops_at_its_time_limit():
     comparison = compare(
         {"a": sleeper(1)}, seconds=0.0, min_rounds=5, baseline="a", seed=0, decides=lambda _: False
     )

@@ -37,7 +37,7 @@ def test_integers_are_zero_so_that_they_are_valid_indices(dtype):
     assert values.dtype == dtype and not np.asarray(values, np.int32).any()
 
 
-def test_booleans_are_of_both_kinds():
+def test_booleans_contain_both_values():
     values = np.asarray(random_input(jax.ShapeDtypeStruct((100,), jnp.bool_)))
     assert values.dtype == np.bool_ and 0 < values.sum() < 100
 
@@ -65,7 +65,7 @@ def optimised(fn, *shapes: tuple[int, ...]) -> str:
     return jax.jit(fn).lower(*avals).compile().as_text() or ""
 
 
-def test_the_hash_is_blind_to_names_and_places():
+def test_the_hash_ignores_names_and_source_locations():
     def first(x, y):
         return jnp.sin(x) @ y
 
@@ -79,7 +79,7 @@ def test_the_hash_is_blind_to_names_and_places():
     assert hlo_hash(texts[0]) == hlo_hash(texts[1])
 
 
-def test_the_hash_sees_operations_shapes_and_operand_order():
+def test_the_hash_depends_on_operations_shapes_and_operand_order():
     different = [
         optimised(lambda x, y: x - y, (4,), (4,)),
         optimised(lambda x, y: y - x, (4,), (4,)),
@@ -89,7 +89,7 @@ def test_the_hash_sees_operations_shapes_and_operand_order():
     assert len(set(map(hlo_hash, different))) == 4
 
 
-def test_the_hash_is_blind_to_metadata_with_braces_in_quotes():
+def test_the_hash_ignores_metadata_with_braces_in_quotes():
     line = "  ROOT %a.1 = f32[4]{0} negate(%b.2)"
     marked = line + ', metadata={op_name="jit(f)/while{\\"x}" source_line=3}'
     assert hlo_hash(line) == hlo_hash(marked)

@@ -45,7 +45,7 @@ def script(body: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_what_is_put_is_found_again_by_a_later_store(tmp_path):
+def test_stored_timings_are_found_by_a_later_store(tmp_path):
     path = tmp_path / "new" / "folder" / "timings.sqlite"
     with opened(path) as store:
         store.put({"a": timing(1.0), "b": timing(2.0)})
@@ -67,7 +67,7 @@ def test_a_later_timing_replaces_the_earlier(tmp_path):
         assert store.get(["a"])["a"].seconds == 3.0
 
 
-def test_more_keys_than_one_statement_takes(tmp_path):
+def test_more_keys_than_fit_into_one_statement_are_stored(tmp_path):
     many = {f"{number:04x}": timing(number + 1.0) for number in range(1300)}
     with opened(tmp_path / "t.sqlite") as store:
         store.put(many)
@@ -136,7 +136,7 @@ print(store.in_memory)
         assert len(store.items()) == 160
 
 
-def test_a_writer_killed_in_the_middle_leaves_whole_batches(tmp_path):
+def test_a_killed_writer_leaves_complete_batches(tmp_path):
     body = """
 batch = 0
 while True:
@@ -243,7 +243,7 @@ def test_a_newer_file_is_left_alone(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_locked_file_is_waited_for_and_then_done_without(tmp_path):
+def test_after_waiting_for_a_locked_file_timings_are_kept_in_memory(tmp_path):
     path = tmp_path / "t.sqlite"
     with opened(path, timeout=0.2) as store:
         store.put({"a": timing(1.0)})
@@ -260,7 +260,7 @@ def test_a_locked_file_is_waited_for_and_then_done_without(tmp_path):
         assert list(store.get(["a", "b", "c"])) == ["a"]
 
 
-def test_a_file_that_is_locked_from_the_start(tmp_path):
+def test_if_the_file_is_locked_from_the_start_timings_are_kept_in_memory(tmp_path):
     path = tmp_path / "t.sqlite"
     opened(path).close()
     other = sqlite3.connect(path, isolation_level=None)
@@ -286,7 +286,7 @@ def test_a_lock_that_is_released_in_time_costs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["the folder is a file", "the file is a folder"])
-def test_a_path_that_cannot_be_a_file(tmp_path, what):
+def test_if_the_path_cannot_be_a_file_timings_are_kept_in_memory(tmp_path, what):
     path = tmp_path / "folder" / "t.sqlite"
     if what == "the folder is a file":
         (tmp_path / "folder").touch()
@@ -298,7 +298,7 @@ def test_a_path_that_cannot_be_a_file(tmp_path, what):
     assert len(caught) == 1
 
 
-def test_a_folder_that_cannot_be_written():
+def test_if_the_folder_cannot_be_written_timings_are_kept_in_memory():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
         is_root = os.geteuid() == 0
@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_written():
             os.chmod(folder, 0o755)
 
 
-def test_a_full_disk(tmp_path):
+def test_if_the_disk_is_full_timings_are_kept_in_memory(tmp_path):
     path = tmp_path / "t.sqlite"
     with opened(path) as store:
         store.put({"a": timing()})

@@ -83,14 +83,14 @@ def test_jobs_are_answered_in_their_order_and_reported_one_by_one(worker):
     assert timings[0].seconds > timings[1].seconds
 
 
-def test_a_job_is_timed_in_turn_with_its_reference(worker):
+def test_a_job_is_timed_alternately_with_its_reference(worker):
     larger, same = worker.submit([LARGE, SMALL], reference=SMALL, seconds_per_job=0.05)
     assert larger.relative is not None and larger.relative > 2.0
     assert same.relative is not None and 0.5 < same.relative < 2.0
     assert larger.reference == same.reference == "small"
 
 
-def test_without_a_reference_the_reference_kernel_says_how_busy_the_machine_was(worker):
+def test_without_a_reference_a_fixed_kernel_measures_how_busy_the_machine_is(worker):
     small, large = one(worker, SMALL), one(worker, LARGE)
     assert small.reference_seconds is not None and large.reference_seconds is not None
     assert (
@@ -99,7 +99,7 @@ def test_without_a_reference_the_reference_kernel_says_how_busy_the_machine_was(
     assert one(worker, LARGE, reference=SMALL).reference_seconds is None
 
 
-def test_a_reference_that_fails_leaves_the_jobs_their_times(worker):
+def test_a_failing_reference_does_not_affect_the_timing_of_a_job(worker):
     timing = one(worker, SMALL, reference=Job("broken", b"broken"))
     assert timing.ok and timing.relative is None and timing.reference == ""
 
@@ -131,7 +131,7 @@ def test_the_worker_runs_on_the_same_machine(worker):
         (Job("option", SMALL.artifact, (("no_such_option", "1"),)), "no_such_option"),
     ],
 )
-def test_a_job_that_fails_says_why(worker, job, error):
+def test_a_failed_job_reports_why(worker, job, error):
     one(worker, SMALL)  # starts the process
     pid = worker.pid
     failed, after = worker.submit([job, SMALL], seconds_per_job=0.02)
@@ -139,7 +139,7 @@ def test_a_job_that_fails_says_why(worker, job, error):
     assert after.ok and worker.pid == pid
 
 
-def test_a_job_that_asks_for_too_much_memory_costs_itself_only(worker):
+def test_a_job_that_asks_for_too_much_memory_does_not_affect_others(worker):
     huge = Job("huge", artifact(lambda x: x + 1.0, f32(1 << 45)))
     failed, after = worker.submit([huge, SMALL], seconds_per_job=0.02)
     assert failed.status in ("failed", "killed") and failed.error
@@ -161,7 +161,7 @@ def test_inputs_of_every_kind(worker):
     assert one(worker, Job("mixed", artifact(mixed, *avals))).error == ""
 
 
-def test_artifacts_of_64_bits(worker):
+def test_artifacts_with_64_bit_types_can_be_timed(worker):
     with jax.enable_x64(True):
         wide = artifact(lambda x: x * 2.0, jax.ShapeDtypeStruct((4,), jnp.float64))
     assert one(worker, Job("wide", wide)).error == ""
@@ -189,7 +189,7 @@ def test_two_threads_share_a_worker(worker):
     }
 
 
-def test_the_worker_takes_no_notice_of_ctrl_c(worker):
+def test_the_worker_ignores_ctrl_c(worker):
     one(worker, SMALL)
     pid = worker.pid
     os.kill(pid, signal.SIGINT)
@@ -205,7 +205,7 @@ def test_a_job_that_hangs_is_stopped_and_the_next_goes_on(worker):
     assert worker.pid != pid and not is_running(pid)
 
 
-def test_a_job_that_kills_the_worker_costs_itself_only(worker):
+def test_a_job_that_kills_the_worker_does_not_affect_others(worker):
     one(worker, SMALL)
     victim = worker.pid
     killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
@@ -245,7 +245,7 @@ def test_ctrl_c_in_the_parent_leaves_a_worker_that_can_be_used(worker):
     assert one(worker, SMALL).ok
 
 
-def test_a_worker_starts_at_the_first_need_and_ends_with_close():
+def test_a_worker_starts_when_needed_and_ends_with_close():
     with Worker() as short:
         assert short.pid is None
         assert short.submit([]) == [] and short.pid is None
@@ -289,7 +289,7 @@ time.sleep(100.0)
     assert not is_running(pid)
 
 
-def test_references_are_kept_as_far_as_their_memory_goes(monkeypatch):
+def test_references_are_kept_within_a_memory_limit(monkeypatch):
     """Each reference takes 4,000 bytes, or three times as many if it has constants."""
     monkeypatch.setattr(worker_process, "KEPT_BYTES", 12_000)
     server = worker_process._Server()
@@ -306,7 +306,7 @@ def test_references_are_kept_as_far_as_their_memory_goes(monkeypatch):
     assert hold("f") == ["f"]
 
 
-def test_a_job_is_the_same_wherever_it_was_made():
+def test_the_identity_of_a_job_ignores_source_lines():
     def made_elsewhere() -> bytes:
         return artifact(lambda x: jnp.tanh(x) + 1.0, f32(64))
 
@@ -316,7 +316,7 @@ def test_a_job_is_the_same_wherever_it_was_made():
     assert Job("small", artifact(lambda x: jnp.tanh(x) + 2.0, f32(64))).identity != SMALL.identity
 
 
-def test_prints_do_not_get_between_the_frames():
+def test_prints_do_not_corrupt_the_message_frames():
     body = """
 import os
 from xrl_jax.measure import worker_process
@@ -350,24 +350,24 @@ worker_process.main()
         ("", "sys.executable, the interpreter, is not set"),
     ],
 )
-def test_a_worker_that_cannot_start_says_why(monkeypatch, executable, message):
+def test_a_worker_that_cannot_start_reports_why(monkeypatch, executable, message):
     monkeypatch.setattr(sys, "executable", executable)
     with Worker() as worker, pytest.raises(WorkerError, match=message):
         worker.submit([SMALL])
 
 
-def test_the_last_words_of_a_worker_are_passed_on(monkeypatch):
+def test_the_error_output_of_a_worker_is_passed_on(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
     with Worker() as worker, pytest.raises(WorkerError, match="xla_no_such_flag"):
         worker.submit([SMALL])
 
 
-def test_a_worker_that_does_not_answer_at_the_start():
+def test_a_worker_that_does_not_answer_at_the_start_is_an_error():
     with Worker(start_timeout=0.05) as worker, pytest.raises(WorkerError, match=r"after 0\.05 sec"):
         worker.submit([SMALL])
 
 
-def test_the_environment_of_the_worker(worker):
+def test_the_worker_does_not_preallocate_gpu_memory(worker):
     one(worker, SMALL)
     file = Path(f"/proc/{worker.pid}/environ")
     if not file.exists():

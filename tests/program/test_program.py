@@ -62,7 +62,7 @@ def scan_program(kind: str = "scan") -> Program:
     )
 
 
-def test_a_rewritten_body_takes_its_place_in_the_loop() -> None:
+def test_a_rewritten_body_is_used_in_the_loop() -> None:
     run = to_jax(scan_program())
     last, rows = run(X, XS)
     np.testing.assert_array_equal(last, [5, 46, 201])  # c -> (c + 1) * [1, 2, 3], four times
@@ -72,7 +72,7 @@ def test_a_rewritten_body_takes_its_place_in_the_loop() -> None:
     np.testing.assert_array_equal(gradient, [1, 2**4, 3**4])
 
 
-def test_a_program_is_compiled_as_a_function_is() -> None:
+def test_a_program_can_be_jitted_like_a_function() -> None:
     program = scan_program()
     np.testing.assert_array_equal(jax.jit(program)(X, XS)[0], [5, 46, 201])
 
@@ -83,7 +83,7 @@ def test_a_graph_is_evaluated_on_flat_arguments() -> None:
     np.testing.assert_array_equal(row, [2, 2, 2])
 
 
-def test_the_parameters_of_control_flow_stay() -> None:
+def test_parameters_of_control_flow_are_kept() -> None:
     def fn(x, xs):
         return lax.scan(lambda c, a: (c * a, c), x, xs, reverse=True, unroll=2)
 
@@ -126,7 +126,7 @@ def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not onednn.available(), reason="jaxlib has no oneDNN here")
-def test_what_follows_a_product_is_computed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bias_and_residual_are_fused_into_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bias and residual are part of XLA's call of the library. The rectifier, which would lose NaN
     there, is not; and the other product is left to XLA.
     """

@@ -80,7 +80,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert shown(Terminal(), [0.0]).startswith("[   0 s] tiny: descending; ")
 
 
-def test_a_line_that_is_said_stays() -> None:
+def test_a_message_stays_visible() -> None:
     plain, terminal, silent = io.StringIO(), Terminal(), io.StringIO()
     for file, progress in ((plain, True), (terminal, True), (silent, False)):
         with LiveProgress("net", 60.0, progress=progress, file=file) as live:
@@ -95,7 +95,7 @@ def test_silent_on_request() -> None:
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_a_closed_file_silences_the_view_and_nothing_else(kind: type[io.StringIO]) -> None:
+def test_a_closed_file_only_silences_the_progress_display(kind: type[io.StringIO]) -> None:
     file, clock = kind(), Clock()
     with LiveProgress("tiny", 60.0, file=file, clock=clock) as live:
         file.close()

@@ -33,7 +33,7 @@ def test_timings_are_bars_in_milliseconds_and_failures_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("source", [small_report(), small_report(history=()), [(0.0, 1e-3)]])
-def test_the_ending_decides_the_format(tmp_path: Path, source: object) -> None:
+def test_the_file_extension_decides_the_format(tmp_path: Path, source: object) -> None:
     plot_history(source, tmp_path / "history.png")  # type: ignore[arg-type]
     plot_history(source, tmp_path / "history.svg")  # type: ignore[arg-type]
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")

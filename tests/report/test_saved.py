@@ -18,7 +18,7 @@ from xrl_jax.report.saved import load
 X = jnp.arange(3.0)
 
 
-def test_the_report_comes_back(tmp_path: Path) -> None:
+def test_the_report_is_restored(tmp_path: Path) -> None:
     Fast(from_jax(jnp.sin, X), jnp.sin, report=small_report()).save(tmp_path / "f.xrl")
     assert load(tmp_path / "f.xrl").report == small_report()
 

@@ -62,7 +62,7 @@ def test_text_says_what_the_errors_are_measured_against() -> None:
     ) in lines
 
 
-def test_rules_of_a_program_that_is_not_returned_are_called_so() -> None:
+def test_rules_are_marked_if_their_program_is_not_returned() -> None:
     text = str(small_report(used="original"))
     assert "rewrites by 2 rules, in a program that is not returned (predicted gain" in text
 
@@ -101,7 +101,7 @@ def test_milliseconds_follow_from_the_timings() -> None:
 
 
 @pytest.mark.parametrize("slower", [0.008, 0.009, math.inf])
-def test_nothing_saved_never_breaks_even(slower: float) -> None:
+def test_without_savings_there_is_no_break_even(slower: float) -> None:
     report = small_report(optimized=Timing(slower, slower, slower))
     assert report.break_even_calls is None
 
@@ -135,7 +135,7 @@ def test_newer_format_is_refused() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"format": 1}, {"format": 1, "name": "x"}])
-def test_what_is_no_report_is_refused(values: dict[str, object]) -> None:
+def test_values_that_are_no_report_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a report"):
         Report.from_dict(values)
 

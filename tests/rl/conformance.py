@@ -17,7 +17,7 @@ from xrl_jax.cost.model import price
 from xrl_jax.program.program import Program
 from xrl_jax.rl.env import Action, EnvParams, EnvState, Outcome, allowed, reset, step
 from xrl_jax.runtime.engine_jit import engine_jit
-from xrl_jax.transform.union import divided
+from xrl_jax.transform.union import split_union
 
 RESET, STEP, ALLOWED = engine_jit(reset), engine_jit(step), engine_jit(allowed)
 
@@ -62,11 +62,11 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
             jax.tree.map(np.testing.assert_array_equal, after.graph, first.graph)
             saved, t = 0.0, 0
             continue
-        assert bool(outcome.asked) == (int(before.macro.left) == 0)
-        t += int(outcome.asked)
+        assert bool(outcome.index_counts) == (int(before.macro.left) == 0)
+        t += int(outcome.index_counts)
         saved += float(outcome.reward)
         assert int(after.t) == t <= int(params.horizon)
-        assert bool(outcome.terminated) == bool(outcome.asked and index == params.no_op)
+        assert bool(outcome.terminated) == bool(outcome.index_counts and index == params.no_op)
         ends_here = t == int(params.horizon) and int(after.macro.left) == 0
         assert bool(outcome.truncated) == (ends_here and not outcome.terminated)
         assert int(before.macro.left) == 0 or int(after.macro.left) < int(before.macro.left)
@@ -74,7 +74,7 @@ def conforms(params: EnvParams, program: Program, args: tuple, *, seed: int, n: 
         np.testing.assert_allclose(saved, share, atol=1e-2)  # rewards add up
         ends += ended
         if ended:
-            found = divided(program, after.graph, after.owner)
+            found = split_union(program, after.graph, after.owner)
             for a, b in zip(
                 jax.tree.leaves(found(*args)), jax.tree.leaves(program(*args)), strict=True
             ):

@@ -19,7 +19,7 @@ def action(index: int, *mask: bool) -> Action:
 
 
 @pytest.mark.parametrize(
-    ("done", "asked", "maskable", "probability"),
+    ("done", "index_counts", "maskable", "probability"),
     [
         (action(2, True, False), True, (True, True), 0.4 * 0.75 * 0.5),
         (action(2, False, False), True, (True, True), 0.4 * 0.25 * 0.5),
@@ -29,24 +29,26 @@ def action(index: int, *mask: bool) -> Action:
         (action(4, False, True), False, (False, False), 1.0),
     ],
 )
-def test_what_was_asked_and_what_was_offered_count(done, asked, maskable, probability) -> None:
-    found = float(jnp.exp(log_prob(LOGITS, done, jnp.bool_(asked), jnp.array(maskable))))
+def test_log_prob_covers_only_choices_that_were_offered(
+    done, index_counts, maskable, probability
+) -> None:
+    found = float(jnp.exp(log_prob(LOGITS, done, jnp.bool_(index_counts), jnp.array(maskable))))
     assert found == pytest.approx(probability, rel=1e-5)
 
 
-def test_entropy_is_that_of_what_counts() -> None:
+def test_entropy_covers_only_choices_that_were_offered() -> None:
     of_index = -sum(p * np.log(p) for p in (0.2, 0.1, 0.4, 0.1, 0.2))
     of_first = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
 
-    def found(asked: bool, maskable: bool) -> float:
-        return float(entropy(LOGITS, jnp.bool_(asked), jnp.array([maskable, False])))
+    def found(index_counts: bool, maskable: bool) -> float:
+        return float(entropy(LOGITS, jnp.bool_(index_counts), jnp.array([maskable, False])))
 
     assert found(True, False) == pytest.approx(of_index, rel=1e-5)
     assert found(True, True) == pytest.approx(of_index + of_first, rel=1e-5)
     assert found(False, True) == pytest.approx(of_first, rel=1e-5)
 
 
-def test_without_temperature_the_most_probable_is_drawn() -> None:
+def test_at_zero_temperature_the_most_probable_action_is_drawn() -> None:
     drawn = draw(jax.random.key(0), LOGITS._replace(mask=jnp.array([3.0, -1.0])), 0.0)
     assert int(drawn.index) == 2
     np.testing.assert_array_equal(drawn.mask, [True, False])

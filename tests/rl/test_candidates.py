@@ -11,7 +11,7 @@ import pytest
 from tests.rl.test_env import RESET, negated, own, params_of, slots_of, taken
 from tests.rl.test_train import params
 from xrl_jax.rl.agent import Agent, agent_of
-from xrl_jax.rl.candidates import candidate_graphs, moment
+from xrl_jax.rl.candidates import candidate_graphs, candidate_inputs
 from xrl_jax.rl.features import graph_features
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.rl.policy import Policy
@@ -23,18 +23,18 @@ SIZES = NetworkConfig(encoder="candidates", width=8, layers=2, heads=1, slots=8,
 
 
 @pytest.mark.slow
-def test_it_sees_the_graph_that_a_candidate_would_make() -> None:
+def test_the_observation_contains_the_graph_each_candidate_would_create() -> None:
     given = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), given)
     slot = slots_of(state, own())["neg-neg"]
-    seen = engine_jit(lambda s, g: candidate_graphs(moment(s, g), g))(state, given)
+    seen = engine_jit(lambda s, g: candidate_graphs(candidate_inputs(s, g), g))(state, given)
     after, _ = taken(0, state, slot, given)
     for each, s in ((slot, after), (8, state)):  # the last graph is the current one
         counts = given.start.counts[s.owner]
         expected = graph_features(s.graph, counts, given.start.seconds)
         found = jax.tree.map(lambda v, i=each: v[i], seen.graphs)
         np.testing.assert_array_equal(found.lowering, expected.lowering)
-        np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-5, atol=1e-5)
         edges, wanted = (np.sort(g.receivers[g.senders > 0]) for g in (found, expected))
         np.testing.assert_array_equal(edges, wanted)
     np.testing.assert_array_equal(seen.valid, state.candidates.valid)
@@ -53,23 +53,23 @@ def test_empty_slots_are_never_chosen() -> None:
     )
 
 
-def first_said(agent: Agent, slots: int) -> None:
+def init_agent(agent: Agent, slots: int) -> None:
     given = params_of(negated(), own(), slots=slots)
     kept = agent.observe(RESET(jax.random.key(0), given), given)
     agent.init(jax.random.key(0), kept, given)
 
 
-def test_it_is_bound_to_its_slots() -> None:
+def test_another_number_of_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="bound to its 8 slots, and the environment has 4"):
-        first_said(agent_of(SIZES), 4)
+        init_agent(agent_of(SIZES), 4)
 
 
-def test_an_encoder_that_there_is_not_is_refused() -> None:
+def test_an_unknown_encoder_is_refused() -> None:
     with pytest.raises(ValueError, match="'gcn' is neither 'touched' nor 'candidates'"):
         agent_of(dataclasses.replace(SIZES, encoder="gcn"))
 
 
-def test_its_table_of_forms_follows_their_names() -> None:
+def test_rows_of_the_lowering_table_are_matched_by_name() -> None:
     given, agent = params_of(negated(), own(), slots=8), agent_of(SIZES)
     kept = agent.observe(RESET(jax.random.key(0), given), given)
     weights = engine_jit(agent.init)(jax.random.key(0), kept, given)
@@ -81,7 +81,7 @@ def test_its_table_of_forms_follows_their_names() -> None:
 
 
 @pytest.mark.slow
-def test_the_papers_reward_teaches_not_to_stop() -> None:
+def test_the_papers_reward_discourages_stopping() -> None:
     network = dataclasses.replace(PAPER.network, width=16, layers=2, slots=8, n_rules=2)
     config = dataclasses.replace(
         PAPER, network=network, updates=30, steps=20, minibatches=8, learning_rate=1e-3

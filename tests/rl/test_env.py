@@ -26,7 +26,7 @@ from xrl_jax.rl.env import (
     EnvState,
     Outcome,
     batch_axes,
-    ended,
+    ended_state,
     maskable,
     start_of,
     with_costs,
@@ -86,7 +86,7 @@ def slots_of(state, rules: CompiledRules) -> dict[str, int]:
     return {rules.rules[index[e]].name: i for i, e in enumerate(variant) if e >= 0}
 
 
-def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
+def test_the_reward_of_a_rewrite_is_the_share_of_time_it_saves() -> None:
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     slots = slots_of(state, own())
@@ -100,7 +100,7 @@ def test_a_rewrite_is_rewarded_by_the_share_it_saves() -> None:
     assert outcome.applied and not after.done
 
 
-def test_a_temporary_loss_costs_what_undoing_it_brings() -> None:
+def test_a_loss_has_a_negative_reward_and_undoing_it_a_positive_one() -> None:
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     worse, first = taken(1, state, slots_of(state, own())["tanh-odd"], params)
@@ -121,7 +121,7 @@ def test_the_least_time_of_the_episode_is_kept() -> None:
     assert float(again.best) == float(state.seconds)
 
 
-def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
+def test_no_op_terminates_and_the_next_step_begins_an_episode() -> None:
     params = params_of(negated(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     state, _ = taken(1, state, slots_of(state, own())["neg-neg"], params)
@@ -133,10 +133,10 @@ def test_no_op_terminates_and_the_step_after_it_begins_anew() -> None:
     assert float(again.seconds) == float(params.start.graph.nodes.cost.sum())
 
 
-def test_the_step_after_what_has_ended_begins_as_a_reset_does() -> None:
+def test_the_step_after_the_end_of_an_episode_equals_a_reset() -> None:
     params = params_of(negated(), own(), slots=8)
-    begun, outcome = taken(5, ended(params), params.no_op, params)
-    assert not outcome.counts and not outcome.asked
+    begun, outcome = taken(5, ended_state(params), params.no_op, params)
+    assert not outcome.counts and not outcome.index_counts
     jax.tree.map(np.testing.assert_array_equal, begun, RESET(jax.random.key(5), params))
 
 
@@ -173,7 +173,7 @@ def in_macro(kind: int, rule: str) -> tuple[EnvState, list[Outcome]]:
 
 def test_a_macro_action_applies_a_rule_everywhere_in_one_action() -> None:
     state, outcomes = in_macro(MACRO, "neg-neg")
-    assert [bool(o.asked) for o in outcomes] == [True, False, False]
+    assert [bool(o.index_counts) for o in outcomes] == [True, False, False]
     assert all(o.applied and float(o.reward) > 0 for o in outcomes)
     assert int(state.t) == 1 and not state.done
     assert "neg-neg" not in slots_of(state, own())
@@ -197,7 +197,7 @@ def negatives_of(state: EnvState) -> list[int]:
     return [int(i) for i in np.flatnonzero((at == 0) & np.asarray(state.candidates.valid))]
 
 
-def test_a_macro_action_takes_what_is_in_the_mask() -> None:
+def test_a_macro_action_applies_only_the_candidates_in_the_mask() -> None:
     """The mask has two of the three double negations, and candidates of another rule."""
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
@@ -209,7 +209,7 @@ def test_a_macro_action_takes_what_is_in_the_mask() -> None:
     assert int(after.macro.left) == 0 and len(negatives_of(after)) == 1
 
 
-def test_what_was_not_in_the_mask_counts_for_the_length_of_a_macro_action() -> None:
+def test_candidates_outside_the_mask_count_toward_a_macro_actions_length() -> None:
     """Of three double negations one is taken and one left out, so one more may be taken."""
     params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
@@ -219,10 +219,10 @@ def test_what_was_not_in_the_mask_counts_for_the_length_of_a_macro_action() -> N
     shown = np.flatnonzero(state.candidates.valid)
     assert list(shown) == negatives_of(state) and len(shown) == 2
     state, outcome = taken(1, state, params.no_op, params, [])
-    assert not outcome.asked and not outcome.applied and int(state.macro.left) == 0
+    assert not outcome.index_counts and not outcome.applied and int(state.macro.left) == 0
 
 
-def test_a_macro_action_of_which_nothing_is_in_the_mask_changes_nothing() -> None:
+def test_a_macro_action_with_an_empty_mask_changes_nothing() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     after, outcome = taken(0, state, 8 * MACRO + negatives_of(state)[0], params, [])
@@ -230,7 +230,7 @@ def test_a_macro_action_of_which_nothing_is_in_the_mask_changes_nothing() -> Non
     jax.tree.map(np.testing.assert_array_equal, after.graph, state.graph)
 
 
-def test_the_mask_count_in_macro_actions_only() -> None:
+def test_the_mask_applies_to_macro_actions_only() -> None:
     params = params_of(chain(), own(), slots=8, at_once=1)
     state = RESET(jax.random.key(0), params)
     first, *_ = negatives = negatives_of(state)
@@ -241,7 +241,7 @@ def test_the_mask_count_in_macro_actions_only() -> None:
     assert list(np.flatnonzero(within)) == negatives_of(state)
 
 
-def test_a_rule_that_matches_what_it_makes_is_applied_as_often_as_it_matched() -> None:
+def test_a_rule_that_matches_its_own_result_is_applied_once_per_initial_match() -> None:
     state, outcomes = in_macro(MACRO, "tanh-odd")  # each application creates another tanh
     assert len(outcomes) == 3 and "tanh-odd" in slots_of(state, own())
 
@@ -251,7 +251,7 @@ def test_the_last_step_of_a_macro_action_shows_all_candidates_again() -> None:
     assert list(slots_of(state, own())) == ["tanh-odd"] and int(state.candidates.n) == 3
 
 
-def test_macro_actions_are_offered_once_for_each_rule_that_has_several_candidates() -> None:
+def test_each_rule_with_several_candidates_has_one_macro_action() -> None:
     params = params_of(chain(), own(), slots=8)
     state = RESET(jax.random.key(0), params)
     once, macro_actions, no_op = np.split(
@@ -273,7 +273,7 @@ def test_the_horizon_waits_for_the_end_of_a_macro_action() -> None:
     assert ends == [False, False, True] and state.done
 
 
-def test_what_a_body_saves_counts_as_often_as_it_runs() -> None:
+def test_savings_in_a_body_count_as_often_as_it_runs() -> None:
     def fn(x):
         return jax.lax.scan(lambda c, _: (twice(jnp.tanh(c)), None), x, None, length=10)[0]
 
@@ -295,14 +295,14 @@ def library() -> CompiledRules:
     return compile_rules(standard_rules())
 
 
-def test_the_environment_conforms() -> None:
+def test_the_environment_passes_the_conformance_suite() -> None:
     params = params_of(chain(), own(), slots=8, horizon=5)
     conforms(params, chain(), (X,), seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_environment_conforms_on_networks(name: str) -> None:
+def test_the_environment_passes_the_conformance_suite_on_networks(name: str) -> None:
     model = models.get(name, **NETWORKS[name])
     args = (model.weights, *model.inputs)
     program = from_jax(model.fn, *args, weights=(0,))
@@ -313,7 +313,7 @@ def test_the_environment_conforms_on_networks(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_programs_is_each_by_itself() -> None:
+def test_a_batch_of_programs_behaves_like_each_program_alone() -> None:
     costs = cost_table({})
     programs = [
         negated(),
@@ -325,7 +325,7 @@ def test_a_batch_of_programs_is_each_by_itself() -> None:
     batch_is_each_by_itself(params, starts, batch_axes(params))
 
 
-def test_environments_under_other_costs_begin_anew() -> None:
+def test_changing_the_costs_recomputes_the_starting_states() -> None:
     """The starts are those computed with the other costs: elementwise loops a hundred times as
     expensive.
     """

@@ -23,7 +23,7 @@ INIT = jax.jit(PolicyNetwork(SIZES).init)
 # Node 3 reads 1 and 2, node 4 reads 3 twice; the last slot holds no edge.
 GRAPH = GraphFeatures(
     lowering=jnp.array([0, 5, 5, 5, 5], jnp.int32),
-    numbers=jnp.zeros((5, N_NODE)),
+    values=jnp.zeros((5, N_NODE)),
     senders=jnp.array([1, 2, 3, 3, 0], jnp.int32),
     receivers=jnp.array([3, 3, 4, 4, 0], jnp.int32),
 )
@@ -53,7 +53,7 @@ def loss(seen: Observation, weights: Any) -> jax.Array:
 
 
 @pytest.mark.usefixtures("steps")
-def test_sums_over_neighbours_go_along_the_edges_and_against_them() -> None:
+def test_neighbour_sums_follow_edges_in_both_directions() -> None:
     along, against = neighbours_of(GRAPH)
     np.testing.assert_array_equal(along(VALUES)[:, 0], [0, 0, 0, 3, 8])
     np.testing.assert_array_equal(against(VALUES)[:, 0], [0, 4, 4, 16, 0])
@@ -68,7 +68,7 @@ def test_rows_that_are_read_twice_get_both_gradients() -> None:
     np.testing.assert_array_equal(found, [[10, 10], [0, 0], [1101, 1101]])
 
 
-def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_steps_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed()
     weights = INIT(jax.random.key(0), seen)
     narrow = jax.jit(jax.value_and_grad(loss, argnums=1))(seen, weights)
@@ -77,7 +77,7 @@ def test_wide_steps_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), narrow, wide)
 
 
-def test_no_gradient_scatters_floats_where_steps_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_wide_steps_contain_no_float_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     """One such sum takes a GPU as long as everything else if it has to be deterministic."""
     seen = observed()
     weights = INIT(jax.random.key(0), seen)

@@ -60,7 +60,7 @@ def with_overrides(*overrides: Override) -> tuple[Logits, EnvState]:
     return overridden(said, state, given, packed(overrides)), state
 
 
-def test_a_rule_is_barred_everywhere() -> None:
+def test_an_override_may_bar_a_rule_everywhere() -> None:
     logits, state = with_overrides(Override(number("neg-neg"), ANYWHERE, NEVER))
     own, slots = at(state, "neg-neg"), params().slots
     assert len(own) >= 2
@@ -69,7 +69,7 @@ def test_a_rule_is_barred_everywhere() -> None:
     assert np.flatnonzero(logits.mask == NEVER).tolist() == own
 
 
-def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
+def test_a_rule_barred_at_one_root_is_still_allowed_as_a_macro_action() -> None:
     _, state = with_overrides()
     slot = at(state, "neg-neg")[0]
     logits, _ = with_overrides(Override(number("neg-neg"), int(state.candidates.root[slot]), NEVER))
@@ -77,7 +77,7 @@ def test_a_rule_that_is_barred_from_one_root_may_be_swept() -> None:
     assert np.flatnonzero(logits.mask == NEVER).tolist() == [slot]
 
 
-def test_without_edits_nothing_changes() -> None:
+def test_without_overrides_nothing_changes() -> None:
     logits, _ = with_overrides()
     assert not logits.index.any() and not logits.mask.any()
 
@@ -99,7 +99,7 @@ def fired(trail: Trail) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(rule, root[variant >= 0], strict=True)]
 
 
-def test_what_else_might_have_been_decided() -> None:
+def test_choices_lists_the_overrides_of_a_rollout() -> None:
     """Either a rule that fired is barred, or a match of the start that did not fire comes first."""
     given, none = params(), jnp.zeros((1, 1), jnp.int32)
     state = RESET(jax.random.key(0), given)
@@ -118,7 +118,7 @@ def test_what_else_might_have_been_decided() -> None:
     }
 
 
-def test_what_is_barred_does_not_happen_and_what_comes_first_does() -> None:
+def test_barred_rules_do_not_fire_and_preferred_ones_fire_first() -> None:
     given = params()
     rule, root = fired(followed(given, packed([])))[0]
     barred = fired(followed(given, packed([Override(rule, ANYWHERE, NEVER)])))
@@ -149,11 +149,11 @@ def tried(
     return overrides
 
 
-def test_the_first_rollout_has_no_edits() -> None:
+def test_the_first_rollout_has_no_overrides() -> None:
     assert OverrideSearch(np.random.default_rng(0)).plan(4) == [()]
 
 
-def test_every_edit_is_tried_by_itself() -> None:
+def test_every_override_is_tried_on_its_own() -> None:
     overrides = OverrideSearch(np.random.default_rng(0))
     first = overrides.plan(4)
     assert first == [()]
@@ -165,13 +165,13 @@ def test_every_edit_is_tried_by_itself() -> None:
     assert {e for plan in (one, other) for (e,) in plan[1:]} == {A, B, C, D}
 
 
-def test_edits_that_save_are_kept_together() -> None:
+def test_overrides_that_save_time_are_combined() -> None:
     saved = {A: 0.1, B: 0.2, C: -0.1, D: -0.3}
     overrides = tried(lambda held: 2.0 - sum(saved[e] for e in held), rounds=8)
     assert set(overrides.kept) == {A, B}
 
 
-def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
+def test_of_conflicting_overrides_the_best_is_kept() -> None:
     def seconds(held: frozenset[Override]) -> float:
         return {frozenset(): 2.0, frozenset([A]): 1.8, frozenset([B]): 1.9}.get(held, 3.0)
 
@@ -182,7 +182,7 @@ def test_of_edits_that_are_in_each_others_way_the_best_is_kept() -> None:
     assert overrides.kept == (A,)
 
 
-def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None:
+def test_the_override_search_restarts_with_another_first_override() -> None:
     """A saves the most on its own; B saves less, but together with C the most of all."""
 
     def seconds(held: frozenset[Override]) -> float:
@@ -202,7 +202,7 @@ def test_it_begins_again_with_another_edit_where_the_first_led_nowhere() -> None
 def test_fewer_rewrites_for_the_same_time_are_better(
     rewrites: int, kept: tuple[Override, ...]
 ) -> None:
-    overrides = OverrideSearch(np.random.default_rng(0), again=0)
+    overrides = OverrideSearch(np.random.default_rng(0), restarts_left=0)
     for _ in range(3):
         plan = overrides.plan(4)
         overrides.learn(plan, [outcomes(1.0, rewrites if p else 10, A) for p in plan])
@@ -210,7 +210,7 @@ def test_fewer_rewrites_for_the_same_time_are_better(
 
 
 @pytest.mark.parametrize(("end", "kept"), [(1.6, {A, B, C}), (math.inf, set())])
-def test_losses_that_nothing_repays_are_taken_away_one_by_one(
+def test_losses_that_are_never_repaid_are_barred_one_by_one(
     end: float, kept: set[Override]
 ) -> None:
     """A policy applies a rule at four nodes, each time at a loss, and only one loss is repaid: the
@@ -218,12 +218,12 @@ def test_losses_that_nothing_repays_are_taken_away_one_by_one(
     rewrites nothing (infinite) says nothing about overrides.
     """
 
-    def told_of(held: frozenset[Override]) -> RolloutOutcome:
+    def outcome_of(held: frozenset[Override]) -> RolloutOutcome:
         ends = {frozenset(): end, frozenset([A, B, C]): 0.7}.get(held, 1.6 - 0.2 * len(held))
         return RolloutOutcome(min(ends, 1.0), int(ends < 1.0), ends, lambda: (A, B, C))
 
-    overrides = OverrideSearch(np.random.default_rng(0), again=0)
+    overrides = OverrideSearch(np.random.default_rng(0), restarts_left=0)
     for _ in range(4):
         plan = overrides.plan(8)
-        overrides.learn(plan, [told_of(frozenset(p)) for p in plan])
+        overrides.learn(plan, [outcome_of(frozenset(p)) for p in plan])
     assert set(overrides.kept) == kept

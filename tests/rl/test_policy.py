@@ -26,20 +26,20 @@ NETWORK = PolicyNetwork(CONFIG)
 INIT, APPLY, OBSERVE = map(jax.jit, (NETWORK.init, NETWORK.apply, observe))
 
 
-def seen(slots: int = 8) -> Observation:
+def observed(slots: int = 8) -> Observation:
     params = params_of(negated(), own(), slots=slots)
     return OBSERVE(RESET(jax.random.key(0), params), params)
 
 
 def weights(seed: int = 0):
-    return INIT(jax.random.key(seed), seen())
+    return INIT(jax.random.key(seed), observed())
 
 
-def said(observation: Observation) -> Output:
+def output_of(observation: Observation) -> Output:
     return APPLY(weights(), observation)
 
 
-def test_it_sees_how_costs_are_corrected() -> None:
+def test_the_observation_contains_the_cost_corrections() -> None:
     """Corrections are seen as logarithms relative to their mean: if products are e times as
     expensive, theirs is 11/12 above the mean of the twelve.
     """
@@ -49,11 +49,11 @@ def test_it_sees_how_costs_are_corrected() -> None:
     state = RESET(jax.random.key(0), params)
     given = dataclasses.replace(params, costs=dataclasses.replace(costs, scale=scale))
     expected = np.where(np.array(CORRECTED) == "dot", 11 / 12, -1 / 12)
-    np.testing.assert_allclose(OBSERVE(state, given).whole[-12:], expected, atol=1e-6)
+    np.testing.assert_allclose(OBSERVE(state, given).globals[-12:], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("slots", [8, 4])
-def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
+def test_features_of_a_rule_include_candidates_that_are_not_shown(slots: int) -> None:
     """Three double negations save three times as much as one, even if not all of them are shown."""
     params = params_of(chain(), own(), slots=slots)
     state = RESET(jax.random.key(0), params)
@@ -64,12 +64,12 @@ def test_where_some_candidates_are_shown_they_stand_for_all(slots: int) -> None:
 
 
 def test_empty_slots_are_never_chosen() -> None:
-    probabilities = np.asarray(jax.nn.softmax(said(seen()).logits.index))
+    probabilities = np.asarray(jax.nn.softmax(output_of(observed()).logits.index))
     assert probabilities.shape == (17,)  # eight slots of two kinds, and No-Op
-    np.testing.assert_array_equal(probabilities > 0, seen().allowed)
+    np.testing.assert_array_equal(probabilities > 0, observed().allowed)
 
 
-def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
+def test_an_untrained_policy_prefers_gains() -> None:
     """A gain is exp(prior_scale * log2(1 + 1000 share) / 2) times as probable as an action that
     saves nothing.
     """
@@ -91,25 +91,25 @@ def test_before_training_a_gain_counts_and_a_loss_does_not() -> None:
 
 
 def test_the_order_of_candidates_does_not_matter() -> None:
-    order, before = jnp.array([3, 1, 0, 2]), seen(slots=4)
+    order, before = jnp.array([3, 1, 0, 2]), observed(slots=4)
     moved = before._replace(
         **{n: getattr(before, n)[order] for n in ("rule", "root", "partner", "made", "candidates")},
         allowed=before.allowed.at[:4].set(before.allowed[order]),
     )
     np.testing.assert_allclose(
-        said(moved).logits.index[:4], said(before).logits.index[order], rtol=1e-5
+        output_of(moved).logits.index[:4], output_of(before).logits.index[order], rtol=1e-5
     )
-    masks = said(moved).logits.mask, said(before).logits.mask[order]
+    masks = output_of(moved).logits.mask, output_of(before).logits.mask[order]
     np.testing.assert_allclose(*masks, rtol=1e-5)
-    np.testing.assert_allclose(said(moved).value, said(before).value, rtol=1e-5)
+    np.testing.assert_allclose(output_of(moved).value, output_of(before).value, rtol=1e-5)
 
 
-def test_more_slots_change_nothing() -> None:
-    logits, few = (np.asarray(said(seen(slots)).logits.index) for slots in (8, 4))
+def test_more_slots_do_not_change_the_logits() -> None:
+    logits, few = (np.asarray(output_of(observed(slots)).logits.index) for slots in (8, 4))
     np.testing.assert_allclose(np.sort(logits[logits > -1e8]), np.sort(few[few > -1e8]), rtol=1e-4)
 
 
-def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
+def test_a_saved_policy_loads_unchanged(tmp_path: Path) -> None:
     policy = Policy(CONFIG, weights(), ("neg-neg", "tanh-odd"), trained="by hand")
     policy.save(tmp_path / "p")
     again = load_policy(tmp_path / "p")
@@ -117,7 +117,7 @@ def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, again.weights, policy.weights)
 
 
-def test_rules_keep_their_rows_whatever_their_order() -> None:
+def test_rules_keep_their_weight_rows_in_any_order() -> None:
     policy = Policy(CONFIG, weights(), ("tanh-odd", "neg-neg"))
     more = '(rule twice (source "test") (lhs (neg ?x)) (rhs (neg (neg (neg ?x)))))'
     rules = compile_rules([*own().rules, *parse_rules(more)[0]])
@@ -128,7 +128,7 @@ def test_rules_keep_their_rows_whatever_their_order() -> None:
     np.testing.assert_allclose(fitted["params"]["rules"]["kernel"], rows, rtol=1e-6)
 
 
-def test_fitted_weights_are_on_no_device() -> None:
+def test_fitted_weights_are_host_arrays() -> None:
     """Weights from a training over several devices would move every rollout to all of them."""
     policy = Policy(CONFIG, jax.tree.map(jnp.asarray, weights()), ("tanh-odd", "neg-neg"))
     _, fitted = policy.fitted(own())
@@ -139,17 +139,19 @@ def test_fitted_weights_are_on_no_device() -> None:
     ("content", "message"),
     [(b"", "damaged or no policy"), (b"\x93abc", "damaged or no policy")],
 )
-def test_what_is_no_policy_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_policy_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "p").write_bytes(content)
     with pytest.raises(PolicyError, match=message):
         load_policy(tmp_path / "p")
 
 
-def test_a_policy_of_other_features_is_refused(
+def test_a_policy_with_other_features_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Policy(CONFIG, weights(), ("neg-neg", "tanh-odd")).save(tmp_path / "p")
-    monkeypatch.setattr("xrl_jax.rl.policy._SEEN", (1, 2, 3))
+    monkeypatch.setattr("xrl_jax.rl.policy._FEATURE_COUNTS", (1, 2, 3))
     with pytest.raises(PolicyError, match="another version of xrl_jax .*: train it again"):
         load_policy(tmp_path / "p")
 

@@ -19,7 +19,7 @@ VALUES = jnp.array([1.0, 2.0, 4.0, 8.0])
 HALF = jnp.full(3, 0.5)
 
 
-def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
+def test_the_reward_is_the_saving_since_the_last_timing() -> None:
     saved, timed = timed_reward(
         timed=jnp.array([1.0, 1.0, 0.75]),
         relative=jnp.array([0.75, 0.75, 1.0]),
@@ -31,7 +31,7 @@ def test_what_was_saved_since_the_last_reward_by_time_is_rewarded() -> None:
     np.testing.assert_allclose(timed, [0.75, 1.0, 1.0])
 
 
-def test_of_records_only_what_is_below_all_before_is_rewarded() -> None:
+def test_with_records_only_new_minima_are_rewarded() -> None:
     """Times go 1 -> 1.25 -> 0.75 -> 1.0 -> 0.5: each of the two records saves a quarter."""
     timed, rewards = jnp.float32(1.0), []
     for relative in (1.25, 0.75, 1.0, 0.5):
@@ -50,7 +50,7 @@ def test_advantages_of_an_episode_that_terminates() -> None:
     np.testing.assert_allclose(found, [0.875, -0.5, -2.0])
 
 
-def test_an_episode_that_is_truncated_goes_on_in_the_value_of_its_last_state() -> None:
+def test_a_truncated_episode_bootstraps_from_the_value_of_its_last_state() -> None:
     # The second step ends an episode: its error includes the next state's value, 4, and no later
     # advantage is added.
     found = advantages(
@@ -59,14 +59,14 @@ def test_an_episode_that_is_truncated_goes_on_in_the_value_of_its_last_state() -
     np.testing.assert_allclose(found, [1.0, 0.0, 2.0])
 
 
-def test_with_lambda_1_advantages_are_returns_less_values() -> None:
+def test_with_lambda_1_advantages_are_returns_minus_values() -> None:
     found = advantages(
         REWARDS, jnp.array([0.5, 0.5, 0.0]), jnp.array([False, False, True]), VALUES, jnp.ones(3)
     )
     np.testing.assert_allclose(found + VALUES[:3], [1 + 0 / 2 + 2 / 4, 0 + 2 / 2, 2.0])
 
 
-def test_the_steps_of_one_action_are_one_step() -> None:
+def test_the_steps_of_a_macro_action_count_as_one_step() -> None:
     # The first two steps are one action: their rewards add up, and the value between them cancels.
     discounts, lambdas = jnp.array([1.0, 0.5, 0.0]), jnp.array([1.0, 0.5, 0.5])
     ends = jnp.array([False, False, True])
@@ -88,7 +88,7 @@ def test_entropy_leaves_masked_choices_out() -> None:
     np.testing.assert_allclose(entropy(jnp.array([3.0, -1e9, -1e9])), 0.0, atol=1e-6)
 
 
-def test_means_leave_out_what_does_not_count() -> None:
+def test_means_leave_out_masked_values() -> None:
     values, where = jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])
     assert float(mean_where(values, where)) == 2.0
     assert float(mean_where(values, jnp.zeros(3, bool))) == 0.0

@@ -26,7 +26,7 @@ from xrl_jax.program.program import Program
 from xrl_jax.rl.finetune import FineTune
 from xrl_jax.rl.overrides import OverrideSearch, RolloutOutcome
 from xrl_jax.rl.policy import Policy
-from xrl_jax.rl.rollouts import Decoder, Met, RolloutConfig
+from xrl_jax.rl.rollouts import Decoder, RolloutConfig, RolloutResults
 from xrl_jax.rl.rounds import Rounds, RoundsConfig
 from xrl_jax.rl.strategy import XRLflow
 from xrl_jax.search.base import Budget, Found, Problem, SearchResult, StopReason
@@ -41,11 +41,11 @@ def found(
     **how: Any,
 ) -> SearchResult:
     problem = Problem(program(), rules(), oracle or FakeOracle())
-    return XRLflow(policy or trained(), **{"whole": False, **how})(problem, budget, KEY)
+    return XRLflow(policy or trained(), **{"time_programs": False, **how})(problem, budget, KEY)
 
 
 @pytest.mark.slow
-def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
+def test_a_temporary_loss_is_accepted_for_a_better_result() -> None:
     best = exhausted_optimum()
     assert run("greedy").best[0].seconds > 1.2 * best
     result = found()
@@ -53,7 +53,7 @@ def test_a_temporary_loss_is_accepted_for_a_better_end() -> None:
     assert any(s.rule == "trap-in" for s in result.best[0].steps)  # 0.80 ms -> 0.82 -> 0.50
 
 
-def test_small_graphs_have_more_rollouts_at_once() -> None:
+def test_small_graphs_have_more_parallel_rollouts() -> None:
     rollouts = RolloutConfig(nodes=4096, fewest=8, most=16).rollouts
     assert [rollouts(n) for n in (128, 256, 512, 2048)] == [16, 16, 8, 8]
 
@@ -71,23 +71,25 @@ def test_rollouts_fill_their_batches() -> None:
         ({"horizon": 0, "patience": -1}, "horizon, patience must be positive"),
     ],
 )
-def test_numbers_of_rollouts_that_do_not_fit_are_named(how: dict[str, int], named: str) -> None:
+def test_inconsistent_rollout_settings_are_named_in_the_error(
+    how: dict[str, int], named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
         RolloutConfig(**how)
 
 
-def test_large_graphs_have_more_rewrites_in_a_step() -> None:
+def test_large_graphs_have_more_rewrites_per_step() -> None:
     rewrites = RolloutConfig(bucket_share=1 / 64, least_rewrites=8, most_rewrites=32).rewrites
     assert [rewrites(n) for n in (256, 1024, 2048, 4096)] == [8, 16, 32, 32]
 
 
-def test_the_policy_sees_the_first_number_of_slots_that_suffices() -> None:
+def test_the_policy_gets_the_smallest_sufficient_number_of_slots() -> None:
     slots = RolloutConfig(few_slots=16, some_slots=64, most_slots=128).slots
     assert [slots(n) for n in (16, 17, 64, 65, 1000)] == [16, 64, 64, 128, 128]
 
 
 @pytest.mark.slow
-def test_rollouts_are_the_same_however_many_cores_there_are(
+def test_rollouts_do_not_depend_on_the_number_of_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     several = found(policy=blank())
@@ -96,13 +98,13 @@ def test_rollouts_are_the_same_however_many_cores_there_are(
 
 
 @pytest.mark.slow
-def test_rollouts_go_on_from_the_best_program_so_far() -> None:
+def test_rollouts_continue_from_the_best_program_so_far() -> None:
     """Two actions are enough to get past one trap, but there are two traps, and two transposes."""
     result = found(rollouts=RolloutConfig(horizon=2))
     assert result.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
 
 
-class InTurn(FakeOracle):
+class WholeProgramOracle(FakeOracle):
     """An oracle that times whole programs by `whole`, relative to the original's time of 1.
 
     Attributes:
@@ -121,33 +123,33 @@ class InTurn(FakeOracle):
         return Timing(relative, relative, relative, repeats=9, relative=relative)
 
 
-def test_what_is_fastest_whole_is_the_best() -> None:
+def test_the_fastest_program_timed_whole_is_the_result() -> None:
     """Each whole program takes longer than those timed before it."""
     taken: dict[str, float] = {}
 
     def whole(job: Job) -> float:
         return taken.setdefault(job.key, 0.9 + 0.01 * len(taken))  # the first is the fastest
 
-    oracle = InTurn(whole)
-    result = found(ENOUGH, oracle, blank(), whole=True, rounds=RoundsConfig(hope=math.inf))
+    oracle = WholeProgramOracle(whole)
+    result = found(ENOUGH, oracle, blank(), time_programs=True, rounds=RoundsConfig(hope=math.inf))
     first = program_job(result.best[0].program)
     assert taken[first.key] == 0.9 and len(oracle.asked) == len(taken) > 1
 
 
-def test_what_was_met_is_the_result_where_no_program_was_timed_whole() -> None:
+def test_without_whole_program_timings_the_best_prediction_is_the_result() -> None:
     """The two timings are spent on an operator of the original and one of a program found."""
-    oracle = InTurn(lambda job: 0.9)
-    result = found(Budget(seconds=600.0, measurements=2), oracle, blank(), whole=True)
+    oracle = WholeProgramOracle(lambda job: 0.9)
+    result = found(Budget(seconds=600.0, measurements=2), oracle, blank(), time_programs=True)
     assert oracle.asked == []
     assert result.best[0].seconds < result.best[-1].seconds == pytest.approx(result.start_seconds)
 
 
-def test_of_few_timings_some_are_for_whole_programs() -> None:
+def test_part_of_a_small_timing_budget_is_for_whole_programs() -> None:
     """Two timings are for operators of the original, one for an operator of the programs found, the
     others for whole programs.
     """
-    oracle = InTurn(lambda job: 0.9)
-    result = found(Budget(seconds=600.0, measurements=6), oracle, blank(), whole=True)
+    oracle = WholeProgramOracle(lambda job: 0.9)
+    result = found(Budget(seconds=600.0, measurements=6), oracle, blank(), time_programs=True)
     assert result.stop is StopReason.MEASUREMENTS
     assert len(oracle.asked) >= 2 and len(oracle.asked) + len(oracle.timed) == 6
 
@@ -157,7 +159,7 @@ UNTIMED = Job("a program that nobody times", b"")
 
 class Round(NamedTuple):
     explores: bool
-    anew: Found | None  # None: it begins from the best program
+    begin_from: Found | None  # None: it begins from the best program
     original: Found
 
 
@@ -166,20 +168,22 @@ def six_rounds(monkeypatch: pytest.MonkeyPatch, searched: Program) -> list[Round
     rounds: list[Round] = []
     monkeypatch.setattr("xrl_jax.rl.strategy.job_or_failure", lambda *_, **__: UNTIMED)
 
-    def turn(search: Rounds, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
+    def run_round(
+        search: Rounds, begin_from: Found | None, key: jax.Array, *, explores: bool
+    ) -> bool:
         if len(rounds) == 6:
             raise KeyboardInterrupt
-        rounds.append(Round(explores, anew, search.original))
+        rounds.append(Round(explores, begin_from, search.original))
         return True
 
-    monkeypatch.setattr(Rounds, "turn", turn)
+    monkeypatch.setattr(Rounds, "run_round", run_round)
     monkeypatch.setattr(Rounds, "measure", lambda *_: 0)
     problem = Problem(searched, rules(), FakeOracle())
     XRLflow(blank())(problem, ENOUGH, KEY)
     return rounds
 
 
-def test_three_rounds_explore_before_one_that_times_programs(
+def test_three_exploring_rounds_precede_each_timing_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two exploring rounds begin from the original, the third from the best program, like the round
@@ -187,26 +191,26 @@ def test_three_rounds_explore_before_one_that_times_programs(
     """
     rounds = six_rounds(monkeypatch, program())
     four = [(True, True), (True, True), (True, False), (False, False)]
-    assert [(r.explores, r.anew is r.original) for r in rounds] == [
+    assert [(r.explores, r.begin_from is r.original) for r in rounds] == [
         *four,
         (True, True),
         (True, True),
     ]
 
 
-def test_images_cross_the_borders_of_bodies_features_last_where_every_other_round_begins(
+def test_every_other_fresh_round_starts_with_features_last_at_body_boundaries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No rewrite can transpose values at the boundary of a body, so every other round that begins
     anew starts from a program where they are.
     """
     rounds = six_rounds(monkeypatch, with_a_body())
-    bodies = [body for r in rounds if r.anew for body in r.anew.program.bodies]
+    bodies = [body for r in rounds if r.begin_from for body in r.begin_from.program.bodies]
     crossing = [min(a.shape for a in b.in_avals) for b in bodies]  # not the kernel, [3, 3, 1, 1]
     assert crossing == [(1, 3, 4, 5), (1, 4, 5, 3), (1, 3, 4, 5), (1, 4, 5, 3)]
 
 
-def test_where_that_is_too_large_all_rounds_begin_from_the_original(
+def test_if_the_features_last_program_is_too_large_rounds_start_from_the_original(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def bucket(program: Program) -> int:
@@ -216,15 +220,15 @@ def test_where_that_is_too_large_all_rounds_begin_from_the_original(
 
     monkeypatch.setattr("xrl_jax.rl.rounds.united_bucket", bucket)
     rounds = six_rounds(monkeypatch, with_a_body())
-    assert [r.anew is r.original for r in rounds] == [True, True, False, False, True, True]
+    assert [r.begin_from is r.original for r in rounds] == [True, True, False, False, True, True]
 
 
-def test_where_no_program_is_timed_whole_all_rounds_explore() -> None:
+def test_without_whole_program_timings_all_rounds_explore() -> None:
     search = searching(FakeOracle())
     assert [search.may_explore(n) for n in range(5)] == [True] * 5
 
 
-def test_edits_of_a_former_best_are_not_waited_for() -> None:
+def test_untried_overrides_of_a_former_best_are_not_pending() -> None:
     search, former, best = searching(FakeOracle()), with_lowering(1), with_lowering(3)
     search.kept = {program_key(best.program): best}
     untried, tried = (OverrideSearch(np.random.default_rng(0), untried=u) for u in (None, ()))
@@ -238,7 +242,7 @@ def test_edits_of_a_former_best_are_not_waited_for() -> None:
     assert search.pending
 
 
-def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_in_its_budget_a_search_times_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=100.0))
     search = Rounds(RoundsConfig(), Decoder(SIZES, None, rules()), run, Found(program(), 0.0))
     search.reference = UNTIMED
@@ -247,7 +251,7 @@ def test_a_search_that_is_late_times_programs(monkeypatch: pytest.MonkeyPatch) -
     assert not search.may_explore(0)
 
 
-def test_fewer_rounds_explore_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_rounds_explore_if_rounds_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one round explores; a further one does only if a program was timed in the last 30 of
     the 100 seconds.
     """
@@ -281,9 +285,9 @@ def searching(oracle: FakeOracle) -> Rounds:
     )
 
 
-def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> Met:
+def nothing_met(*_: Any, plan: Sequence[Any], **__: Any) -> RolloutResults:
     """Stand in for rollouts that find nothing."""
-    return Met([], [RolloutOutcome(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
+    return RolloutResults([], [RolloutOutcome(1.0, 0, 1.0, tuple) for _ in plan], 0, 0)
 
 
 def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
@@ -299,7 +303,7 @@ def two_waiting(oracle: FakeOracle, seconds: dict[int, float]) -> Rounds:
     return search
 
 
-def test_operators_are_timed_the_cheapest_program_first() -> None:
+def test_operators_of_the_cheapest_program_are_timed_first() -> None:
     """Of two untimed lowerings of a product, the one with the lower prediction is timed first."""
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
     search, both = searching(oracle), {("swapped",): with_lowering(3), ("flat",): with_lowering(1)}
@@ -310,16 +314,18 @@ def test_operators_are_timed_the_cheapest_program_first() -> None:
     assert search.confirm(both, Stopwatch(60.0)) == 0
 
 
-def test_a_round_times_no_more_operators_than_it_may() -> None:
+def test_a_round_times_at_most_the_given_number_of_operators() -> None:
     oracle = FakeOracle(lambda region: Timing(1e-6, 1e-6, 1e-6, repeats=9))
     search, both = searching(oracle), {("swapped",): with_lowering(3), ("flat",): with_lowering(1)}
     assert search.confirm(both, Stopwatch(60.0), most=1) == len(oracle.timed) == 1
 
 
-def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_has_as_many_candidate_slots_as_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With another number of candidates, rollouts would have to be compiled again."""
 
-    def rollouts(*_: Any, plan: Sequence[Any], slots: int, **__: Any) -> Met:
+    def rollouts(*_: Any, plan: Sequence[Any], slots: int, **__: Any) -> RolloutResults:
         seen.append(slots)
         return nothing_met(plan=plan)
 
@@ -328,12 +334,12 @@ def test_every_round_sees_as_many_candidates_as_the_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(Decoder, "slots_for", lambda *_: next(wanted))
     monkeypatch.setattr(Decoder, "rollouts", rollouts)
     search = searching(FakeOracle())
-    search.turn(search.original, KEY, explores=True)
-    search.turn(search.original, KEY, explores=True)
+    search.run_round(search.original, KEY, explores=True)
+    search.run_round(search.original, KEY, explores=True)
     assert seen == [16, 16]
 
 
-def test_a_form_that_disappoints_once_is_not_timed_everywhere() -> None:
+def test_a_lowering_that_was_slow_once_is_timed_last_elsewhere() -> None:
     """Flat has the lower prediction but takes a second, so after one such timing swapped is timed
     for both products first.
     """
@@ -362,34 +368,34 @@ def test_operators_are_timed_before_a_program_is_timed_whole(
     """Flat has the lower prediction but takes a thousand times as long as swapped, so only swapped
     is timed whole.
     """
-    oracle = InTurn(lambda job: 0.9)
+    oracle = WholeProgramOracle(lambda job: 0.9)
     search = two_waiting(oracle, {0: 1e-6, 1: 1e-3, 3: 1e-6})
     assert search._ranked(search.waiting, pessimistic=True)[0][0] == ("flat",)
     monkeypatch.setattr(Decoder, "rollouts", nothing_met)
-    assert search.turn(search.original, KEY, explores=False)
+    assert search.run_round(search.original, KEY, explores=False)
     assert oracle.asked == [program_job(with_lowering(3).program).key]
 
 
 @pytest.mark.parametrize(("measurements", "goes_on"), [(None, 3), (16, 0)])
-def test_rollouts_go_on_from_the_fastest_of_what_waits(
+def test_rollouts_continue_from_the_fastest_waiting_program(
     monkeypatch: pytest.MonkeyPatch, measurements: int | None, goes_on: int
 ) -> None:
     """Swapped takes the least time and becomes the starting program. If timings are bounded, none
     is spent on this, and rollouts begin from the original.
     """
     takes = {program_job(with_lowering(k).program).key: t for k, t in ((1, 0.9), (3, 0.5))}
-    oracle = InTurn(lambda job: takes[job.key])
+    oracle = WholeProgramOracle(lambda job: takes[job.key])
     search = two_waiting(oracle, {0: 1e-3, 1: 1e-3, 3: 1e-3})
     search.confirm(search.waiting, Stopwatch(60.0))
     search.run.budget = Budget(ENOUGH.seconds, measurements)
 
-    def rollouts(_: Any, begun: Found, *__: Any, plan: Sequence[Any], **___: Any) -> Met:
+    def rollouts(_: Any, begun: Found, *__: Any, plan: Sequence[Any], **___: Any) -> RolloutResults:
         begins.extend(n.lowering for n in nodes_of(begun.program.graph)[0] if n.op == "dot")
         return nothing_met(plan=plan)
 
     begins: list[int] = []
     monkeypatch.setattr(Decoder, "rollouts", rollouts)
-    search.turn(None, KEY, explores=True)
+    search.run_round(None, KEY, explores=True)
     assert begins == [goes_on]
 
 
@@ -403,7 +409,9 @@ def test_untimed_lowerings_have_a_pessimistic_and_an_optimistic_estimate() -> No
 
 
 @pytest.mark.parametrize(("seconds", "hopeful"), [(1.1e-3, True), (1.3e-3, False)])
-def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopeful: bool) -> None:
+def test_a_program_is_promising_only_if_predicted_close_to_the_fastest_timed(
+    seconds: float, hopeful: bool
+) -> None:
     """The fastest program timed whole has the plain lowering, at 1 ms. The transposed one takes
     less on its own, but the whole program was slower.
     """
@@ -416,7 +424,7 @@ def test_a_program_has_hope_beside_the_fastest_timed_whole(seconds: float, hopef
     assert (search._most_promising(pessimistic=True) is not None) == hopeful
 
 
-def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
+def test_each_whole_program_timing_corrects_the_choice_of_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If one kind of estimate leaves no program with hope, the other kind is used."""
@@ -430,7 +438,7 @@ def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
         done.append("timed")
         return 0.9
 
-    search = two_waiting(InTurn(whole), {})
+    search = two_waiting(WholeProgramOracle(whole), {})
     monkeypatch.setattr(Rounds, "_most_promising", choose)
     monkeypatch.setattr("xrl_jax.rl.rounds.learn_from", lambda *_: done.append("learned"))
     search.time_whole()
@@ -446,14 +454,14 @@ def test_every_program_timed_whole_corrects_what_the_next_is_chosen_by(
     ]
 
 
-def test_a_program_that_is_slower_whole_is_no_better() -> None:
-    result = found(ENOUGH, InTurn(lambda job: 1.5), blank(), whole=True)
+def test_a_program_that_is_slower_when_timed_whole_is_not_better() -> None:
+    result = found(ENOUGH, WholeProgramOracle(lambda job: 1.5), blank(), time_programs=True)
     assert result.stop is StopReason.STALLED
     assert min(seconds for _, seconds in result.history) == result.history[0][1]
 
 
 @pytest.mark.slow
-def test_the_steps_tell_of_every_gain() -> None:
+def test_the_gains_of_the_steps_add_up() -> None:
     oracle = FakeOracle()
     run("taso", oracle=oracle)  # times all lowerings, so that predictions do not change
     result = found(oracle=oracle)
@@ -462,7 +470,7 @@ def test_the_steps_tell_of_every_gain() -> None:
     assert all(s.place.startswith("%") for s in result.best[0].steps)
 
 
-def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
+def test_an_untrained_policy_finds_improvements_by_sampling() -> None:
     result = found(policy=blank())
     assert result.best[0].seconds < result.start_seconds
     np.testing.assert_allclose(
@@ -471,7 +479,7 @@ def test_a_policy_that_knows_nothing_finds_something_by_drawing() -> None:
 
 
 @pytest.mark.slow
-def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates() -> None:
+def test_the_result_notes_that_the_policy_saw_only_some_candidates() -> None:
     two = RolloutConfig(few_slots=2, some_slots=2, most_slots=2)
     assert found(rollouts=two).note == (
         "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, drawn evenly"
@@ -479,12 +487,12 @@ def test_the_result_says_that_the_policy_saw_a_part_of_the_candidates() -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_can_be_trained_on_the_program_before_it_is_followed() -> None:
-    search = XRLflow(blank(), FineTune(), whole=False)
+def test_a_policy_can_be_fine_tuned_on_the_program_first() -> None:
+    search = XRLflow(blank(), FineTune(), time_programs=False)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
     assert "the policy was trained on the trap; then on this program, " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
 
 
-def test_it_stops_where_nothing_more_is_learned() -> None:
+def test_the_search_stops_when_it_stalls() -> None:
     assert found(policy=blank()).stop is StopReason.STALLED

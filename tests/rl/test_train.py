@@ -43,7 +43,7 @@ def params(n_envs: int) -> EnvParams:
     return dataclasses.replace(one, start=batch)
 
 
-def test_the_reward_grows() -> None:
+def test_training_increases_the_reward() -> None:
     _, metrics = trap.training()
     reward = np.asarray(metrics.reward)
     assert reward[-5:].mean() > reward[:5].mean() + 1.0
@@ -65,7 +65,7 @@ def test_another_key_gives_other_weights() -> None:
 
 
 @pytest.mark.slow
-def test_several_trainings_at_once_are_each_by_itself() -> None:
+def test_vmapped_trainings_equal_separate_trainings() -> None:
     config = dataclasses.replace(CONFIG, updates=2)
     keys = jax.random.split(jax.random.key(3), 2)
     train = make_train(config)

@@ -43,14 +43,14 @@ def compile_something(number: float) -> float:
     return float(jax.jit(lambda x: jnp.sin(x) * number)(1.0))
 
 
-def test_what_is_compiled_inside_is_kept_in_the_folder(tmp_path: Path):
+def test_functions_compiled_inside_are_cached_in_the_folder(tmp_path: Path):
     with persistent_cache(tmp_path / "compiled"):
         compile_something(2.0)
     assert any((tmp_path / "compiled").iterdir())
     assert setting() is None
 
 
-def test_it_does_not_matter_where_the_folder_lies(tmp_path: Path):
+def test_cache_entries_do_not_depend_on_the_folders_path(tmp_path: Path):
     first, moved, link = (tmp_path / name for name in ("first", "moved", "link"))
     with persistent_cache(first):
         compile_something(6.0)
@@ -64,28 +64,28 @@ def test_it_does_not_matter_where_the_folder_lies(tmp_path: Path):
     assert {p.name for p in moved.iterdir()} == kept
 
 
-def test_what_is_compiled_outside_is_not(tmp_path: Path):
+def test_functions_compiled_outside_are_not_cached(tmp_path: Path):
     with persistent_cache(tmp_path):
         pass
     compile_something(3.0)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_cache_the_user_has_set_stays(tmp_path: Path):
+def test_a_cache_set_by_the_user_is_kept(tmp_path: Path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
     with persistent_cache(tmp_path / "ours"):
         assert setting() == str(tmp_path / "theirs")
     assert setting() == str(tmp_path / "theirs")
 
 
-def test_an_error_inside_puts_the_configuration_back(tmp_path: Path):
+def test_an_error_inside_restores_the_configuration(tmp_path: Path):
     with pytest.raises(ZeroDivisionError), persistent_cache(tmp_path):
         raise ZeroDivisionError
     assert setting() is None
     assert jax.config.values["jax_persistent_cache_min_compile_time_secs"] == 1.0
 
 
-def test_the_last_of_several_users_puts_the_configuration_back(tmp_path: Path):
+def test_the_last_of_several_users_restores_the_configuration(tmp_path: Path):
     with persistent_cache(tmp_path):
         inside, leave = threading.Event(), threading.Event()
 
@@ -103,7 +103,7 @@ def test_the_last_of_several_users_puts_the_configuration_back(tmp_path: Path):
     assert setting() is None
 
 
-def test_a_folder_that_cannot_be_made_costs_the_cache_only(tmp_path: Path):
+def test_a_folder_that_cannot_be_created_only_disables_the_cache(tmp_path: Path):
     (tmp_path / "file").touch()
     with warnings.catch_warnings(record=True), persistent_cache(tmp_path / "file" / "compiled"):
         warnings.simplefilter("always")
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_costs_the_cache_only(tmp_path: Path):
     assert setting() is None
 
 
-def test_a_full_disk_costs_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_only_disables_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from xrl_jax.measure.stopwatch import Stopwatch
-from xrl_jax.runtime.ctrl_c import lost_ctrl_c_kept, plain_ctrl_c, raise_lost_ctrl_c
+from xrl_jax.runtime.ctrl_c import keep_ctrl_c, plain_ctrl_c, raise_lost_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -50,64 +50,64 @@ def cleared_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("press", [in_a_finaliser, in_the_garbage_collector, cleared_on_the_way])
-def test_a_ctrl_c_that_python_ignores_is_raised_at_the_next_look_at_the_clock(press) -> None:
+def test_a_ctrl_c_that_python_ignores_is_raised_at_the_next_clock_check(press) -> None:
     clock = Stopwatch(600.0)
-    with lost_ctrl_c_kept():
+    with keep_ctrl_c():
         press()
         with pytest.raises(KeyboardInterrupt):
             bool(clock.done)
         assert not clock.done  # it is raised once
 
 
-def test_without_a_look_it_is_raised_at_the_end() -> None:
-    with lost_ctrl_c_kept(), pytest.raises(KeyboardInterrupt), plain_ctrl_c():
+def test_without_a_clock_check_an_ignored_ctrl_c_is_raised_at_the_end() -> None:
+    with keep_ctrl_c(), pytest.raises(KeyboardInterrupt), plain_ctrl_c():
         in_a_finaliser()
 
 
-def test_one_that_is_pressed_again_counts_once() -> None:
-    with lost_ctrl_c_kept():
+def test_ctrl_c_pressed_twice_is_raised_once() -> None:
+    with keep_ctrl_c():
         with pytest.raises(KeyboardInterrupt), plain_ctrl_c():
             in_a_finaliser()
             signal.raise_signal(signal.SIGINT)
         raise_lost_ctrl_c()
 
 
-def test_one_that_came_too_late_is_not_for_the_next_search() -> None:
-    with lost_ctrl_c_kept():
+def test_a_late_ctrl_c_does_not_interrupt_the_next_search() -> None:
+    with keep_ctrl_c():
         in_a_finaliser()
-    with lost_ctrl_c_kept():
+    with keep_ctrl_c():
         raise_lost_ctrl_c()
 
 
-def test_the_handler_is_put_back_and_one_of_the_users_own_is_left_alone() -> None:
-    with lost_ctrl_c_kept():
+def test_the_handler_is_restored_and_a_custom_handler_is_kept() -> None:
+    with keep_ctrl_c():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def own(*_) -> None: ...
 
     signal.signal(signal.SIGINT, own)
-    with lost_ctrl_c_kept():
+    with keep_ctrl_c():
         assert signal.getsignal(signal.SIGINT) is own
 
 
-def test_what_python_ignores_is_still_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_exceptions_still_reach_the_users_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: told.append(ignored.exc_type))
-    with lost_ctrl_c_kept():
+    with keep_ctrl_c():
         in_a_finaliser()
     assert told == [KeyboardInterrupt]
 
 
-def test_another_thread_changes_nothing_and_takes_no_ctrl_c_of_the_main_thread() -> None:
+def test_another_thread_does_not_take_the_ctrl_c_of_the_main_thread() -> None:
     ended = []
 
     def work() -> None:
-        with lost_ctrl_c_kept(), plain_ctrl_c():
+        with keep_ctrl_c(), plain_ctrl_c():
             raise_lost_ctrl_c()
             ended.append(True)
 
-    with lost_ctrl_c_kept():
+    with keep_ctrl_c():
         in_a_finaliser()
         thread = threading.Thread(target=work)
         thread.start()

@@ -57,7 +57,7 @@ def test_a_search_on_a_machine_with_a_gpu_runs_on_its_cpu(monkeypatch: pytest.Mo
     assert lib.wide()
 
 
-def test_without_a_cpu_to_use_it_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cpu_backend_the_search_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(backend: str) -> list[Any]:
         raise RuntimeError(f"Unknown backend {backend}")
 

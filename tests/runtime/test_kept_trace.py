@@ -60,7 +60,7 @@ def test_a_second_process_does_not_trace(folder: Path) -> None:
     assert (first, second) == (["float32"], [])
 
 
-def test_results_as_arguments_are_not_compiled_anew(folder: Path) -> None:
+def test_results_passed_as_arguments_cause_no_recompilation(folder: Path) -> None:
     fn = of_a_process([])
     made = fn(jnp.ones(2), Pair(jnp.ones(2), jnp.ones(2)))
     kept = sorted(folder.glob("jit_*"))
@@ -69,7 +69,7 @@ def test_results_as_arguments_are_not_compiled_anew(folder: Path) -> None:
     assert sorted(folder.glob("jit_*")) == kept
 
 
-def test_other_settings_and_other_types_are_traced_for_themselves(folder: Path) -> None:
+def test_other_settings_and_other_types_are_traced_separately(folder: Path) -> None:
     traced: list[str] = []
     check(of_a_process(traced)(*ARGS))
     check(of_a_process(traced, by=5.0)(*ARGS), by=5.0)
@@ -77,7 +77,7 @@ def test_other_settings_and_other_types_are_traced_for_themselves(folder: Path) 
     assert traced == ["float32", "float32", "int32"]
 
 
-def test_a_damaged_trace_is_made_anew(folder: Path) -> None:
+def test_a_damaged_trace_is_replaced(folder: Path) -> None:
     traced: list[str] = []
     check(of_a_process(traced)(*ARGS))
     (kept,) = folder.glob("traced-*")
@@ -95,11 +95,13 @@ def test_without_a_folder_nothing_is_kept(folder: Path) -> None:
     assert len(traced) == 2 and not list(folder.rglob("traced-*"))
 
 
-def test_a_full_disk_costs_the_trace_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_only_prevents_keeping_the_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("xrl_jax.runtime.kept_trace.replacing", full)
+    monkeypatch.setattr("xrl_jax.runtime.kept_trace.atomic_write", full)
     check(of_a_process([])(*ARGS))
     assert not list(folder.glob("traced-*"))
 

@@ -8,7 +8,7 @@ import weakref
 import psutil
 import pytest
 
-from xrl_jax.runtime.memory import give_back
+from xrl_jax.runtime.memory import release_memory
 
 
 class Held:
@@ -18,19 +18,19 @@ class Held:
         self.me = self
 
 
-def test_what_only_a_cycle_holds_is_freed() -> None:
+def test_objects_held_only_by_a_reference_cycle_are_freed() -> None:
     gone = weakref.ref(Held())
-    give_back()
+    release_memory()
     assert gone() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc alone")
-def test_freed_memory_in_the_middle_of_the_heap_leaves_the_process() -> None:
+def test_freed_memory_inside_the_heap_is_returned_to_the_system() -> None:
     blocks = [bytearray(b"x" * 50_000) for _ in range(4000)]  # 200 MB, each too small for mmap
     end = bytearray(b"x" * 50_000)
     process = psutil.Process()
     before = process.memory_info().rss
     del blocks
-    give_back()
+    release_memory()
     assert before - process.memory_info().rss > 150e6
     assert len(end) == 50_000

@@ -67,7 +67,7 @@ def searches(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
     return SearchResult(best, 2.0, 1, StopReason.EXHAUSTED)
 
 
-def test_a_stage_begins_with_what_those_before_it_have_found() -> None:
+def test_a_stage_gets_the_results_of_earlier_stages() -> None:
     result = chain(Adds("a"), Adds("b"))(problem(), Budget(), KEY)
     assert names(result) == ["b", "a", ""]
 
@@ -77,7 +77,7 @@ def test_a_chain_is_a_stage() -> None:
     assert names(result) == ["c", "b", "a", ""]
 
 
-def test_a_stage_has_the_time_that_is_left() -> None:
+def test_a_stage_gets_the_remaining_time() -> None:
     given: list[float] = []
 
     def asks(problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
@@ -90,7 +90,7 @@ def test_a_stage_has_the_time_that_is_left() -> None:
     assert 9.0 >= given[2] > given[3] > 8.0
 
 
-def test_ctrl_c_ends_its_stage_and_the_result_says_so() -> None:
+def test_ctrl_c_ends_one_stage_and_is_reported() -> None:
     result = chain(Adds("a"), interrupts, Adds("b"))(problem(), Budget(), KEY)
     assert names(result) == ["b", "a", ""]
     assert result.stop is StopReason.INTERRUPTED and result.interrupted
@@ -115,7 +115,7 @@ def test_after_ctrl_c_nothing_is_searched_or_refined() -> None:
     assert names(result) == [""]
 
 
-def test_what_was_known_comes_before_what_a_search_finds() -> None:
+def test_recalled_results_come_before_search_results() -> None:
     stages = chain(Recall(), Search(searches, uses_engine=False))
     result = stages(problem(found("recalled")), Budget(seconds=600.0), KEY)
     assert names(result) == ["recalled", "searched", ""]
@@ -131,7 +131,7 @@ def test_one_search_can_follow_another() -> None:
     assert names(result) == ["searched", "other", ""]
 
 
-def test_where_something_is_known_and_time_is_short_nothing_is_searched() -> None:
+def test_with_a_recalled_result_and_little_time_nothing_is_searched() -> None:
     stages = chain(Recall(), Search(searches, uses_engine=False))
     result = stages(problem(found("recalled")), Budget(seconds=19.0), KEY)
     assert names(result) == ["recalled", ""] and result.stop is StopReason.SECONDS
@@ -139,14 +139,14 @@ def test_where_something_is_known_and_time_is_short_nothing_is_searched() -> Non
     assert names(result) == ["searched", ""]
 
 
-def test_reports_call_a_chain_what_it_searches_with() -> None:
+def test_reports_name_a_chain_after_its_search() -> None:
     assert name_of(pipeline(Taso())) == name_of(alone(Taso())) == name_of(Taso()) == "taso"
     assert name_of(pipeline(searches)) == name_of(searches) == "searches"
 
 
-def test_hyperparameters_are_listed_with_those_of_parts() -> None:
+def test_hyperparameters_of_all_stages_are_listed() -> None:
     listed = settings(pipeline(Taso(alpha=1.0)))
-    assert listed["Taso.alpha"] == 1.0 and listed["Walk.behind"] == 1.1
+    assert listed["Taso.alpha"] == 1.0 and listed["Walk.most_slowdown"] == 1.1
     assert listed["Search.share"] == 0.5 and listed["Refine.radius"] == 4
     assert changed_settings(pipeline(Taso(alpha=1.0))) == ("Taso.alpha",)
     assert changed_settings(alone(Taso(), uses_engine=False)) == ()

@@ -13,7 +13,7 @@ from xrl_jax.language.table import compile_rules
 from xrl_jax.search import engine
 
 
-def test_a_mark_says_for_which_sizes_the_engine_is_on_disk(
+def test_a_marker_file_records_for_which_sizes_the_engine_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = compile_rules(select_rules(standard_rules(), ["add-zero"]))

@@ -43,7 +43,7 @@ def kernels(program: Program) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None:
+def test_all_kernels_except_weight_only_ones_get_the_librarys_lowering() -> None:
     made, steps = in_library(PROGRAM, RULES, calling("cpu"))
     lowerings = {("conv", "onednn"): 1, ("dot", "onednn"): 2, ("dot", "plain"): 1}
     assert kernels(made) == lowerings
@@ -53,7 +53,7 @@ def test_all_kernels_but_those_of_weights_take_the_form_of_the_library() -> None
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_a_form_without_a_rule_is_not_taken() -> None:
+def test_a_lowering_without_a_rule_is_not_chosen() -> None:
     made, steps = in_library(
         PROGRAM, select_rules(RULES, ("-dot-as-onednn", "-lowering_conv")), calling("cpu")
     )
@@ -61,7 +61,7 @@ def test_a_form_without_a_rule_is_not_taken() -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_convolutions_of_large_images_are_winograds() -> None:
+def test_convolutions_of_large_images_use_winograd() -> None:
     """Results of 20 x 20 have 25 tiles of 4 x 4; those of 10 x 10 have 25 of 2 x 2 (9 of 4 x 4)."""
 
     def both(k: jax.Array, x: jax.Array) -> list[jax.Array]:
@@ -89,7 +89,7 @@ def test_convolutions_of_large_images_are_winograds() -> None:
         ((300, 300), (64, 64), "winograd4"),
     ],
 )
-def test_large_images_have_many_features_where_convolutions_are_winograds(
+def test_winograd_needs_more_features_for_larger_images(
     image: tuple[int, int], features: tuple[int, int], lowering: str
 ) -> None:
     taken, made = features
@@ -109,6 +109,6 @@ def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_what_is_in_the_library_already_stays() -> None:
+def test_kernels_already_in_the_library_stay() -> None:
     made, _ = in_library(PROGRAM, RULES, calling("cpu"))
     assert in_library(made, RULES, calling("cpu"))[1] == ()

@@ -38,7 +38,7 @@ class FirstFew:
         return [(state, steps)]
 
 
-def test_it_is_followed_and_its_hyperparameters_are_reported(tmp_path: Path) -> None:
+def test_a_new_search_is_used_and_its_hyperparameters_are_reported(tmp_path: Path) -> None:
     def fn(x: jax.Array) -> jax.Array:
         return jnp.tanh(x) + 0.0
 

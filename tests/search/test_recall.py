@@ -19,7 +19,7 @@ from xrl_jax.measure.target import Target
 from xrl_jax.search.base import Budget, Found, Problem, Step
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.strategies import find_strategy
-from xrl_jax.transform.layout import FEATURES_LAST, laid_out
+from xrl_jax.transform.layout import FEATURES_LAST, convert_layout
 
 RULES = load_rules(harness.ADD_ZERO)
 HERE = Target("cpu", "a processor", 2, "jax 1", "")
@@ -36,7 +36,7 @@ def better():
     return original().with_graphs(from_jax(lambda x: jnp.tanh(x), X).graphs)
 
 
-def test_what_was_found_comes_back_with_its_steps(tmp_path: Path) -> None:
+def test_a_remembered_result_is_recalled_with_its_steps(tmp_path: Path) -> None:
     path = record_path(tmp_path, original(), RULES, HERE)
     remember(path, better(), STEPS)
     found = recall(path, original())
@@ -45,11 +45,13 @@ def test_what_was_found_comes_back_with_its_steps(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.program(X), jnp.tanh(X))
 
 
-def test_nothing_is_known_at_first(tmp_path: Path) -> None:
+def test_nothing_is_recalled_at_first(tmp_path: Path) -> None:
     assert recall(record_path(tmp_path, original(), RULES, HERE), original()) is None
 
 
-def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> None:
+def test_records_depend_on_program_rules_and_machine_but_not_on_weight_values(
+    tmp_path: Path,
+) -> None:
     def path(fn, x, *, rules=RULES, target=HERE) -> Path:
         return record_path(tmp_path, from_jax(fn, x), rules, target)
 
@@ -65,10 +67,10 @@ def test_values_of_weights_do_not_matter_what_computes_does(tmp_path: Path) -> N
     assert len({base, *others}) == 5
 
 
-def test_a_result_whose_bodies_are_laid_out_anew(tmp_path: Path) -> None:
+def test_a_result_with_bodies_in_another_layout_is_recalled(tmp_path: Path) -> None:
     """The inputs and results of its bodies have other shapes than in the original."""
     program = traced()
-    transposed = laid_out(program, FEATURES_LAST)
+    transposed = convert_layout(program, FEATURES_LAST)
     path = record_path(tmp_path, program, RULES, HERE)
     remember(path, transposed, ())
     found = recall(path, program)
@@ -78,21 +80,21 @@ def test_a_result_whose_bodies_are_laid_out_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"program": "graph {", "steps": []}'])
-def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_is_ignored(tmp_path: Path, text: str) -> None:
     path = record_path(tmp_path, original(), RULES, HERE)
     path.parent.mkdir()
     path.write_text(text)
     assert recall(path, original()) is None
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     path = record_path(tmp_path, original(), RULES, HERE)
     path.parent.write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="the result is not kept"):
         remember(path, better(), STEPS)
 
 
-def test_where_time_is_short_it_is_the_result_and_the_final_check_times_it() -> None:
+def test_with_little_time_the_recalled_result_is_returned_without_timing() -> None:
     oracle = FakeOracle()
     recalled = Found(better(), float("inf"), STEPS)
     problem = Problem(original(), compiled_rules(), oracle, recalled=recalled)

@@ -116,7 +116,9 @@ def uneven(start) -> Found:
     return started(fn, ARGS[0], ARGS[1], jnp.ones((4, 8)))
 
 
-def test_equal_operators_change_together_and_the_fastest_form_stays(start, monkeypatch) -> None:
+def test_equal_operators_change_together_and_the_fastest_lowering_is_kept(
+    start, monkeypatch
+) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.5, SWAPPED: 0.9}
     oracle = Timer(lambda f: max(times[i] for i in f), monkeypatch)
     best, steps = refined(oracle, RULES, start)
@@ -127,7 +129,9 @@ def test_equal_operators_change_together_and_the_fastest_form_stays(start, monke
     np.testing.assert_allclose(best.program(*ARGS), network(*ARGS), rtol=1e-5)
 
 
-def test_what_loses_nearby_is_not_tried_whole(start, monkeypatch) -> None:
+def test_a_change_slower_in_its_neighbourhood_is_not_tried_on_the_program(
+    start, monkeypatch
+) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 1.06, SWAPPED: 1.2}
     oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: times[f[0]])
     best, steps = refined(oracle, RULES, start)
@@ -135,7 +139,7 @@ def test_what_loses_nearby_is_not_tried_whole(start, monkeypatch) -> None:
     assert sorted(oracle.near) == [(TRANSPOSED,) * 2, (SWAPPED,) * 2] and oracle.asked == []
 
 
-def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkeypatch) -> None:
+def test_changes_slightly_slower_nearby_are_tried_last_and_one_by_one(uneven, monkeypatch) -> None:
     near = {PLAIN: 1.0, TRANSPOSED: 1.04, SWAPPED: 1.02}
     whole: dict[tuple[int, ...], float] = {(SWAPPED, PLAIN): 0.9, (SWAPPED, TRANSPOSED): 0.8}
     oracle = Timer(lambda f: whole.get(f, 1.0), monkeypatch, near=lambda f: near[f[0]])
@@ -148,7 +152,7 @@ def test_what_may_gain_only_in_the_whole_is_tried_last_one_by_one(uneven, monkey
     ]
 
 
-def test_a_form_that_many_may_take_is_tried_for_all_whatever_it_does_nearby(
+def test_a_lowering_of_many_operators_is_tried_for_all_even_if_slower_nearby(
     uneven, monkeypatch
 ) -> None:
     near = {PLAIN: 1.0, TRANSPOSED: 1.2, SWAPPED: 1.2}
@@ -159,7 +163,7 @@ def test_a_form_that_many_may_take_is_tried_for_all_whatever_it_does_nearby(
     assert set(oracle.asked[:2]) == {(TRANSPOSED,) * 2, (SWAPPED,) * 2}
 
 
-def test_forms_are_put_together_where_enough_may_take_them_and_none_loses_much() -> None:
+def test_by_lowering_groups_moves_that_are_many_and_not_much_slower() -> None:
     def move(rule: str, place: int, gain: float, ratio: float) -> Move:
         return Move(((0, place),), 1, rule, "dot[4,4]", gain, ratio)
 
@@ -169,7 +173,7 @@ def test_forms_are_put_together_where_enough_may_take_them_and_none_loses_much()
     assert together == [[d, e], [a, b]]
 
 
-def test_what_gains_less_than_a_hundredth_does_not_stay(start, monkeypatch) -> None:
+def test_a_gain_below_one_per_cent_is_rejected(start, monkeypatch) -> None:
     times = {PLAIN: 1.0, TRANSPOSED: 0.995, SWAPPED: 1.2}
     near = {PLAIN: 1.0, TRANSPOSED: 0.8, SWAPPED: 0.9}
     oracle = Timer(lambda f: times[f[0]], monkeypatch, near=lambda f: near[f[0]])
@@ -190,7 +194,7 @@ def test_small_gains_are_accepted_together(uneven, monkeypatch) -> None:
     assert sum(s.gain for s in steps) == pytest.approx(0.012)
 
 
-def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -> None:
+def test_if_all_changes_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -> None:
     times: dict[tuple[int, ...], float] = {
         (PLAIN, PLAIN): 1.0,
         (SWAPPED, SWAPPED): 1.1,
@@ -204,14 +208,16 @@ def test_where_all_together_gain_nothing_halves_are_tried(uneven, monkeypatch) -
     assert oracle.asked[0] == (SWAPPED, SWAPPED) and (SWAPPED, PLAIN) in oracle.asked
 
 
-def test_what_promises_less_than_half_of_the_gain_it_needs_is_not_tried(start, monkeypatch) -> None:
+def test_a_change_predicted_to_gain_under_half_of_the_minimum_is_not_tried(
+    start, monkeypatch
+) -> None:
     times = {PLAIN: 1.0e-3, TRANSPOSED: 1.2e-3, SWAPPED: 0.9e-3}
     oracle = Timer(lambda f: 0.5, monkeypatch, near=lambda f: times[f[0]])
     best, steps = refined(oracle, RULES, start)
     assert oracle.asked == [] and best == start and steps == ()
 
 
-def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypatch) -> None:
+def test_the_gain_in_a_neighbourhood_is_multiplied_by_places_and_runs(monkeypatch) -> None:
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
             return jnp.tanh(x @ w), None
@@ -232,7 +238,7 @@ def test_a_change_gains_what_it_does_nearby_at_every_place_in_every_run(monkeypa
     assert oracle.near == [(SWAPPED,)]  # timed once
 
 
-def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
+def test_a_gain_must_be_confirmed_by_a_second_timing(start, monkeypatch) -> None:
     class Lucky(Timer):
         def time_against(self, job, reference, *, turn=0, **options):
             t = 0.9 if turn == 0 else 1.0
@@ -242,13 +248,13 @@ def test_a_gain_must_be_seen_twice(start, monkeypatch) -> None:
     assert best is start and steps == ()
 
 
-def test_only_forms_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:
+def test_only_lowerings_that_a_rule_chooses_are_tried(start, monkeypatch) -> None:
     oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
     refined(oracle, RULES[:1], start)
     assert oracle.asked == [(SWAPPED, SWAPPED)]
 
 
-def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatch) -> None:
+def test_the_plain_lowering_is_tried_if_a_rule_chooses_it(start, monkeypatch) -> None:
     back = parse_rules(
         """(rule plain (family lowering-dot) (source "test")
              (lhs (dot ?x ?w :as d)) (when (/= (lowering d) 0))
@@ -263,7 +269,7 @@ def test_the_plain_form_is_tried_where_a_rule_leads_back_to_it(start, monkeypatc
     assert lowerings(best.program) == (PLAIN, PLAIN) and [s.rule for s in steps] == ["plain"]
 
 
-def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
+def test_refinement_respects_the_limits_of_timings_and_time(start, monkeypatch) -> None:
     oracle = Timer(lambda f: 1.0 if f[0] == PLAIN else 0.5, monkeypatch)
     refined(oracle, RULES, start, most=1)
     assert len(oracle.near) == 1 and oracle.asked == []
@@ -271,7 +277,7 @@ def test_no_more_is_timed_than_allowed(start, monkeypatch) -> None:
     assert len(oracle.near) == 1
 
 
-def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourhoods(
+def test_a_change_that_hangs_the_worker_is_not_tried_in_other_neighbourhoods(
     uneven, monkeypatch
 ) -> None:
     # The neighbourhoods overlap, so a change of one contraction changes the other's neighbourhood.
@@ -288,7 +294,7 @@ def test_a_change_that_loses_the_worker_nearby_is_not_tried_in_other_neighbourho
     assert oracle.asked == [(SWAPPED, PLAIN)]
 
 
-def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
+def test_ctrl_c_keeps_the_gains_so_far(start, monkeypatch) -> None:
     def seconds(f: tuple[int, ...]) -> float:
         if f[0] == SWAPPED:
             raise KeyboardInterrupt
@@ -303,7 +309,7 @@ def test_ctrl_c_keeps_what_was_gained(start, monkeypatch) -> None:
     assert [s.rule for s in steps] == ["transposed"] and isinstance(steps[0], Step)
 
 
-def test_forms_that_the_model_thinks_hopeless_are_not_tried(start, monkeypatch) -> None:
+def test_lowerings_predicted_to_be_far_too_slow_are_not_tried(start, monkeypatch) -> None:
     monkeypatch.setattr(moves_lib, "_HOPE", 0.0)
     oracle = Timer(lambda f: 0.5, monkeypatch)
     refined(oracle, RULES, start)

@@ -74,7 +74,7 @@ def on_images(program: Program) -> Counter[tuple[str, tuple[int, ...]]]:
     return on_activations(program, IMAGE)
 
 
-def test_only_the_transposes_at_the_borders_are_left() -> None:
+def test_only_the_transposes_at_the_boundaries_are_left() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     last, folded = points(program, rules())
     assert on_images(last.program) == {
@@ -90,13 +90,13 @@ def test_only_the_transposes_at_the_borders_are_left() -> None:
     np.testing.assert_allclose(last.program(W, B, X), plain(W, B, X), rtol=1e-5, atol=1e-5)
 
 
-def test_the_steps_are_told() -> None:
+def test_the_steps_are_reported() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     last, _ = points(program, rules())
     assert Counter(s.rule for s in last.steps)["conv-to-nhwc"] == 3
 
 
-def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
+def test_a_users_rule_is_used_according_to_its_role() -> None:
     def waves(w: jax.Array, x: jax.Array) -> jax.Array:
         return conv(w, jnp.sin(conv(w, x)))
 
@@ -114,7 +114,7 @@ def test_a_rule_of_the_user_takes_part_by_its_role() -> None:
     np.testing.assert_allclose(last.program(W, X), waves(W, X), rtol=1e-5, atol=1e-5)
 
 
-def test_values_turned_where_they_enter_a_body_are_told_first() -> None:
+def test_transposes_at_body_boundaries_are_reported_first() -> None:
     last, *_ = points(with_a_body(), rules())
     assert last.steps[0].rule == "laid-out-features-last"
     assert "conv-to-nhwc" in {s.rule for s in last.steps}
@@ -122,7 +122,7 @@ def test_values_turned_where_they_enter_a_body_are_told_first() -> None:
     assert "laid-out-features-last" not in {s.rule for s in points(flat, rules())[0].steps}
 
 
-def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:
+def test_a_batch_norm_is_folded_into_kernel_and_bias() -> None:
     def normed(w: jax.Array, b: jax.Array, s: jax.Array, x: jax.Array) -> jax.Array:
         mean, scale, bias = (v[None, :, None, None] for v in (b, s, b))
         return (conv(w, x) - mean) * lax.rsqrt(scale + 1e-5) * scale + bias
@@ -134,13 +134,13 @@ def test_a_batch_norm_becomes_a_kernel_and_a_bias() -> None:
     np.testing.assert_allclose(last.program(W, B, S, X), normed(W, B, S, X), rtol=1e-4, atol=1e-5)
 
 
-def test_without_convolutions_there_is_nothing_to_turn() -> None:
+def test_without_convolutions_nothing_is_transposed() -> None:
     program = from_jax(lambda x: jnp.tanh(x) * 2.0, X)
     (only,) = points(program, rules())
     assert str(only.program) == str(program)
 
 
-def test_a_network_that_is_features_last_stays() -> None:
+def test_a_network_that_is_already_features_last_is_unchanged() -> None:
     def fn(w: jax.Array, x: jax.Array) -> jax.Array:
         names = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=names)
@@ -150,7 +150,7 @@ def test_a_network_that_is_features_last_stays() -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
-def test_all_kernels_are_in_the_library_whatever_is_predicted() -> None:
+def test_all_kernels_are_in_the_library_regardless_of_predictions() -> None:
     def fn(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.tanh(conv(w, x)).reshape(3, 16).T @ v
 
@@ -178,7 +178,7 @@ def _kernels(program: Program) -> Counter[tuple[str, str]]:
     return Counter((n.op, LOWERINGS[n.op][n.lowering].name) for n in nodes)
 
 
-def test_without_time_the_program_is_as_it_was() -> None:
+def test_without_time_the_program_is_unchanged() -> None:
     program = from_jax(plain, W, B, X, weights=(0, 1))
     (only,) = points(program, rules(), 0.0)
     assert str(only.program) == str(program)
@@ -194,7 +194,7 @@ def perceptron(v: jax.Array, u: jax.Array, b: jax.Array, x: jax.Array) -> jax.Ar
     return y - jnp.mean(y, axis=-1, keepdims=True)
 
 
-def test_products_with_weights_have_features_first_between_the_borders() -> None:
+def test_products_with_weights_have_features_first_between_the_boundaries() -> None:
     program = from_jax(perceptron, V, U, B, TOKENS, weights=(0, 1, 2))
     first, folded = points(program, rules())
     kinds = ("transpose", "dot", "add", "tanh", "sub", "reduce_sum")
@@ -237,7 +237,7 @@ def test_heads_are_split_and_joined_under_features_first() -> None:
     )
 
 
-def test_a_product_that_takes_little_of_the_time_does_not_turn_the_network() -> None:
+def test_a_cheap_product_does_not_transpose_the_network() -> None:
     def classifier(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(20):
             x = jnp.tanh(conv(w, x))

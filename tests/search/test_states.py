@@ -17,7 +17,7 @@ def nine_sums(x: jax.Array) -> jax.Array:
     return jnp.stack(lax.scan(step, (x,) * 9, length=3)[0])
 
 
-def test_a_body_with_more_outputs_than_the_program_has_the_same_form():
+def test_a_program_and_a_body_with_more_outputs_get_equal_shapes():
     program = from_jax(nine_sums, jnp.ones(2))
     before = [g.globals.outputs.tolist() for g in program.graphs]
     assert [len(o) for o in before] == [8, 16]

@@ -85,7 +85,7 @@ def run(search, *, on=program, budget=None, key=KEY, oracle=None, listener=ignor
         budget = Budget(seconds=SECONDS.get(search, 600.0))
     # No timings of whole programs are made up, so the policy relies on predictions.
     if search == "xrlflow":
-        search = XRLflow(whole=False)
+        search = XRLflow(time_programs=False)
     elif isinstance(search, str):
         search = SEARCHES[search].search()
     return search(Problem(on(), rules(), oracle or FakeOracle(), listener), budget, key)
@@ -115,14 +115,14 @@ def test_the_cost_of_the_original_is_the_sum_of_its_timings():
     assert run("local").start_seconds == pytest.approx(2.4e-3, **NEAR)
 
 
-def test_local_chooses_each_nodes_best_form_and_nothing_else():
+def test_local_chooses_each_nodes_best_lowering_and_nothing_else():
     found = run("local")
     assert lowerings(found) == [("dot", 3), ("transpose", 0), ("transpose", 0), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(2.0e-3, **NEAR)
     assert [s.rule for s in found.best[0].steps] == ["lower-swapped"] * 2
 
 
-def test_greedy_takes_everything_that_gains_and_stops_before_the_trap():
+def test_greedy_takes_every_gain_and_stops_before_the_trap():
     found = run("greedy")
     assert lowerings(found) == [("dot", 3), ("dot", 3)]
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
@@ -137,7 +137,7 @@ def test_taso_passes_the_trap_and_finds_the_optimum():
     assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
 
 
-def test_a_form_that_lost_in_one_place_is_not_timed_in_the_next():
+def test_a_lowering_that_lost_at_one_node_is_not_timed_at_the_next():
     v, w = jnp.ones((6, 40)), jnp.ones((40, 6))
     two = from_jax(lambda x, v, w: x @ v @ w, ARGS[0], v, w, weights=(1, 2))
 
@@ -171,7 +171,7 @@ def test_taso_with_alpha_1_admits_no_loss_and_stays_before_the_trap():
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)
 
 
-def test_tasos_steps_say_what_was_lost_on_the_way():
+def test_tasos_steps_report_temporary_losses():
     gains = {s.rule: s.gain for s in run("taso").best[0].steps}
     assert gains["trap-in"] == pytest.approx(-0.02e-3, abs=2e-6)
     assert gains["trap-out"] == pytest.approx(0.32e-3, abs=2e-6)
@@ -183,19 +183,19 @@ def test_taso_keeps_runners_up_for_the_final_timing():
     assert [f.seconds for f in found.best] == sorted(f.seconds for f in found.best)
 
 
-def test_random_walks_end_in_the_optimum_where_every_walk_does():
+def test_random_search_finds_an_optimum_that_every_walk_reaches():
     found = run("random")
     assert lowerings(found) == [("dot", 2), ("dot", 2)]
 
 
-def test_a_loops_body_costs_as_often_as_it_runs():
+def test_the_cost_of_a_loop_body_counts_as_often_as_it_runs():
     found = run("greedy", on=looped)
     assert found.start_seconds == pytest.approx(5e-3, **NEAR)
     assert found.best[0].seconds == pytest.approx(4e-3, **NEAR)
     assert sorted(s.graph for s in found.best[0].steps) == [0, 1]
 
 
-def test_what_cannot_be_timed_is_avoided():
+def test_lowerings_that_cannot_be_timed_are_avoided():
     def price(region):
         failed = region.node.op == "dot" and region.node.lowering == 3
         return made_up(region) if not failed else type(made_up(region)).without("killed", "")
@@ -206,31 +206,31 @@ def test_what_cannot_be_timed_is_avoided():
 # Budgets and interruption -----------------------------------------------------------------------
 
 
-def test_a_search_that_tried_everything_says_so():
+def test_a_search_that_tried_everything_is_reported_as_exhausted():
     assert run("taso").stop is StopReason.EXHAUSTED
 
 
-def test_a_graph_that_does_not_get_better_is_given_up_and_the_result_says_so():
+def test_a_search_that_stalls_stops_and_reports_it():
     found = run(Taso(patience=0.0, least_patience=0.0))
     assert found.stop is StopReason.STALLED
     assert found.best[0].seconds == pytest.approx(1.6e-3, **NEAR)  # greedy's result
 
 
-def test_what_ran_out_of_time_is_not_said_to_have_stalled():
+def test_a_search_out_of_time_is_not_reported_as_stalled():
     done = Run(Problem(program(), rules(), FakeOracle()), Budget(seconds=1e-6))
     assert done.out_of_budget()
     done.stalled()
     assert done.stop is StopReason.SECONDS
 
 
-def test_a_starting_point_is_timed_even_where_it_is_predicted_to_be_slower(monkeypatch):
+def test_a_starting_point_is_timed_even_if_predicted_to_be_slower(monkeypatch):
     slow = from_jax(lambda x, v, w: network(x, v, w) + x @ v @ w, *ARGS, weights=(1, 2))
     led_there = (Step(0, "somehow", "%1", -1.0),)
     begin = [StartingPoint(slow, led_there), StartingPoint(program())]
     monkeypatch.setattr(walk, "starting_points", lambda *_: begin)
     # Without phases a search returns the programs that it begins from.
     problem = Problem(program(), rules(), FakeOracle())
-    found = walk.Walk()(problem, ENOUGH, KEY, [], elsewhere=True)
+    found = walk.Walk()(problem, ENOUGH, KEY, [], from_starting_points=True)
     assert [f.steps for f in found.best] == [led_there, ()]
     assert found.best[0].seconds > found.start_seconds
 
@@ -239,14 +239,14 @@ def test_the_best_of_each_starting_point_comes_first_then_the_second_of_each():
     def programs(*seconds):
         return [Found(program(), s) for s in seconds]
 
-    turns = walk._in_turn([programs(2.0, 3.0, 7.0), programs(1.0, 4.0), []])
+    turns = walk._interleaved([programs(2.0, 3.0, 7.0), programs(1.0, 4.0), []])
     assert [f.seconds for f in turns] == [1.0, 2.0, 3.0, 4.0, 7.0]
-    turns = walk._in_turn([programs(5.0, 6.0), programs(1.0, 2.0)])
+    turns = walk._interleaved([programs(5.0, 6.0), programs(1.0, 2.0)])
     assert [f.seconds for f in turns] == [1.0, 5.0, 2.0, 6.0]
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_no_more_is_measured_than_the_budget_says(search):
+def test_a_search_measures_no_more_than_its_budget(search):
     oracle = FakeOracle()
     found = run(search, oracle=oracle, budget=Budget(seconds=600.0, measurements=3))
     assert len(oracle.timed) <= 3
@@ -356,7 +356,7 @@ def test_ctrl_c_while_a_region_is_timed_keeps_the_best_so_far(press):
     assert found.best[0].seconds < found.start_seconds
 
 
-def test_progress_tells_of_a_better_program_before_the_graph_is_done():
+def test_progress_reports_a_better_program_before_the_graph_is_finished():
     told: list[Progress] = []
     run("greedy", listener=told.append)
     first = next(p for p in told if p.phase == "greedy")
@@ -379,7 +379,7 @@ def test_results_are_valid_equal_and_never_predicted_to_be_slower(search, on):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_the_history_descends(search):
+def test_the_costs_in_the_history_never_increase(search):
     seconds = [s for _, s in run(search).history]
     assert seconds == sorted(seconds, reverse=True) and len(seconds) >= 2
 
@@ -397,6 +397,6 @@ def test_an_unknown_search_is_refused_with_the_nearest_name():
 
 
 @pytest.mark.parametrize(("field", "value"), [("seconds", 0.0), ("measurements", -1)])
-def test_a_budget_that_makes_no_sense_is_refused(field, value):
+def test_an_invalid_budget_is_refused(field, value):
     with pytest.raises(ValueError, match=f"Budget.{field} must"):
         Budget(**{field: value})

@@ -84,7 +84,7 @@ def ranked(given, seconds, clock=LONG, in_turn=None, measurements=None, stop=Non
     return [(index[id(f.program)], f.options) for f in found], oracle
 
 
-def test_all_are_timed_plain_and_the_fastest_under_all_options_and_then_the_original():
+def test_all_programs_are_timed_then_the_fastest_under_every_option_set():
     plain = {(0, ()): 0.9, (1, ()): 0.8, (2, ()): 1.0}
     seconds = plain | {(1, A): 0.5, (1, B): 0.7, (3, A): 0.6}
     found, oracle = ranked(programs(4), seconds)
@@ -110,7 +110,7 @@ def test_options_must_gain_fifteen_per_cent():
     assert found[0] == (0, A)
 
 
-def test_options_must_gain_as_much_in_turn_with_the_fastest_program_without():
+def test_the_gain_of_options_must_hold_in_alternating_timings():
     seconds = {(0, ()): 0.7, (0, A): 0.5, (0, B): 0.55, (1, A): 0.9}
     found, _ = ranked(programs(2), seconds, in_turn=0.95)
     assert found == [(0, ())]
@@ -123,7 +123,7 @@ def test_the_original_alone_is_timed_under_all_options():
     assert found[0] == (0, A)
 
 
-def test_without_time_only_the_first_is_timed_once():
+def test_without_time_only_the_first_program_is_timed():
     found, oracle = ranked(programs(3), {(0, ()): 0.9}, Stopwatch(0.0))
     assert found == [(0, ())] and oracle.asked == [(0, ())]
     assert oracle.timeouts == [120.0]
@@ -137,13 +137,13 @@ def test_without_time_only_the_first_is_timed_once():
         (3, [(0, ()), (1, ()), (1, A)]),
     ],
 )
-def test_no_more_is_timed_than_may_be_but_for_the_first(measurements, asked):
+def test_timings_are_limited_but_the_first_program_is_always_timed(measurements, asked):
     seconds = {(0, ()): 0.9, (1, ()): 0.8, (1, A): 0.7}
     _, oracle = ranked(programs(3), seconds, measurements=measurements)
     assert oracle.asked == asked
 
 
-def test_where_nothing_is_faster_the_original_leads() -> None:
+def test_if_nothing_is_faster_the_original_comes_first() -> None:
     given = programs(2)
     found = timed(FakeOracle(given, {(0, o): 1.25 for o in ((), A, B)}), given)
     first, second = given
@@ -154,24 +154,24 @@ def test_where_nothing_is_faster_the_original_leads() -> None:
 
 
 @pytest.mark.parametrize("status", ["timeout", "killed"])
-def test_what_hangs_or_crashes_is_tried_once_and_dropped(status):
+def test_a_program_that_hangs_or_crashes_is_tried_once_and_dropped(status):
     seconds = {(0, ()): status, (1, ()): 0.8, (1, A): status}
     found, oracle = ranked(programs(3), seconds)
     assert oracle.asked == [(0, ()), (1, ()), (1, A)]
     assert found == [(1, ())]
 
 
-def test_what_fails_under_some_options_is_dropped_under_these():
+def test_a_program_is_dropped_only_under_the_options_that_fail():
     found, _ = ranked(programs(2), {(0, ()): 0.9, (0, A): "failed", (0, B): 0.5, (1, B): 1.0})
     assert found == [(0, B), (0, ()), (1, B)]
 
 
-def test_where_everything_fails_the_original_is_left():
+def test_if_everything_fails_the_original_is_left():
     found, _ = ranked(programs(3), {(0, ()): "killed", (1, ()): "timeout"})
     assert found == [(2, ())]
 
 
-def test_ctrl_c_keeps_what_was_timed():
+def test_ctrl_c_keeps_the_programs_timed_so_far():
     seconds = {(0, ()): 0.9, (1, ()): KeyboardInterrupt()}
     found, _ = ranked(programs(3), seconds)
     assert found == [(0, ())]
@@ -182,7 +182,7 @@ def test_ctrl_c_before_anything_was_timed_leaves_the_original():
     assert found == [(2, ())]
 
 
-def test_what_cannot_be_exported_is_kept_without_a_timing():
+def test_a_program_that_cannot_be_exported_is_kept_without_a_timing():
     def fn(x):
         jax.debug.print("{}", x)
         return x + 1
@@ -193,12 +193,12 @@ def test_what_cannot_be_exported_is_kept_without_a_timing():
     assert found[0].timing is not None and found[0].timing.status == "failed"
 
 
-def test_after_ctrl_c_in_the_search_only_the_first_is_timed():
+def test_after_ctrl_c_in_the_search_only_the_first_program_is_timed():
     found, oracle = ranked(programs(3), {(0, ()): 0.9}, stop=StopReason.INTERRUPTED)
     assert found == [(0, ())] and oracle.asked == [(0, ())]
 
 
-def test_what_was_timed_before_is_not_timed_again():
+def test_a_program_timed_before_is_not_timed_again():
     given = programs(3)
     oracle = FakeOracle(given, {(1, ()): 0.8, (1, A): 0.9, (1, B): 0.9})
     before = Timing(0.9, 0.9, 0.9, relative=0.9)

@@ -33,7 +33,7 @@ def recurrent(w: Any, u: Any, xs: Any, h: Any) -> jax.Array:
     return lax.scan(lambda h, x: (jnp.tanh(x @ w + h @ u), None), h, xs)[0]
 
 
-def read(fn, *args) -> Program:
+def unrolled_program(fn, *args) -> Program:
     return unrolled(from_jax(fn, *args, weights=(0, 1)))
 
 
@@ -42,8 +42,8 @@ def products(program: Program) -> list[Counter[tuple[int, ...]]]:
     return [Counter(n.shape for n in nodes_of(g)[0] if n.op == "dot") for g in program.graphs]
 
 
-def test_the_products_of_what_is_read_are_one_before_the_first_step() -> None:
-    before = read(recurrent, W, U, XS, H)
+def test_products_of_step_inputs_become_one_product_before_the_loop() -> None:
+    before = unrolled_program(recurrent, W, U, XS, H)
     after = batched(before)
     assert products(before) == [{}, {(2, 4): 2}]
     assert products(after) == [{(10, 4): 1}, {(2, 4): 1}]
@@ -55,7 +55,7 @@ def test_the_products_of_what_is_read_are_one_before_the_first_step() -> None:
 
 
 def test_steps_without_a_batch_are_batched() -> None:
-    after = batched(read(recurrent, W, U, XS[:, 0], H[0]))
+    after = batched(unrolled_program(recurrent, W, U, XS[:, 0], H[0]))
     assert products(after) == [{(5, 4): 1}, {(4,): 1}]
     expected = recurrent(W, U, XS[:, 0], H[0])
     np.testing.assert_allclose(to_jax(after)(W, U, XS[:, 0], H[0]), expected, rtol=1e-5, atol=1e-6)
@@ -82,17 +82,17 @@ def no_loop(w, u, xs, h):
 
 @pytest.mark.parametrize("fn", [layers, one_by_one, inputs_alone, no_loop])
 def test_other_products_stay(fn) -> None:
-    program = read(fn, W, U, XS, H)
+    program = unrolled_program(fn, W, U, XS, H)
     assert batched(program) is program
 
 
-def test_many_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = read(recurrent, W, U, XS, H)
+def test_products_of_too_many_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = unrolled_program(recurrent, W, U, XS, H)
     monkeypatch.setattr(batch, "MOST_ROWS", 1)
     assert batched(program) is program
 
 
-def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
+def test_step_inputs_may_be_traced_after_an_earlier_step() -> None:
     """In a Python loop, folded, each step slices its own row."""
 
     def fn(w, u, xs, h):
@@ -110,7 +110,9 @@ def test_what_is_read_may_come_after_an_earlier_step_in_the_trace() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
-def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, seed) -> None:
+def test_batching_preserves_the_function_of_any_recurrent_network(
+    steps, rows, reverse, seed
+) -> None:
     """Each step reads two arrays, kernels are computed from weights, one product is used twice."""
     rng = np.random.default_rng(seed)
     shapes = (2, 3, 4), (4, 4), (steps, rows, 3), (steps, rows, 3), (rows, 4)
@@ -136,6 +138,6 @@ def test_any_recurrent_network_stays_the_same_function(steps, rows, reverse, see
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_done_once() -> None:
-    once = batched(read(recurrent, W, U, XS, H))
+def test_batching_twice_changes_nothing() -> None:
+    once = batched(unrolled_program(recurrent, W, U, XS, H))
     assert str(batched(once)) == str(once)

@@ -24,11 +24,11 @@ def layer(x: jax.Array, kept: jax.Array, w: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def turns(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def exchanging_layer(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.exp(y) - y * jnp.sin(y), jnp.tanh(x) * x + jnp.cos(x)
 
 
-def again(program: Program) -> list[dict[int, int]]:
+def carried_inputs(program: Program) -> list[dict[int, int]]:
     """Return, for each body, `carried` of its inputs by their positions."""
     found = []
     for body in program.bodies:
@@ -38,7 +38,7 @@ def again(program: Program) -> list[dict[int, int]]:
     return found
 
 
-def test_an_input_of_a_layer_is_the_result_of_the_layer_before() -> None:
+def test_a_layers_input_is_recognised_as_the_previous_layers_result() -> None:
     def network(x, weights):
         y = jnp.exp(x)
         for w in weights:
@@ -46,32 +46,32 @@ def test_an_input_of_a_layer_is_the_result_of_the_layer_before() -> None:
         return y
 
     program = from_jax(network, X, WEIGHTS, weights=(1,))
-    (body,) = again(program)
+    (body,) = carried_inputs(program)
     assert sorted(body.values()) == [0, 1]  # `kept` is the same in all calls
 
 
-def test_results_that_change_places_are_told_apart() -> None:
+def test_results_that_change_places_are_distinguished() -> None:
     def network(x, y):
         for _ in range(3):
-            x, y = turns(x, y)
+            x, y = exchanging_layer(x, y)
         return x, y
 
-    (body,) = again(from_jax(network, X, X + 1))
+    (body,) = carried_inputs(from_jax(network, X, X + 1))
     assert sorted(body.values()) == [1, 2]
 
 
-def test_calls_side_by_side_are_no_chain() -> None:
+def test_parallel_calls_are_not_a_chain() -> None:
     def network(x, weights):
         return [layer(x, x, w) for w in weights]
 
-    (body,) = again(from_jax(network, X, WEIGHTS, weights=(1,)))
+    (body,) = carried_inputs(from_jax(network, X, WEIGHTS, weights=(1,)))
     assert set(body.values()) == {0}
 
 
-def test_a_chain_that_breaks_off_is_none() -> None:
+def test_an_interrupted_chain_is_not_a_chain() -> None:
     def network(x, weights):
         y = layer(layer(x, x, weights[0]), x, weights[1])
         return layer(jnp.cos(y), x, weights[2])
 
-    (body,) = again(from_jax(network, X, WEIGHTS, weights=(1,)))
+    (body,) = carried_inputs(from_jax(network, X, WEIGHTS, weights=(1,)))
     assert set(body.values()) == {0}

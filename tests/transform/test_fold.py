@@ -99,7 +99,7 @@ def test_a_graph_larger_than_any_bucket_fits_if_folding_makes_it_small(
     assert program.graph.nodes.op.shape == (128,)
 
 
-def test_a_program_without_repeats_is_returned_as_it_is() -> None:
+def test_a_program_without_repeats_is_returned_unchanged() -> None:
     program = from_jax(layer, X, LAYERS[0], fold=False)
     assert fold(program) is program
 
@@ -111,7 +111,7 @@ def test_short_regions_are_left_alone() -> None:
     assert from_jax(fn, X, LAYERS).bodies == ()
 
 
-def test_a_short_period_folds_by_its_multiples() -> None:
+def test_a_short_period_is_folded_in_multiples() -> None:
     def fn(x: jax.Array) -> jax.Array:
         for _ in range(12):
             x = lax.sin(x) * 2.0
@@ -123,7 +123,7 @@ def test_a_short_period_folds_by_its_multiples() -> None:
     assert_equal_results(program, fn, X)
 
 
-def test_values_that_cross_from_copy_to_copy_are_results() -> None:
+def test_values_passed_from_repeat_to_repeat_are_results() -> None:
     def fn(x: jax.Array, ws: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
         kept = []
         for w in ws:
@@ -170,7 +170,7 @@ def test_steps_of_an_unrolled_loop_fold_although_each_reads_another_row() -> Non
 
 
 @pytest.mark.parametrize("change", ["constant", "dtype", "dataflow"])
-def test_what_differs_inside_is_not_folded(change: str) -> None:
+def test_repeats_that_differ_inside_are_not_folded(change: str) -> None:
     def fn(x: jax.Array, ws: list[jax.Array]) -> jax.Array:
         for i, w in enumerate(ws[:2]):
             y = layer(x, w)
@@ -219,7 +219,7 @@ def test_opaque_equations_with_several_results_stay_whole() -> None:
     assert_equal_results(program, fn, X, LAYERS)
 
 
-def test_random_keys_may_cross_from_copy_to_copy() -> None:
+def test_random_keys_may_be_passed_from_repeat_to_repeat() -> None:
     def fn(key: jax.Array, x: jax.Array, ws: list[jax.Array]) -> Any:
         for w in ws:
             key, used = jax.random.split(key)
@@ -232,7 +232,7 @@ def test_random_keys_may_cross_from_copy_to_copy() -> None:
     assert_equal_results(program, fn, jax.random.key(1), X, LAYERS)
 
 
-def test_bodies_inside_repeats_run_as_often_as_both_say() -> None:
+def test_run_counts_of_nested_bodies_are_multiplied() -> None:
     def fn(x: jax.Array, ws: list[jax.Array]) -> jax.Array:
         for w in ws:
             x = lax.fori_loop(0, 5, lambda _, v: lax.sin(v) + 1, layer(x, w))
@@ -273,7 +273,9 @@ NETWORKS: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, record_property: Callable[[str, Any], None]) -> None:
+def test_networks_fold_into_the_expected_bodies(
+    name: str, record_property: Callable[[str, Any], None]
+) -> None:
     options, expected = NETWORKS[name]
     model = models.get(name, **options)
     flat = from_jax(model.fn, model.weights, *model.inputs, weights=(0,), fold=False)

@@ -10,7 +10,7 @@ from jax import lax
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.program.program import Program
-from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, laid_out
+from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, convert_layout
 
 W = jax.random.normal(jax.random.key(0), (3, 3, 1, 1))
 X = jax.random.normal(jax.random.key(1), (1, 3, 4, 5))
@@ -35,15 +35,15 @@ def traced() -> Program:
     return program
 
 
-def test_the_result_is_the_same() -> None:
+def test_another_layout_computes_the_same_result() -> None:
     # XLA sums in another order if features are last.
     np.testing.assert_allclose(
-        laid_out(traced(), FEATURES_LAST)(W, X), network(W, X), rtol=1e-5, atol=1e-5
+        convert_layout(traced(), FEATURES_LAST)(W, X), network(W, X), rtol=1e-5, atol=1e-5
     )
 
 
 def test_inputs_and_results_of_a_body_are_features_last_and_kernels_are_not() -> None:
-    (body,) = laid_out(traced(), FEATURES_LAST).bodies
+    (body,) = convert_layout(traced(), FEATURES_LAST).bodies
     nodes, outputs, _ = nodes_of(body.graph)
     assert {n.op: n.shape for n in nodes if n.op in ("input", "weight")} == {
         "weight": (3, 3, 1, 1),
@@ -54,33 +54,33 @@ def test_inputs_and_results_of_a_body_are_features_last_and_kernels_are_not() ->
 
 
 def test_every_call_stands_between_transposes() -> None:
-    nodes, _, _ = nodes_of(laid_out(traced(), FEATURES_LAST).graph)
+    nodes, _, _ = nodes_of(convert_layout(traced(), FEATURES_LAST).graph)
     assert [n.op for n in nodes if n.op in ("transpose", "call")] == [
         "transpose", "call", "transpose", "transpose", "call", "transpose",
     ]  # fmt: skip
 
 
-def test_a_program_whose_bodies_convolve_nothing_is_returned_as_it_is() -> None:
+def test_a_program_without_convolutions_in_bodies_is_unchanged() -> None:
     @jax.jit
     def scale(x: jax.Array) -> jax.Array:
         return jnp.tanh(x) * 2.0
 
     program = from_jax(lambda x: scale(scale(x)), X)
-    assert laid_out(program, FEATURES_LAST) is program
+    assert convert_layout(program, FEATURES_LAST) is program
 
 
-def test_the_body_of_a_loop_keeps_what_it_takes() -> None:
+def test_the_body_of_a_loop_keeps_the_layout_of_its_inputs() -> None:
     def loop(w: jax.Array, x: jax.Array) -> jax.Array:
         return lax.scan(lambda c, _: (block(w, c), None), x, None, length=2)[0]
 
     program = from_jax(loop, W, X, weights=(0,))
-    after = laid_out(program, FEATURES_LAST)
+    after = convert_layout(program, FEATURES_LAST)
     carried = [b for b in after.bodies if b.count == 2.0 and len(b.in_avals) == 2]
     assert (1, 3, 4, 5) in {a.shape for b in carried for a in b.in_avals}
     np.testing.assert_array_equal(after(W, X), loop(W, X))
 
 
-def test_several_results_are_turned_each() -> None:
+def test_each_of_several_results_is_transposed() -> None:
     @jax.jit
     def halves(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = block(w, x)
@@ -92,7 +92,7 @@ def test_several_results_are_turned_each() -> None:
         return c - d
 
     program = from_jax(both, W, X, weights=(0,))
-    np.testing.assert_array_equal(laid_out(program, FEATURES_LAST)(W, X), both(W, X))
+    np.testing.assert_array_equal(convert_layout(program, FEATURES_LAST)(W, X), both(W, X))
 
 
 V = jax.random.normal(jax.random.key(2), (3, 3))
@@ -111,8 +111,8 @@ def layers(v: jax.Array, x: jax.Array) -> jax.Array:
     return layer(v, layer(v, x))
 
 
-def test_tokens_cross_features_first_and_weights_as_they_are() -> None:
-    program = laid_out(from_jax(layers, V, TOKENS, weights=(0,)), FEATURES_FIRST)
+def test_tokens_enter_bodies_features_first_and_weights_unchanged() -> None:
+    program = convert_layout(from_jax(layers, V, TOKENS, weights=(0,)), FEATURES_FIRST)
     (body,) = program.bodies
     nodes, outputs, _ = nodes_of(body.graph)
     assert {n.op: n.shape for n in nodes if n.op in ("input", "weight")} == {
@@ -123,9 +123,9 @@ def test_tokens_cross_features_first_and_weights_as_they_are() -> None:
     np.testing.assert_array_equal(program(V, TOKENS), layers(V, TOKENS))
 
 
-def test_an_input_of_the_program_is_turned_and_turned_back() -> None:
+def test_an_input_of_the_program_is_transposed_and_transposed_back() -> None:
     program = from_jax(lambda v, x: x @ v + x, V, TOKENS, weights=(0,))
-    nodes, _, _ = nodes_of(laid_out(program, FEATURES_FIRST).graph)
+    nodes, _, _ = nodes_of(convert_layout(program, FEATURES_FIRST).graph)
     assert [(n.op, n.shape) for n in nodes if n.op in ("input", "transpose")] == [
         ("input", (2, 3)), ("transpose", (3, 2)), ("transpose", (2, 3)),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ def convolutions(n: int) -> Program:
 
 
 @pytest.mark.parametrize(("n", "bucket"), [(9, 64), (20, 128), (31, 128), (32, 256)])
-def test_the_transposes_of_every_convolution_have_room(n: int, bucket: int) -> None:
+def test_the_bucket_has_room_for_transposes_of_every_convolution(n: int, bucket: int) -> None:
     """Slots are needed for n + 2 nodes, 3 n transposes, and slot 0, which is never used."""
     program = convolutions(n)
     assert united_size(program) == n + 2
@@ -48,14 +48,14 @@ def batch_norms(n: int) -> Program:
 
 
 @pytest.mark.parametrize(("n", "bucket"), [(13, 128), (14, 256)])
-def test_what_folded_batch_norms_leave_behind_has_room(n: int, bucket: int) -> None:
+def test_the_bucket_has_room_for_the_remains_of_folded_batch_norms(n: int, bucket: int) -> None:
     """Slots are needed for 3 n + 3 nodes, 3 n transposes, 2 n nodes for shifts and n for scales."""
     program = batch_norms(n)
     assert united_size(program) == 3 * n + 3
     assert united_bucket(program) == bucket
 
 
-def test_a_bucket_that_is_given_grows_where_it_is_too_small() -> None:
+def test_a_given_bucket_grows_if_it_is_too_small() -> None:
     program = convolutions(41)
     assert len(united(program, bucket=64)[0].nodes.op) == 128
     assert len(united(program, bucket=512)[0].nodes.op) == 512

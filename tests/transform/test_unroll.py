@@ -37,7 +37,7 @@ def sources(program: Program) -> list[Node]:
     return [n for n in nodes_of(program.bodies[0].graph)[0] if n.op in ("input", "weight")]
 
 
-def test_layers_under_a_scan_are_a_body_that_is_called_for_each() -> None:
+def test_layers_under_a_scan_become_one_body_called_per_layer() -> None:
     program = unrolled(from_jax(layers, X, WEIGHTS, weights=(1,)))
     assert kinds(program) == ["inline"] * 4
     assert [b.count for b in program.bodies] == [4.0]
@@ -75,7 +75,7 @@ def many(x, weights):
 @pytest.mark.parametrize(
     "fn", [layers, stacks, backwards, nothing_scanned, nothing_carried, nested, many]
 )
-def test_it_computes_the_same(fn: Callable[..., Any]) -> None:
+def test_unrolling_computes_the_same(fn: Callable[..., Any]) -> None:
     program = unrolled(from_jax(fn, X, WEIGHTS, weights=(1,)))
     check_program(program)
     assert set(kinds(program)) == {"inline"}
@@ -92,7 +92,7 @@ def test_long_scans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds(unrolled(from_jax(layers, X, WEIGHTS, weights=(1,)))) == ["scan"]
 
 
-def test_scans_share_the_nodes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_share_the_limit_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x, weights):
         return layers(layers(x, weights), weights)
 

@@ -17,13 +17,13 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.lower.table import lower
 from xrl_jax.program.program import Program
-from xrl_jax.transform.union import divided, united
+from xrl_jax.transform.union import split_union, united
 from xrl_jax.transform.weight_work import Hidden, Operands, Value, hide, unhide
 
 X = jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
 
 
-def seen(program: Program) -> list[str]:
+def visible_ops(program: Program) -> list[str]:
     nodes, _, _ = nodes_of(united(program)[0])
     return [n.op for n in nodes]
 
@@ -34,14 +34,14 @@ def hidden(program: Program) -> tuple[list[Node], Hidden]:
 
 
 def same_function(program: Program, *args: object) -> None:
-    back = divided(program, *united(program))
+    back = split_union(program, *united(program))
     for one, other in zip(
         jax.tree.leaves(back(*args)), jax.tree.leaves(program(*args)), strict=True
     ):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_weight_that_is_made_of_others_is_seen_as_one():
+def test_a_value_computed_from_weights_appears_as_one_weight():
     """The program is x @ tanh(w + v)."""
     w, v = jnp.ones((4, 5)), jnp.full((4, 5), 0.5)
     program = from_jax(lambda w, v, x: x @ jnp.tanh(w + v), w, v, X, weights=(0, 1))
@@ -53,14 +53,14 @@ def test_a_weight_that_is_made_of_others_is_seen_as_one():
     same_function(program, w, v, X)
 
 
-def test_a_weight_that_is_read_and_a_scalar_are_seen_as_they_are():
+def test_weights_used_directly_and_scalars_stay_as_they_are():
     program = from_jax(lambda w, x: (x @ w) * 2.0, jnp.ones((4, 5)), X, weights=(0,))
     nodes, found = hidden(program)
     assert [n.op for n in nodes] == ["input", "weight", "dot", "const", "mul"]
     assert nodes[3].value == 2.0 and found.stubs == ()
 
 
-def test_of_a_vector_that_is_repeated_the_vector_is_seen():
+def test_a_broadcast_vector_appears_as_the_vector():
     """The program is x / sqrt(var + 1) along the middle dimension: [3] becomes [3, 1], whose
     reciprocal root is broadcast to [2, 3, 4].
     """
@@ -80,7 +80,7 @@ def test_of_a_vector_that_is_repeated_the_vector_is_seen():
     same_function(program, var, X)
 
 
-def test_all_weights_of_a_call_are_seen_as_one():
+def test_all_weights_of_a_call_appear_as_one():
     """The program is a scan over four layers of two weights each."""
     weights = jnp.full((4, 4, 4), 0.1), jnp.full((4, 4), 0.2)
 
@@ -99,7 +99,7 @@ def test_all_weights_of_a_call_are_seen_as_one():
     same_function(program, weights, X)
 
 
-def test_operands_keep_their_places_beyond_what_a_node_holds():
+def test_operands_keep_their_positions_beyond_what_a_node_holds():
     """A sort of seven arrays, three of them weights, is one equation."""
     rows = [jnp.array([3.0, 1.0, 2.0]) * (i + 1) for i in range(7)]
 
@@ -110,34 +110,34 @@ def test_operands_keep_their_places_beyond_what_a_node_holds():
     _, found = hidden(program)
     (stub,) = found.stubs
     assert isinstance(stub, Operands) and stub.places == (1, 3, 4)
-    assert "opaque" in seen(program)
+    assert "opaque" in visible_ops(program)
     same_function(program, *rows)
 
 
-def test_results_that_are_weights_and_effects_stay():
-    def told(w, x):
+def test_weight_only_outputs_and_effects_stay():
+    def prints_a_weight(w, x):
         jax.debug.print("{}", w.sum())
         return jnp.exp(w), x + w
 
-    program = from_jax(told, jnp.ones((3, 4)), X, weights=(0,))
-    assert seen(program).count("opaque") == 1
+    program = from_jax(prints_a_weight, jnp.ones((3, 4)), X, weights=(0,))
+    assert visible_ops(program).count("opaque") == 1
     same_function(program, jnp.ones((3, 4)), X)
 
 
 @settings(max_examples=50, deadline=None)
 @given(graphs())
-def test_what_is_hidden_comes_back(case):
+def test_unhide_restores_the_graph(case):
     graph = build(*case)
     nodes, outputs, hidden = hide(graph, first=len(case[0]))
     fixed = {i for i, w in enumerate(graph.nodes.weight_only.tolist()) if w}
     shown = nodes_of(build(nodes, outputs))[0]
-    assert sum(not n for n in fixed_of(shown)) == len(case[0]) - len(fixed)
+    assert sum(not n for n in weight_only_of(shown)) == len(case[0]) - len(fixed)
     back = unhide(nodes, outputs, hidden)
     for one, other in zip(results(*case), results(*back), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def fixed_of(nodes: list[Node]) -> list[bool]:
+def weight_only_of(nodes: list[Node]) -> list[bool]:
     found = build(nodes, ()).nodes.weight_only.tolist()
     return found[1 : len(nodes) + 1]
 

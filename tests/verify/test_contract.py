@@ -20,7 +20,7 @@ BREAKING = {
 
 
 @pytest.mark.parametrize("kind", BREAKING)
-def test_what_breaks_special_values_is_named(kind: str) -> None:
+def test_broken_special_values_are_named(kind: str) -> None:
     text = f'(rule r (source "s") (evidence float64) {BREAKING[kind]})'
     if kind == "NaN":
         text = text.replace("float64", "maxplus")
@@ -38,7 +38,7 @@ def test_what_breaks_special_values_is_named(kind: str) -> None:
     ],
     ids=["sub", "max", "transpose"],
 )
-def test_what_keeps_them_breaks_nothing(body: str) -> None:
+def test_rules_that_keep_special_values_break_nothing(body: str) -> None:
     evidence = "maxplus" if "max" in body else "field"
     (verdict,) = verify_rules(
         load_rules(f'(rule r (source "s") (evidence {evidence}) {body})'), samples=24

@@ -15,14 +15,14 @@ def is_single(facts: Facts) -> Any:
     return facts.is_single(facts.view.dtype)
 
 
-def test_a_right_lowering_keeps_special_values_too() -> None:
+def test_a_correct_lowering_keeps_special_values_too() -> None:
     by_tanh = Lowering("tanh", lambda node, x: 0.5 * jnp.tanh(0.5 * x) + 0.5, (is_single,))
     verdict = verify_lowering("logistic", by_tanh)
     assert (verdict.rule, verdict.ok, verdict.samples) == ("logistic-as-tanh", True, 8)
     assert verdict.breaks == ""
 
 
-def test_a_wrong_lowering_is_refused_with_a_number_and_the_node() -> None:
+def test_a_wrong_lowering_is_refused_with_a_value_and_the_node() -> None:
     verdict = verify_lowering(
         "logistic", Lowering("half", lambda node, x: 0.5 + 0 * x, (is_single,))
     )
@@ -31,7 +31,7 @@ def test_a_wrong_lowering_is_refused_with_a_number_and_the_node() -> None:
     assert "for Node(op='logistic'" in verdict.counterexample
 
 
-def test_the_largest_error_is_told_and_may_be_as_large_as_stated() -> None:
+def test_the_largest_error_is_reported_and_limited_by_the_stated_one() -> None:
     def rounded(node: Any, x: Any) -> Any:
         return jnp.tanh(x).astype("bfloat16").astype("float32")
 
@@ -47,7 +47,7 @@ def test_another_dtype_is_refused() -> None:
     assert verify_lowering("tanh", wide).counterexample.startswith("float64[")
 
 
-def test_what_special_values_are_lost_is_said() -> None:
+def test_lost_special_values_are_reported() -> None:
     """For infinity this lowering computes inf / inf."""
     ratio = Lowering("ratio", lambda node, x: jnp.exp(x) / (1 + jnp.exp(x)), (is_single,))
     verdict = verify_lowering("logistic", ratio)
@@ -55,7 +55,7 @@ def test_what_special_values_are_lost_is_said() -> None:
     assert verdict.breaks.startswith("with infinities among the inputs, nan instead of 1 for Node(")
 
 
-def test_conditions_that_never_hold_are_no_verification() -> None:
+def test_a_lowering_whose_conditions_never_hold_is_not_verified() -> None:
     verdict = verify_lowering(
         "tanh", Lowering("never", lambda node, x: x, (lambda _: False,)), samples=1
     )
@@ -63,6 +63,6 @@ def test_conditions_that_never_hold_are_no_verification() -> None:
     assert verdict.counterexample == "its conditions held for none of 60 random nodes"
 
 
-def test_an_operator_that_there_is_not_is_named() -> None:
+def test_an_unknown_operator_is_named() -> None:
     with pytest.raises(KeyError, match="there is no operator 'tahn'"):
         verify_lowering("tahn", Lowering("fast", lambda node, x: x))

@@ -45,7 +45,7 @@ def test_every_lowering_of_the_library_is_verified() -> None:
 
 
 @pytest.mark.slow
-def test_every_rule_is_verified_deeply() -> None:
+def test_every_rule_is_verified_with_many_samples() -> None:
     rules = [r for r in all_rules() if not r.family.startswith("lowering")]
     verdicts = verify_rules(rules, samples=400, seed=1)
     assert failures(verdicts) == []
@@ -96,12 +96,12 @@ WRONG_WHERE_EQUAL = """
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wrong_axis_is_refused_that_types_only_where_sizes_are_equal(seed: int) -> None:
+def test_a_wrong_axis_whose_types_fit_only_if_sizes_are_equal_is_refused(seed: int) -> None:
     (verdict,) = verify_rules(load_rules(WRONG_WHERE_EQUAL), samples=2, seed=seed)
     assert verdict.counterexample.startswith("the sides differ")
 
 
-def test_a_difference_in_an_exact_domain_says_where_numbers_are_compared() -> None:
+def test_a_refusal_by_an_exact_domain_names_the_domain() -> None:
     """The exact domain knows nothing about log, so even a true rule for log is refused."""
     (rule,) = load_rules("""
         (rule log-of-sqrt (source "powers") (evidence exp)
@@ -123,7 +123,7 @@ def test_an_axis_beyond_the_rank_is_refused() -> None:
     assert "is out of bounds" in verdict.counterexample
 
 
-def test_a_rule_that_is_not_verified_can_be_refused_by_error() -> None:
+def test_require_raises_for_a_rule_that_is_not_verified() -> None:
     require(Verdict("good", "field", True, 8, 1e-9))
     with pytest.raises(RuleError, match="rule bad is not verified: the sides differ"):
         require(Verdict("bad", "field", False, 1, 1.0, "the sides differ"))

@@ -12,7 +12,12 @@ import jax
 
 from xrl_jax.accept.accuracy import Accuracy, assess, references
 from xrl_jax.accept.baselines import Original
-from xrl_jax.accept.last_timing import InTurn, time_in_turn, time_unprepared, timed_before
+from xrl_jax.accept.last_timing import (
+    InterleavedTimings,
+    earlier_timings,
+    time_interleaved,
+    time_unprepared,
+)
 from xrl_jax.accept.reference import Reference
 from xrl_jax.accept.samples import concrete, samples
 from xrl_jax.backends.domain import (
@@ -29,7 +34,7 @@ from xrl_jax.measure.timing import Ratio, Timing, error_text
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
-from xrl_jax.runtime.memory import give_back
+from xrl_jax.runtime.memory import release_memory
 from xrl_jax.search.base import Found
 
 _UNPREPARED = 0.2  # share of the final timing's seconds for timing without prepared weights
@@ -129,8 +134,8 @@ def accept(
     chosen = candidates[0]
     domain: Bounds | None = None
     accuracy = _unknown("the check against the original was interrupted")
-    timed = timed_before(chosen)
-    added, cut_short = 0, False
+    timed = earlier_timings(chosen)
+    added, interrupted = 0, False
     try:
         with plain_ctrl_c():
             leaves = concrete(program, arguments)
@@ -144,33 +149,34 @@ def accept(
                 if found.ok:
                     break
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
-            timed, domain = timed_before(chosen), fast.domain
+            timed, domain = earlier_timings(chosen), fast.domain
             tell("timing against jax.jit")
             spare = seconds()
-            timed = time_in_turn(program, original, fast, leaves, (1.0 - _UNPREPARED) * spare, seed)
+            share = (1.0 - _UNPREPARED) * spare
+            timed = time_interleaved(program, original, fast, leaves, share, seed)
             if timed.faster and any(program.weights):
                 with suppress(KeyboardInterrupt):
                     ratio = time_unprepared(original, fast, leaves, _UNPREPARED * spare, seed)
                     timed = timed._replace(unprepared=ratio)
     except KeyboardInterrupt:
-        cut_short = True
-    return _accepted(chosen, accuracy, timed, added, close_over, domain, cut_short)
+        interrupted = True
+    return _accepted(chosen, accuracy, timed, added, close_over, domain, interrupted)
 
 
 def unchecked(candidates: Sequence[Found], reason: str) -> Acceptance:
     """Return the decision for the original, where there is no time to check anything else."""
     chosen = candidates[0]
-    return _accepted(chosen, _unknown(reason), timed_before(chosen), 0, False, None, False)
+    return _accepted(chosen, _unknown(reason), earlier_timings(chosen), 0, False, None, False)
 
 
 def _accepted(
     chosen: Found,
     accuracy: Accuracy,
-    timed: InTurn,
+    timed: InterleavedTimings,
     added: int,
     close_over: bool,
     domain: Bounds | None,
-    cut_short: bool,
+    interrupted: bool,
 ) -> Acceptance:
     """Return the decision that follows from the accuracy and the timing of a candidate."""
     speedup = timed.speedup
@@ -189,7 +195,7 @@ def _accepted(
             "the optimised function is returned: it is right and faster than jax.jit, which is as "
             "fast only with the same compile options"
         )
-    if accuracy.ok and cut_short:
+    if accuracy.ok and interrupted:
         reason += " (the final timing was interrupted: this is what the worker measured before)"
     return Acceptance(
         chosen,
@@ -253,7 +259,7 @@ def _check(
     def without_prepared_weights() -> None:
         """Free their memory for float64 weights, and for the original with weights closed over."""
         fast.forget()
-        give_back()
+        release_memory()
 
     for sample in checks:
         jax.block_until_ready(before(*sample))  # errors of the original go to the user
@@ -267,7 +273,7 @@ def _check(
                 exact,
                 checks,
                 tolerance=tolerance,
-                ran=without_prepared_weights,
+                after_runs=without_prepared_weights,
             )
     except Exception as error:
         return _unknown(f"the result cannot be run ({error_text(error, limit=300)})")

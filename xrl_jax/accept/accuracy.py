@@ -62,7 +62,7 @@ class _Worst:
     """The largest errors so far."""
 
     error: float = 0.0
-    own: float = 0.0
+    original_error: float = 0.0
     unit: float = 0.0
     element: float = 0.0
     where: str = ""
@@ -93,7 +93,7 @@ def misplaced(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def element_error(
-    got: np.ndarray, before: np.ndarray, exact: np.ndarray, bar: np.ndarray, unit: float
+    got: np.ndarray, before: np.ndarray, exact: np.ndarray, standard_error: np.ndarray, unit: float
 ) -> tuple[float, int]:
     """Return the largest ratio of an element's error to the error allowed for it, and the flat
     index of that element.
@@ -102,17 +102,18 @@ def element_error(
       got: results of the optimised function, in double precision.
       before: results of the original, in double precision.
       exact: the reference.
-      bar: the standard rounding error of every element.
+      standard_error: the standard rounding error of every element.
       unit: a unit in the last place of 1, in the results' dtype.
     """
     with np.errstate(all="ignore"):
         least = _ULPS * (unit * np.abs(exact) + np.finfo(np.float32).tiny)
-        own, ours = np.abs(before - exact), np.abs(got - exact)
-        usual = own / np.maximum(bar, least / _ULPS)
+        old_error, new_error = np.abs(before - exact), np.abs(got - exact)
+        usual = old_error / np.maximum(standard_error, least / _ULPS)
         known = np.isfinite(usual)
         times = TIMES_ORIGINAL * np.percentile(usual[known], _USUAL) if known.any() else 0.0
-        allowed = np.maximum(max(_STANDARD_ERRORS, times) * bar, TIMES_ORIGINAL * own)
-        ratio = ours / np.maximum(allowed, least)
+        by_rounding = max(_STANDARD_ERRORS, times) * standard_error
+        allowed = np.maximum(by_rounding, TIMES_ORIGINAL * old_error)
+        ratio = new_error / np.maximum(allowed, least)
     ratio = np.where(np.isfinite(ratio), ratio, 0.0).reshape(-1)
     at = int(np.argmax(ratio))
     return float(ratio[at]), at
@@ -138,7 +139,7 @@ def assess(
     samples: Sequence[Sequence[Any]],
     *,
     tolerance: float | None = None,
-    ran: Callable[[], Any] = lambda: None,
+    after_runs: Callable[[], Any] = lambda: None,
 ) -> Accuracy:
     """Compare an optimised function with the original.
 
@@ -148,14 +149,14 @@ def assess(
       samples: argument lists to compare on.
       tolerance: relative error allowed; None to allow `TIMES_ORIGINAL` times the original's, and to
         judge each element on its own as well.
-      ran: called after both functions have run on all samples and before the reference runs, whose
-        weights take twice the memory.
+      after_runs: called after both functions have run on all samples and before the reference runs,
+        whose weights take twice the memory.
     """
     results = [
         [[on_host(r) for r in jax.tree.leaves(fn(*args))] for fn in (original, optimised)]
         for args in samples
     ]
-    ran()
+    after_runs()
     worst = _Worst()
     for found, (before, after) in zip(exact(), results, strict=True):
         worst.narrow |= set(found.narrow)
@@ -163,28 +164,30 @@ def assess(
             _compare(worst, i, *pair, found)
     allowed = tolerance
     if allowed is None:
-        allowed = max(TIMES_ORIGINAL * worst.own, _ULPS * worst.unit)
+        allowed = max(TIMES_ORIGINAL * worst.original_error, _ULPS * worst.unit)
     reason = worst.reason
     if not worst.error <= allowed:
         reason = f"the result errs by {worst.error:.2e} against float64, allowed are {allowed:.2e}"
     if not reason and tolerance is None and worst.element > 1.0:
         reason = worst.where
     narrow = tuple(sorted(worst.narrow))
-    return Accuracy(worst.error, worst.own, allowed, worst.element, narrow, not reason, reason)
+    return Accuracy(
+        worst.error, worst.original_error, allowed, worst.element, narrow, not reason, reason
+    )
 
 
 def _compare(
     worst: _Worst, i: int, before: np.ndarray, after: np.ndarray, reference: Reference
 ) -> None:
     """Update the largest errors with one more result."""
-    exact, bar = reference.exact[i], reference.error[i]
+    exact, error = reference.exact[i], reference.error[i]
     if after.dtype != before.dtype or after.shape != before.shape:
         problem = (
             f"result {i} is {after.dtype}{list(after.shape)}, "
             f"the original gives {before.dtype}{list(before.shape)}"
         )
     elif not jnp.issubdtype(before.dtype, jnp.inexact):
-        in_doubt = bar if bar.dtype == bool and bar.shape == before.shape else False
+        in_doubt = error if error.dtype == bool and error.shape == before.shape else False
         differs = (before != after) & ~np.asarray(in_doubt)
         problem = (
             f"result {i} ({before.dtype}) differs from the original's" if differs.any() else ""
@@ -201,10 +204,10 @@ def _compare(
         against = np.where(finite, exact, 0)
         a, b = np.where(finite, a, 0), np.where(finite, b, 0)
         worst.error = max(worst.error, relative_error(a, against))
-        worst.own = max(worst.own, relative_error(b, against))
+        worst.original_error = max(worst.original_error, relative_error(b, against))
         unit = float(jnp.finfo(before.dtype).eps)
         worst.unit = max(worst.unit, unit)
-        element, at = element_error(a, b, against, np.where(finite, bar, np.inf), unit)
+        element, at = element_error(a, b, against, np.where(finite, error, np.inf), unit)
         if element > worst.element:
             worst.element = element
             index = tuple(int(n) for n in np.unravel_index(at, b.shape))

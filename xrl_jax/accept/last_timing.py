@@ -18,7 +18,7 @@ from xrl_jax.measure.timing import Ratio, Timing
 from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.ctrl_c import raise_lost_ctrl_c
-from xrl_jax.runtime.memory import give_back
+from xrl_jax.runtime.memory import release_memory
 from xrl_jax.search.base import Found
 
 OPTIMISED = "optimised"
@@ -29,7 +29,7 @@ UNPREPARED = "optimised, weights not prepared"
 _LONGER, _LEAST_LONGER = 5.0, 12.0
 
 
-class InTurn(NamedTuple):
+class InterleavedTimings(NamedTuple):
     """Timings of the baselines and the candidate, interleaved."""
 
     jits: dict[str, Timing]  # the original, by variant and compile options
@@ -54,32 +54,34 @@ class InTurn(NamedTuple):
         return self.optimised.ok and gains and self.speedup.value * self.threshold >= 1.0
 
     @property
-    def is_open(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether more timing may show the candidate to be faster."""
         return self.optimised.ok and not self.faster and self.gain.high > self.threshold
 
 
-def timed_before(chosen: Found) -> InTurn:
+def earlier_timings(chosen: Found) -> InterleavedTimings:
     """Return the worker's timing of the candidate, interleaved with the original."""
     timing = chosen.timing
     if timing is None or not timing.ok or timing.relative is None:
         lost = Timing.without("failed", "interrupted before the final timing")
         one = Ratio(1.0, 1.0, 1.0)
-        return InTurn({ORIGINAL: lost}, ORIGINAL, lost, one, one, one)
+        return InterleavedTimings({ORIGINAL: lost}, ORIGINAL, lost, one, one, one)
     seconds = timing.seconds / timing.relative
     original = replace(timing, seconds=seconds, low=seconds, high=seconds, relative=None)
     speedup = Ratio(1.0 / timing.relative, seconds / timing.high, seconds / timing.low)
-    return InTurn({ORIGINAL: original}, ORIGINAL, timing, speedup, Ratio(1.0, 1.0, 1.0), speedup)
+    return InterleavedTimings(
+        {ORIGINAL: original}, ORIGINAL, timing, speedup, Ratio(1.0, 1.0, 1.0), speedup
+    )
 
 
-def time_in_turn(
+def time_interleaved(
     program: Program,
     original: Original,
     fast: Fast,
     leaves: Sequence[Any],
     seconds: float,
     seed: int,
-) -> InTurn:
+) -> InterleavedTimings:
     """Time the candidate interleaved with the baselines, with the strongest of them under the
     candidate's compile options, and with an A/A control. Stop when all rounds together decide
     whether the candidate is faster, or when the time is spent.
@@ -101,15 +103,15 @@ def time_in_turn(
     entrants[OPTIMISED] = lambda: fast(*args, **kwargs)
     _compile_each({OPTIMISED: entrants[OPTIMISED]})
 
-    def outcome(comparison: Comparison) -> InTurn:
+    def outcome(comparison: Comparison) -> InterleavedTimings:
         return _outcome(comparison, strongest, tuple(jits))
 
-    comparison = _in_turn(
+    comparison = _compare(
         entrants,
         strongest,
         seconds,
         seed,
-        decides=lambda so_far: not outcome(so_far).is_open,
+        decides=lambda so_far: not outcome(so_far).is_undecided,
         longest=max(_LONGER * seconds, _LEAST_LONGER),
     )
     return outcome(comparison)
@@ -125,19 +127,19 @@ def time_unprepared(
     take several times the memory of the weights.
     """
     fast.forget()
-    give_back()
+    release_memory()
     entrants = {
         AS_ARGUMENTS: original,
         # Inside another jit the candidate's compile options are lost.
         UNPREPARED: compiled(fast.flat, leaves),
     }
     _compile_each(entrants)
-    comparison = _in_turn(entrants, AS_ARGUMENTS, seconds, seed)
+    comparison = _compare(entrants, AS_ARGUMENTS, seconds, seed)
     ok = comparison.timings[UNPREPARED].ok
     return comparison.ratio(AS_ARGUMENTS, UNPREPARED) if ok else None
 
 
-def _in_turn(
+def _compare(
     entrants: Mapping[str, Callable[[], Any]],
     baseline: str,
     seconds: float,
@@ -162,13 +164,15 @@ def _compile_each(fns: Mapping[str, Callable[[], Any]]) -> None:
     for fn in fns.values():
         with suppress(Exception):
             jax.block_until_ready(fn())
-        give_back()
+        release_memory()
 
 
-def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -> InTurn:
+def _outcome(
+    comparison: Comparison, strongest: str, baselines: Sequence[str]
+) -> InterleavedTimings:
     """Return the outcome of a comparison with the baseline `strongest`, one of `baselines`."""
-    ours = (CONTROL, OPTIMISED)
-    jits = {n: t for n, t in comparison.timings.items() if n not in ours}
+    extra = (CONTROL, OPTIMISED)
+    jits = {n: t for n, t in comparison.timings.items() if n not in extra}
     baseline = min(jits, key=lambda n: jits[n].seconds)
     noise = comparison.ratio(strongest, CONTROL)
     optimised = comparison.timings[OPTIMISED]
@@ -176,7 +180,7 @@ def _outcome(comparison: Comparison, strongest: str, baselines: Sequence[str]) -
     speedup = comparison.ratio(baseline, OPTIMISED) if optimised.ok else none
     plain = min(baselines, key=lambda n: comparison.timings[n].seconds)
     gain = comparison.ratio(plain, OPTIMISED) if optimised.ok else none
-    return InTurn(
+    return InterleavedTimings(
         jits,
         baseline,
         optimised,

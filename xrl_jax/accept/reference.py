@@ -19,7 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.accept.rounding import Value, bar, by_random_signs, is_inexact, of_node
+from xrl_jax.accept.rounding import (
+    Value,
+    by_random_signs,
+    is_inexact,
+    standard_error,
+    with_rounding_error,
+)
 from xrl_jax.accept.rounding_flow import control_flow
 from xrl_jax.accept.wide import wide_dtype, wide_results, widened
 from xrl_jax.graph import kinds, ops
@@ -31,9 +37,9 @@ from xrl_jax.lower.table import LOWERINGS, lower
 from xrl_jax.program.program import Program
 
 _MOST_NODES = 48  # compiled together: twice as many take more than twice the time
-# On CPUs `_SOON` halves the compile time and the code is no slower; with `_RUN_ONCE`, for code that
-# need not be fast, a third of the time is left.
-_SOON: dict[str, Any] = {
+# On CPUs `_COMPILE_FAST` halves the compile time and the code is no slower; with `_RUN_ONCE`, for
+# code that need not be fast, a third of the time is left.
+_COMPILE_FAST: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
@@ -83,8 +89,9 @@ def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
     def call(args: Sequence[Any]) -> Reference:
         with jax.enable_x64(True):
             found = run([Value(wide(i, x)) for i, x in enumerate(args)])
-            exact, error = [on_host(v.exact) for v in found], [np.asarray(bar(v)) for v in found]
-            return Reference(exact, error, tuple(sorted(narrow)))
+            exact = [on_host(v.exact) for v in found]
+            errors = [np.asarray(standard_error(v)) for v in found]
+            return Reference(exact, errors, tuple(sorted(narrow)))
 
     return call
 
@@ -121,27 +128,27 @@ class _Run:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def together(self, key: tuple[int, int], run: Callable[[Any], Any], taken: Any) -> Any:
-        """Return the values that a piece gives for the values `taken`; where these are only shapes,
+    def run_piece(self, key: tuple[int, int], run: Callable[[Any], Any], inputs: Any) -> Any:
+        """Return the results of a piece for the values `inputs`; where these are only shapes,
         shapes. `key` is (graph, node) of the first node of the piece.
         """
         if self.inside:
-            return run(taken)
-        leaves, tree = jax.tree.flatten(taken)
+            return run(inputs)
+        leaves, tree = jax.tree.flatten(inputs)
         known = (*key, tree, *((x.shape, x.dtype) for x in leaves))
         if self.threads is None:
-            return self.compiled[known].code.result()(taken)
+            return self.compiled[known].code.result()(inputs)
         if known not in self.compiled:
-            traced = jax.jit(run).trace(taken)
-            options = _SOON | (_RUN_ONCE if key[0] == 0 else {})
+            traced = jax.jit(run).trace(inputs)
+            options = _COMPILE_FAST | (_RUN_ONCE if key[0] == 0 else {})
             code = self.threads.submit(traced.lower().compile, options)
             self.compiled[known] = _Compiled(code, jax.tree.map(_struct, traced.out_info))
-        return self.compiled[known].given
+        return self.compiled[known].result_shapes
 
     def graph(self, index: int, args: Sequence[Value]) -> list[Value]:
         """Return the results of a graph of the program."""
         if index not in self.pieces:
-            self.pieces[index] = _in_pieces(self.program, index)
+            self.pieces[index] = _split_into_pieces(self.program, index)
         nodes, outputs, pieces = self.pieces[index]
         values: dict[int, Any] = {}  # a list where a node has several results
         for i, node in enumerate(nodes):
@@ -152,19 +159,19 @@ class _Run:
                     values[i] = Value(jnp.asarray(widened(value)))
         for piece in pieces:
             first = piece.members[0]
-            call = self.called(nodes[first])
+            call = self.inlined_body(nodes[first])
             if call is not None:
                 operands = [values[a] for a in flat_operands(nodes, nodes[first])]
                 results = self.graph(call + 1, operands)
                 values[first] = results[0] if len(results) == 1 else results
             else:
                 run = functools.partial(self.piece, nodes, piece)
-                values |= self.together((index, first), run, {a: values[a] for a in piece.taken})
-            for a in piece.done:
+                values |= self.run_piece((index, first), run, {a: values[a] for a in piece.inputs})
+            for a in piece.freed:
                 values.pop(a, None)
         return [values[o] for o in outputs]
 
-    def called(self, node: Node) -> int | None:
+    def inlined_body(self, node: Node) -> int | None:
         """Return the index of the body that a node calls inline; None for any other node."""
         match self.program.bindings[node.ref] if node.op == "call" else None:
             case Call("inline", (body,)):
@@ -172,10 +179,10 @@ class _Run:
         return None
 
     def piece(
-        self, nodes: Sequence[Node], piece: _Piece, taken: Mapping[int, Any]
+        self, nodes: Sequence[Node], piece: _Piece, inputs: Mapping[int, Any]
     ) -> dict[int, Any]:
         """Return the values of a piece that others use."""
-        values = dict(taken)
+        values = dict(inputs)
         for i in piece.members:
             node = nodes[i]
             if node.op in ("opaque", "call"):
@@ -188,7 +195,7 @@ class _Run:
             elif node.op != "pack":
                 dtypes = [nodes[a].dtype for a in node.args]
                 values[i] = self.native(node, dtypes, [values[a] for a in node.args])
-        return {i: values[i] for i in piece.given}
+        return {i: values[i] for i in piece.outputs}
 
     def native(self, node: Node, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
         """Evaluate an operator of the table on operands with these dtypes in the program."""
@@ -198,7 +205,7 @@ class _Run:
             # XLA:CPU drops NaN in some of these operators.
             lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
             y = jnp.where(lost > 0, jnp.nan, y)
-        return of_node(node, wide, y, dtypes, xs)
+        return with_rounding_error(node, wide, y, dtypes, xs)
 
     def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
         """Evaluate an equation that the operator table cannot express, or control flow."""
@@ -222,7 +229,7 @@ class _Compiled(NamedTuple):
     """A piece that is being compiled, and the shapes of the values that it gives."""
 
     code: Future[Any]
-    given: Any
+    result_shapes: Any
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
@@ -234,20 +241,20 @@ class _Piece(NamedTuple):
 
     Attributes:
       members: indices of the nodes.
-      taken, given: values from other pieces, and values for them.
-      done: values that have no users after this piece.
+      inputs, outputs: values from other pieces, and values for them.
+      freed: values that have no users after this piece.
     """
 
     members: list[int]
-    taken: list[int]
-    given: list[int]
-    done: list[int]
+    inputs: list[int]
+    outputs: list[int]
+    freed: list[int]
 
 
 _Pieces = tuple[list[Node], tuple[int, ...], list[_Piece]]
 
 
-def _in_pieces(program: Program, index: int) -> _Pieces:
+def _split_into_pieces(program: Program, index: int) -> _Pieces:
     """Return the nodes of a graph, its outputs, and its pieces."""
     nodes, outputs, _ = nodes_of(program.graphs[index])
     groups: list[list[int]] = [[]]
@@ -269,9 +276,9 @@ def _in_pieces(program: Program, index: int) -> _Pieces:
     pieces = []
     for n, members in enumerate(groups):
         own = set(members)
-        taken = list(dict.fromkeys(a for i in members for a in uses[i] if a not in own))
-        given = [i for i in members if last.get(i, -1) > n]
-        pieces.append(_Piece(members, taken, given, [a for a in taken if last[a] == n]))
+        inputs = list(dict.fromkeys(a for i in members for a in uses[i] if a not in own))
+        results = [i for i in members if last.get(i, -1) > n]
+        pieces.append(_Piece(members, inputs, results, [a for a in inputs if last[a] == n]))
     return nodes, outputs, pieces
 
 

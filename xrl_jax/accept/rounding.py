@@ -51,7 +51,7 @@ class Value(NamedTuple):
     error: Any = None
 
 
-def bar(v: Value) -> Any:
+def standard_error(v: Value) -> Any:
     """Return the standard rounding error of a float; for other dtypes, whether an error could
     change the value.
     """
@@ -60,7 +60,9 @@ def bar(v: Value) -> Any:
     return jnp.zeros(v.exact.shape) if v.error is None else jnp.sqrt(v.error)
 
 
-def of_node(node: Node, wide: Node, y: Any, dtypes: Sequence[str], xs: Sequence[Value]) -> Value:
+def with_rounding_error(
+    node: Node, wide: Node, y: Any, dtypes: Sequence[str], xs: Sequence[Value]
+) -> Value:
     """Return the result of an operator with its rounding error.
 
     Args:
@@ -73,14 +75,14 @@ def of_node(node: Node, wide: Node, y: Any, dtypes: Sequence[str], xs: Sequence[
     if not xs:
         return Value(y)
     if not is_inexact(y):
-        return Value(y, _doubt(node, wide, y, xs))
-    error = _passed_on(node, wide, y, xs)
+        return Value(y, _in_doubt(node, wide, y, xs))
+    error = _propagated(node, wide, y, xs)
     if _rounds(node, dtypes):
         error = _sum(error, _rounding(y, jnp.dtype(node.dtype)))
     return Value(y, error)
 
 
-def _passed_on(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
+def _propagated(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
     """Return the variance that a float result has from operands and sums; None for none."""
     op = node.op
     if op in ("dot", "conv"):
@@ -202,7 +204,7 @@ def by_random_signs(
     """
     exact = [x.exact for x in xs]
     moving = [i for i, x in enumerate(xs) if is_inexact(x.exact)]
-    doubt = [x.error for x in xs if x.error is not None and not is_inexact(x.exact)]
+    in_doubt = [x.error for x in xs if x.error is not None and not is_inexact(x.exact)]
 
     def of_moving(*moved: Any) -> list[Any]:
         given = list(exact)
@@ -229,7 +231,7 @@ def by_random_signs(
             sizes = [jnp.max(_square(exact[i]), initial=1e-300) for i in moving]
             worst = sum(jnp.max(e, initial=0) / n for e, n in zip(errors, sizes, strict=True))
             slopes = [y * jnp.sqrt(worst) for y in results if is_inexact(y)]
-    unsure = jnp.any(jnp.stack([jnp.any(d) for d in doubt])) if doubt else None
+    unsure = jnp.any(jnp.stack([jnp.any(d) for d in in_doubt])) if in_doubt else None
     of = iter(slopes)
     found = []
     for y, aval in zip(results, avals, strict=True):
@@ -245,7 +247,7 @@ def by_random_signs(
     return found
 
 
-def _doubt(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
+def _in_doubt(node: Node, wide: Node, y: Any, xs: Sequence[Value]) -> Any:
     """Return whether rounding errors could change a result that is not a float; None for no."""
     if all(x.error is None for x in xs):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xrl_jax.accept.rounding import Value, bar, is_inexact
+from xrl_jax.accept.rounding import Value, is_inexact, standard_error
 from xrl_jax.graph.bindings import scan_sizes
 
 Body = Callable[[Sequence[Value]], Sequence[Value]]
@@ -38,11 +38,11 @@ def _scan(params: Mapping[str, Any], body: Body, xs: Sequence[Value]) -> list[Va
     consts, first, rows = xs[:n], xs[n : n + carried], xs[n + carried :]
 
     def step(carry: list[Value], row: list[Value]) -> tuple[list[Value], list[Value]]:
-        results = _full(body([*consts, *carry, *row]))
+        results = _with_errors(body([*consts, *carry, *row]))
         return results[:carried], results[carried:]
 
     last, made = jax.lax.scan(
-        step, _full(first), list(rows), length=params["length"], reverse=params["reverse"]
+        step, _with_errors(first), list(rows), length=params["length"], reverse=params["reverse"]
     )
     return [*last, *made]
 
@@ -50,30 +50,31 @@ def _scan(params: Mapping[str, Any], body: Body, xs: Sequence[Value]) -> list[Va
 def _while(params: Mapping[str, Any], test: Body, body: Body, xs: Sequence[Value]) -> list[Value]:
     n, m = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-    def goes_on(carry: Sequence[Value]) -> Value:
+    def condition(carry: Sequence[Value]) -> Value:
         (found,) = test([*xs[:n], *carry])
         return found
 
     def step(state: tuple[list[Value], Any]) -> tuple[list[Value], Any]:
         carry, doubt = state
-        return _full(body([*xs[n:m], *carry])), doubt | jnp.any(bar(goes_on(carry)))
+        doubt |= jnp.any(standard_error(condition(carry)))
+        return _with_errors(body([*xs[n:m], *carry])), doubt
 
-    start = _full(xs[m:]), jnp.zeros((), bool)
-    last, doubt = jax.lax.while_loop(lambda state: goes_on(state[0]).exact, step, start)
-    return _unsure(last, doubt | jnp.any(bar(goes_on(last))))
+    start = _with_errors(xs[m:]), jnp.zeros((), bool)
+    last, doubt = jax.lax.while_loop(lambda state: condition(state[0]).exact, step, start)
+    return _unsure(last, doubt | jnp.any(standard_error(condition(last))))
 
 
 def _cond(branches: Sequence[Body], xs: Sequence[Value]) -> list[Value]:
     which, *operands = xs
 
     def taken(branch: Body) -> Callable[[list[Value]], list[Value]]:
-        return lambda operands: _full(branch(operands))
+        return lambda operands: _with_errors(branch(operands))
 
     results = jax.lax.switch(which.exact, list(map(taken, branches)), operands)
-    return _unsure(results, jnp.any(bar(which)))
+    return _unsure(results, jnp.any(standard_error(which)))
 
 
-def _full(values: Sequence[Value]) -> list[Value]:
+def _with_errors(values: Sequence[Value]) -> list[Value]:
     """Return the values with an error each, so that a loop carries the same types throughout."""
     found = []
     for v in values:

@@ -46,10 +46,10 @@ def samples(program: Program, leaves: Sequence[Any]) -> list[list[Any]]:
         host = np.asarray(x, np.float64)
         finite = host[np.isfinite(host)]
         middle, scale = (finite.mean(), finite.std()) if finite.size > 1 else (0.0, 0.0)
-        again = middle + (scale or 1.0) * np.asarray(
+        redrawn = middle + (scale or 1.0) * np.asarray(
             random_input(jax.ShapeDtypeStruct(x.shape, np.float32), seed=i + 1)
         )
-        for sample, values in zip(drawn, _kinds(again, bounds[i] or 1.0, i), strict=True):
+        for sample, values in zip(drawn, _kinds(redrawn, bounds[i] or 1.0, i), strict=True):
             leaf = jnp.asarray(values, x.dtype)
             # With a type that is not weak, the original would run on it.
             sample[i] = weakened(leaf) if getattr(x, "weak_type", False) else leaf

@@ -47,7 +47,7 @@ def widened(x: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Wide:
+class _WideEquation:
     """An equation with other parameters."""
 
     primitive: Any
@@ -73,7 +73,7 @@ def wide_results(
     name = equation.primitive.name
     try:
         params = {k: _wide_param(v, tell) for k, v in equation.params.items()}
-        wide = _Wide(equation.primitive, params)
+        wide = _WideEquation(equation.primitive, params)
         made = jax.eval_shape(lambda *xs: bind(wide, xs), *operands)
         fits = [(tuple(m.shape), m.dtype) for m in made] == wanted
     except Exception:  # whatever a primitive raises for operands it does not accept

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 
 HEADER = "header.json"
 _MAX_HEADER = 1 << 26  # bytes
@@ -62,7 +62,7 @@ def write_archive(
     head = {"format": number, **header, "parts": listing}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     try:
-        with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, data in {HEADER: text, **parts}.items():
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
     except OSError as error:

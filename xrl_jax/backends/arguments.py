@@ -26,16 +26,16 @@ class Arguments:
         self.avals = program.in_avals
         self.weights = program.weights
 
-    def divided(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the weights among `leaves`, and the other leaves."""
         return list(compress(leaves, self.weights)), list(compress(leaves, self._unweighted))
 
-    def joined(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def merge(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return all leaves in order, from weights and other leaves."""
         of = iter(weights), iter(inputs)
         return [next(of[0] if w else of[1]) for w in self.weights]
 
-    def flattened(
+    def flatten(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Callable[..., Any]
     ) -> tuple[list[Any], Any]:
         """Return the leaves and their structure, if possible in the order of the example arguments,
@@ -54,7 +54,7 @@ class Arguments:
             return leaves, tree
         example_args, example_kwargs = unflatten_args(self.tree, self.avals)
         names = list(bound.parameters)[: len(example_args)]
-        given = _as_in({*names, *example_kwargs}, given, bound)
+        given = _match_defaults({*names, *example_kwargs}, given, bound)
         if set(given) != {*names, *example_kwargs}:
             return leaves, tree
         by_place = tuple(given[n] for n in names)
@@ -79,7 +79,7 @@ class Arguments:
     @functools.cached_property
     def input_kinds(self) -> list[Kind]:
         """The kind of each leaf that is not a weight."""
-        return self.divided(self.kinds)[1]
+        return self.split(self.kinds)[1]
 
     @functools.cached_property
     def trees(self) -> list[Any]:
@@ -114,7 +114,7 @@ def of_leaves(fn: Callable[..., Any], tree: Any) -> Callable[..., Any]:
     return flat
 
 
-def _as_in(
+def _match_defaults(
     names: set[str], given: Mapping[str, Any], signature: inspect.Signature
 ) -> dict[str, Any]:
     """Return the given arguments with defaults added or left out, so that they have the names of

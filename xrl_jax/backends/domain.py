@@ -165,7 +165,7 @@ def _is_finite(node: Node, fixed: np.ndarray) -> bool:
     if node.op == "div":
         return bool(fixed[node.args[1]])
     if node.op == "integer_pow":
-        return node.number("exponent") >= 0
+        return node.scalar_attr("exponent") >= 0
     return node.op in _FINITE
 
 

@@ -51,7 +51,7 @@ class PreparedWeights:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LastWeights:
     """The weights of the last call, referenced so that no other array takes their id, with their
     prepared values and the function that runs on these.
     """
@@ -108,37 +108,37 @@ class Fast:
         self._arguments = Arguments(program)
         self._original = Original(fn, program.in_tree)
         self._lock = threading.RLock()
-        self._kept: _Kept | None = None
+        self._last_weights: _LastWeights | None = None
         if fn is not None:
             functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._converted is not None:
             args, kwargs = self._converted((args, kwargs))
-        flat = self._again(args, kwargs)
+        flat = self._fast_path(args, kwargs)
         if flat is not None:
             return jax.tree.unflatten(self.program.out_tree, flat)
-        return self._debugged(args, kwargs) if debugging() else self._called(args, kwargs)
+        return self._run_debugged(args, kwargs) if debugging() else self._slow_path(args, kwargs)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call with weights that are not those of the last call, or under a trace."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.program.in_tree:  # static leaves, or passed otherwise than the example's
-            leaves, tree = self._arguments.flattened(args, kwargs, self)
-        difference = self._arguments.difference(leaves, tree) or self._original.other_meaning()
+            leaves, tree = self._arguments.flatten(args, kwargs, self)
+        difference = self._arguments.difference(leaves, tree) or self._original.settings_change()
         if difference is not None:
             return self._original.call(difference, args, kwargs)
-        weights, inputs = self._arguments.divided(leaves)
+        weights, inputs = self._arguments.split(leaves)
         if not any(isinstance(x, Tracer) for x in leaves):
             with take_current_trace():  # arrays only: nothing to stage, even inside a trace
-                beyond = self._beyond(inputs)
-                run = self._keep(weights).run
-                flat = run(inputs) if beyond is None else self._outside(beyond, leaves)
+                violation = self._domain_violation(inputs)
+                run = self._prepared_weights(weights).run
+                flat = run(inputs) if violation is None else self._run_outside(violation, leaves)
         elif any(isinstance(w, Tracer) for w in weights):
             flat = self.runnable.with_derivative(self.flat)(*leaves)
         else:
             with take_current_trace():
-                values = self._keep(weights).values
+                values = self._prepared_weights(weights).values
             flat = self._traced(values)(*leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
@@ -167,8 +167,8 @@ class Fast:
                     f"in the program, got {tree}"
                 )
             leaves += flat
-        avals, _ = ours.divided(self.program.in_avals)
-        kinds, _ = ours.divided(ours.kinds)
+        avals, _ = ours.split(self.program.in_avals)
+        kinds, _ = ours.split(ours.kinds)
         for given, aval, kind in zip(leaves, avals, kinds, strict=True):
             if not fits(given, kind):
                 raise TypeError(
@@ -199,22 +199,22 @@ class Fast:
         held = iter(unflatten_args(ours.weight_tree, prepared.weights)[0])
         args = tuple(next(held) if w else next(rest) for w in ours.are_weights)
         if debugging() and self.baseline is not None:
-            return self._debugged(args, kwargs)
+            return self._run_debugged(args, kwargs)
         leaves, tree = flatten_as(self.program.in_tree, args, kwargs)
-        difference = ours.difference(leaves, tree) or self._original.other_meaning()
+        difference = ours.difference(leaves, tree) or self._original.settings_change()
         if difference is not None:
             raise TypeError(f"fast.call runs the optimised program only: {difference}")
-        _, inputs = ours.divided(leaves)
+        _, inputs = ours.split(leaves)
         everything = (*leaves, *prepared.values)
         if any(isinstance(x, Tracer) for x in everything):
             flat = self._traced(prepared.values)(*leaves)
         else:
             with take_current_trace():
-                beyond = self._beyond(inputs)
-                if beyond is None:
+                violation = self._domain_violation(inputs)
+                if violation is None:
                     flat = self._compiled(prepared.values, inputs)
                 else:
-                    flat = self._outside(beyond, leaves)
+                    flat = self._run_outside(violation, leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
 
     def __copy__(self) -> Fast:
@@ -239,7 +239,7 @@ class Fast:
     def forget(self) -> None:
         """Release the prepared weights of the last call; the next call prepares them again."""
         with self._lock:
-            self._kept = None
+            self._last_weights = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this function to a file for `xrl_jax.load`; see `saving` for the limits.
@@ -278,9 +278,9 @@ class Fast:
     def _compiled(self) -> Callable[..., list[Any]]:
         return jax.jit(self.runnable.hoisted.call, compiler_options=self.options or None)
 
-    def _keep(self, weights: Sequence[Any]) -> _Kept:
+    def _prepared_weights(self, weights: Sequence[Any]) -> _LastWeights:
         """Return the prepared weights, from the last call if the arrays are the same."""
-        kept = self._kept
+        kept = self._last_weights
         if kept is not None and all(a is b for a, b in zip(kept.weights, weights, strict=True)):
             return kept
         with self._lock:
@@ -298,11 +298,11 @@ class Fast:
                 )
             else:
                 run = functools.partial(self._compiled, values)
-            kept = _Kept(tuple(weights), values, run)
+            kept = _LastWeights(tuple(weights), values, run)
             if stable:
-                self._kept = kept
+                self._last_weights = kept
         if any(isinstance(w, np.ndarray) for w in weights):
-            self._original.say_once(
+            self._original.warn_once(
                 "NumPy",
                 "weights that are NumPy arrays, which may change in place, are prepared in every "
                 "call: give them as JAX arrays (jax.device_put) to have that done once",
@@ -312,28 +312,28 @@ class Fast:
 
     def _with_weights(self, weights: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Run the original."""
-        return self._compiled_outside(*self._arguments.joined(weights, inputs))
+        return self._compiled_outside(*self._arguments.merge(weights, inputs))
 
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    def _fast_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """Return the flat result if the weights are those of the last call and nothing is traced,
         else None.
 
         This is the fast path: networks that take few milliseconds feel every microsecond here.
         """
-        kept = self._kept
-        if kept is None or debugging() or self._original.other_meaning():
+        kept = self._last_weights
+        if kept is None or debugging() or self._original.settings_change():
             return None
         try:
             leaves = self.program.in_tree.flatten_up_to((args, kwargs))
         except (ValueError, TypeError, KeyError):  # another structure
             return None
-        weights, inputs = self._arguments.divided(leaves)
+        weights, inputs = self._arguments.split(leaves)
         if not all(map(operator.is_, kept.weights, weights)):
             return None
         for x, kind in zip(inputs, self._arguments.input_kinds, strict=True):
             if isinstance(x, Tracer) or not fits(x, kind):
                 return None
-        if self._beyond(inputs):
+        if self._domain_violation(inputs):
             return None
         with take_current_trace():
             return kept.run(inputs)
@@ -344,7 +344,7 @@ class Fast:
         """
 
         def flat(*leaves: Any) -> list[Any]:
-            return self.runnable.hoisted.call(values, self._arguments.divided(leaves)[1])
+            return self.runnable.hoisted.call(values, self._arguments.split(leaves)[1])
 
         return self.runnable.with_derivative(self._guarded(flat))
 
@@ -352,9 +352,9 @@ class Fast:
 
     @functools.cached_property
     def _input_bounds(self) -> list[float | None]:
-        return [] if self.domain is None else self._arguments.divided(self.domain)[1]
+        return [] if self.domain is None else self._arguments.split(self.domain)[1]
 
-    def _beyond(self, inputs: Sequence[Any]) -> str | None:
+    def _domain_violation(self, inputs: Sequence[Any]) -> str | None:
         """Return a message about the first input outside of the domain; None if all are inside."""
         at = outside(self._input_bounds, inputs) if self._input_bounds else None
         if at is None:
@@ -362,9 +362,9 @@ class Fast:
         bound = self._input_bounds[at]
         return f"input {at} is beyond the finite numbers up to {bound:.4g} that it was checked on"
 
-    def _outside(self, beyond: str, leaves: Sequence[Any]) -> list[Any]:
+    def _run_outside(self, violation: str, leaves: Sequence[Any]) -> list[Any]:
         """Run the original on arguments outside of the domain."""
-        self._original.warn(beyond)
+        self._original.warn(violation)
         return self._compiled_outside(*leaves)
 
     @functools.cached_property
@@ -382,14 +382,14 @@ class Fast:
             return flat
         return lambda *leaves: jax.lax.cond(inside(domain, leaves), flat, other, *leaves)
 
-    def _debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_debugged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original uncompiled, because the user is looking for a fault in it; if there is
         no original, run the program, compiled.
         """
         fn = self.baseline
         if fn is None:
             with jax.disable_jit(False):
-                return self._called(args, kwargs)
+                return self._slow_path(args, kwargs)
         args, kwargs = jax.tree.map(
             lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs)
         )

@@ -96,7 +96,9 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
 def _assembled(
     header: dict[str, Any], parts: dict[str, bytes], read_report: Callable[..., Any]
 ) -> Fast:
-    registry.make_known([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
+    registry.register_calls(
+        [CustomCall(name, tuple(data)) for name, data in header["custom_calls"]]
+    )
     constants = [
         unpack_array(kind, parts[constant_name(i)]) for i, kind in enumerate(header["constants"])
     ]
@@ -117,7 +119,7 @@ def _assembled(
         return each
 
     call = artefact("call")
-    # Jitted, because it may be called where JAX has no current trace (`Fast._keep`).
+    # Jitted, because it may be called where JAX has no current trace (`Fast._prepared_weights`).
     make = jax.jit(artefact("prepare")) if "prepare" in header["artefacts"] else lambda *_: []
 
     def prepare(weights: Sequence[Any]) -> tuple[Any, ...]:

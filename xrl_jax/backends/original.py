@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from xrl_jax.backends.arguments import of_leaves
-from xrl_jax.program.arguments import flatten_args, static_numbers
-from xrl_jax.runtime.settings import meaning
+from xrl_jax.program.arguments import flatten_args, static_scalars
+from xrl_jax.runtime.settings import semantic_settings
 
 
 class Original:
@@ -24,28 +24,28 @@ class Original:
 
     def __init__(self, fn: Callable[..., Any] | None, in_tree: Any) -> None:
         self._fn, self._in_tree = fn, in_tree
-        self._meaning = None if fn is None else meaning()
+        self._settings = None if fn is None else semantic_settings()
         self._lock = threading.Lock()
         self._compiled: dict[Any, Callable[..., Any]] = {}  # by the structure of the arguments
-        self._said: set[str] = set()  # subjects of the warnings given
+        self._warned: set[str] = set()  # subjects of the warnings given
 
     def copy(self) -> Original:
         """Return a copy, with the same compiled functions and the same warnings already given."""
         copied = object.__new__(Original)
-        own = {"_compiled": dict(self._compiled), "_said": set(self._said)}
+        own = {"_compiled": dict(self._compiled), "_warned": set(self._warned)}
         vars(copied).update(vars(self), **own, _lock=threading.Lock())
         return copied
 
-    def other_meaning(self) -> str | None:
+    def settings_change(self) -> str | None:
         """Return how JAX's settings that change the function's results differ from those it was
         traced under.
 
         None if they do not differ, or if there is no function (a loaded program).
         """
-        if self._meaning is None or (now := meaning()) == self._meaning:
+        if self._settings is None or (now := semantic_settings()) == self._settings:
             return None
         return "it was made under jax_enable_x64={}, jax_default_matmul_precision={}, ".format(
-            *self._meaning
+            *self._settings
         ) + "now they are {} and {}".format(*now)
 
     def call(self, difference: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ class Original:
         if fn is None:
             raise TypeError(f"a loaded program runs on the arguments it was made for: {difference}")
         self.warn(difference)
-        if static_numbers(self._in_tree):  # it cannot be compiled once for all scalars
+        if static_scalars(self._in_tree):  # it cannot be compiled once for all scalars
             return fn(*args, **kwargs)
         leaves, tree = flatten_args(args, kwargs)
         with self._lock:
@@ -69,12 +69,12 @@ class Original:
     def warn(self, difference: str) -> None:
         """Warn, once, that the original runs, and why."""
         text = f"the optimised function runs the original here: {difference}"
-        self.say_once("original", text, 6)
+        self.warn_once("original", text, 6)
 
-    def say_once(self, about: str, text: str, stacklevel: int) -> None:
+    def warn_once(self, about: str, text: str, stacklevel: int) -> None:
         """Warn, unless there was a warning about the same thing before."""
         with self._lock:
-            first = about not in self._said
-            self._said.add(about)
+            first = about not in self._warned
+            self._warned.add(about)
         if first:
             warnings.warn(text, stacklevel=stacklevel)

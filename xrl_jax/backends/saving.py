@@ -96,7 +96,7 @@ def save(
       OSError: the folder is missing, the disk is full.
     """
     hoisted, constants = runnable.hoisted, _Constants()
-    weights, inputs = Arguments(program).divided(program.in_avals)
+    weights, inputs = Arguments(program).split(program.in_avals)
     artefacts: dict[str, list[int]] = {}
     parts: dict[str, bytes] = {}
     of_jaxlib: list[str] = []

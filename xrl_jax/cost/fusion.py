@@ -66,19 +66,19 @@ class Sharing:
 
     absorbs: jax.Array  # [operators, lowerings] bool, can take an epilogue
     members: jax.Array  # [operators, lowerings] bool, kernels of a library that share calls
-    elements: jax.Array  # [operators] bool, fused into a loop with their neighbours
+    fused: jax.Array  # [operators] bool, fused into a loop with their neighbours
     enter: jax.Array  # [] seconds to enter such a call
     leave: jax.Array  # [] seconds that XLA's next call takes longer after it
     joined: jax.Array  # [] passes over its arguments that an operator in it takes
-    in_loop: jax.Array  # [] the same for one of `elements`
+    in_loop: jax.Array  # [] the same for one of `fused`
     library: str | None = field(metadata=dict(static=True))  # that makes these calls
 
 
 def sharing(platform: str) -> Sharing:
     """Return the `Sharing` of a JAX platform, given the libraries that are available."""
     library = calling(platform)
-    made = None if library is None else library.calls()
-    costs = NO_CALLS if made is None else made.costs
+    calls = None if library is None else library.calls()
+    costs = NO_CALLS if calls is None else calls.costs
 
     def which(test: Callable[[str, int], bool]) -> jax.Array:
         table = np.zeros((len(ops.OP_NAMES), MOST_LOWERINGS), bool)
@@ -90,7 +90,7 @@ def sharing(platform: str) -> Sharing:
     return Sharing(
         which(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_available(op, i, platform)),
         which(lambda op, i: shares_calls(op, i, library)),
-        jnp.asarray(_mask(tuple(costs.elements))),
+        jnp.asarray(_mask(tuple(costs.fused))),
         *map(jnp.float32, (costs.enter, costs.leave, costs.joined, costs.in_loop)),
         library=None if library is None else library.name,
     )
@@ -164,8 +164,8 @@ class Node(Protocol):
 
 def can_join(of: Sharing, f: Node) -> jax.Array:
     """Return whether nodes [...] that are not kernels can be part of a library call."""
-    made = None if of.library is None else by_name(of.library).calls()
-    return jnp.zeros(f.op.shape, bool) if made is None else made.costs.can_join(f)
+    calls = None if of.library is None else by_name(of.library).calls()
+    return jnp.zeros(f.op.shape, bool) if calls is None else calls.costs.can_join(f)
 
 
 def is_joined(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
@@ -173,9 +173,9 @@ def is_joined(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
     return can_join(of, f) & jnp.any(arg_origins >= LIBRARY, axis=-1)
 
 
-def is_element(of: Sharing, op: jax.Array) -> jax.Array:
+def is_fused(of: Sharing, op: jax.Array) -> jax.Array:
     """Return whether nodes [...], if joined, are fused into a loop with their neighbours."""
-    return of.elements[op]
+    return of.fused[op]
 
 
 def enters_call(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
@@ -191,17 +191,17 @@ def leaves_call(of: Sharing, f: Node, arg_origins: jax.Array) -> jax.Array:
 
 def is_absorbed(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Return whether nodes [...] are computed by the call that makes one of their arguments."""
-    return jnp.any(_takes_more(arg_origins), axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
+    return jnp.any(_can_absorb(arg_origins), axis=-1) & jnp.asarray(_IS_FOLLOWER)[op]
 
 
-def _takes_more(origins: jax.Array) -> jax.Array:
+def _can_absorb(origins: jax.Array) -> jax.Array:
     """Return whether values [...] come from calls that can absorb the next operator."""
     return (origins == CALL) | (origins == KERNEL)
 
 
 def pays_read(op: jax.Array, arg_origins: jax.Array) -> jax.Array:
     """Return which arguments [..., A] nodes read from memory, provided they are elementwise."""
-    absorbed = _takes_more(arg_origins) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
+    absorbed = _can_absorb(arg_origins) & jnp.asarray(_IS_FOLLOWER)[op][..., None]
     return (arg_origins != LOOP) & ~absorbed
 
 
@@ -228,7 +228,7 @@ class Readers(NamedTuple):
         loops, followers, calls, *_ = (n[slot] for n in self)
         written = (origin == MEMORY) | (origin == LIBRARY)
         passes = [loops + followers, loops]
-        return jnp.select([written, _takes_more(origin)], passes, calls)
+        return jnp.select([written, _can_absorb(origin)], passes, calls)
 
     def switches(self, of: Sharing, slot: jax.Array, origin: jax.Array) -> jax.Array:
         """Return the seconds that readers of the value at `slot` take to enter or leave a partition

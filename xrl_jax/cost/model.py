@@ -34,7 +34,7 @@ _WORTH_TIMING = np.array([CLASS_OF[n] in MEASURED for n in ops.OP_NAMES])
 _PLAIN_DTYPE = np.array([d not in ("none", "extended", "tuple") for d in ops.DTYPES])
 _LEAST_TIMEOUT = 5.0  # seconds a region may take even when the budget ends before
 _MIN_SECONDS = 2e-7
-_LEAST_ROOM = 64  # least number of signatures computed at once
+_LEAST_BATCH = 64  # least number of signatures computed at once
 _LOAD = timing_key([], (), extra=["reference_seconds"])  # key of the first region's load
 
 
@@ -77,7 +77,7 @@ class Oracle:
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
     _known: dict[tuple[int, int], tuple[Region, float]] = field(default_factory=dict)
-    _no_time_for: set[tuple[int, int]] = field(default_factory=set)  # timing was cut short
+    _cut_short_keys: set[tuple[int, int]] = field(default_factory=set)  # timing was cut short
     _costs: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Oracle:
         wrapping = sum(map(self.rates.pass_seconds, regions.wrapping_passes(region)))
         return max(seconds - min(wrapping, 0.5 * seconds), _MIN_SECONDS)
 
-    def unknown(self, view: CostView) -> dict[tuple[int, int], Region]:
+    def untimed_regions(self, view: CostView) -> dict[tuple[int, int], Region]:
         """Return the regions worth timing among the views (any leading dimensions) that have no
         timing yet, by signature.
         """
@@ -128,7 +128,7 @@ class Oracle:
         rows = CostView._make(np.asarray(f)[wanted] for f in view)
         found: dict[tuple[int, int], Region] = {}
         for i, key in enumerate(signatures(rows)):
-            if key not in self._known and key not in self._no_time_for and key not in found:
+            if key not in self._known and key not in self._cut_short_keys and key not in found:
                 found[key] = regions.region_of(rows, (i,), self.target.platform)
         return found
 
@@ -166,7 +166,7 @@ class Oracle:
                     timeout = min(self.config.region_timeout, max(clock.left, _LEAST_TIMEOUT))
                     timing = self._time(region, timeout)
                     if self._cut_short(timing, timeout):
-                        self._no_time_for.add(sig)
+                        self._cut_short_keys.add(sig)
                         continue
                 else:
                     self.spending.from_store += 1
@@ -343,9 +343,9 @@ def signatures(views: CostView) -> list[tuple[int, int]]:
     time and each size is compiled.
     """
     count = len(views.op)
-    room = _LEAST_ROOM
-    while room < count:
-        room *= 4
-    padded = (np.pad(f, [(0, room - count)] + [(0, 0)] * (f.ndim - 1)) for f in views)
+    size = _LEAST_BATCH
+    while size < count:
+        size *= 4
+    padded = (np.pad(f, [(0, size - count)] + [(0, 0)] * (f.ndim - 1)) for f in views)
     keys = np.asarray(_signature(CostView._make(padded)))  # type: ignore[arg-type]
     return [(int(a), int(b)) for a, b in keys[:count]]

@@ -19,8 +19,8 @@ from xrl_jax.graph.graph import Node, TensorGraph, build, nodes_of
 from xrl_jax.program.arguments import flatten_args
 from xrl_jax.program.program import Program
 
-_FOREIGN = ("input", "opaque", "call", "pack", "proj")  # never inside one
-_NO_ARRAYS = ("none", "extended", "tuple")
+_EXCLUDED_OPS = ("input", "opaque", "call", "pack", "proj")  # never inside one
+_NON_ARRAY_DTYPES = ("none", "extended", "tuple")
 
 
 def neighbourhood(graph: TensorGraph, slot: int, radius: int) -> Program | None:
@@ -39,13 +39,13 @@ def neighbourhood(graph: TensorGraph, slot: int, radius: int) -> Program | None:
             readers[a].append(i)
 
     def work(indices: Iterable[int]) -> list[int]:
-        return [i for i in indices if not weight_only[i] and nodes[i].op not in _FOREIGN]
+        return [i for i in indices if not weight_only[i] and nodes[i].op not in _EXCLUDED_OPS]
 
     place = slots.index(slot)
     inside = _within(place, radius, lambda i: work(nodes[i].args))
     inside |= _within(place, radius, lambda i: work(readers[i]))
     kept, edge = _with_weight_work(nodes, weight_only, inside)
-    if any(nodes[i].dtype in _NO_ARRAYS for i in edge):
+    if any(nodes[i].dtype in _NON_ARRAY_DTYPES for i in edge):
         return None
     read_outside = {*graph_outputs, *(i for i in inside if set(readers[i]) - inside)}
     order = sorted(kept | edge)
@@ -86,7 +86,7 @@ def _with_weight_work(
         i = todo.pop()
         if i in kept or i in edge:
             continue
-        if weight_only[i] and nodes[i].ref < 0 and nodes[i].op not in _FOREIGN:
+        if weight_only[i] and nodes[i].ref < 0 and nodes[i].op not in _EXCLUDED_OPS:
             kept.add(i)
             todo += nodes[i].args
         else:

@@ -30,17 +30,17 @@ from xrl_jax.lower.table import absorbs, lower, shares_calls
 from xrl_jax.measure.base import Job
 
 Options = Sequence[tuple[str, str]]
-# A region is timed as a sequence of copies that together take about `_ROW` seconds at these rates:
-# a single call also pays for waking threads, which in a network are awake, and on a GPU for its
-# launch and the notice of its end. XLA's convolutions and pooling on a CPU are timed one at a time,
-# because their time inside a loop differs by a factor of ten and more.
-_ROW = 2e-3
+# A region is timed as a sequence of copies that together take about `_CHAIN_SECONDS` at these
+# rates: a single call also pays for waking threads, which in a network are awake, and on a GPU for
+# its launch and the notice of its end. XLA's convolutions and pooling on a CPU are timed one at a
+# time, because their time inside a loop differs by a factor of ten and more.
+_CHAIN_SECONDS = 2e-3
 _RATES = {"cpu": (1e11, 2e10)}  # operations and bytes per second
 _GPU_RATES = (1e13, 1e12)
 _LEAST_SECONDS, _MOST_COPIES = 1e-5, 16
 _LOOP_SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)  # elements, 16 KiB to 8 MiB
 _WRAPPED = ("conv", "dot", "window", "reduce")
-_IN_A_ROW = ("dot", "reduce", "movement", "elementwise")
+_CHAINED_CLASSES = ("dot", "reduce", "movement", "elementwise")
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Region:
         and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        loops = self.op_class in _IN_A_ROW or self.platform != "cpu"
+        loops = self.op_class in _CHAINED_CLASSES or self.platform != "cpu"
         can_repeat = loops and floating and 0 not in self.node.shape
         if not self.in_partition and not can_repeat:
             return 1
         flops, n_bytes = work.node_work(self.node, self.args)
         flop_rate, bandwidth = _RATES.get(self.platform, _GPU_RATES)
         each = max(flops / flop_rate, n_bytes / bandwidth, _LEAST_SECONDS)
-        return int(np.clip(_ROW / each, 2 if self.in_partition else 1, _MOST_COPIES))
+        return int(np.clip(_CHAIN_SECONDS / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
 
 def region_of(view: CostView, at: tuple[int, ...], platform: str) -> Region:
@@ -177,7 +177,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     )
     call = hoisted.call
     if region.copies > 1 and not region.in_partition:
-        call = _in_a_row(call, region)
+        call = _chained(call, region)
     exported = registry.exported(call, prepared, inputs)
     key = region_key(region, options, constants=constants)
     return Job(
@@ -189,7 +189,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     )
 
 
-def _in_a_row(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
+def _chained(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
     """Return a call of all copies of a region, one after the other.
 
     Each copy depends on the one before: an element of its result enters the scalar that the next
@@ -200,8 +200,8 @@ def _in_a_row(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
         def one(_: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             floor, _ = carry
             out = call(prepared, [*inputs[:-1], floor])
-            told = out[0][(0,) * out[0].ndim]
-            return jnp.minimum(floor, told.astype(floor.dtype)), out
+            element = out[0][(0,) * out[0].ndim]
+            return jnp.minimum(floor, element.astype(floor.dtype)), out
 
         shapes = jax.eval_shape(call, prepared, inputs)
         empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)

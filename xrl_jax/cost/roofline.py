@@ -31,7 +31,7 @@ from xrl_jax.cost.view import (
     view_new,
 )
 from xrl_jax.engine.delta import Price
-from xrl_jax.engine.instantiate import Asked
+from xrl_jax.engine.instantiate import BindingBatch
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import TensorGraph, assert_one
 from xrl_jax.lower.table import LOWERINGS
@@ -95,7 +95,7 @@ class CostTable:
         seconds = (busy + self.overhead[c]) * self.multiple[tuple(lowering_kind_of(view))]
         return jnp.where(c == 0, 0.0, seconds)
 
-    def corrected_with(self, view: CostView) -> jax.Array:
+    def correction_of(self, view: CostView) -> jax.Array:
         """Return the correction of nodes [...], as an index into `CORRECTED`."""
         is_kernel = fusion.is_member(self.sharing, view.op, view.lowering)
         kernel = self.corrected[view.op, view.lowering]
@@ -135,7 +135,7 @@ class CostTable:
         for _ in range(view.op.ndim):
             guess = jax.vmap(guess)
         guessed = guess(view)
-        cost = jnp.where(known, measured, guessed) * self.scale[self.corrected_with(view)]
+        cost = jnp.where(known, measured, guessed) * self.scale[self.correction_of(view)]
         # A timing includes reading all arguments, but those computed in the same loop are paid for
         # where the loop begins. It does not include writing arguments that were never written.
         in_loop = jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
@@ -145,7 +145,7 @@ class CostTable:
         writes = fusion.pays_write(view.op, view.arg_origins)
         cost += jnp.sum(jnp.where(writes, self.pass_seconds(_arg_bytes(view)), 0.0), axis=-1)
         of, origins = self.sharing, view.arg_origins
-        passes = jnp.where(fusion.is_element(of, view.op), of.in_loop, of.joined)
+        passes = jnp.where(fusion.is_fused(of, view.op), of.in_loop, of.joined)
         cost = jnp.where(
             fusion.is_joined(of, view, origins) & ~fusion.is_absorbed(view.op, origins),
             passes * self._moved_seconds(jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
@@ -239,16 +239,16 @@ class CostTable:
         crossing = jnp.where(there, self._crossing_seconds(view), 0.0)
         cost = jnp.where(there, graph.nodes.cost, 0.0) - crossing
         zeros = jnp.zeros(len(CORRECTED), jnp.float32)
-        return zeros.at[self.corrected_with(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
+        return zeros.at[self.correction_of(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
 
 
-def _price_of_made(table: CostTable, asked: Asked) -> tuple[jax.Array, jax.Array]:
+def _price_of_made(table: CostTable, batch: BindingBatch) -> tuple[jax.Array, jax.Array]:
     """Return the cost [C] of the nodes made, and the origins [C, 2] of the roots' replacements."""
     origins_with = functools.partial(fusion.origins_with, table.sharing)
-    found = jax.vmap(origins_with)(asked.made, asked.marks)
-    there = asked.made.nodes.op != ops.HOLE
-    cost = table.costs_where(jax.vmap(view_new)(asked.made, found), there)
-    replacing = jnp.take_along_axis(found, jnp.maximum(asked.to, 0), axis=1)
+    found = jax.vmap(origins_with)(batch.made, batch.marks)
+    there = batch.made.nodes.op != ops.HOLE
+    cost = table.costs_where(jax.vmap(view_new)(batch.made, found), there)
+    replacing = jnp.take_along_axis(found, jnp.maximum(batch.to, 0), axis=1)
     return jnp.sum(cost, axis=1), replacing
 
 

@@ -98,32 +98,36 @@ class Match(NamedTuple):
 
     bound: jax.Array  # [2P] slots
     matched: jax.Array  # bool
-    seen: jax.Array  # [2P, F], features of the bound nodes (`interpreter.features`)
+    features: jax.Array  # [2P, F], features of the bound nodes (`interpreter.features`)
 
 
 def match_in(table: RuleTable, graph: TensorGraph, candidate: Instantiated) -> Match:
     """Return how the candidate matches in this graph."""
     variant, root, partner, *_ = candidate
     bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
-    seen = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
-    return Match(bound, matched, seen)
+    features = interpreter.features(jax.tree.map(lambda f: f[bound], graph.nodes))
+    return Match(bound, matched, features)
 
 
 def apply_instantiated(
-    table: RuleTable, graph: TensorGraph, uses: jax.Array, candidate: Instantiated, seen: jax.Array
+    table: RuleTable,
+    graph: TensorGraph,
+    uses: jax.Array,
+    candidate: Instantiated,
+    features: jax.Array,
 ) -> Applied:
     """Apply a candidate as `apply` does, with its new nodes given instead of computed.
 
-    Nothing is done if the features of the bound nodes differ from `seen`, since the candidate might
-    create other nodes there.
+    Nothing is done if the features of the bound nodes differ from `features`, since the candidate
+    might create other nodes there.
 
     Args:
       uses: [N], `use_counts` of the graph.
-      seen: features of the bound nodes (see `match_in`) in the graph that `candidate` was instantiated
-        in.
+      features: those of the bound nodes (see `match_in`) in the graph that `candidate` was
+        instantiated in.
     """
     now = match_in(table, graph, candidate)
-    ok = (candidate.variant >= 0) & now.matched & jnp.all(now.seen == seen)
+    ok = (candidate.variant >= 0) & now.matched & jnp.all(now.features == features)
     return _with_new(table, graph, uses, now.bound, candidate, ok)
 
 
@@ -176,7 +180,7 @@ def _with_new(
         nodes=nodes, globals=graph.globals._replace(outputs=outputs, depth=depth)
     )
     rewritten = graph_lib.with_args(rewritten, args)
-    rewritten, uses = passes.without_dead(
+    rewritten, uses = passes.remove_dead_with_counts(
         passes.raise_depths(rewritten, needed=jnp.any(too_low)), uses
     )
     changed = jnp.any(args_of(rewritten) != args_of(graph), axis=1) | (

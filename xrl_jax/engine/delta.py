@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.engine.bind import bind
-from xrl_jax.engine.instantiate import Asked, ask
+from xrl_jax.engine.instantiate import BindingBatch, evaluate_on
 from xrl_jax.engine.match import Candidates
 from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph.graph import TensorGraph, args_of
@@ -38,14 +38,14 @@ class Price:
       context: arrays that `made` uses, the same for all graphs.
     """
 
-    made: Callable[[Any, Asked], tuple[jax.Array, jax.Array]]
+    made: Callable[[Any, BindingBatch], tuple[jax.Array, jax.Array]]
     replaced: Callable[[jax.Array, jax.Array], jax.Array]
     marks: jax.Array | None = None
     context: Any = None
 
 
-def _nothing(_: None, asked: Asked) -> tuple[jax.Array, jax.Array]:
-    return jnp.zeros(asked.to.shape[0]), jnp.zeros_like(asked.to)
+def _nothing(_: None, batch: BindingBatch) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros(batch.to.shape[0]), jnp.zeros_like(batch.to)
 
 
 # For rewriting without a cost model.
@@ -83,14 +83,16 @@ def deltas(
     args = args_of(graph)
     cost = graph.nodes.cost
 
-    def wanted(context: Any, asked: Asked) -> tuple[Any, ...]:
-        return asked.made.ok, *price.made(context, asked), keep(asked.made)
+    def fn(context: Any, batch: BindingBatch) -> tuple[Any, ...]:
+        return batch.made.ok, *price.made(context, batch), keep(batch.made)
 
     def make(variant: jax.Array, root: jax.Array, partner: jax.Array) -> tuple[Any, ...]:
         """Return ok, the seconds added, what `keep` returned, and the bound slots [2P]."""
         bound, matched = bind(table, jnp.maximum(variant, 0), root, partner, graph)
-        asked = jnp.where((variant >= 0) & matched, variant, -1)
-        found = ask(wanted, table, asked, bound, graph, marks=price.marks, context=price.context)
+        chosen = jnp.where((variant >= 0) & matched, variant, -1)
+        found = evaluate_on(
+            fn, table, chosen, bound, graph, marks=price.marks, context=price.context
+        )
         ok, seconds, marks, kept = found
         for which in range(2):
             more = price.replaced(bound[which * P], marks[which])

@@ -28,8 +28,8 @@ _NOWHERE = jnp.iinfo(jnp.int32).max
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
-    """What `ask` passes to `wanted`: distinct bindings [C] and the nodes created on them."""
+class BindingBatch(NamedTuple):
+    """What `evaluate_on` passes to `fn`: distinct bindings [C] and the nodes created on them."""
 
     made: NewNodes  # [C, Q, ...]
     marks: jax.Array  # [C, 2P] of the bound nodes; 0 if no marks are given
@@ -47,26 +47,26 @@ def instantiate(
       variant: scalar index; if negative, nothing is computed and the result is not ok.
       bound: [2P] node slots, see `bind`.
     """
-    return ask(_everything, table, variant, bound, graph)
+    return evaluate_on(_all_nodes, table, variant, bound, graph)
 
 
 def applies(
     table: RuleTable, variant: jax.Array, bound: jax.Array, graph: TensorGraph
 ) -> jax.Array:
     """Return whether `instantiate` would be ok (a scalar), many times cheaper than the nodes."""
-    return ask(_whether, table, variant, bound, graph)
+    return evaluate_on(_only_ok, table, variant, bound, graph)
 
 
-def _everything(_: None, asked: Asked) -> NewNodes:
-    return asked.made
+def _all_nodes(_: None, batch: BindingBatch) -> NewNodes:
+    return batch.made
 
 
-def _whether(_: None, asked: Asked) -> jax.Array:
-    return asked.made.ok
+def _only_ok(_: None, batch: BindingBatch) -> jax.Array:
+    return batch.made.ok
 
 
-def ask(
-    wanted: Callable[[Any, Asked], T],
+def evaluate_on(
+    fn: Callable[[Any, BindingBatch], T],
     table: RuleTable,
     variant: jax.Array,
     bound: jax.Array,
@@ -75,43 +75,43 @@ def ask(
     marks: jax.Array | None = None,
     context: Any = None,
 ) -> T:
-    """Return what `wanted` computes from the nodes that a variant creates on a binding.
+    """Return what `fn` computes from the nodes that a variant creates on a binding.
 
-    The less `wanted` returns, the faster. The result is zero or meaningless where the variant does
+    The less `fn` returns, the faster. The result is zero or meaningless where the variant does
     not apply. For vmap see `instantiate`.
 
     Args:
-      wanted: (context, [C] bindings) -> arrays [C, ...]; called once for equal bindings.
-      marks: [N] int32, a label of each node that `wanted` may use, beside what programs can see.
-      context: arrays that `wanted` may use, the same for all bindings.
+      fn: (context, [C] bindings) -> arrays [C, ...]; called once for equal bindings.
+      marks: [N] int32, a label of each node that `fn` may use, beside what programs can see.
+      context: arrays that `fn` may use, the same for all bindings.
     """
-    seen = _Seen(graph.nodes, marks)
-    made = _ask_many(wanted, table, context, seen, variant[None], bound[None])
+    data = _NodeData(graph.nodes, marks)
+    made = _evaluate_many(fn, table, context, data, variant[None], bound[None])
     return jax.tree.map(lambda v: v[0], made)
 
 
-class _Seen(NamedTuple):
+class _NodeData(NamedTuple):
     """The node data by which bindings are compared and evaluated."""
 
     nodes: Nodes  # [N, ...]
     marks: jax.Array | None  # [N]
 
 
-def _ask_many(
-    wanted: Callable[[Any, Asked], T],
+def _evaluate_many(
+    fn: Callable[[Any, BindingBatch], T],
     table: RuleTable,
     context: Any,
-    seen: _Seen,
+    data: _NodeData,
     variant: jax.Array,
     bound: jax.Array,
 ) -> T:
-    """Evaluate `ask` for variants [S] on bindings [S, 2P]."""
+    """Do `evaluate_on` for variants [S] on bindings [S, 2P]."""
 
     @jax.custom_batching.custom_vmap
     def many(
-        table: RuleTable, context: Any, seen: _Seen, variant: jax.Array, bound: jax.Array
+        table: RuleTable, context: Any, data: _NodeData, variant: jax.Array, bound: jax.Array
     ) -> T:
-        return _ask_different(wanted, table, context, seen, variant, bound)
+        return _evaluate_distinct(fn, table, context, data, variant, bound)
 
     @many.def_vmap
     def _(
@@ -119,7 +119,7 @@ def _ask_many(
         batched: Any,
         table: RuleTable,
         context: Any,
-        seen: _Seen,
+        data: _NodeData,
         variant: jax.Array,
         bound: jax.Array,
     ) -> tuple[T, Any]:
@@ -132,24 +132,24 @@ def _ask_many(
 
         variant, bound = repeat(variant, batched[3]), repeat(bound, batched[4])
         if any(jax.tree.leaves(batched[2])):
-            seen = jax.tree.map(repeat, seen, batched[2])
-            n = seen.nodes.op.shape[1]
+            data = jax.tree.map(repeat, data, batched[2])
+            n = data.nodes.op.shape[1]
             bound = bound + n * jnp.arange(size, dtype=jnp.int32)[:, None, None]
-            seen = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), seen)
-        made = _ask_many(
-            wanted, table, context, seen, variant.reshape(-1), bound.reshape(-1, 2 * P)
+            data = jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), data)
+        made = _evaluate_many(
+            fn, table, context, data, variant.reshape(-1), bound.reshape(-1, 2 * P)
         )
         split = jax.tree.map(lambda v: v.reshape(size, -1, *v.shape[1:]), made)
         return split, jax.tree.map(lambda _: True, split)
 
-    return many(table, context, seen, variant, bound)
+    return many(table, context, data, variant, bound)
 
 
-def _ask_different(
-    wanted: Callable[[Any, Asked], T],
+def _evaluate_distinct(
+    fn: Callable[[Any, BindingBatch], T],
     table: RuleTable,
     context: Any,
-    seen: _Seen,
+    data: _NodeData,
     variant: jax.Array,
     bound: jax.Array,
 ) -> T:
@@ -161,21 +161,21 @@ def _ask_different(
     """
     s = variant.shape[0]
     width = min(s, _WIDE_CHUNK if wide() else _CHUNK)
-    if bound.size < seen.nodes.op.size:
-        seen = jax.tree.map(lambda v: v[bound.reshape(-1)], seen)
+    if bound.size < data.nodes.op.size:
+        data = jax.tree.map(lambda v: v[bound.reshape(-1)], data)
         bound = jnp.arange(bound.size, dtype=jnp.int32).reshape(bound.shape)
-    nodes, marks = seen
+    nodes, marks = data
     features = interpreter.features(nodes)
     if marks is not None:  # behind the columns that programs read
         features = jnp.concatenate([features, marks[:, None]], axis=1)
-    leaders, like, count = _different(table, features, variant, bound)
-    leaders = jnp.pad(leaders, (0, -s % width))
+    representatives, group, count = _distinct(table, features, variant, bound)
+    representatives = jnp.pad(representatives, (0, -s % width))
 
     def answer(at: jax.Array, registers: jax.Array, holds: jax.Array) -> T:
         made = new_nodes(table, nodes, variant[at], bound[at], registers, holds)
         to = table.root_to[jnp.maximum(variant[at], 0)]
         of_bound = jnp.zeros_like(bound[at]) if marks is None else marks[bound[at]]
-        return wanted(context, Asked(made, of_bound, to))
+        return fn(context, BindingBatch(made, of_bound, to))
 
     def put(old: Any, new: Any, start: jax.Array) -> Any:
         return jax.tree.map(
@@ -184,15 +184,19 @@ def _ask_different(
 
     def phase(n: jax.Array, carry: tuple) -> tuple:
         """Process the bindings that passed the last phase; phase 0 runs program prefixes only."""
-        leaders, like, passed, registers, out = carry
+        representatives, group, passed, registers, out = carry
         place, count = _packed(passed), jnp.sum(passed)
-        leaders = jnp.zeros_like(leaders).at[place].set(leaders, mode="drop", unique_indices=True)
-        like = place.at[like].get(mode="fill", fill_value=_NOWHERE)
+        representatives = (
+            jnp.zeros_like(representatives)
+            .at[place]
+            .set(representatives, mode="drop", unique_indices=True)
+        )
+        group = place.at[group].get(mode="fill", fill_value=_NOWHERE)
         length = jnp.where(n == 0, jnp.minimum(table.length, _FIRST), table.length)
 
         def chunk(carry: tuple) -> tuple:
             start, registers, passed, out = carry
-            at = jax.lax.dynamic_slice_in_dim(leaders, start, width)
+            at = jax.lax.dynamic_slice_in_dim(representatives, start, width)
             present = (start + jnp.arange(width) < count) & (variant[at] >= 0)
             registers, holds = interpreter.run(
                 table.code, length, variant[at], features, bound[at], present, registers
@@ -204,30 +208,32 @@ def _ask_different(
             out = jax.lax.cond((n > 0) & jnp.any(holds), more, lambda: out)
             return start + width, registers, put(passed, holds, start), out
 
-        begin = jnp.int32(0), registers, jnp.zeros(leaders.shape, bool), out
+        begin = jnp.int32(0), registers, jnp.zeros(representatives.shape, bool), out
         _, registers, passed, out = jax.lax.while_loop(lambda c: c[0] < count, chunk, begin)
-        return leaders, like, passed, registers, out
+        return representatives, group, passed, registers, out
 
     registers = jnp.zeros((table.code.shape[1], width, bytecode.K), jnp.int32)
-    example = jax.eval_shape(answer, leaders[:width], registers, variant[:width] >= 0)
-    blank = jax.tree.map(lambda v: jnp.zeros((len(leaders), *v.shape[1:]), v.dtype), example)
-    first = 0 if wanted is _whether and s >= 4 * width else 1
-    begin = leaders, like, jnp.arange(len(leaders)) < count, registers, blank
-    _, like, _, _, made = jax.lax.fori_loop(first, 2, phase, begin)
-    return jax.tree.map(lambda v: v.at[like].get(mode="fill", fill_value=0), made)
+    example = jax.eval_shape(answer, representatives[:width], registers, variant[:width] >= 0)
+    blank = jax.tree.map(
+        lambda v: jnp.zeros((len(representatives), *v.shape[1:]), v.dtype), example
+    )
+    first = 0 if fn is _only_ok and s >= 4 * width else 1
+    begin = representatives, group, jnp.arange(len(representatives)) < count, registers, blank
+    _, group, _, _, made = jax.lax.fori_loop(first, 2, phase, begin)
+    return jax.tree.map(lambda v: v.at[group].get(mode="fill", fill_value=0), made)
 
 
-def _packed(wanted: jax.Array) -> jax.Array:
-    """Return targets [S] that pack the elements flagged in `wanted` [S] to the front.
+def _packed(flags: jax.Array) -> jax.Array:
+    """Return targets [S] that pack the elements flagged in `flags` [S] to the front.
 
     All other targets are out of range. No two targets are equal, so a scatter to them may assume
     unique indices and need not sort them.
     """
-    each = jnp.arange(len(wanted), dtype=jnp.int32)
-    return jnp.where(wanted, jnp.cumsum(wanted, dtype=jnp.int32) - 1, len(wanted) + each)
+    each = jnp.arange(len(flags), dtype=jnp.int32)
+    return jnp.where(flags, jnp.cumsum(flags, dtype=jnp.int32) - 1, len(flags) + each)
 
 
-def _different(
+def _distinct(
     table: RuleTable, features: jax.Array, variant: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return one representative of each group of equal bindings.
@@ -263,7 +269,7 @@ def _different(
     new = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1).at[0].set(True)
     new &= variant[order] >= 0
     none = jnp.zeros(s, jnp.int32)
-    leaders = none.at[_packed(new)].set(order, mode="drop", unique_indices=True)
-    like = none.at[order].set(jnp.cumsum(new) - 1, unique_indices=True)
-    like = jnp.where(variant >= 0, like, _NOWHERE)
-    return leaders, like, jnp.sum(new)
+    representatives = none.at[_packed(new)].set(order, mode="drop", unique_indices=True)
+    group = none.at[order].set(jnp.cumsum(new) - 1, unique_indices=True)
+    group = jnp.where(variant >= 0, group, _NOWHERE)
+    return representatives, group, jnp.sum(new)

@@ -152,10 +152,10 @@ def _execute(
         lambda old, i=i, compute=compute: jnp.where(kind == i, compute(), old)
         for i, compute in enumerate(costly.values())
     ]
-    return at_hand(kind[:, 0], branches, _elementwise(x, y, op, imm))
+    return apply_present(kind[:, 0], branches, _elementwise(x, y, op, imm))
 
 
-def at_hand(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> T:
+def apply_present(kind: jax.Array, branches: Sequence[Callable[[T], T]], start: T) -> T:
     """Apply to `start`, in order, those of up to 32 branches whose index is in `kind` [C].
 
     -1 in `kind` stands for no branch. A branch must leave the elements of other kinds unchanged.

@@ -24,9 +24,9 @@ from xrl_jax.engine.bind import bind_tree
 from xrl_jax.engine.instantiate import applies
 from xrl_jax.engine.pairs import halves_of, pairs_at
 from xrl_jax.graph import ops
-from xrl_jax.graph.bits import at_ranks, ranked, words_of
+from xrl_jax.graph.bits import set_bits_at, set_bits_from, words_of
 from xrl_jax.graph.graph import TensorGraph, args_of, assert_one
-from xrl_jax.graph.passes import joined
+from xrl_jax.graph.passes import join_batch
 from xrl_jax.graph.view import views_at
 from xrl_jax.language.table import HEIGHT, N_ARG_BITS, P, RuleTable
 from xrl_jax.lower.table import fits
@@ -108,7 +108,7 @@ def _match_nodes(
         )
         flat = masks.reshape(-1, masks.shape[-1])
         new = _match_nodes(
-            table, joined(graph), steps.reshape(-1), flat, size * n_nodes, size * capacity
+            table, join_batch(graph), steps.reshape(-1), flat, size * n_nodes, size * capacity
         )
         return new.reshape(masks.shape), True
 
@@ -130,14 +130,14 @@ def _match_some(
 
     def some_nodes(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, hit = carry
-        nodes, _, exists = ranked(among[:, None].astype(jnp.uint32), first, n_nodes)
+        nodes, _, exists = set_bits_from(among[:, None].astype(jnp.uint32), first, n_nodes)
         possible = _trees_possible(table, graph, nodes) & table.tall_bits[steps[nodes]]
         possible = jnp.where(exists[:, None], possible, 0)
         n_possible = jnp.sum(jax.lax.population_count(possible))
 
         def some_survivors(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, hit = carry
-            at, tree, exists = ranked(possible, first, capacity)
+            at, tree, exists = set_bits_from(possible, first, capacity)
             bound, binds = bind_all(table, tree, nodes[at], graph)
             binds &= exists
             variant = table.tree_variant[tree]
@@ -218,7 +218,7 @@ def candidates(
     """
     assert_one(graph, masks)
     single = _single_trees(table)
-    node, tree, exists = ranked(masks & single, jnp.int32(0), size)
+    node, tree, exists = set_bits_from(masks & single, jnp.int32(0), size)
     n_single = jnp.sum(jax.lax.population_count(masks & single)).astype(jnp.int32)
     variant = jnp.where(exists, table.tree_variant[tree], -1)
     halves = halves_of(table, graph, masks & ~single, pair_size or size)
@@ -273,7 +273,7 @@ def sample(
     slot = jnp.arange(size, dtype=jnp.int32)
     drawn = jnp.floor((slot + jax.random.uniform(key)) * (n / size)).astype(jnp.int32)
     number = jnp.where(n > size, jnp.minimum(drawn, n - 1), jnp.where(slot < n, slot, -1))
-    node, tree, exists = at_ranks(masks & single, jnp.where(number < n_single, number, -1))
+    node, tree, exists = set_bits_at(masks & single, jnp.where(number < n_single, number, -1))
     of_pair = jnp.where(number >= n_single, number - n_single, -1)
     pair_variant, root, partner = pairs_at(table, graph, halves, of_pair, checked=checked)
     return Candidates(

@@ -57,7 +57,7 @@ def _shapes(code: jax.Array, attrs: jax.Array, args: jax.Array, n: jax.Array) ->
     branches = [
         functools.partial(inferred, i, rule) for i, rule in enumerate(shapes.SHAPE_RULES.values())
     ]
-    return interpreter.at_hand(family, branches, jnp.zeros((len(code), _RANK + 2), jnp.int32))
+    return interpreter.apply_present(family, branches, jnp.zeros((len(code), _RANK + 2), jnp.int32))
 
 
 def _types(

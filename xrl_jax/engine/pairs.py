@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from xrl_jax.engine.bind import bind_tree
 from xrl_jax.engine.instantiate import applies
 from xrl_jax.graph.batch import largest_of_batch
-from xrl_jax.graph.bits import ranked
+from xrl_jax.graph.bits import set_bits_from
 from xrl_jax.graph.graph import TensorGraph, args_of
 from xrl_jax.language.table import RuleTable
 
@@ -68,7 +68,7 @@ class Halves(NamedTuple):
 
 def halves_of(table: RuleTable, graph: TensorGraph, masks: jax.Array, size: int) -> Halves:
     """Return at most `size` halves, found among the matches `masks` [N, W]."""
-    node, tree, exists = ranked(masks, jnp.int32(0), size)
+    node, tree, exists = set_bits_from(masks, jnp.int32(0), size)
     n_halves = jnp.sum(jax.lax.population_count(masks)).astype(jnp.int32)
     variant, which = table.tree_variant[tree], table.tree_root[tree]
     bound = jax.vmap(bind_tree, in_axes=(None, 0, 0, None))(table, tree, node, graph)[0]
@@ -143,7 +143,7 @@ def _closes_cycle(
 
     def sweep(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, closes = carry
-        pair, _, exists = ranked(suspicious[:, None].astype(jnp.uint32), first, _SWEEP)
+        pair, _, exists = set_bits_from(suspicious[:, None].astype(jnp.uint32), first, _SWEEP)
         start, end = low[pair], high[pair]
         seeds = jnp.zeros((args.shape[0], _SWEEP // 32), jnp.uint32)
         seeds = seeds.at[start, word].add(jnp.where(exists, jnp.uint32(1) << bit, jnp.uint32(0)))

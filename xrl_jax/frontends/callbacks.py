@@ -38,14 +38,14 @@ class Answers:
         self._found: dict[int, dict[Any, list[np.ndarray]]] = {}
         self._lock = threading.RLock()  # XLA calls back from its own threads
 
-    def of(self, number: int, key: Any, ask: Callable[[], Sequence[Any]]) -> list[np.ndarray]:
-        """Return callback `number`'s answer for this key, calling `ask` if there is none yet."""
+    def get(self, number: int, key: Any, compute: Callable[[], Sequence[Any]]) -> list[np.ndarray]:
+        """Return callback `number`'s answer for this key, by `compute` if there is none yet."""
         with self._lock:
             found = self._found.setdefault(number, {})
             if key not in found:
                 if len(found) >= _MOST_ANSWERS:
                     return next(reversed(found.values()))
-                found[key] = [np.asarray(x) for x in ask()]
+                found[key] = [np.asarray(x) for x in compute()]
             return found[key]
 
 
@@ -73,7 +73,7 @@ class StandIn:
         if self.primitive.name == "pure_callback":
             arrays = [np.asarray(x) for x in operands]
             key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in arrays)
-        answer = self._answers.of(self.number, key, lambda: self.params["callback"](*operands))
+        answer = self._answers.get(self.number, key, lambda: self.params["callback"](*operands))
         return [x.astype(t.dtype) for x, t in zip(answer, types, strict=True)]
 
 
@@ -97,7 +97,7 @@ def without_callbacks(fn: Callable[..., Any], in_tree: Any) -> Callable[..., Any
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, _ = flatten_as(in_tree, args, kwargs)
         closed, out_tree = trace(fn, leaves, in_tree)
-        quiet = _changed(closed, _standing_in(answers), {})
+        quiet = _changed(closed, _to_stand_ins(answers), {})
         return jax.tree.unflatten(out_tree, jaxpr_as_fun(quiet)(*leaves))
 
     return run
@@ -105,7 +105,7 @@ def without_callbacks(fn: Callable[..., Any], in_tree: Any) -> Callable[..., Any
 
 def program_without_callbacks(program: Program) -> Program:
     """Return the program with stand-ins for its callbacks, and no `fn`, which has the originals."""
-    return replace(_changed_bindings(program, _standing_in(Answers())), fn=None)
+    return replace(_changed_bindings(program, _to_stand_ins(Answers())), fn=None)
 
 
 def with_callbacks(program: Program) -> Program:
@@ -115,12 +115,12 @@ def with_callbacks(program: Program) -> Program:
         stand_in = equation.params.get("callback")
         if not isinstance(stand_in, StandIn):
             return equation
-        return _with(equation, stand_in.primitive, stand_in.params)
+        return _with_primitive(equation, stand_in.primitive, stand_in.params)
 
     return _changed_bindings(program, back)
 
 
-def _standing_in(answers: Answers) -> Change:
+def _to_stand_ins(answers: Answers) -> Change:
     numbers = iter(range(1 << 30))
 
     def change(equation: Any) -> Any:
@@ -130,7 +130,7 @@ def _standing_in(answers: Answers) -> Change:
         primitive, params = equation.primitive, dict(equation.params)
         if primitive.name == "debug_print":  # has no `callback` parameter: made a debug_callback
             primitive, params = _debug_callback(params["ordered"])
-        return _with(equation, primitive, {**params, "callback": stand_in})
+        return _with_primitive(equation, primitive, {**params, "callback": stand_in})
 
     return change
 
@@ -143,7 +143,7 @@ def _debug_callback(ordered: bool) -> tuple[Any, dict[str, Any]]:
     return equation.primitive, equation.params
 
 
-def _with(equation: Any, primitive: Any, params: dict[str, Any]) -> Any:
+def _with_primitive(equation: Any, primitive: Any, params: dict[str, Any]) -> Any:
     """Return an equation of a jaxpr or a program with another primitive and other parameters."""
     if isinstance(equation, Equation):
         return replace(equation, primitive=primitive, params=params)
@@ -167,7 +167,7 @@ def _changed_bindings(program: Program, change: Change) -> Program:
 def _changed_equation(equation: Any, change: Change, seen: dict[int, Any]) -> Any:
     params = {k: _changed(v, change, seen) for k, v in equation.params.items()}
     if any(v is not equation.params[k] for k, v in params.items()):
-        equation = _with(equation, equation.primitive, params)
+        equation = _with_primitive(equation, equation.primitive, params)
     return change(equation)
 
 

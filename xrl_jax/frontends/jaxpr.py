@@ -26,10 +26,10 @@ from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
+    append_holder,
     assemble,
     dtype_name,
     exact_float32,
-    held,
     live,
     source_key,
     struct,
@@ -122,7 +122,7 @@ def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
     return {w % n_args for w in positions}
 
 
-def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+def _unclosed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """Return the jaxpr and the constants of a closed or an open jaxpr."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
@@ -135,7 +135,7 @@ def _inner(equation: Any) -> Any | None:
     if not is_plain(params):
         return None
     for key in _JAXPR_NAMES:
-        inner, _ = _open(params.get(key))
+        inner, _ = _unclosed(params.get(key))
         if hasattr(inner, "eqns") and len(inner.invars) == len(equation.invars):
             return params[key] if len(inner.outvars) == len(equation.outvars) else None
     return None
@@ -161,7 +161,7 @@ class _Tracing:
 
     def graph(self, closed: Any, name: str) -> HostGraph:
         """Return the graph of a closed jaxpr."""
-        jaxpr, consts = _open(closed)
+        jaxpr, consts = _unclosed(closed)
         builder = _GraphBuilder(self)
         args = [builder.input(i, v.aval) for i, v in enumerate(jaxpr.invars)]
         outputs = builder.run(jaxpr, consts, args)
@@ -170,7 +170,7 @@ class _Tracing:
 
     def body(self, closed: Any, name: str) -> int:
         """Return the index of the body of a closed jaxpr; jaxprs with equal graphs share a body."""
-        jaxpr, consts = _open(closed)
+        jaxpr, consts = _unclosed(closed)
         key = (id(jaxpr), *(id(c) for c in consts))
         if key not in self.body_of:
             graph = live(self.graph(closed, name))
@@ -181,7 +181,7 @@ class _Tracing:
 
     def is_shared(self, inner: Any) -> bool:
         """Return whether a call of this jaxpr stays a call, i.e. is not inlined."""
-        jaxpr, _ = _open(inner)
+        jaxpr, _ = _unclosed(inner)
         return (
             self.share
             and not jaxpr.effects
@@ -200,8 +200,8 @@ class _Tracing:
             if not nested:
                 size += 1
             for each in nested:
-                self.sites[id(_open(each)[0])] += 1
-                size += self._count(_open(each)[0])
+                self.sites[id(_unclosed(each)[0])] += 1
+                size += self._count(_unclosed(each)[0])
         self.sizes[id(jaxpr)] = size
         return size
 
@@ -293,7 +293,7 @@ class _GraphBuilder:
             if name in JITS and self.tracing.is_shared(inner):
                 body = self.tracing.body(inner, str(equation.params.get("name") or name))
                 return self.bound(Call("inline", (body,)), "call", equation, args)
-            return self.run(*_open(inner), args)
+            return self.run(*_unclosed(inner), args)
         if name in CONTROL_FLOW and all(_is_array(v.aval) for v in equation.invars):
             bodies = tuple(
                 self.tracing.body(j, f"{name} {i}" if name != "scan" else name)
@@ -336,7 +336,7 @@ class _GraphBuilder:
             node = replace(node, attrs=pack_attrs(op, {"pinned": 1}))
         types = [(_shape(v.aval), _dtype(v.aval)) for v in equation.outvars]
         after = self.pinned if equation.effects else None
-        index, results = held(self.nodes, node, args, types, after)
+        index, results = append_holder(self.nodes, node, args, types, after)
         if equation.effects:
             self.pinned = index
         return results

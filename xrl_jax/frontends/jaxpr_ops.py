@@ -106,7 +106,7 @@ def _reshaped(emit: Emit, site: Site) -> Result:
     return emit.node("reshape", site.args, shape=shape, rank=len(shape))
 
 
-def _from(op: str, attrs: Callable[[Params], Attrs], *known: str) -> Translation:
+def _with_attrs(op: str, attrs: Callable[[Params], Attrs], *known: str) -> Translation:
     """Translate to an op whose attributes `attrs` computes from the parameters.
 
     If `known` names any parameters, all others must be None.
@@ -331,29 +331,31 @@ TRANSLATIONS: Mapping[str, Translation] = MappingProxyType(
         "reshape": _reshaped,
         "squeeze": _reshaped,
         "expand_dims": _reshaped,
-        "broadcast_in_dim": _from("broadcast", _shape_and_dims, "shape", "broadcast_dimensions"),
-        "transpose": _from("transpose", lambda p: {"perm": p["permutation"]}),
+        "broadcast_in_dim": _with_attrs(
+            "broadcast", _shape_and_dims, "shape", "broadcast_dimensions"
+        ),
+        "transpose": _with_attrs("transpose", lambda p: {"perm": p["permutation"]}),
         "concatenate": _concatenate,
         "slice": _slice,
         "split": _split,
         "stack": _stack,
         "unstack": _unstack,
         "tile": _tile,
-        "pad": _from("pad", _padding),
-        "rev": _from("rev", lambda p: {"axes": ops.mask_of(p["dimensions"])}),
-        **{name: _from(name, _axes, "axes") for name in _REDUCTIONS},
+        "pad": _with_attrs("pad", _padding),
+        "rev": _with_attrs("rev", lambda p: {"axes": ops.mask_of(p["dimensions"])}),
+        **{name: _with_attrs(name, _axes, "axes") for name in _REDUCTIONS},
         "argmax": _arg_reduce("argmax"),
         "argmin": _arg_reduce("argmin"),
         **{
-            n: _from(n, lambda p: {"axis": p["axis"], "reverse": int(p["reverse"])})
+            n: _with_attrs(n, lambda p: {"axis": p["axis"], "reverse": int(p["reverse"])})
             for n in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
         },
         "reduce_window_sum": _window("window_sum"),
         "reduce_window_max": _window("window_max"),
         "reduce_window_min": _window("window_min"),
         "select_n": _select,
-        "integer_pow": _from("integer_pow", lambda p: {"exponent": p["y"]}),
-        "round": _from("round", lambda p: {"method": int(p["rounding_method"])}),
+        "integer_pow": _with_attrs("integer_pow", lambda p: {"exponent": p["y"]}),
+        "round": _with_attrs("round", lambda p: {"method": int(p["rounding_method"])}),
         "iota": _iota,
         "dot_general": _dot,
         "conv_general_dilated": _conv,

@@ -114,9 +114,9 @@ def load_onnx(
 
     watch = Watch()
     for name in names:
-        watch.given(name, input_dtype(protos[name]))
+        watch.record_input(name, input_dtype(protos[name]))
     for name, weight in weights.items():
-        watch.given(name, weight.dtype)
+        watch.record_input(name, weight.dtype)
     try:  # report here the problems that only tracing finds
         jax.eval_shape(functools.partial(run, watch), weights, *inputs)
     except UnknownValueError as error:

@@ -29,7 +29,7 @@ def declared_shape(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     )
 
 
-def shown(shape: tuple[Dim, ...] | None) -> str:
+def format_shape(shape: tuple[Dim, ...] | None) -> str:
     if shape is None:
         return "no shape"
     return f"shape [{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
@@ -94,7 +94,9 @@ def filled_shape(
         len(given) != len(shape)
         or any(size not in (None, new) for size, new in zip(sizes, given, strict=True))
     ):
-        raise OnnxError(f"input '{name}' has {shown(shape)}, which {tuple(given)} does not fit")
+        raise OnnxError(
+            f"input '{name}' has {format_shape(shape)}, which {tuple(given)} does not fit"
+        )
     return tuple(int(size) for size in given)
 
 
@@ -102,7 +104,9 @@ def missing_sizes(
     missing: Mapping[str, tuple[Dim, ...] | None], dimensions: Mapping[str, int]
 ) -> str:
     """Return the error message for inputs with open sizes, with the two ways to specify them."""
-    listing = ", ".join(f"input '{name}' has {shown(shape)}" for name, shape in missing.items())
+    listing = ", ".join(
+        f"input '{name}' has {format_shape(shape)}" for name, shape in missing.items()
+    )
     open_names = {
         dim: None
         for shape in missing.values()
@@ -142,7 +146,7 @@ def constant_input(value: onnx.ValueInfoProto, given: Any) -> np.ndarray:
         isinstance(dim, int) and dim != size for dim, size in zip(shape, array.shape, strict=True)
     ):
         raise OnnxError(
-            f"input '{value.name}' has {shown(shape)}, which a constant of shape "
+            f"input '{value.name}' has {format_shape(shape)}, which a constant of shape "
             f"{list(array.shape)} does not fit"
         )
     return cast

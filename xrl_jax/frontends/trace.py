@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xrl_jax.program.arguments import flatten_args, hold_static, unflatten_args
+from xrl_jax.program.arguments import flatten_args, unflatten_args, wrap_static
 
 _MOST_NUMBERS = 8  # beyond this, all are static without a trial of each
 
@@ -34,7 +34,7 @@ def trace_call(
     """
 
     def traced(static: Collection[int]) -> tuple[Any, Any, list[Any], Any]:
-        leaves, tree = flatten_args(*hold_static(static, args, kwargs))
+        leaves, tree = flatten_args(*wrap_static(static, args, kwargs))
         return (*trace(fn, leaves, tree), leaves, tree)
 
     try:

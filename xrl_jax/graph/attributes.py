@@ -132,7 +132,7 @@ def normal(node: Node, arg_rank: int) -> tuple[int, ...]:
     out = [0] * ops.MAX_ATTRS
     for field in node.spec.fields:
         used = used_width(field, len(node.shape), arg_rank) if field.width > 1 else 1
-        out[field.place] = [*node.attrs[field.place][:used], *field.fill[used:]]
+        out[field.attr_slice] = [*node.attrs[field.attr_slice][:used], *field.fill[used:]]
     return tuple(out)
 
 
@@ -140,7 +140,7 @@ def with_kind(node: Node, kind: Kind, value: int) -> tuple[int, ...]:
     """Return a node's attributes with every field of one kind set to `value`."""
     attrs = list(node.attrs)
     for field in node.spec.of_kind(kind):
-        attrs[field.place] = [value] * field.width
+        attrs[field.attr_slice] = [value] * field.width
     return tuple(attrs)
 
 
@@ -153,7 +153,7 @@ def error(node: Node, arg_ranks: Sequence[int]) -> str | None:
     spec = node.spec
     arg_rank = arg_ranks[0] if arg_ranks else 0
     for field in spec.fields:
-        values = node.attrs[field.place]
+        values = node.attrs[field.attr_slice]
         wrong = _named_error(field, values[0]) or _axis_error(field, values[0], node, arg_ranks)
         if wrong or (wrong := _range_error(field, values)):
             return f"attribute {field.name}={wrong}"
@@ -166,7 +166,7 @@ def error(node: Node, arg_ranks: Sequence[int]) -> str | None:
         listed = [d for f in spec.of_kind(kind) for d in dims_of(node.attrs[f.offset]) or ()]
         if twice := sorted({d for d in listed if listed.count(d) > 1}):
             return f"{side} axes {twice} are contracted and batched"
-    end = max((f.place.stop for f in spec.fields), default=0)
+    end = max((f.attr_slice.stop for f in spec.fields), default=0)
     if any(node.attrs[end:]):
         return f"attribute integers beyond entry {end} are not zero"
     return None

@@ -29,7 +29,7 @@ def first_set(flags: jax.Array, size: int) -> jax.Array:
     return jnp.where(exists, 32 * word + bit, 0).astype(jnp.int32)
 
 
-def ranked(
+def set_bits_from(
     words: jax.Array, first: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return row and bit of the set bits of `words` [N, W] with ranks first to first + capacity - 1
@@ -38,10 +38,10 @@ def ranked(
     Bit counts are accumulated per word, never per bit: a table of N x 32 W flags would take most
     of the time of a rewriting step.
     """
-    return at_ranks(words, first + jnp.arange(capacity, dtype=jnp.int32))
+    return set_bits_at(words, first + jnp.arange(capacity, dtype=jnp.int32))
 
 
-def at_ranks(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def set_bits_at(words: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return row and bit of the set bits of `words` [N, W] with these ranks, and which exist."""
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
     total = jnp.cumsum(counts)

@@ -218,7 +218,7 @@ def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
         if node.op == "proj" and view.op(node.args[0]) not in ("opaque", "call"):
             view.fail(slot, "takes the result of an opaque node or a call only")
         if node.op in ("opaque", "call"):
-            wanted, got = node.number("n_args"), len(flat_operands(view.nodes, node))
+            wanted, got = node.scalar_attr("n_args"), len(flat_operands(view.nodes, node))
             if got != wanted:
                 view.fail(slot, f"n_args is {wanted}, but it has {got} operands")
         if bindings is None or kind is None or node.ref < 0:
@@ -246,7 +246,7 @@ def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
         equation = _equation(bindings[view.nodes[node.args[0]].ref])
         if equation is None:
             continue  # an inlined body: `check_program` checks its results
-        index = node.number("index")
+        index = node.scalar_attr("index")
         if index >= equation.n_outputs:
             view.fail(slot, f"index {index}, but {equation.name} has {equation.n_outputs} results")
         if not matches(node, equation.avals[index]):

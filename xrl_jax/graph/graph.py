@@ -124,10 +124,10 @@ class Node:
     def attr(self, name: str) -> int | tuple[int, ...]:
         """Return an attribute by name: an integer, or a tuple where the field is wide."""
         field = self.spec.field(name)
-        values = self.attrs[field.place]
+        values = self.attrs[field.attr_slice]
         return values[0] if field.width == 1 else values
 
-    def number(self, name: str) -> int:
+    def scalar_attr(self, name: str) -> int:
         """Return an attribute of width one."""
         value = self.attr(name)
         assert isinstance(value, int)
@@ -142,7 +142,7 @@ class Node:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes of the mask attribute `axes`."""
-        return ops.axes_of(self.number("axes"))
+        return ops.axes_of(self.scalar_attr("axes"))
 
 
 def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def pack_attrs(op: str, values: dict[str, int | Sequence[int]]) -> tuple[int, ..
         row = [int(v) for v in given]
         if len(row) > field.width:
             raise GraphError(f"{op}.{field.name} takes {field.width} values, got {len(row)}: {row}")
-        out[field.place] = [*row, *field.fill[len(row) :]]
+        out[field.attr_slice] = [*row, *field.fill[len(row) :]]
     unknown = set(values) - {f.name for f in spec.fields}
     if unknown:
         spec.field(sorted(unknown)[0])
@@ -257,7 +257,7 @@ def build_on_host(
         value[slot] = node.value
         ref[slot] = node.ref
         table[slot, : len(args)] = args
-        pinned = node.op in ("opaque", "call") and node.number("pinned")
+        pinned = node.op in ("opaque", "call") and node.scalar_attr("pinned")
         if node.op in ("weight", "array", "const", "iota"):
             weight_only[slot] = True
         elif node.op != "input" and not pinned:

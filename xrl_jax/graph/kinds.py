@@ -99,7 +99,7 @@ ONE_AXIS = Kind("mask of one axis")
 PERMUTATION = Kind("permutation", fill=None)
 LHS_DIMS = Kind("packed axes", arg=0)
 RHS_DIMS = replace(LHS_DIMS, arg=1)
-PLACES = Kind("axes of the result", fill=-1)  # one for each axis of the argument
+RESULT_AXES = Kind("axes of the result", fill=-1)  # one for each axis of the argument
 # The node's own shape.
 SIZES = Kind("sizes", fill=1, least=0, span="node")
 RANK = Kind("rank", least=0, most=MAX_RANK)
@@ -128,7 +128,7 @@ class Field:
     width: int = 1
 
     @property
-    def place(self) -> slice:
+    def attr_slice(self) -> slice:
         """The slice of the attribute vector that the field occupies."""
         return slice(self.offset, self.offset + self.width)
 

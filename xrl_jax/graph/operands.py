@@ -44,16 +44,16 @@ def flat_operands(nodes: Sequence[Node], node: Node) -> list[int]:
     Packs are opened (argument 0 of a pack may be the pack of the operands before it). The link of a
     pinned node (`link_of`), which follows its `n_args` operands, is left out.
     """
-    return _held(nodes, node)[: node.number("n_args")]
+    return _unpacked_args(nodes, node)[: node.scalar_attr("n_args")]
 
 
 def link_of(nodes: Sequence[Node], node: Node) -> int | None:
     """Return the pinned node that must run before this one; None if there is none."""
-    held, n = _held(nodes, node), node.number("n_args")
+    held, n = _unpacked_args(nodes, node), node.scalar_attr("n_args")
     return held[n] if len(held) > n else None
 
 
-def _held(nodes: Sequence[Node], node: Node) -> list[int]:
+def _unpacked_args(nodes: Sequence[Node], node: Node) -> list[int]:
     held = list(node.args)
     while held and nodes[held[0]].op == "pack":
         held[:1] = nodes[held[0]].args

@@ -172,7 +172,7 @@ ENTRIES: tuple[Entry, ...] = (
         "broadcast",
         (1, 1),
         dict(
-            fields=fields(shape=(k.SIZES, _R), rank=k.RANK, dims=(k.PLACES, _R)),
+            fields=fields(shape=(k.SIZES, _R), rank=k.RANK, dims=(k.RESULT_AXES, _R)),
             shape="broadcast",
         ),
     ),

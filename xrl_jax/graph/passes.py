@@ -26,10 +26,10 @@ def use_counts(graph: TensorGraph) -> jax.Array:
 
 def remove_dead(graph: TensorGraph) -> TensorGraph:
     """Turn nodes that no output or pinned node depends on into holes; slots do not move."""
-    return without_dead(graph, use_counts(graph))[0]
+    return remove_dead_with_counts(graph, use_counts(graph))[0]
 
 
-def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.Array]:
+def remove_dead_with_counts(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.Array]:
     """Do `remove_dead`, given the graph's `use_counts` [N]; also return the updated counts."""
     table, code = args_of(graph), graph.nodes.op
 
@@ -52,20 +52,20 @@ def without_dead(graph: TensorGraph, uses: jax.Array) -> tuple[TensorGraph, jax.
     return with_args(graph, jnp.where(live[:, None], table, 0)), uses.at[0].set(0)
 
 
-def joined(graphs: TensorGraph) -> TensorGraph:
+def join_batch(graphs: TensorGraph) -> TensorGraph:
     """Join a batch of graphs [B, ...] into one of B * N slots: node n of graph b is b * N + n."""
     size, n = graphs.nodes.op.shape
     first = n * jnp.arange(size, dtype=jnp.int32)[:, None]
 
-    def moved(slots: jax.Array, none: int) -> jax.Array:
+    def shifted(slots: jax.Array, none: int) -> jax.Array:
         return jnp.where(slots == none, none, slots + first).reshape(-1)
 
     return TensorGraph(
         nodes=jax.tree.map(lambda v: v.reshape(size * n, *v.shape[2:]), graphs.nodes),
         edges=graphs.edges.reshape(-1),
-        senders=moved(graphs.senders, 0),
+        senders=shifted(graphs.senders, 0),
         receivers=(graphs.receivers + first).reshape(-1),
-        globals=Globals(moved(graphs.globals.outputs, -1), graphs.globals.depth.reshape(-1)),
+        globals=Globals(shifted(graphs.globals.outputs, -1), graphs.globals.depth.reshape(-1)),
         n_node=jnp.sum(graphs.n_node, axis=0),
         n_edge=jnp.sum(graphs.n_edge, axis=0),
     )

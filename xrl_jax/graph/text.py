@@ -80,7 +80,7 @@ def format_node(node: Node, name: str, args: Sequence[str], arg_rank: int = 0) -
     defaults = attributes.defaults(node.op, node.shape, node.dtype)
     attrs = []
     for field in node.spec.fields:
-        values, usual = node.attrs[field.place], defaults[field.place]
+        values, usual = node.attrs[field.attr_slice], defaults[field.attr_slice]
         if values == usual:
             continue
         if field.width == 1:
@@ -224,7 +224,7 @@ def _parse_attrs(line: _Line, op: str, defaults: tuple[int, ...]) -> tuple[int, 
             line.fail(f"{op}.{name} takes at most {field.width} values, got {len(row)}", at)
         try:
             values = [attributes.decode(field, v.strip()) for v in row]
-            attrs[field.place] = [*values, *field.fill[len(row) :]]
+            attrs[field.attr_slice] = [*values, *field.fill[len(row) :]]
         except ValueError as error:
             line.fail(str(error), at)
 

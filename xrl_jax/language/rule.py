@@ -97,7 +97,7 @@ class Rule:
         return None
 
 
-def shape_text(patterns: Sequence[Pattern | Var]) -> str:
+def pattern_text(patterns: Sequence[Pattern | Var]) -> str:
     """Return the text of patterns with variables renamed, numbered in order of appearance."""
     names: dict[str, str] = {}
 

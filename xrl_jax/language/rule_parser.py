@@ -43,7 +43,7 @@ from xrl_jax.language.rule import (
     Rule,
     Term,
     Var,
-    shape_text,
+    pattern_text,
 )
 from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, integer, read
 from xrl_jax.lower.table import number_of
@@ -219,7 +219,7 @@ class _Parser:
         if len(lhs) == 2 and not _variables(lhs[0]) & _variables(lhs[1]):
             raise RuleError(f"rule {name}: two roots must share an operand", form.place)
         _check_lowerings(lhs, (*rhs, *(t for _, t in nodes)), form.place)
-        if symmetric and (len(lhs) != 2 or shape_text(lhs[:1]) != shape_text(lhs[1:])):
+        if symmetric and (len(lhs) != 2 or pattern_text(lhs[:1]) != pattern_text(lhs[1:])):
             raise RuleError(f"rule {name}: only two equal patterns can be symmetric", form.place)
         return Rule(
             name,

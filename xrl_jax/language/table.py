@@ -19,7 +19,7 @@ import numpy as np
 
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
-from xrl_jax.language.rule import Pattern, Rule, Term, Var, shape_text
+from xrl_jax.language.rule import Pattern, Rule, Term, Var, pattern_text
 from xrl_jax.language.sexpr import RuleError
 from xrl_jax.lower.table import CHOICE, number_of
 
@@ -136,7 +136,7 @@ def _commuted(p: Pattern | Var) -> list[Pattern | Var]:
     return commuted
 
 
-def _canonical(rule: Rule) -> str:
+def _text(rule: Rule) -> str:
     """Return the text of a rule up to names, by which equal commutative variants are merged."""
     names: dict[str, str] = {}
 
@@ -167,7 +167,7 @@ def variants(rule: Rule) -> list[Rule]:
     seen: dict[str, Rule] = {}
     for lhs in itertools.product(*(_commuted(p) for p in rule.lhs)):
         variant = replace(rule, lhs=lhs)
-        key = min(shape_text(lhs), shape_text(lhs[::-1])) if rule.symmetric else _canonical(variant)
+        key = min(pattern_text(lhs), pattern_text(lhs[::-1])) if rule.symmetric else _text(variant)
         seen.setdefault(key, variant)
     return list(seen.values())
 
@@ -250,7 +250,7 @@ class _Variant:
         self.new.append(made)
         return 2 * P + len(self.new) - 1
 
-    def model(self, term: Term) -> tuple[int, list[int]]:
+    def lowering_source(self, term: Term) -> tuple[int, list[int]]:
         """Return the positions of the node whose lowering a new one may keep, and of its arguments;
         -1 and an empty list where there is no such node.
         """
@@ -351,7 +351,7 @@ def _put_variant(a: Mapping[str, np.ndarray], v: int, variant: _Variant) -> None
         op, name = variant.rule.lowering
         a["variant_choice"][v] = CHOICE[op, number_of(op, name)]
     lhs = variant.rule.lhs
-    a["symmetric"][v] = variant.rule.symmetric and shape_text(lhs[:1]) == shape_text(lhs[1:])
+    a["symmetric"][v] = variant.rule.symmetric and pattern_text(lhs[:1]) == pattern_text(lhs[1:])
     a["shared"][v] = variant.shared
     if len(variant.trees) == 2:
         for name, at in variant.trees[1].names.items():
@@ -367,7 +367,7 @@ def _put_variant(a: Mapping[str, np.ndarray], v: int, variant: _Variant) -> None
         a["new_op"][v, q] = ops.OPS[term.op].code
         a["new_attrs"][v, q] = variant.program.results[q]
         a["new_lowering"][v, q] = number_of(term.op, term.lowering) if term.lowering else 0
-        a["new_like"][v, q], like_args = variant.model(term)
+        a["new_like"][v, q], like_args = variant.lowering_source(term)
         a["like_args"][v, q, : len(like_args)] = like_args
         a["new_args"][v, q, : len(args)] = args
         a["new_dtype"][v, q] = source

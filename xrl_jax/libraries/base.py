@@ -51,10 +51,10 @@ class Epilogue(NamedTuple):
         return self if self.bias is None else self._replace(bias=self.bias.reshape(shape))
 
 
-NOTHING = Epilogue()
+NO_EPILOGUE = Epilogue()
 
 
-def every(truths: Iterable[Any]) -> Any:
+def all_of(truths: Iterable[Any]) -> Any:
     """Return whether all of a few truth values hold.
 
     They are combined one by one because XLA:CPU takes as long to compile one reduction as a hundred
@@ -167,15 +167,15 @@ class CallCosts:
     Attributes:
       can_join: maps nodes [...] (with `op`, `lowering`, `attrs`, `rank`) to whether a call can
         contain them between its kernels, each as one library operation.
-      elements: those of these operators that are fused into a loop with their neighbours.
+      fused: those of these operators that are fused into a loop with their neighbours.
       enter: seconds to enter a call.
       leave: seconds that XLA's next call takes longer after it.
-      joined, in_loop: the cost of an operator between kernels, and of one of `elements`, in passes
+      joined, in_loop: the cost of an operator between kernels, and of one of `fused`, in passes
         over its arguments.
     """
 
     can_join: Callable[[Any], Any]
-    elements: frozenset[str]
+    fused: frozenset[str]
     enter: float
     leave: float
     joined: float
@@ -214,7 +214,7 @@ class Calls(Protocol):
         """Return the custom calls in a serialised module."""
         ...
 
-    def make_known(self, calls: Sequence[CustomCall]) -> None:
+    def register_calls(self, custom_calls: Sequence[CustomCall]) -> None:
         """Register the calls with XLA under the names that they have in the exported module.
 
         Raises:

@@ -97,19 +97,19 @@ def versions() -> str:
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:
     """Return the closed jaxpr with its kernels merged into calls; see `Calls.partitioned`."""
-    made = calls()
-    return closed if made is None else made.partitioned(closed, known)
+    lib_calls = calls()
+    return closed if lib_calls is None else lib_calls.partitioned(closed, known)
 
 
 def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     """Return the `jax.export` of a function that may contain library kernels, for whose custom
     calls JAX does not guarantee that exported modules stay valid.
     """
-    compiled, made = jax.jit(fn), calls()
+    compiled, lib_calls = jax.jit(fn), calls()
     compiled.lower(*avals)  # registers the names of the custom calls
     names = [name for lib in libraries() for name in lib.custom_call_names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
-    with contextlib.nullcontext() if made is None else made.exporting():
+    with contextlib.nullcontext() if lib_calls is None else lib_calls.exporting():
         artefact = export.export(compiled, disabled_checks=allowed)(*avals)
     # Only the names that it calls: the artefact must not depend on what was compiled before it.
     own = [
@@ -122,8 +122,10 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
 
 def custom_calls(artefact: export.Exported) -> tuple[CustomCall, ...]:
     """Return the library calls in an artefact, which must be registered wherever it is run."""
-    made = calls()
-    return () if made is None else tuple(made.custom_calls_in(artefact.mlir_module_serialized))
+    lib_calls = calls()
+    if lib_calls is None:
+        return ()
+    return tuple(lib_calls.custom_calls_in(artefact.mlir_module_serialized))
 
 
 def bound_to_jaxlib(artefact: export.Exported) -> bool:
@@ -132,7 +134,7 @@ def bound_to_jaxlib(artefact: export.Exported) -> bool:
     return any(lib.bound_to_jaxlib(module) for lib in libraries())
 
 
-def make_known(wanted: Sequence[CustomCall]) -> None:
+def register_calls(wanted: Sequence[CustomCall]) -> None:
     """Register the library calls of an artefact with XLA.
 
     Raises:
@@ -140,7 +142,7 @@ def make_known(wanted: Sequence[CustomCall]) -> None:
       RuntimeError: a library computes differently here; says which.
     """
     for name in dict.fromkeys(t.library for t in wanted):
-        made = by_name(name).calls()
-        if made is None:
+        lib_calls = by_name(name).calls()
+        if lib_calls is None:
             raise LibraryError(f"{name} is missing here: {by_name(name).install}")
-        made.make_known([t for t in wanted if t.library == name])
+        lib_calls.register_calls([t for t in wanted if t.library == name])

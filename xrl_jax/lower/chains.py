@@ -61,7 +61,7 @@ def chains(
     found: dict[int, Chain] = {}
     inner: set[int] = set()
 
-    def is_there(i: int) -> bool:
+    def is_written(i: int) -> bool:
         """Return whether the node's value is written to memory in any case, not fused."""
         written = weight_only[i] or i in found or len(users[i]) > 1
         return written or nodes[i].spec.shape != "elementwise"
@@ -85,7 +85,7 @@ def chains(
         if operand.op == "broadcast":
             is_bias = chain.bias is None and _is_vector(operand, nodes[operand.args[0]])
             return replace(chain, last=last, bias=operand.args[0]) if is_bias else None
-        if operand.shape == shape and is_there(other):
+        if operand.shape == shape and is_written(other):
             return replace(chain, last=last, addend=other)
         return None
 

@@ -19,7 +19,15 @@ import numpy as np
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node
 from xrl_jax.graph.view import NodeView, view_of
-from xrl_jax.libraries.base import NOTHING, Condition, Epilogue, Facts, Library, Lowering, every
+from xrl_jax.libraries.base import (
+    NO_EPILOGUE,
+    Condition,
+    Epilogue,
+    Facts,
+    Library,
+    Lowering,
+    all_of,
+)
 from xrl_jax.libraries.registry import is_for, libraries
 
 
@@ -120,7 +128,7 @@ def fits(view: NodeView) -> jax.Array:
     held = [jnp.uint32(0)] * len(_NEEDED)
     for bit, (kind, condition) in enumerate(_CONDITIONS):
         held[bit // 32] |= facts[kind].holds(condition).astype(jnp.uint32) << bit % 32
-    right = every((word & needed) == needed for word, needed in zip(held, _NEEDED, strict=True))
+    right = all_of((word & needed) == needed for word, needed in zip(held, _NEEDED, strict=True))
     return (view.op == _OPERATOR) & (view.lowering != _NUMBER) & right
 
 
@@ -149,12 +157,12 @@ def absorbs(node: Node, args: tuple[Node, ...]) -> bool:
     return test is not None and bool(_facts(np, view_of(node, args), node.op).holds(test))
 
 
-def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+def lower(node: Node, *arrays: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
     """Return the node's value, computed by its chosen lowering.
 
     An epilogue may be given only if the lowering `absorbs` one.
     """
-    more = {} if epilogue is NOTHING else {"epilogue": epilogue}
+    more = {} if epilogue is NO_EPILOGUE else {"epilogue": epilogue}
     return _chosen(node).fn(node, *arrays, **more)
 
 

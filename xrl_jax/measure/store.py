@@ -157,8 +157,8 @@ class TimingStore:
             except _NewerSchemaError as error:
                 self._warn(f"is of a newer version of xrl_jax (schema {error}) and left alone")
                 return
-            except (_ForeignFileError, sqlite3.Error, OSError) as error:
-                damaged = isinstance(error, _ForeignFileError) or _code(error) in _DAMAGED
+            except (_UnusableFileError, sqlite3.Error, OSError) as error:
+                damaged = isinstance(error, _UnusableFileError) or _code(error) in _DAMAGED
                 if not (damaged and attempt < 2 and self._move_aside(error)):
                     self._warn(f"cannot be used ({_reason(error)})")
                     return
@@ -251,7 +251,7 @@ class _NewerSchemaError(Exception):
     """The file's schema is of a newer version of xrl_jax."""
 
 
-class _ForeignFileError(Exception):
+class _UnusableFileError(Exception):
     """The file is a database of another program, or its pages are damaged."""
 
 
@@ -299,7 +299,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise _NewerSchemaError(value("user_version"))
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if not empty and value("application_id") != APPLICATION_ID:
-        raise _ForeignFileError("it is a database of another program")
+        raise _UnusableFileError("it is a database of another program")
     # The write-ahead log allows readers beside one writer, and ignores a killed writer's remains.
     value("journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -310,7 +310,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     if value("quick_check(1)") != "ok":
-        raise _ForeignFileError("its pages are damaged")
+        raise _UnusableFileError("its pages are damaged")
 
 
 @contextlib.contextmanager

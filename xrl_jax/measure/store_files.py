@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 
 
 def read_kept(path: Path) -> str | None:
@@ -27,7 +27,7 @@ def keep(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(text.encode())
     except OSError as error:
         warnings.warn(

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.libraries.base import CustomCall
-from xrl_jax.libraries.registry import calls, make_known
+from xrl_jax.libraries.registry import calls, register_calls
 from xrl_jax.measure.comparison import call_seconds, calls_per_turn, interleave, warm_up
 from xrl_jax.measure.inputs import hlo_hash, random_input
 from xrl_jax.measure.target import target_here
 from xrl_jax.measure.timing import Timing, error_text, paired_ratio, timing_of
-from xrl_jax.runtime.memory import give_back
+from xrl_jax.runtime.memory import release_memory
 
 MIN_ROUNDS = 5
 MAX_ROUNDS = 200
@@ -80,7 +80,7 @@ class _Ready(_Timed):
 
     compile_seconds: float
     hlo_hash: str
-    same: tuple[str, ...]  # key, equal for jobs of which only one need be timed
+    result_key: tuple[str, ...]  # key, equal for jobs of which only one need be timed
     n_bytes: int  # of inputs; and of constants 3 times: here, in HLO and in compiled code
 
 
@@ -130,18 +130,18 @@ class _Server:
             len(kept) > KEPT_REFERENCES or sum(r.n_bytes for r in kept.values()) > KEPT_BYTES
         ):
             kept.popitem(last=False)
-            give_back()
+            release_memory()
 
     def _time(self, header: dict[str, Any], artifact: bytes) -> Timing:
         ready = self._ready(header, artifact)
         named = header.get("reference")
-        same = (
-            *ready.same,
+        result_key = (
+            *ready.result_key,
             header["launches"],
             header["seconds"],
             None if named is None else named["identity"],
         )
-        timing = self._results.get(same)
+        timing = self._results.get(result_key)
         if timing is None:
             against: _Timed | None = self._reference_kernel
             if named is not None:
@@ -170,7 +170,7 @@ class _Server:
                     timing = dataclasses.replace(timing, reference_seconds=reference_seconds)
                 else:
                     timing = dataclasses.replace(timing, relative=ratio)
-            self._results[same] = timing
+            self._results[result_key] = timing
         return dataclasses.replace(
             timing,
             compile_seconds=ready.compile_seconds,
@@ -182,7 +182,7 @@ class _Server:
         self._compiled += 1
         if self._compiled % 50 == 0:
             jax.clear_caches()  # an artifact's trace is never looked up again
-        make_known([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
+        register_calls([CustomCall(name, tuple(data)) for name, data in header["custom_calls"]])
         try:
             exported = jax.export.deserialize(bytearray(artifact))
         except Exception as error:  # the reader of the format raises errors of many types
@@ -214,13 +214,13 @@ class _Server:
         calls = header["launches"] or calls_per_turn(warm, TURN_SECONDS)
         text_hash = hlo_hash(compiled.as_text() or artifact.hex())
         # Options are part of the key: some change the generated code and not the HLO.
-        same = (
+        result_key = (
             text_hash,
             str([(aval.shape, str(aval.dtype)) for aval in avals]),
             json.dumps([sorted(options.items()), header["constants"]]),
         )
         n_bytes = sum(map(_bytes, rest)) + 3 * sum(map(_bytes, fixed))
-        return _Ready(run, calls, compile_seconds, text_hash, same, n_bytes)
+        return _Ready(run, calls, compile_seconds, text_hash, result_key, n_bytes)
 
 
 def _bytes(x: Any) -> int:
@@ -298,9 +298,9 @@ def main() -> None:
             os._exit(0)  # the parent is gone: end even while a job hangs
 
     threading.Thread(target=read, daemon=True).start()
-    made = calls()
-    if made is not None:
-        made.only_time()
+    lib_calls = calls()
+    if lib_calls is not None:
+        lib_calls.only_time()
     server = _Server()
     while True:
         header, body = inbox.get()

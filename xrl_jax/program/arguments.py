@@ -43,10 +43,10 @@ def flatten_args(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 def flatten_as(tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Flatten as `flatten_args`, with those scalars static that are static in `tree`."""
-    return flatten_args(*hold_static(static_numbers(tree), args, kwargs))
+    return flatten_args(*wrap_static(static_scalars(tree), args, kwargs))
 
 
-def static_numbers(tree: Any) -> frozenset[int]:
+def static_scalars(tree: Any) -> frozenset[int]:
     """Return the positions of the scalars that an argument structure holds as static.
 
     Positions count all leaves that the arguments have in JAX.
@@ -58,7 +58,7 @@ def static_numbers(tree: Any) -> frozenset[int]:
     )
 
 
-def hold_static(
+def wrap_static(
     places: Collection[int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with the leaves at these positions wrapped as `Static`."""

@@ -51,7 +51,7 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
                 view.fail(
                     slot, f"runs body{b}, but only those before it are: 0 to {callable_bodies - 1}"
                 )
-        n_args, n_in = node.number("n_args"), _n_inputs(program, binding)
+        n_args, n_in = node.scalar_attr("n_args"), _n_inputs(program, binding)
         if n_in is None:
             view.fail(slot, f"the bodies of this {binding.kind} differ in their inputs")
         if n_args != n_in:
@@ -68,7 +68,7 @@ def _check_inline(view: View, slot: int, body: Body) -> None:
     inside = View(body.graph, body.name)
     results = [inside.nodes[o] for o in inside.graph.globals.outputs.tolist() if o > 0]
     users = [u for u in view.live if slot in view.nodes[u].args and view.nodes[u].op == "proj"]
-    for user, index in [(u, view.nodes[u].number("index")) for u in users] or [(slot, 0)]:
+    for user, index in [(u, view.nodes[u].scalar_attr("index")) for u in users] or [(slot, 0)]:
         if index >= len(results):
             view.fail(user, f"index {index}, but its body has {len(results)} results")
         if not matches(view.nodes[user], results[index]):

@@ -145,7 +145,7 @@ def source_key(node: Node) -> Any:
     return (node.op, node.attrs, node.shape, node.dtype, bits, node.ref)
 
 
-def held(
+def append_holder(
     nodes: list[Node],
     node: Node,
     operands: Sequence[int],
@@ -171,9 +171,13 @@ def held(
     return index, list(range(index + 1, len(nodes)))
 
 
-def called(nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]) -> list[int]:
+def append_call(
+    nodes: list[Node], ref: int, operands: Sequence[int], made: Sequence[Node]
+) -> list[int]:
     """Append a call of a body with results like `made`; return the indices of the results."""
-    return held(nodes, Node("call", ref=ref), operands, [(n.shape, n.dtype) for n in made])[1]
+    return append_holder(
+        nodes, Node("call", ref=ref), operands, [(n.shape, n.dtype) for n in made]
+    )[1]
 
 
 def live(graph: HostGraph) -> HostGraph:

@@ -29,32 +29,34 @@ def draw(key: jax.Array, logits: Logits, temperature: jax.Array | float = 1.0) -
     Args:
       temperature: 0 takes the most probable action, 1 samples from the distribution.
     """
-    of_index, of_mask = jax.random.split(key)
-    noise = jax.random.gumbel(of_index, logits.index.shape)
-    doubt = jax.random.logistic(of_mask, logits.mask.shape)
-    index = jnp.argmax(logits.index + temperature * noise)
-    return Action(index.astype(jnp.int32), logits.mask + temperature * doubt > 0)
+    index_key, mask_key = jax.random.split(key)
+    gumbel_noise = jax.random.gumbel(index_key, logits.index.shape)
+    logistic_noise = jax.random.logistic(mask_key, logits.mask.shape)
+    index = jnp.argmax(logits.index + temperature * gumbel_noise)
+    return Action(index.astype(jnp.int32), logits.mask + temperature * logistic_noise > 0)
 
 
-def log_prob(logits: Logits, action: Action, asked: jax.Array, maskable: jax.Array) -> jax.Array:
+def log_prob(
+    logits: Logits, action: Action, index_counts: jax.Array, maskable: jax.Array
+) -> jax.Array:
     """Return the log-probability of an action.
 
     Args:
-      asked: bool, whether the index counts (`env.Outcome`).
+      index_counts: bool, whether the index counts (`env.Outcome`).
       maskable: [M] bool, which entries of the mask count (`env.maskable`).
     """
     sign = jnp.where(action.mask, 1.0, -1.0)
     masks = jnp.where(maskable, jax.nn.log_sigmoid(sign * logits.mask), 0.0)
-    index = jnp.where(asked, ppo.log_prob(logits.index, action.index), 0.0)
+    index = jnp.where(index_counts, ppo.log_prob(logits.index, action.index), 0.0)
     return index + jnp.sum(masks)
 
 
-def entropy(logits: Logits, asked: jax.Array, maskable: jax.Array) -> jax.Array:
+def entropy(logits: Logits, index_counts: jax.Array, maskable: jax.Array) -> jax.Array:
     """Return the entropy in nats of the index and of the mask entries, as far as they count.
 
     Which entries count depends on the action; the mean of this over actions is the joint entropy.
     """
     x = logits.mask
     each = jax.nn.softplus(x) - x * jax.nn.sigmoid(x)
-    index = jnp.where(asked, ppo.entropy(logits.index), 0.0)
+    index = jnp.where(index_counts, ppo.entropy(logits.index), 0.0)
     return index + jnp.sum(jnp.where(maskable, each, 0.0))

@@ -29,7 +29,7 @@ _GLOBAL = 32  # width of a graph's encoding
 _HIDDEN = (256, 64)  # hidden widths of the heads
 
 
-class Moment(NamedTuple):
+class CandidateInputs(NamedTuple):
     """What a state's candidate graphs are built from: small enough to be kept for learning."""
 
     graph: TensorGraph  # priced
@@ -48,10 +48,10 @@ class CandidateGraphs(NamedTuple):
     valid: jax.Array  # [M] bool
 
 
-def moment(state: EnvState, params: EnvParams) -> Moment:
+def candidate_inputs(state: EnvState, params: EnvParams) -> CandidateInputs:
     """Return the part of a state that is kept for learning."""
     start, candidates = params.start, state.candidates
-    return Moment(
+    return CandidateInputs(
         state.graph,
         state.owner,
         start.counts,
@@ -62,7 +62,7 @@ def moment(state: EnvState, params: EnvParams) -> Moment:
     )
 
 
-def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
+def candidate_graphs(kept: CandidateInputs, params: EnvParams) -> CandidateGraphs:
     """Build the graphs that the candidates would make and return their features.
 
     Args:
@@ -74,8 +74,8 @@ def candidate_graphs(kept: Moment, params: EnvParams) -> CandidateGraphs:
 
     def made(variant: jax.Array, root: jax.Array, partner: jax.Array) -> GraphFeatures:
         candidate = instantiated(params.table, kept.graph, variant, root, partner)
-        alone = jax.tree.map(lambda v: v[None], candidate)
-        after = rewritten(params, kept.graph, kept.owner, alone)
+        one_candidate = jax.tree.map(lambda v: v[None], candidate)
+        after = rewritten(params, kept.graph, kept.owner, one_candidate)
         return seen(after.graph, after.owner)
 
     candidates = jax.vmap(made)(kept.variant, kept.root, kept.partner)
@@ -94,7 +94,7 @@ class GraphSummary(nn.Module):
         c, live = self.config, graph.live[:, None]
         args, _ = neighbours_of(graph)
         x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
-        x = jnp.where(live, x + nn.Dense(c.width)(graph.numbers), 0.0)
+        x = jnp.where(live, x + nn.Dense(c.width)(graph.values), 0.0)
         for _ in range(c.layers):
             # Every node is also its own neighbour.
             x = nn.leaky_relu(Attention(c.width, c.heads)(x, lambda v: args(v) + v))
@@ -112,15 +112,15 @@ class CandidatesNetwork(nn.Module):
         summary = nn.vmap(
             GraphSummary, variable_axes={"params": None}, split_rngs={"params": False}
         )
-        of_each = summary(self.config, name="graphs")(seen.graphs)
+        encodings = summary(self.config, name="graphs")(seen.graphs)
         valid = jnp.append(seen.valid, True)  # No-Op is always valid
-        flat = jnp.where(valid[:, None], of_each, 0.0).reshape(-1)
-        logits = _Head(len(of_each))(flat)
+        flat = jnp.where(valid[:, None], encodings, 0.0).reshape(-1)
+        logits = _Head(len(encodings))(flat)
         value = _Head(1)(flat)
-        said = jnp.where(valid, logits, NEVER)
-        macro_actions = jnp.full((KINDS - 1) * (len(said) - 1), NEVER)
-        index = jnp.concatenate([said[:-1], macro_actions, said[-1:]])
-        return Output(Logits(index, jnp.zeros(len(said) - 1)), value[0])
+        masked_logits = jnp.where(valid, logits, NEVER)
+        macro_actions = jnp.full((KINDS - 1) * (len(masked_logits) - 1), NEVER)
+        index = jnp.concatenate([masked_logits[:-1], macro_actions, masked_logits[-1:]])
+        return Output(Logits(index, jnp.zeros(len(masked_logits) - 1)), value[0])
 
 
 class _Head(nn.Module):

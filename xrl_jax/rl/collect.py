@@ -11,7 +11,7 @@ import optax
 
 from xrl_jax.rl import actions, ppo
 from xrl_jax.rl.agent import Agent
-from xrl_jax.rl.env import Action, EnvParams, EnvState, batch_axes, either, maskable, reset, step
+from xrl_jax.rl.env import Action, EnvParams, EnvState, batch_axes, maskable, reset, select, step
 from xrl_jax.rl.networks import Output
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import wide
@@ -40,7 +40,7 @@ class Transition(NamedTuple):
     discount: jax.Array
     end: jax.Array
     counts: jax.Array
-    asked: jax.Array  # the index counted
+    index_counts: jax.Array  # the index counted
     macro: jax.Array  # a macro-action is under way after the step: the next index does not count
     seconds: jax.Array  # after the step
     terminated: jax.Array
@@ -62,7 +62,7 @@ class Collector:
     axis: str | None = None
     waits: bool = False
 
-    def own(self, key: jax.Array) -> jax.Array:
+    def device_key(self, key: jax.Array) -> jax.Array:
         """Return a key that is specific to this device."""
         return key if self.axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis))
 
@@ -77,17 +77,17 @@ class Collector:
             return self.agent.apply(weights, of_one, params)
 
         n = len(jax.tree.leaves(observation)[0])
-        if wide() and n > self.agent.at_once:  # else intermediates exceed the memory
-            return jax.lax.map(one, observation, batch_size=self.agent.at_once)
+        if wide() and n > self.agent.chunk_size:  # else intermediates exceed the memory
+            return jax.lax.map(one, observation, batch_size=self.agent.chunk_size)
         return jax.vmap(one)(observation)
 
     def init(self, key: jax.Array, params: EnvParams) -> TrainState:
         """Return the initial state of training."""
-        key, of_envs, of_weights = jax.random.split(key, 3)
-        keys = jax.random.split(self.own(of_envs), params.start.counts.shape[0])
+        key, env_key, weight_key = jax.random.split(key, 3)
+        keys = jax.random.split(self.device_key(env_key), params.start.counts.shape[0])
         envs = jax.vmap(reset, in_axes=(0, batch_axes(params)))(keys, params)
         first = jax.tree.map(lambda v: v[0], self.observe(envs, params))
-        weights = self.agent.init(of_weights, first, params)
+        weights = self.agent.init(weight_key, first, params)
         best = jnp.ones_like(envs.seconds)
         return TrainState(weights, self.optimiser.init(weights), envs, key, best, best)
 
@@ -100,15 +100,15 @@ class Collector:
             carry: tuple[EnvState, jax.Array, jax.Array], key: jax.Array
         ) -> tuple[Any, Transition]:
             envs, timed, first = carry
-            to_act, to_step = jax.random.split(key)
+            act_key, step_key = jax.random.split(key)
             observation = self.observe(envs, params)
             logits, value = self.evaluate(state.weights, observation, params)
-            action = jax.vmap(actions.draw)(jax.random.split(to_act, len(value)), logits)
+            action = jax.vmap(actions.draw)(jax.random.split(act_key, len(value)), logits)
             counted = mask_of(envs, action.index, params)
-            after, outcome = act(jax.random.split(to_step, len(value)), envs, action, params)
-            log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.asked, counted)
+            after, outcome = act(jax.random.split(step_key, len(value)), envs, action, params)
+            log_prob = jax.vmap(actions.log_prob)(logits, action, outcome.index_counts, counted)
             if self.waits:
-                after = jax.vmap(either)(envs.done & ~first, envs, after)
+                after = jax.vmap(select)(envs.done & ~first, envs, after)
             # `Outcome.reward` rewards every step by time; here the configuration says which steps.
             relative = after.seconds / params.start.seconds
             due = after.done | (after.t % self.config.reward_every == 0)
@@ -126,7 +126,7 @@ class Collector:
                 jnp.where(outcome.terminated, 0.0, jnp.where(macro, 1.0, self.config.gamma)),
                 after.done | ~outcome.counts,
                 outcome.counts,
-                outcome.asked,
+                outcome.index_counts,
                 macro,
                 after.seconds,
                 outcome.terminated,
@@ -134,7 +134,7 @@ class Collector:
             )
 
         key, now = jax.random.split(state.key)
-        keys = jax.random.split(self.own(now), self.config.steps)
+        keys = jax.random.split(self.device_key(now), self.config.steps)
         start = state.envs, state.timed, jnp.bool_(True)
         (envs, timed, _), transitions = jax.lax.scan(one, start, keys)
         return state._replace(envs=envs, timed=timed, key=key), transitions

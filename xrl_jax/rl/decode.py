@@ -17,9 +17,9 @@ from xrl_jax.rl.env import (
     EnvParams,
     EnvState,
     allowed,
-    either,
-    ended,
+    ended_state,
     same_rule,
+    select,
     step,
 )
 from xrl_jax.rl.networks import NetworkConfig
@@ -84,7 +84,7 @@ class Rollout(NamedTuple):
 
 def begin(params: EnvParams) -> Rollout:
     """Return a rollout before its first step, which only begins the episode."""
-    state, none = ended(params), jnp.int32(0)
+    state, none = ended_state(params), jnp.int32(0)
     return Rollout(state, none, Best(state.graph, state.owner, state.seconds, none))
 
 
@@ -104,30 +104,30 @@ def follow(
 
     def one(rollout: Rollout, key: jax.Array) -> tuple[Rollout, Trail]:
         state = rollout.state
-        over = state.done & (rollout.n > 0)
-        to_act, to_step = jax.random.split(key)
-        action = draw(to_act, choose(state, params), temperature)
-        after, outcome = step(to_step, state, action, params)
-        after = either(over, state, after)
-        n = jnp.where(over, rollout.n, rollout.n + 1)
-        met = Best(after.graph, after.owner, after.seconds, n)
-        best = either(after.seconds < rollout.best.seconds, met, rollout.best)
+        finished = state.done & (rollout.n > 0)
+        act_key, step_key = jax.random.split(key)
+        action = draw(act_key, choose(state, params), temperature)
+        after, outcome = step(step_key, state, action, params)
+        after = select(finished, state, after)
+        n = jnp.where(finished, rollout.n, rollout.n + 1)
+        reached = Best(after.graph, after.owner, after.seconds, n)
+        best = select(after.seconds < rollout.best.seconds, reached, rollout.best)
         f, root = state.graph.nodes, outcome.root
         return Rollout(after, n, best), Trail(
-            jnp.where(over, -1, outcome.variant),
+            jnp.where(finished, -1, outcome.variant),
             root,
             state.owner[root],
             f.op[root],
             f.shape[root],
             f.rank[root],
             after.seconds,
-            jnp.where(outcome.asked, state.candidates.n, 0),
+            jnp.where(outcome.index_counts, state.candidates.n, 0),
         )
 
     return jax.lax.scan(one, rollout, jax.random.split(key, n_steps))
 
 
-def least_met(
+def least_seconds(
     choose: Choice, params: EnvParams, key: jax.Array, temperature: jax.Array, n_steps: int
 ) -> jax.Array:
     """Return the least seconds that a rollout reaches, relative to its start."""

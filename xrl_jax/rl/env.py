@@ -10,9 +10,9 @@ environments, also of different networks if they share a bucket; all have the sa
 
 A candidate can be taken once, or as a *macro-action*, which applies its rule to all candidates in
 the action's mask, those that save most first, up to `at_once` in each step. In the steps of a
-macro-action after its first, the action's index is ignored (`Outcome.asked`), and only candidates
-of its rule are listed. It ends when as many candidates were taken or left out by the mask as the
-rule had matches when it began, so that a rule that creates matches of its own does not run forever.
+macro-action after its first, the index is ignored (`Outcome.index_counts`), and only candidates of
+its rule are listed. It ends when as many candidates were taken or left out by the mask as the rule
+had matches when it began, so that a rule that creates matches of its own does not run forever.
 
 An episode ends when No-Op is chosen (it terminates) or when the number of actions reaches the
 horizon (it is truncated). The state in which it ended is kept, so that its value can be computed.
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
     terminated: jax.Array  # bool, No-Op was chosen
     truncated: jax.Array  # bool, the horizon was reached
     counts: jax.Array  # bool; false for the step that begins an episode
-    asked: jax.Array  # bool, the action's index counted; within a macro-action only the mask does
+    index_counts: jax.Array  # bool; false within a macro-action, where only the mask counts
     applied: jax.Array  # bool, the graph was rewritten
     variant: jax.Array  # [K] int32, the rewrites made; -1 for none
     root: jax.Array  # [K] int32
@@ -196,7 +196,7 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
         graph,
         masks,
         owner,
-        _moves(key, graph, masks, owner, params),
+        _candidates(key, graph, masks, owner, params),
         MacroAction(jnp.int32(-1), jnp.int32(0)),
         seconds,
         seconds,
@@ -205,7 +205,7 @@ def reset(key: jax.Array, params: EnvParams) -> EnvState:
     )
 
 
-def ended(params: EnvParams) -> EnvState:
+def ended_state(params: EnvParams) -> EnvState:
     """Return an ended state before the first episode, so that the next step begins one. Unlike
     `reset` it computes no candidates, so there is nothing to compile.
     """
@@ -216,8 +216,8 @@ def ended(params: EnvParams) -> EnvState:
     args = jnp.zeros((params.slots, Q, ops.MAX_ARGS), jnp.int32)
     candidates = CandidateSlots(none - 1, none, none, nothing, nothing, like, args, jnp.int32(0))
     macro = MacroAction(jnp.int32(-1), jnp.int32(0))
-    whole = seconds, seconds, jnp.int32(0), jnp.bool_(True)
-    return EnvState(graph, masks, owner, candidates, macro, *whole)
+    rest = seconds, seconds, jnp.int32(0), jnp.bool_(True)
+    return EnvState(graph, masks, owner, candidates, macro, *rest)
 
 
 def allowed(candidates: CandidateSlots, table: RuleTable) -> jax.Array:
@@ -259,17 +259,18 @@ def step(
     assert_one(state.graph)
     chex.assert_shape([action.index, action.mask], [(), (params.slots,)])
     begin, in_course, candidates = state.done, state.macro.left > 0, state.candidates
-    asked = ~begin & ~in_course
+    index_counts = ~begin & ~in_course
     index = action.index
-    no_op = asked & (index == params.no_op)
+    no_op = index_counts & (index == params.no_op)
     kind, slot = index // params.slots, index % params.slots
     rules = rules_of(candidates, params.table)
     new = MacroAction(rules[slot], _matches(params.table, state.masks, rules[slot]))
-    macro = either(asked, new, state.macro)
-    does = jnp.where(asked, allowed(candidates, params.table)[index] & ~no_op, ~begin)
-    in_macro = maskable(state, index, params) & does
+    macro = select(index_counts, new, state.macro)
+    has_effect = jnp.where(index_counts, allowed(candidates, params.table)[index] & ~no_op, ~begin)
+    in_macro = maskable(state, index, params) & has_effect
     takes = in_macro & action.mask
-    takes |= (jnp.arange(params.slots) == slot) & candidates.valid & does & asked & (kind == ONCE)
+    once = has_effect & index_counts & (kind == ONCE)
+    takes |= (jnp.arange(params.slots) == slot) & candidates.valid & once
     most = min(params.at_once, params.slots)
     found, cheapest = jax.lax.top_k(jnp.where(takes, -candidates.seconds, -jnp.inf), most)
     takes = jnp.isfinite(found) & (jnp.arange(most) < macro.left)
@@ -278,20 +279,20 @@ def step(
     new = jax.tree.map(lambda v: v[cheapest], (candidates.nodes, candidates.args))
     made = rewritten(params, state.graph, state.owner, Instantiated(variant, *place, *new))
     masks = match.rematch(params.table, made.graph, state.masks, made.changed, rewrites=most)
-    graph, masks, owner = either(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
+    graph, masks, owner = select(begin, tuple(params.start[:3]), (made.graph, masks, made.owner))
     applied, n_left = jnp.any(made.ok), _matches(params.table, masks, macro.rule)
-    passed = jnp.sum(in_macro & ~action.mask) + jnp.sum(made.ok)
-    goes_on = jnp.any(in_macro) & (passed > 0) & (n_left > 0)
-    macro = macro._replace(left=jnp.where(goes_on, jnp.maximum(macro.left - passed, 0), 0))
+    n_handled = jnp.sum(in_macro & ~action.mask) + jnp.sum(made.ok)
+    continues = jnp.any(in_macro) & (n_handled > 0) & (n_left > 0)
+    macro = macro._replace(left=jnp.where(continues, jnp.maximum(macro.left - n_handled, 0), 0))
     seconds = seconds_of(graph, owner, params.start.counts)
-    t = jnp.where(begin, 0, state.t + asked)
+    t = jnp.where(begin, 0, state.t + index_counts)
     truncated = ~begin & ~no_op & (t >= params.horizon) & (macro.left == 0)
-    shown = jnp.where(macro.left > 0, match.trees_of_rule(params.table, macro.rule), ~jnp.uint32(0))
+    trees = jnp.where(macro.left > 0, match.trees_of_rule(params.table, macro.rule), ~jnp.uint32(0))
     after = EnvState(
         graph,
         masks,
         owner,
-        _moves(key, graph, masks & shown, owner, params),
+        _candidates(key, graph, masks & trees, owner, params),
         macro,
         seconds,
         jnp.where(begin, seconds, jnp.minimum(state.best, seconds)),
@@ -304,7 +305,7 @@ def step(
         no_op,
         truncated,
         ~begin,
-        asked,
+        index_counts,
         applied,
         jnp.where(made.ok, variant, -1),
         place[0],
@@ -326,9 +327,9 @@ def _matches(table: RuleTable, masks: jax.Array, rule: jax.Array) -> jax.Array:
     return jnp.maximum(first, second).astype(jnp.int32)
 
 
-def either(first: jax.Array, one: Any, other: Any) -> Any:
-    """Return the tree `one` if `first` holds, else `other`."""
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+def select(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
+    """Return the tree `if_true` if the condition holds, else `if_false`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
 class Rewritten(NamedTuple):
@@ -353,12 +354,12 @@ def rewritten(
       candidates: the valid ones come first.
     """
     variant, table = candidates.variant, params.table
-    seen = jax.vmap(match_in, in_axes=(None, None, 0))(table, graph, candidates).seen
+    features = jax.vmap(match_in, in_axes=(None, None, 0))(table, graph, candidates).features
 
     def one(i: jax.Array, carry: tuple[jax.Array, Rewritten]) -> tuple[jax.Array, Rewritten]:
         uses, (graph, owner, changed, ok) = carry
         candidate = jax.tree.map(lambda v: v[i], candidates)
-        made = apply_instantiated(table, graph, uses, candidate, seen[i])
+        made = apply_instantiated(table, graph, uses, candidate, features[i])
         new = made.changed & (graph.nodes.op == ops.HOLE)
         owner = jnp.where(new, owner[candidate.root], owner)
         after = Rewritten(made.graph, owner, changed | made.changed, ok.at[i].set(made.ok))
@@ -368,8 +369,8 @@ def rewritten(
     start = passes.use_counts(graph), Rewritten(graph, owner, *nothing)
     # The same number of iterations in all environments of a batch: otherwise each iteration would
     # copy the graphs of all, to leave those unchanged whose loop has ended.
-    turns = largest_of_batch(jnp.sum(variant >= 0))
-    made = jax.lax.fori_loop(0, turns, one, start)[1]
+    n_iterations = largest_of_batch(jnp.sum(variant >= 0))
+    made = jax.lax.fori_loop(0, n_iterations, one, start)[1]
     return made._replace(graph=params.costs.repriced(made.graph, graph))
 
 
@@ -379,7 +380,7 @@ def seconds_of(graph: TensorGraph, owner: jax.Array, counts: jax.Array) -> jax.A
     return jnp.sum(jnp.where(live, graph.nodes.cost * counts[owner], 0.0))
 
 
-def _moves(
+def _candidates(
     key: jax.Array, graph: TensorGraph, masks: jax.Array, owner: jax.Array, params: EnvParams
 ) -> CandidateSlots:
     # Not checked here, because `deltas` also finds out whether pairs match.
@@ -387,12 +388,12 @@ def _moves(
     price = params.costs.price_of_new(graph)
     change = deltas(params.table, graph, found, price, keep=lambda new: (new.nodes, new.args))
 
-    def of_those(made: jax.Array) -> jax.Array:
+    def zero_where_invalid(made: jax.Array) -> jax.Array:
         ok = jnp.expand_dims(change.ok, range(1, made.ndim))
         return jnp.where(ok, made, jnp.zeros_like(made))
 
     # Zeros where there is no candidate: what was made there depends on the rest of the batch.
-    nodes, args = jax.tree.map(of_those, change.kept)
+    nodes, args = jax.tree.map(zero_where_invalid, change.kept)
     times = params.start.counts[owner[found.root]]
     variant = jnp.where(change.ok, found.variant, -1)
     seconds, gone = (jnp.where(change.ok, times * s, 0.0) for s in (change.seconds, change.gone))

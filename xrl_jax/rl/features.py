@@ -28,16 +28,17 @@ N_OPS = len(ops.OP_NAMES)
 N_NODE = ops.MAX_RANK * (1 + ops.MAX_ARGS) + ops.MAX_ATTRS + 6  # features of a node
 EDGES = 2  # edges kept for each slot of the bucket; those beyond are left out
 N_CANDIDATE = 7  # features of a candidate
-SAVES = (0, 6)  # of these, predicted changes in time: by itself, and by its rule where that gains
-GAINS = 2  # of these, whether it saves anything
+# Of these, the predicted changes in time: by itself, and by its rule where that gains.
+SAVING_COLUMNS = (0, 6)
+GAIN_COLUMN = 2  # whether it saves anything
 N_GLOBAL = 7 + len(CORRECTED)  # features of the whole state
 
 
 class GraphFeatures(NamedTuple):
-    """A graph as a policy sees it; `numbers` are logarithms and shares of the order of 1."""
+    """A graph as a policy sees it; `values` are logarithms and shares of the order of 1."""
 
     lowering: jax.Array  # [N] int32, code of operator and lowering; 0 for holes
-    numbers: jax.Array  # [N, N_NODE] float32
+    values: jax.Array  # [N, N_NODE] float32
     senders: jax.Array  # [E] int32, arguments; 0 for no edge
     receivers: jax.Array  # [E] int32, the nodes that read them; ascending where there are edges
 
@@ -57,7 +58,7 @@ class Observation(NamedTuple):
     made: jax.Array  # [M, Q] int32, operators of the nodes that a candidate would make
     candidates: jax.Array  # [M, N_CANDIDATE] float32
     allowed: jax.Array  # [2 M + 1] bool, which indices have an effect
-    whole: jax.Array  # [N_GLOBAL] float32
+    globals: jax.Array  # [N_GLOBAL] float32
 
     @property
     def valid(self) -> jax.Array:
@@ -76,21 +77,21 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
     first, candidates, valid = params.start.seconds, state.candidates, state.candidates.valid
     same = same_rule(candidates, params.table)
     # Number of candidates that each one in a slot stands for.
-    for_each = jnp.maximum(candidates.n / params.slots, 1.0)
+    n_represented = jnp.maximum(candidates.n / params.slots, 1.0)
     saved = jnp.stack([candidates.seconds, jnp.minimum(candidates.seconds, 0.0)], axis=1)
-    together = for_each * (same @ saved)
+    of_rule = n_represented * (same @ saved)
     seen = graph_features(state.graph, params.start.counts[state.owner], first)
-    of_move = [
+    columns = [
         _share(candidates.seconds / first),
         _share(candidates.gone / first),
         candidates.seconds < 0,
         candidates.partner > 0,
-        jnp.log1p(for_each * jnp.sum(same, axis=1)) / 4,
-        _share(together[:, 0] / first),
-        _share(together[:, 1] / first),
+        jnp.log1p(n_represented * jnp.sum(same, axis=1)) / 4,
+        _share(of_rule[:, 0] / first),
+        _share(of_rule[:, 1] / first),
     ]
     corrections = jnp.log(params.costs.scale)
-    whole = [
+    global_features = [
         state.seconds / first,
         state.best / first,
         _share((state.seconds - state.best) / first),
@@ -107,10 +108,10 @@ def observe(state: EnvState, params: EnvParams) -> Observation:
         partner=candidates.partner,
         made=candidates.nodes.op,
         candidates=jnp.where(
-            valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in of_move], axis=1), 0.0
+            valid[:, None], jnp.stack([jnp.asarray(c, jnp.float32) for c in columns], axis=1), 0.0
         ),
         allowed=allowed(candidates, params.table),
-        whole=jnp.stack([jnp.asarray(c, jnp.float32) for c in whole]),
+        globals=jnp.stack([jnp.asarray(c, jnp.float32) for c in global_features]),
     )
 
 
@@ -142,14 +143,14 @@ def graph_features(graph: TensorGraph, counts: jax.Array, first: jax.Array) -> G
         is_output[:, None],
         of_args.reshape(len(args), -1),
     ]
-    numbers = jnp.concatenate([jnp.asarray(c, jnp.float32) for c in columns], axis=1)
+    values = jnp.concatenate([jnp.asarray(c, jnp.float32) for c in columns], axis=1)
     edge = jnp.nonzero(args.reshape(-1) > 0, size=EDGES * len(args), fill_value=0)[0]
     edge = edge.astype(jnp.int32)
     return GraphFeatures(
         lowering=jnp.where(live, jnp.asarray(_FIRST_LOWERING)[f.op] + f.lowering, 0).astype(
             jnp.int32
         ),
-        numbers=jnp.where(live[:, None], numbers, 0.0),
+        values=jnp.where(live[:, None], values, 0.0),
         senders=args.reshape(-1)[edge],
         receivers=edge // ops.MAX_ARGS,
     )

@@ -68,10 +68,10 @@ class FineTune:
                 start = start_of(problem.program, problem.rules, costs)
                 batch = jax.tree.map(lambda v: jnp.repeat(v[None], self.envs, axis=0), start)
                 params = EnvParams(problem.rules.table, costs, batch)
-                how = TrainConfig(
+                train_config = TrainConfig(
                     updates=self.updates, learning_rate=self.learning_rate, network=config
                 )
-                training = training_of(how)
+                training = training_of(train_config)
                 update = engine_jit(training.update)
                 now = engine_jit(training.init)(key, params)._replace(weights=weights)
                 while not clock.done and done < self.updates:
@@ -83,7 +83,7 @@ class FineTune:
                             "training the policy",
                             float(start.seconds),
                             best,
-                            done * self.envs * how.steps,
+                            done * self.envs * train_config.steps,
                             oracle.spending.measurements,
                             max(clock.left, 0.0),
                         )

@@ -28,7 +28,7 @@ class Metrics(NamedTuple):
     applied: jax.Array  # share of steps
 
 
-class Shares(NamedTuple):
+class StepWeights(NamedTuple):
     """The weights of a minibatch's steps in its means."""
 
     of_steps: jax.Array  # in means over the steps that count
@@ -57,22 +57,22 @@ class Learner:
         batch: Transition,
         advantage: jax.Array,
         target: jax.Array,
-        share: Shares,
+        step_weights: StepWeights,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Return the loss and (value loss, entropy, KL divergence): this part's share of means."""
         logits, value = self.collector.evaluate(weights, batch.observation, params)
-        counted = batch.asked, batch.maskable
+        counted = batch.index_counts, batch.maskable
         # From a step in which nothing was decided, only the value is learned.
         log_prob = jax.vmap(actions.log_prob)(logits, batch.action, *counted)
         ratio = jnp.exp(log_prob - batch.log_prob)
-        gain = ppo.clipped_surrogate(ratio, advantage, self.config.clip) @ share.of_actions
-        value_loss = 0.5 * (value - target) ** 2 @ share.of_steps
-        entropy = jax.vmap(actions.entropy)(logits, *counted) @ share.of_actions
-        kl = (ratio - 1.0 - jnp.log(ratio)) @ share.of_actions
+        gain = ppo.clipped_surrogate(ratio, advantage, self.config.clip) @ step_weights.of_actions
+        value_loss = 0.5 * (value - target) ** 2 @ step_weights.of_steps
+        entropy = jax.vmap(actions.entropy)(logits, *counted) @ step_weights.of_actions
+        kl = (ratio - 1.0 - jnp.log(ratio)) @ step_weights.of_actions
         total = self.config.value_weight * value_loss - gain - self.config.entropy_weight * entropy
         return total, (value_loss, entropy, kl)
 
-    def _of_minibatch(
+    def _minibatch_gradient(
         self,
         weights: Any,
         params: EnvParams,
@@ -81,12 +81,12 @@ class Learner:
         target: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], Any]:
         """Return (value loss, entropy, KL divergence) and the gradient, summed part by part."""
-        decides = batch.asked | jnp.any(batch.maskable, axis=1)
+        decides = batch.index_counts | jnp.any(batch.maskable, axis=1)
         advantage = ppo.normalised(advantage, decides)
-        share = Shares(ppo.shares(batch.counts), ppo.shares(decides))
-        n = math.gcd(len(target), self.collector.agent.at_once)
+        step_weights = StepWeights(ppo.mean_weights(batch.counts), ppo.mean_weights(decides))
+        n = math.gcd(len(target), self.collector.agent.chunk_size)
         parts = jax.tree.map(
-            lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, share)
+            lambda v: v.reshape(-1, n, *v.shape[1:]), (batch, advantage, target, step_weights)
         )
         gradient = jax.value_and_grad(self._loss, has_aux=True)
         (_, losses), found = jax.lax.map(lambda part: gradient(weights, params, *part), parts)
@@ -111,19 +111,19 @@ class Learner:
         n = transitions.reward.size
 
         def minibatch(carry: tuple, at: jax.Array) -> tuple[tuple, tuple]:
-            weights, optimiser_state, goes_on = carry
+            weights, optimiser_state, continues = carry
             part = jax.tree.map(lambda v: v[at], rows)
-            losses, gradient = self._mean(self._of_minibatch(weights, params, *part))
-            goes_on &= losses[2] < self.config.target_kl
+            losses, gradient = self._mean(self._minibatch_gradient(weights, params, *part))
+            continues &= losses[2] < self.config.target_kl
             change, new_state = self.collector.optimiser.update(gradient, optimiser_state, weights)
             new = optax.apply_updates(weights, change), new_state
             weights, optimiser_state = jax.tree.map(
-                lambda a, b: jnp.where(goes_on, a, b), new, (weights, optimiser_state)
+                lambda a, b: jnp.where(continues, a, b), new, (weights, optimiser_state)
             )
-            return (weights, optimiser_state, goes_on), losses
+            return (weights, optimiser_state, continues), losses
 
         key, now = jax.random.split(state.key)
-        keys = jax.random.split(self.collector.own(now), self.config.epochs)
+        keys = jax.random.split(self.collector.device_key(now), self.config.epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, n))(keys)
         order = order.reshape(self.config.epochs * self.config.minibatches, -1)
         carry = state.weights, state.optimiser, jnp.bool_(True)

@@ -32,7 +32,7 @@ from xrl_jax.rl.learn import Metrics
 from xrl_jax.rl.train import training_of
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
-from xrl_jax.transform.union import divided
+from xrl_jax.transform.union import split_union
 
 # (index of an environment, its state) -> measured time of its program, relative to the program it
 # began from; NaN if it cannot be timed.
@@ -80,7 +80,7 @@ def potentials(before: jax.Array, after: jax.Array, counts: jax.Array) -> jax.Ar
     return jnp.where(jnp.arange(len(seconds)) < jnp.argmax(counts), 0.0, first - seconds)
 
 
-def advanced(
+def savings(
     before: np.ndarray, now: Sequence[float], noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the percent saved [B] and the relative times [B] that the next saving is counted from.
@@ -114,7 +114,7 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
 
     def relative_time(index: int, state: EnvState) -> float:
         original = id(programs[index])
-        now = divided(programs[index], state.graph, state.owner)
+        now = split_union(programs[index], state.graph, state.owner)
         place = original, program_key(now)
         if place not in known:
             job, relative = job_or_failure(now, (), constants=oracle.constants), None
@@ -134,7 +134,7 @@ def measured_update(
     Args:
       relative_time: called with the index of an environment and its state.
       interval: steps between two measurements, a divisor of `config.steps`; N = 5 in X-RLflow.
-      noise: see `advanced`.
+      noise: see `savings`.
     """
     segment = training_of(dataclasses.replace(config, steps=interval), waits=True)
     collect, learn = engine_jit(segment.collect), engine_jit(training_of(config).learn)
@@ -165,7 +165,7 @@ def measured_update(
                 relative_time(b, jax.tree.map(lambda v, b=b: v[b], host))
                 for b in range(len(predicted))
             ]
-            saved, timed = advanced(last, now, noise)
+            saved, timed = savings(last, now, noise)
             timed = np.where(host.done, 1.0, timed)
             parts.append(rewarded(transitions, predicted, params.start.seconds, jnp.asarray(saved)))
             state = state._replace(timed=jnp.asarray(timed, jnp.float32))

@@ -33,7 +33,7 @@ def neighbours_of(graph: GraphFeatures) -> tuple[Neighbours, Neighbours]:
             lambda x: _scattered(x, exists, graph.receivers, graph.senders),
         )
     edges = _edges(graph, exists)
-    return (lambda x: _along(x, edges)), (lambda x: _against(x, edges))
+    return (lambda x: _sum_over_args(x, edges)), (lambda x: _sum_over_users(x, edges))
 
 
 def _scattered(x: jax.Array, exists: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
@@ -93,5 +93,5 @@ def _with_gradient(total: _Sum, reversed_sum: _Sum) -> _Sum:
     return found
 
 
-_along = _with_gradient(_of_args, _of_users)
-_against = _with_gradient(_of_users, _of_args)
+_sum_over_args = _with_gradient(_of_args, _of_users)
+_sum_over_users = _with_gradient(_of_users, _of_args)

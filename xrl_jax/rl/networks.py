@@ -23,13 +23,13 @@ import jax.numpy as jnp
 from xrl_jax.rl.actions import Logits
 from xrl_jax.rl.env import KINDS, ONCE
 from xrl_jax.rl.features import (
-    GAINS,
+    GAIN_COLUMN,
     N_CANDIDATE,
     N_GLOBAL,
     N_LOWERINGS,
     N_NODE,
     N_OPS,
-    SAVES,
+    SAVING_COLUMNS,
     Observation,
 )
 from xrl_jax.rl.neighbours import Neighbours, neighbours_of
@@ -38,7 +38,7 @@ from xrl_jax.runtime.engine_jit import wide
 
 NEVER = -1e9  # logit of an action without effect
 _MOST_LOGIT = 8.0  # bound of attention logits
-_APPROVES_GAINS = 3.0  # mask logit, before training, of a candidate that gains; 0 if it loses
+_GAIN_MASK_LOGIT = 3.0  # mask logit, before training, of a candidate that gains; 0 if it loses
 
 
 @dataclass(frozen=True)
@@ -126,44 +126,45 @@ class PolicyNetwork(nn.Module):
     def __call__(self, obs: Observation) -> Output:
         c = self.config
         chex.assert_shape(
-            [obs.graph.numbers, obs.candidates, obs.whole],
+            [obs.graph.values, obs.candidates, obs.globals],
             [(None, N_NODE), (len(obs.rule), N_CANDIDATE), (N_GLOBAL,)],
             custom_message="one observation at a time: many go under jax.vmap",
         )
         graph, live = obs.graph, obs.graph.live[:, None]
         args, users = neighbours_of(graph)
         x = Embedding(N_LOWERINGS, c.width, name="lowerings")(graph.lowering)
-        x += nn.Dense(c.width)(graph.numbers)
+        x += nn.Dense(c.width)(graph.values)
         x = jnp.where(live, nn.relu(nn.LayerNorm()(x)), 0.0)
         for _ in range(c.layers):
             down, up = (Attention(c.width, c.heads)(x, each) for each in (args, users))
             new = nn.Dense(c.width)(jnp.concatenate([x, down, up], axis=1))
             x = jnp.where(live, nn.LayerNorm()(x + nn.relu(new)), 0.0)
         mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(live), 1)
-        whole = nn.relu(nn.Dense(c.width)(jnp.concatenate([mean, jnp.max(x, axis=0), obs.whole])))
+        pooled = jnp.concatenate([mean, jnp.max(x, axis=0), obs.globals])
+        global_state = nn.relu(nn.Dense(c.width)(pooled))
         made = Embedding(N_OPS, c.width, name="makes")(obs.made)
         makes = jnp.sum(jnp.where((obs.made > 0)[..., None], made, 0.0), axis=1)
         touched = jnp.concatenate([rows(x, obs.root), rows(x, obs.partner)], axis=1)
         candidates = Embedding(c.n_rules, c.width, name="rules")(jnp.maximum(obs.rule, 0)) + makes
         candidates += nn.Dense(c.width)(jnp.concatenate([touched, obs.candidates], axis=1))
-        candidates += nn.Dense(c.width)(whole)
+        candidates += nn.Dense(c.width)(global_state)
         candidates = nn.relu(nn.Dense(c.width)(nn.relu(candidates)))
         small = nn.initializers.orthogonal(0.01)
         # The predicted gain of an action enters its score directly, even before training, which
         # thus begins with greedy search at some temperature, not with a random walk. A predicted
         # loss does not enter there: where nothing gains, all losing actions are equally likely.
         scores = nn.Dense(KINDS, kernel_init=small)(candidates)
-        by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVES), N_CANDIDATE).T
+        by_gain = c.prior_scale * jax.nn.one_hot(jnp.array(SAVING_COLUMNS), N_CANDIDATE).T
         gains = nn.initializers.constant(by_gain)
         saved = jnp.maximum(-obs.candidates, 0.0)
         scores += nn.Dense(KINDS, use_bias=False, kernel_init=gains)(saved)
         gain = nn.initializers.constant(
-            _APPROVES_GAINS * jax.nn.one_hot(GAINS, N_CANDIDATE)[:, None]
+            _GAIN_MASK_LOGIT * jax.nn.one_hot(GAIN_COLUMN, N_CANDIDATE)[:, None]
         )
         mask = nn.Dense(1, kernel_init=small, name="mask")(candidates)
         mask += nn.Dense(1, use_bias=False, kernel_init=gain, name="gains")(obs.candidates)
-        stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(whole)))
-        value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(whole)))
+        stop = nn.Dense(1, kernel_init=small)(nn.relu(nn.Dense(c.width)(global_state)))
+        value = nn.Dense(1)(nn.relu(nn.Dense(c.width)(global_state)))
         logits = jnp.concatenate([scores.T.reshape(-1), stop])
         kind = jnp.arange(logits.size) // len(scores)
         can = obs.allowed & (c.macro_actions | (kind == ONCE) | (kind == KINDS))

@@ -28,9 +28,10 @@ from xrl_jax.rl.env import EnvParams, EnvState, Start, rules_of
 
 ANYWHERE = -1  # in place of a root
 _SLOTS = 64  # overrides that a rollout has room for
-_BARRED, _FIRST = -1e4, 1e4  # added to logits, to bar an action or to take it first
-_SAVES = 1e-4  # a difference above this share of the time is more than rounding
-_FEW = 512  # most decisions at single nodes to be tried; if there are more, only whole rules are
+_BAR, _TAKE_FIRST = -1e4, 1e4  # added to logits, to bar an action or to take it first
+_LEAST_SAVING = 1e-4  # a difference above this share of the time is more than rounding
+# Decisions at single nodes to be tried, at most; if there are more, only whole rules are tried.
+_MOST_SINGLE = 512
 
 
 class Override(NamedTuple):
@@ -96,11 +97,11 @@ def choices(start: Start, rules: CompiledRules, trail: Trail) -> tuple[Override,
     of_trees = rule_of[np.asarray(table.tree_variant)[rows]]
     there = {(int(rule), int(root)) for rule, root in zip(of_trees, roots, strict=True)}
     each = [
-        *(Override(rule, root, _BARRED) for rule, root in sorted(done) if live[root]),
-        *(Override(rule, root, _FIRST) for rule, root in sorted(there - done)),
+        *(Override(rule, root, _BAR) for rule, root in sorted(done) if live[root]),
+        *(Override(rule, root, _TAKE_FIRST) for rule, root in sorted(there - done)),
     ]
-    whole = [Override(rule, ANYWHERE, _BARRED) for rule in sorted({rule for rule, _ in done})]
-    return (*whole, *(each if len(each) <= _FEW else ()))
+    whole_rules = [Override(rule, ANYWHERE, _BAR) for rule in sorted({rule for rule, _ in done})]
+    return (*whole_rules, *(each if len(each) <= _MOST_SINGLE else ()))
 
 
 @dataclasses.dataclass
@@ -113,7 +114,7 @@ class OverrideSearch:
 
     Attributes:
       rng: shuffles the overrides to try.
-      again: how often the search may still begin again.
+      restarts_left: how often the search may still begin again.
       kept: the overrides that are kept.
       contenders: sets of overrides of which the best becomes `kept`; the first is `kept`.
       untried: overrides to try in addition to `kept`, one by one; None before the first rollout.
@@ -122,7 +123,7 @@ class OverrideSearch:
     """
 
     rng: np.random.Generator
-    again: int = 3
+    restarts_left: int = 3
     kept: tuple[Override, ...] = ()
     contenders: tuple[tuple[Override, ...], ...] = ((),)
     untried: tuple[Override, ...] | None = None
@@ -164,8 +165,8 @@ class OverrideSearch:
             self.contenders = tuple(dict.fromkeys((now, (*now, saves[0][1]), every)))
         if self.untried is None or (not self.untried and self.changed):
             self.untried, self.changed = self._shuffled(base.choices()), False
-        elif not self.pending and self.kept and self.again:
-            self.again -= 1
+        elif not self.pending and self.kept and self.restarts_left:
+            self.restarts_left -= 1
             self.kept, self.contenders, self.untried = (), ((),), None
 
     def _shuffled(self, found: Sequence[Override]) -> tuple[Override, ...]:
@@ -180,9 +181,9 @@ def _better(one: RolloutOutcome, other: RolloutOutcome) -> bool:
     rewrites without predicted gain may have costs that predictions miss. If neither reached
     anything better than its start, the one that ended lower is better.
     """
-    if one.seconds < (1.0 - _SAVES) * other.seconds:
+    if one.seconds < (1.0 - _LEAST_SAVING) * other.seconds:
         return True
     if one.seconds > other.seconds:
         return False
-    lower = math.isfinite(other.end) and one.end < (1.0 - _SAVES) * other.end
+    lower = math.isfinite(other.end) and one.end < (1.0 - _LEAST_SAVING) * other.end
     return one.rewrites < other.rewrites or (one.rewrites == other.rewrites == 0 and lower)

@@ -21,11 +21,11 @@ from xrl_jax.graph import ops
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.features import LOWERING_NAMES, N_CANDIDATE, N_GLOBAL, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 
 FORMAT = 4
 SHIPPED = Path(__file__).parent / "policy.msgpack"
-_SEEN = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers of features that the weights multiply
+_FEATURE_COUNTS = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers of features that the weights multiply
 
 
 class PolicyError(ValueError):
@@ -74,13 +74,13 @@ class Policy:
         """Write the policy, replacing an existing file; raises OSError."""
         values = {
             "format": FORMAT,
-            "seen": list(_SEEN),
+            "seen": list(_FEATURE_COUNTS),
             "config": dataclasses.asdict(self.config),
             "weights": jax.tree.map(np.asarray, self.weights),
             **{n: list(getattr(self, n)) for n in ("rules", "lowerings", "operators")},
             "trained": self.trained,
         }
-        with replacing(Path(path)) as file:
+        with atomic_write(Path(path)) as file:
             file.write(serialization.msgpack_serialize(values))
 
 
@@ -99,10 +99,10 @@ def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
         raise
     except Exception as error:  # msgpack raises various errors on other bytes
         raise PolicyError(f"{path} is damaged or no policy: {error}") from error
-    if version != FORMAT or seen != _SEEN:
+    if version != FORMAT or seen != _FEATURE_COUNTS:
         raise PolicyError(
             f"{path} is of another version of xrl_jax (format {version}, features {seen}; here "
-            f"{FORMAT}, {_SEEN}): train it again with experiments.train"
+            f"{FORMAT}, {_FEATURE_COUNTS}): train it again with experiments.train"
         )
     try:
         return Policy(

@@ -93,14 +93,14 @@ def entropy(logits: jax.Array) -> jax.Array:
     return -jnp.sum(jnp.where(probs > 0, probs * log_probs, 0.0))
 
 
-def shares(where: jax.Array) -> jax.Array:
+def mean_weights(where: jax.Array) -> jax.Array:
     """Return weights that turn a sum into the mean of the values for which `where` holds."""
     return where / jnp.maximum(jnp.sum(where), 1)
 
 
 def mean_where(values: jax.Array, where: jax.Array) -> jax.Array:
     """Return the mean of the values for which `where` holds; 0 if there are none."""
-    return jnp.sum(jnp.where(where, values, 0.0) * shares(where))
+    return jnp.sum(jnp.where(where, values, 0.0) * mean_weights(where))
 
 
 def normalised(values: jax.Array, where: jax.Array) -> jax.Array:

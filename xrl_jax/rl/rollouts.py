@@ -26,7 +26,7 @@ from xrl_jax.runtime.kept_trace import kept_trace
 from xrl_jax.runtime.settings import under_own_settings
 from xrl_jax.search.base import Found, Step
 from xrl_jax.search.states import place_text
-from xrl_jax.transform.union import divided
+from xrl_jax.transform.union import split_union
 
 _TRAIL = Trail._make(range(len(Trail._fields)))  # a tree with the structure of a Trail
 
@@ -99,28 +99,28 @@ class RolloutConfig:
         return next((s for s in sizes if s >= candidates), self.most_slots)
 
 
-class Met(NamedTuple):
+class RolloutResults(NamedTuple):
     """The results of rollouts from a program."""
 
     found: list[Found]  # the best of each rollout that reached a cheaper program, cheapest first
     outcomes: list[RolloutOutcome]  # of each rollout with overrides
     candidates: int  # how many there were to choose from, in all states
-    most: int  # the same in one state, at most; the policy saw no more than there are slots
+    most_candidates: int  # in one state; the policy saw no more than there are slots
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
     """Runs a policy under one rule table."""
 
-    config: NetworkConfig
+    network: NetworkConfig
     weights: Any
     rules: CompiledRules
-    how: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
+    config: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
     def slots_for(self, start: Start) -> int:
         """Return how many candidates the policy is to see from this start."""
         n = int(np.bitwise_count(np.asarray(start.masks)).sum())
-        return agent_of(self.config).slots or self.how.slots(n)
+        return agent_of(self.network).slots or self.config.slots(n)
 
     def rollouts(
         self,
@@ -131,8 +131,8 @@ class Decoder:
         *,
         plan: Sequence[Sequence[Override]],
         slots: int,
-        over: Callable[[], bool],
-    ) -> Met:
+        must_end: Callable[[], bool],
+    ) -> RolloutResults:
         """Follow the policy from a program in several rollouts at once.
 
         Args:
@@ -141,60 +141,64 @@ class Decoder:
           plan: overrides of the first rollouts, which take the most probable actions; the others
             sample theirs.
           slots: how many candidates the policy sees; every new number has to be compiled.
-          over: called every `check_every` steps; returns whether the rollouts must end.
+          must_end: called every `check_every` steps; returns whether the rollouts must end.
         """
-        how, bucket = self.how, len(start.masks)
+        config, bucket = self.config, len(start.masks)
         params = EnvParams(
             self.rules.table,
             costs,
             start,
-            how.horizon,
+            config.horizon,
             slots=slots,
-            at_once=how.rewrites(bucket),
+            at_once=config.rewrites(bucket),
         )
-        n = how.rollouts(bucket)
-        first = jax.tree.map(lambda v: jnp.stack([v] * how.batch), begin(params))
-        batches, parts, best = [first] * (n // how.batch), [], [float(start.seconds)]
-        draws = np.arange(n) >= len(plan)
-        temperatures = jnp.float32(draws).reshape(-1, how.batch)
+        n = config.rollouts(bucket)
+        first = jax.tree.map(lambda v: jnp.stack([v] * config.batch), begin(params))
+        batches, parts, best = [first] * (n // config.batch), [], [float(start.seconds)]
+        samples = np.arange(n) >= len(plan)
+        temperatures = jnp.float32(samples).reshape(-1, config.batch)
         overrides = [packed(plan[i]) if i < len(plan) else packed(()) for i in range(n)]
         overrides = jax.tree.map(
-            lambda *v: jnp.stack(v).reshape(-1, how.batch, len(v[0])), *overrides
+            lambda *v: jnp.stack(v).reshape(-1, config.batch, len(v[0])), *overrides
         )
-        to_go = functools.partial(_following(self.config, how.check_every), self.weights, params)
-        go_on = under_own_settings(_waited_for(to_go))  # settings are per thread
+        advance = functools.partial(
+            _make_advance(self.network, config.check_every), self.weights, params
+        )
+        run_batch = under_own_settings(_blocking(advance))  # settings are per thread
         with ThreadPoolExecutor(usable_cores()) as pool:
-            for k in jax.random.split(key, how.steps // how.check_every):
+            for k in jax.random.split(key, config.steps // config.check_every):
                 # All rollouts with overrides share a key, so that they see the same candidates
                 # where only some are listed.
-                keys = jax.random.split(k, n)[np.where(draws, np.arange(n), 0)]
-                keys = keys.reshape(-1, how.batch)
+                keys = jax.random.split(k, n)[np.where(samples, np.arange(n), 0)]
+                keys = keys.reshape(-1, config.batch)
                 # The first time in one thread: several would compile the same function each.
                 mapped = pool.map if parts else map
                 each = (jax.tree.map(lambda v, i=i: v[i], overrides) for i in range(len(batches)))
-                made = list(mapped(go_on, batches, keys, temperatures, each))
+                made = list(mapped(run_batch, batches, keys, temperatures, each))
                 batches = [now for now, _ in made]
-                parts.append(_in_one([trail for _, trail in made]))
+                parts.append(_concatenated([trail for _, trail in made]))
                 best.append(min(float(now.best.seconds.min()) for now in batches))
-                patience = len(best) > how.patience and best[-1] == best[-1 - how.patience]
-                if over() or patience or all(bool(now.state.done.all()) for now in batches):
+                patience = len(best) > config.patience and best[-1] == best[-1 - config.patience]
+                if must_end() or patience or all(bool(now.state.done.all()) for now in batches):
                     break
         trail = jax.tree.map(lambda *v: np.concatenate(v, axis=1), *parts)
-        met = _in_one([now.best for now in batches]), trail
-        of_each = [jax.tree.map(lambda v, i=i: v[i], met) for i in range(n)]
+        results = _concatenated([now.best for now in batches]), trail
+        each_rollout = [jax.tree.map(lambda v, i=i: v[i], results) for i in range(n)]
         found = [
-            _found(begun, start, self.rules, best, trail) for best, trail in of_each if best.steps
+            _found(begun, start, self.rules, best, trail)
+            for best, trail in each_rollout
+            if best.steps
         ]
         outcomes = [
-            _outcome(start, self.rules, best, trail) for best, trail in of_each[: len(plan)]
+            _outcome(start, self.rules, best, trail) for best, trail in each_rollout[: len(plan)]
         ]
         most = int(trail.candidates.max(initial=0))
         cheapest_first = sorted(found, key=lambda f: f.seconds)
-        return Met(cheapest_first, outcomes, int(trail.candidates.sum()), most)
+        return RolloutResults(cheapest_first, outcomes, int(trail.candidates.sum()), most)
 
 
 @functools.cache
-def _following(config: NetworkConfig, n_steps: int) -> Any:
+def _make_advance(config: NetworkConfig, n_steps: int) -> Any:
     """Return a function that advances a batch of rollouts by `n_steps` steps; it is traced and
     compiled once for each bucket.
     """
@@ -210,10 +214,10 @@ def _following(config: NetworkConfig, n_steps: int) -> Any:
         def one(
             now: Rollout, key: jax.Array, temperature: jax.Array, overrides: Overrides
         ) -> tuple[Rollout, Trail]:
-            says = by_network(config, weights)
+            logits_of = by_network(config, weights)
 
             def choose(state: EnvState, params: EnvParams) -> Logits:
-                return overridden(says(state, params), state, params, overrides)
+                return overridden(logits_of(state, params), state, params, overrides)
 
             return follow(choose, params, now, key, temperature, n_steps)
 
@@ -224,12 +228,12 @@ def _following(config: NetworkConfig, n_steps: int) -> Any:
     )
 
 
-def _waited_for(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _blocking(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to wait for its arrays, so that a thread runs one batch at a time."""
     return lambda *args: jax.block_until_ready(fn(*args))
 
 
-def _in_one(batches: list[Any]) -> Any:
+def _concatenated(batches: list[Any]) -> Any:
     """Concatenate batches [B, ...] as NumPy arrays."""
     return jax.tree.map(lambda *v: np.concatenate([np.asarray(x) for x in v]), *batches)
 
@@ -239,8 +243,8 @@ def _outcome(start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Ro
     made = trail.variant >= 0
     rewrites = int(made[: int(best.steps)].sum())
     end = float(trail.seconds[-1]) if made.any() else math.inf
-    what_else = functools.partial(choices, start, rules, trail)
-    return RolloutOutcome(float(best.seconds), rewrites, end, what_else)
+    alternatives = functools.partial(choices, start, rules, trail)
+    return RolloutOutcome(float(best.seconds), rewrites, end, alternatives)
 
 
 def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: Trail) -> Found:
@@ -256,5 +260,5 @@ def _found(begun: Found, start: Start, rules: CompiledRules, best: Best, trail: 
             place = place_text(int(trail.root[at]), *of_root)
             gain = (seconds[t] - seconds[t + 1]) / len(made) / float(start.counts[graph])
             steps.append(Step(graph, rules.rules[rule_of[trail.variant[at]]].name, place, gain))
-    program = divided(begun.program, best.graph, best.owner)
+    program = split_union(begun.program, best.graph, best.owner)
     return Found(program, float(best.seconds), (*begun.steps, *steps))

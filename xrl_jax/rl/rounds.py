@@ -41,47 +41,48 @@ class RoundsConfig:
     """Hyperparameters of the rounds.
 
     Attributes:
-      start: share of the time, at most, for timing the operators of the original.
-      regions: share of the time left, at most, for timing the operators of a round's cheapest
-        programs.
-      few: share of the timings left, if these are bounded, at most, for the operators of the
-        original and of a round's programs; the others are for whole programs.
-      timed, whole: `timed` programs are timed whole in a round, and more while that takes no longer
-        than the share `whole` of the time left.
+      start_share: share of the time, at most, for timing the operators of the original.
+      operators_share: share of the time left, at most, for timing the operators of a round's
+        cheapest programs.
+      timings_share: share of the timings left, if these are bounded, at most, for the operators of
+        the original and of a round's programs; the others are for whole programs.
+      n_whole, whole_share: `n_whole` programs are timed whole in a round, and more while that takes
+        no longer than the share `whole_share` of the time left.
       hope: a program is timed whole only if its predicted time is at most this multiple of the
         prediction for the fastest.
       better: a program is better if it takes less than this share of the best so far.
-      explores: number of exploring rounds before one that times programs; all but the last of them
-        begin anew.
-      untimed: share of the time without timed programs after which the next round does not explore.
-      late: share of the time after which all rounds time programs.
-      learns: operators timed in an exploring round; these timings calibrate predictions for similar
-        operators, so the next rollouts avoid rewrites that have disappointed.
+      n_exploring: number of exploring rounds before one that times programs; all but the last of
+        them begin anew.
+      untimed_share: share of the time without timed programs after which the next round does not
+        explore.
+      late_share: share of the time after which all rounds time programs.
+      n_operators: operators timed in an exploring round; these timings calibrate predictions for
+        similar operators, so the next rollouts avoid rewrites that have disappointed.
       at_once: operators that are timed before programs are ranked again.
-      stalled: rounds in a row that learned nothing (`Rounds.turn`) after which a search ends if no
-        override is untried.
-      kept: number of programs that a search returns.
-      waiting: number of programs that may be timed whole in a later round.
-      drawn: least number of rollouts of a round that sample their actions; the others have
+      patience: rounds in a row that learned nothing (`Rounds.run_round`) after which a search ends
+        if no override is untried.
+      n_kept: number of programs that a search returns.
+      n_waiting: number of programs that may be timed whole in a later round.
+      least_sampled: least number of rollouts of a round that sample their actions; the others have
         overrides.
     """
 
-    start: float = 0.15
-    regions: float = 0.25
-    few: float = 0.25
-    timed: int = 3
-    whole: float = 0.2
+    start_share: float = 0.15
+    operators_share: float = 0.25
+    timings_share: float = 0.25
+    n_whole: int = 3
+    whole_share: float = 0.2
     hope: float = 1.2
     better: float = 0.99
-    explores: int = 3
-    untimed: float = 0.3
-    late: float = 0.6
-    learns: int = 32
+    n_exploring: int = 3
+    untimed_share: float = 0.3
+    late_share: float = 0.6
+    n_operators: int = 32
     at_once: int = 8
-    stalled: int = 8
-    kept: int = 4
-    waiting: int = 32
-    drawn: int = 4
+    patience: int = 8
+    n_kept: int = 4
+    n_waiting: int = 32
+    least_sampled: int = 4
 
 
 @dataclasses.dataclass
@@ -89,7 +90,7 @@ class Rounds:
     """The state of a search, and the steps of a round.
 
     Attributes:
-      how: hyperparameters.
+      config: hyperparameters.
       kept: programs that may be returned, by key; if programs are timed whole, only timed ones.
       waiting: programs that were found but not timed whole, by key.
       timings: of whole programs, interleaved with the original, by key.
@@ -100,7 +101,7 @@ class Rounds:
       timed_at: when the last round that timed programs ended, in seconds of the search.
     """
 
-    how: RoundsConfig
+    config: RoundsConfig
     decoder: Decoder
     run: Run
     original: Found
@@ -132,7 +133,7 @@ class Rounds:
         """The bucket of all rollouts, because another one would have to be compiled."""
         return max(united_bucket(start.program) for start in self.starts)
 
-    def to_go_on_from(self) -> Found:
+    def current_best(self) -> Found:
         """Return the best program so far; the original if none is kept, or if it has outgrown the
         bucket.
         """
@@ -145,7 +146,7 @@ class Rounds:
         """Whether an override is untried for a program that rounds begin from; those of a former
         best program are ignored.
         """
-        begun = (program_key(f.program) for f in (*self.starts, self.to_go_on_from()))
+        begun = (program_key(f.program) for f in (*self.starts, self.current_best()))
         return any(self.overrides[key].pending for key in begun if key in self.overrides)
 
     def measure(
@@ -166,7 +167,9 @@ class Rounds:
         share of those left; None for no bound.
         """
         limit, spent = self.run.budget.measurements, self.oracle.spending.measurements
-        return None if limit is None else spent + math.ceil(self.how.few * max(limit - spent, 0))
+        if limit is None:
+            return None
+        return spent + math.ceil(self.config.timings_share * max(limit - spent, 0))
 
     def may_explore(self, explored: int) -> bool:
         """Return whether the next round explores, after `explored` rounds in a row that did.
@@ -177,25 +180,25 @@ class Rounds:
         if self.reference is None:
             return True
         clock = self.run.clock
-        untimed = clock.elapsed - self.timed_at > self.how.untimed * clock.seconds
-        late = clock.elapsed > self.how.late * clock.seconds or (explored > 0 and untimed)
-        most = self.how.explores if self.run.budget.measurements is None else 1
+        untimed = clock.elapsed - self.timed_at > self.config.untimed_share * clock.seconds
+        late = clock.elapsed > self.config.late_share * clock.seconds or (explored > 0 and untimed)
+        most = self.config.n_exploring if self.run.budget.measurements is None else 1
         return explored < most and not late
 
-    def turn(self, anew: Found | None, key: jax.Array, *, explores: bool) -> bool:
+    def run_round(self, begin_from: Found | None, key: jax.Array, *, explores: bool) -> bool:
         """Run one round; return whether it learned anything that another round may use.
 
         Args:
-          anew: the program that rollouts begin from; None for the best so far.
+          begin_from: the program that rollouts begin from; None for the best so far.
           explores: untimed lowerings have an optimistic estimate, and operators are timed; else
             they have a pessimistic one, and programs are timed, too.
         """
         run, before = self.run, self.best()
-        if anew is None and not self.kept and run.budget.measurements is None:
+        if begin_from is None and not self.kept and run.budget.measurements is None:
             # No program was timed, so the best is unknown. Bounded timings are not spent here,
             # because they are for the programs of later rounds, too.
             self.time_whole()
-        begun = self.to_go_on_from() if anew is None else anew
+        begun = self.current_best() if begin_from is None else begin_from
         costs = self.oracle.costs if explores else pessimistic_costs(self.oracle.costs)
         start = start_of(begun.program, self.decoder.rules, costs, bucket=self.bucket)
         self.slots = self.slots or self.decoder.slots_for(start)
@@ -203,41 +206,41 @@ class Rounds:
             program_key(begun.program),
             OverrideSearch(np.random.default_rng(np.asarray(jax.random.key_data(key)))),
         )
-        plan = overrides.plan(self.decoder.how.rollouts(self.bucket) - self.how.drawn)
-        met = self.decoder.rollouts(
+        plan = overrides.plan(self.decoder.config.rollouts(self.bucket) - self.config.least_sampled)
+        results = self.decoder.rollouts(
             begun,
             start,
             costs,
             key,
             plan=plan,
             slots=self.slots,
-            over=run.out_of_budget,
+            must_end=run.out_of_budget,
         )
-        overrides.learn(plan, met.outcomes)
-        run.candidates += met.candidates
-        if met.most > self.slots:
-            run.note = f"it saw {self.slots} of up to {met.most} candidates at a step, drawn evenly"
-        by_key = {program_key(f.program): f for f in reversed(met.found)}
+        overrides.learn(plan, results.outcomes)
+        run.candidates += results.candidates
+        most = results.most_candidates
+        if most > self.slots:
+            run.note = f"it saw {self.slots} of up to {most} candidates at a step, drawn evenly"
+        by_key = {program_key(f.program): f for f in reversed(results.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
-        learned = (
-            self.confirm(new, run.clock.part(self.how.regions), most=self.how.learns)
-            if explores
-            else 0
-        )
+        learned = 0
+        if explores:
+            clock = run.clock.part(self.config.operators_share)
+            learned = self.confirm(new, clock, most=self.config.n_operators)
         if self.reference is None:
             self.kept |= new
-            self.kept = dict(self._ranked(self.kept)[: self.how.kept])
+            self.kept = dict(self._ranked(self.kept)[: self.config.n_kept])
         else:
             self.waiting = dict(
-                self._ranked(self.waiting | new, pessimistic=True)[: self.how.waiting]
+                self._ranked(self.waiting | new, pessimistic=True)[: self.config.n_waiting]
             )
             if not explores:
                 learned += self.confirm(
-                    self.waiting, run.clock.part(self.how.regions), pessimistic=True
+                    self.waiting, run.clock.part(self.config.operators_share), pessimistic=True
                 )
                 self.time_whole()
                 self.timed_at = run.clock.elapsed
-        return learned > 0 or self.best() < self.how.better * before
+        return learned > 0 or self.best() < self.config.better * before
 
     def confirm(
         self,
@@ -258,7 +261,7 @@ class Rounds:
         learned, limit = 0, self.limit_of_regions()
         while not clock.done and (most is None or learned < most):
             for _, each in self._ranked(found, pessimistic=pessimistic):
-                if made := self.measure(each.program, clock, limit, self.how.at_once):
+                if made := self.measure(each.program, clock, limit, self.config.at_once):
                     learned += made
                     break
             else:
@@ -283,7 +286,7 @@ class Rounds:
         ranked = self._ranked(self.kept or self.waiting, pessimistic=not self.kept)
         if self.reference is not None and self.kept:
             ranked = sorted(ranked, key=lambda each: relative(self.timings[each[0]]))
-        return [f for _, f in ranked[: self.how.kept]]
+        return [f for _, f in ranked[: self.config.n_kept]]
 
     def _ranked(
         self, found: Mapping[Key, Found], *, pessimistic: bool = False
@@ -312,9 +315,9 @@ class Rounds:
         """
         if self.reference is None:
             return
-        clock = self.run.clock.part(self.how.whole)
+        clock = self.run.clock.part(self.config.whole_share)
         for n in itertools.count():
-            if self.run.out_of_budget() or (n >= self.how.timed and clock.done):
+            if self.run.out_of_budget() or (n >= self.config.n_whole and clock.done):
                 break
             pessimistic = n % 2 == 0
             chosen = self._most_promising(pessimistic=pessimistic) or self._most_promising(
@@ -345,7 +348,7 @@ class Rounds:
             return waits[0] if waits else None
         fastest = min(self.kept, key=lambda key: relative(self.timings[key]))
         (_, bound), *_ = self._ranked({fastest: self.kept[fastest]}, pessimistic=pessimistic)
-        return waits[0] if waits[0][1].seconds <= self.how.hope * bound.seconds else None
+        return waits[0] if waits[0][1].seconds <= self.config.hope * bound.seconds else None
 
 
 def relative(timing: Timing) -> float:

@@ -43,14 +43,14 @@ class XRLflow:
     Attributes:
       policy: None for the one that comes with the package.
       finetune: trains the policy further on the program first; None for no such training.
-      whole: whether programs are timed whole; else the search relies on predictions alone.
+      time_programs: whether programs are timed whole; else the search relies on predictions alone.
       rounds: hyperparameters of the rounds.
       rollouts: hyperparameters of the rollouts in a round.
     """
 
     policy: Policy | None = None
     finetune: FineTune | None = None
-    whole: bool = True
+    time_programs: bool = True
     rounds: RoundsConfig = dataclasses.field(default_factory=RoundsConfig)
     rollouts: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
@@ -71,35 +71,37 @@ class XRLflow:
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
         run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules, self.rollouts)
         rounds = Rounds(self.rounds, decoder, run, Found(problem.program, 0.0))
-        best = _followed(rounds, key, whole=self.whole)
+        best = _run_rounds(rounds, key, time_programs=self.time_programs)
         run.note = "; ".join(filter(None, (*notes, run.note)))
         return run.result(best)
 
 
-def _followed(search: Rounds, key: jax.Array, *, whole: bool) -> tuple[Found, ...]:
+def _run_rounds(search: Rounds, key: jax.Array, *, time_programs: bool) -> tuple[Found, ...]:
     """Run rounds until the search ends; return the best programs found, the original last."""
-    run, how, original = search.run, search.how, search.original
-    since = 0
+    run, config, original = search.run, search.config, search.original
+    rounds_without_gain = 0
     try:
         with plain_ctrl_c():
-            search.measure(original.program, run.clock.part(how.start), search.limit_of_regions())
+            search.measure(
+                original.program, run.clock.part(config.start_share), search.limit_of_regions()
+            )
             run.start((1.0,), (search.predicted(),))
             run.report("measured the original")
-            if whole:
+            if time_programs:
                 job = job_or_failure(original.program, (), constants=search.oracle.constants)
                 search.reference = job if isinstance(job, Job) else None
             explored, anew = 0, itertools.cycle(search.starts)
             while not run.out_of_budget():
                 key, now = jax.random.split(key)
                 explores = search.may_explore(explored)
-                begins_anew = explores and explored % how.explores + 1 < how.explores
+                begins_anew = explores and explored % config.n_exploring + 1 < config.n_exploring
                 begun = next(anew) if begins_anew else None
-                learned = search.turn(begun, now, explores=explores)
+                learned = search.run_round(begun, now, explores=explores)
                 explored = explored + 1 if explores else 0
-                since = 0 if learned else since + 1
+                rounds_without_gain = 0 if learned else rounds_without_gain + 1
                 run.parts[0] = search.best() * search.predicted()
                 run.report("xrlflow")
-                if since >= how.stalled and not search.pending:
+                if rounds_without_gain >= config.patience and not search.pending:
                     run.stalled()
                     break
     except GraphError as error:

@@ -17,7 +17,7 @@ _noted = False  # whether a press is not handled yet; of the main thread, like a
 
 
 @contextlib.contextmanager
-def lost_ctrl_c_kept() -> Iterator[None]:
+def keep_ctrl_c() -> Iterator[None]:
     """Keep each press of Ctrl-C inside this context until its KeyboardInterrupt is handled.
 
     A press is kept for `raise_lost_ctrl_c` until `plain_ctrl_c` has seen its KeyboardInterrupt.

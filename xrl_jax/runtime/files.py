@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write to, which replaces `path` at the end of the block.
 
     The previous file is kept if the block fails or the process is killed.

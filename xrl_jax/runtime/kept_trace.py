@@ -20,7 +20,7 @@ import jax
 import jax.export
 
 from xrl_jax.runtime.engine_jit import engine_jit, platform
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy")
@@ -84,7 +84,7 @@ def _kept(
         pass
     exported = jax.export.export(jax.jit(fn), platforms=[_lowered_for()])(*types)
     try:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(exported.serialize())
     except OSError:  # e.g. a full disk: the next process traces again
         pass

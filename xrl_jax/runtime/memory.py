@@ -7,7 +7,7 @@ import gc
 import sys
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Free objects that are only held by reference cycles, and return freed memory to the system.
 
     glibc keeps freed memory for later requests. After the weights of a network were converted, or

@@ -85,7 +85,7 @@ def debugging() -> bool:
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
 
 
-def meaning() -> tuple[Any, ...]:
+def semantic_settings() -> tuple[Any, ...]:
     """Return the settings that change what a given function computes."""
     config: Any = jax.config
     return config.jax_enable_x64, config.jax_default_matmul_precision

@@ -74,7 +74,7 @@ class Taso:
             Phase(self._greedily, self.greedy_share),
             Phase(self._best_first),
         )
-        return self.walk(problem, budget, key, phases, elsewhere=not self.own_start)
+        return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
 
     def _lowerings(self, turn: Turn) -> list[Reached]:
         return [self.descent(turn, only=chooses_lowering, phase="lowerings")]
@@ -105,14 +105,14 @@ class Taso:
             predicted, _, pending = heapq.heappop(queue)
             if predicted > self.alpha * best[0][0].seconds:
                 break
-            made = _made(space, pending, oracle.costs, index)
+            made = _applied(space, pending, oracle.costs, index)
             if made is None:
                 continue
             state, steps = made
-            mark = space.identity(state)
-            if mark in seen:
+            identity = space.identity(state)
+            if identity in seen:
                 continue
-            seen.add(mark)
+            seen.add(identity)
             slack = (self.alpha - 1) * best[0][0].seconds
             state, candidates = self.descent.known_candidates(
                 turn, state, lambda m, s=slack: m.delta <= s
@@ -135,7 +135,7 @@ class Taso:
         return best
 
 
-def _made(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reached | None:
+def _applied(space: Space, pending: _Pending, costs: CostTable, index: int) -> Reached | None:
     """Return the pending state under current costs; None where its candidate does not apply."""
     if pending.candidate is None:
         return space.reprice(pending.parent, costs), pending.steps

@@ -17,7 +17,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 from xrl_jax.search.base import Step
 from xrl_jax.search.run import Reached, Turn
-from xrl_jax.search.states import PricedCandidates, State, entries_of
+from xrl_jax.search.states import PricedCandidates, State, variants_where
 
 _view = engine_jit(lambda costs, graph: view_graph(costs.sharing, graph))
 
@@ -28,7 +28,7 @@ def measure_graph(
     """Time the regions of a priced graph, the costliest first; return how many became known."""
     order = np.argsort(-np.asarray(graph.nodes.cost), kind="stable")
     views = CostView(*(np.asarray(v)[order] for v in _view(oracle.costs, graph)))  # type: ignore[arg-type]
-    return oracle.measure(oracle.unknown(views), clock=clock, limit=limit, new=new)
+    return oracle.measure(oracle.untimed_regions(views), clock=clock, limit=limit, new=new)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Descent:
         """
         run, space, reached, index, clock, _ = turn
         state, steps = reached[0]
-        allowed = entries_of(space.rules, only)
+        allowed = variants_where(space.rules, only)
         while not run.out_of_budget(clock):
-            state, candidates = self.known_candidates(turn, state, self._hopeful, allowed)
+            state, candidates = self.known_candidates(turn, state, self._is_promising, allowed)
             run.keep(index, [(state, steps)])
             costs = run.problem.oracle.costs
             improved = False
@@ -115,7 +115,7 @@ class Descent:
             candidates = space.candidates(state, oracle.costs, allowed)
             hopeful = promising(candidates)
             views = CostView(*(np.asarray(v)[hopeful] for v in candidates.views))  # type: ignore[arg-type]
-            wanted = oracle.unknown(views) if hopeful.any() else {}
+            wanted = oracle.untimed_regions(views) if hopeful.any() else {}
             new = oracle.measure(wanted, clock=clock, limit=limit, new=self.at_once)
             if not new and not known:
                 break
@@ -123,5 +123,5 @@ class Descent:
         run.candidates += len(candidates.variant)
         return state, candidates
 
-    def _hopeful(self, candidates: PricedCandidates) -> np.ndarray:
+    def _is_promising(self, candidates: PricedCandidates) -> np.ndarray:
         return candidates.delta <= self.hope * candidates.gone

@@ -68,9 +68,9 @@ def moves_of(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Mo
     chosen = rules_by_choice(rules)
     costs = oracle.costs
     groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    ways: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}
-    present: dict[tuple[int, int], float] = {}
-    other: dict[tuple[tuple[int, int], int], float] = {}
+    choices: dict[tuple[int, int], tuple[Any, tuple[int, ...]]] = {}
+    current_seconds: dict[tuple[int, int], float] = {}
+    other_seconds: dict[tuple[tuple[int, int], int], float] = {}
     total = 0.0
     for g, (graph, count) in enumerate(zip(program.graphs, program.counts, strict=True)):
         nodes, _, slots = nodes_of(graph)
@@ -78,38 +78,38 @@ def moves_of(oracle: Oracle, rules: Sequence[Rule], program: Program) -> list[Mo
         weight_only = np.asarray(graph.nodes.weight_only)
         now = np.asarray(price(costs, graph)[0].nodes.cost)
         total += count * float(now.sum())
-        as_other = {}
+        costs_by_lowering = {}
         for node, slot in zip(nodes, slots, strict=True):
             if len(LOWERINGS[node.op]) == 1 or weight_only[slot]:
                 continue
             key = (int(keys[slot][0]), int(keys[slot][1]))
             groups.setdefault(key, []).append((g, slot))
-            if key not in ways:
+            if key not in choices:
                 fit = applicable(node, tuple(nodes[a] for a in node.args))
-                ways[key] = node, fit
-            present[key] = present.get(key, 0.0) + count * float(now[slot])
-            for way in ways[key][1]:
-                if way not in as_other:
-                    as_other[way] = np.asarray(_costs_as(costs, graph, jnp.int32(way)))
-                at = (key, way)
-                other[at] = other.get(at, 0.0) + count * float(as_other[way][slot])
+                choices[key] = node, fit
+            current_seconds[key] = current_seconds.get(key, 0.0) + count * float(now[slot])
+            for lowering in choices[key][1]:
+                if lowering not in costs_by_lowering:
+                    changed_costs = _costs_as(costs, graph, jnp.int32(lowering))
+                    costs_by_lowering[lowering] = np.asarray(changed_costs)
+                at, seconds = (key, lowering), float(costs_by_lowering[lowering][slot])
+                other_seconds[at] = other_seconds.get(at, 0.0) + count * seconds
     found = []
-    for key, (node, fit) in ways.items():
-        if present[key] < _SHARE * total:
+    for key, (node, fit) in choices.items():
+        if current_seconds[key] < _SHARE * total:
             continue
-        for way in fit:
-            name = LOWERINGS[node.op][way].name
-            rule = chosen.get((node.op, name))
-            if way == node.lowering or rule is None or other[key, way] > _HOPE * present[key]:
+        for lowering in fit:
+            before, after = current_seconds[key], other_seconds[key, lowering]
+            rule = chosen.get((node.op, LOWERINGS[node.op][lowering].name))
+            if lowering == node.lowering or rule is None or after > _HOPE * before:
                 continue
             text = f"{node.op}[{','.join(map(str, node.shape))}]"
-            gain = present[key] - other[key, way]
-            ratio = other[key, way] / present[key]
-            found.append(Move(tuple(groups[key]), way, rule, text, gain, ratio))
-    most: dict[tuple[tuple[int, int], ...], float] = {}
+            gain, ratio = before - after, after / before
+            found.append(Move(tuple(groups[key]), lowering, rule, text, gain, ratio))
+    largest_gain: dict[tuple[tuple[int, int], ...], float] = {}
     for c in sorted(found, key=lambda c: -c.gain):
-        most.setdefault(c.places, c.gain)
-    return sorted(found, key=lambda c: (-most[c.places], c.places, -c.gain))
+        largest_gain.setdefault(c.places, c.gain)
+    return sorted(found, key=lambda c: (-largest_gain[c.places], c.places, -c.gain))
 
 
 def by_lowering(found: Iterable[Move], *, least: int, ratio: float) -> list[list[Move]]:
@@ -124,8 +124,8 @@ def by_lowering(found: Iterable[Move], *, least: int, ratio: float) -> list[list
     for move in found:
         if move.ratio <= ratio:
             by_rule.setdefault(move.rule, []).append(move)
-    wide = [together for together in by_rule.values() if len(together) >= least]
-    return sorted(wide, key=lambda together: -sum(c.gain for c in together))
+    large = [group for group in by_rule.values() if len(group) >= least]
+    return sorted(large, key=lambda group: -sum(c.gain for c in group))
 
 
 def moved(program: Program, made: Iterable[Move]) -> Program:

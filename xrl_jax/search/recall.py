@@ -26,7 +26,7 @@ from xrl_jax.program.check import check_program
 from xrl_jax.program.program import Program
 from xrl_jax.program.text import parse_program
 from xrl_jax.search.base import Found, Step
-from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, laid_out
+from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, convert_layout
 
 FOLDER = "found"  # in the cache folder
 
@@ -74,4 +74,4 @@ def _interfaces(program: Program) -> Iterator[Program]:
     """
     yield program
     for layout in (FEATURES_LAST, FEATURES_FIRST):
-        yield laid_out(program, layout)
+        yield convert_layout(program, layout)

@@ -138,15 +138,15 @@ _NOTHING = Probe(0.0, math.inf)
 class Screening:
     """Selects the moves that are worth a trial, by timing them in a neighbourhood."""
 
-    def __init__(self, how: Refine, oracle: Oracle) -> None:
-        self._how, self._oracle = how, oracle
+    def __init__(self, config: Refine, oracle: Oracle) -> None:
+        self._config, self._oracle = config, oracle
         self._probes: dict[tuple[str, str], Probe] = {}  # by keys before and after the move
 
     def probe(self, program: Program, move: Move) -> Probe:
         """Return the effect of the move in the neighbourhood of its first place."""
         g, slot = move.places[0]
         before, after = (
-            neighbourhood(p.graphs[g], slot, self._how.radius)
+            neighbourhood(p.graphs[g], slot, self._config.radius)
             for p in (program, moved(program, [move]))
         )
         if before is None or after is None:
@@ -166,8 +166,8 @@ class Screening:
         jobs = [program_job(p, constants=self._oracle.constants) for p in (after, before)]
         timing = self._oracle.time_against(
             *jobs,
-            seconds_per_job=self._how.probe_seconds,
-            timeout=self._how.probe_timeout,
+            seconds_per_job=self._config.probe_seconds,
+            timeout=self._config.probe_timeout,
         )
         if timing.status in ("timeout", "killed"):
             return Probe(-math.inf, math.inf)
@@ -193,7 +193,7 @@ class _Descent:
       hopeful: moves that did not gain in a neighbourhood, but may gain in the whole program.
     """
 
-    how: Refine
+    config: Refine
     problem: Problem
     clock: Stopwatch
     most: int | None
@@ -203,23 +203,23 @@ class _Descent:
     hopeful: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.screening = Screening(self.how, self.problem.oracle)
+        self.screening = Screening(self.config, self.problem.oracle)
 
     def run(self) -> None:
-        how = self.how
-        for batch in by_lowering(self._moves(), least=how.together_least, ratio=how.together_ratio)[
-            : how.together_most
-        ]:
-            if self._late():
+        config = self.config
+        for batch in by_lowering(
+            self._moves(), least=config.together_least, ratio=config.together_ratio
+        )[: config.together_most]:
+            if self._no_time_for_trial():
                 break
-            self._stays(batch)
+            self._try_moves(batch)
         while batch := self._promising():
             if not self._by_halves(batch):
                 return
         for move in sorted(self.hopeful, key=lambda m: -m.gain):
-            if self._late():
+            if self._no_time_for_trial():
                 break
-            self._stays([move])
+            self._try_moves([move])
 
     def _moves(self) -> list[Move]:
         return moves_of(self.problem.oracle, self.problem.rules.rules, self.best.program)
@@ -231,11 +231,11 @@ class _Descent:
         batches = [batch]
         while batches:
             batch = batches.pop()
-            if self._late():
+            if self._no_time_for_trial():
                 return False
             promised = sum(m.gain for m in batch)
-            least = self.how.least_promise * (1 - self.how.gain) * self._timing.seconds
-            if promised < least or self._stays(batch) or len(batch) == 1:
+            least = self.config.least_promise * (1 - self.config.gain) * self._timing.seconds
+            if promised < least or self._try_moves(batch) or len(batch) == 1:
                 self.tried.update(m[:2] for m in batch)
             else:
                 half = (len(batch) + 1) // 2
@@ -251,14 +251,14 @@ class _Descent:
         spent = self.problem.oracle.spending.measurements
         return clock.done or (self.most is not None and spent >= self.most)
 
-    def _late(self) -> bool:
+    def _no_time_for_trial(self) -> bool:
         """Return whether another trial could not end in time."""
         return self._over(self.clock) or self.clock.left < self._timing.compile_seconds
 
     def _promising(self) -> list[Move]:
         """Return one gaining move for each group, by its probe, the most promising first."""
         todo = [m for m in self._moves() if m[:2] not in self.tried]
-        part, found = self.clock.part(self.how.probe_share), []
+        part, found = self.clock.part(self.config.probe_share), []
         self.hopeful.clear()
         for n, move in enumerate(todo):
             if self._over(part):
@@ -268,19 +268,19 @@ class _Descent:
             move = move._replace(gain=probe.saved)
             if probe.saved == -math.inf:  # it would fail in other neighbourhoods as well
                 self.tried.add(move[:2])
-            elif probe.ratio <= self.how.probe_gain:
+            elif probe.ratio <= self.config.probe_gain:
                 found.append(move)
-            elif probe.ratio <= self.how.probe_hope:
+            elif probe.ratio <= self.config.probe_hope:
                 self.hopeful.append(move)
         return _best_of_each(found)
 
-    def _stays(self, batch: Sequence[Move]) -> bool:
+    def _try_moves(self, batch: Sequence[Move]) -> bool:
         """Return whether the program is faster after these moves; it then becomes the best one."""
         self.problem.phase(f"refining: trying {len(batch)} moves")
         best, before = self.best, self._timing
         program = moved(best.program, batch)
         job, self.incumbent = self._job(program), self.incumbent or self._job(best.program)
-        timing = self._faster(job, self.incumbent)
+        timing = self._timing_if_faster(job, self.incumbent)
         if timing is None or timing.relative is None or before.relative is None:
             return False
         saved = before.seconds * (1.0 - timing.relative)
@@ -297,18 +297,18 @@ class _Descent:
     def _job(self, program: Program) -> Job:
         return program_job(program, self.best.options, constants=self.problem.oracle.constants)
 
-    def _faster(self, job: Job, incumbent: Job) -> Timing | None:
+    def _timing_if_faster(self, job: Job, incumbent: Job) -> Timing | None:
         """Return the job's timing against the incumbent if it gains, else None.
 
         It must gain again when timed for longer: of many moves that gain nothing, some seem to.
         """
-        how, timing = self.how, None
-        once = 2 * how.runs * self._timing.seconds
-        once = float(np.clip(once, how.least_seconds, how.most_seconds))
+        config, timing = self.config, None
+        once = 2 * config.runs * self._timing.seconds
+        once = float(np.clip(once, config.least_seconds, config.most_seconds))
         for turn in range(2):
             timing = self.problem.oracle.time_against(
                 job, incumbent, turn=turn, seconds_per_job=(1 + turn) * once, timeout=60.0
             )
-            if not timing.ok or timing.relative is None or timing.relative > how.gain:
+            if not timing.ok or timing.relative is None or timing.relative > config.gain:
                 return None
         return timing

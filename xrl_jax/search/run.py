@@ -75,10 +75,10 @@ class Run:
 
     def start(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
         """Record how often each graph of the original runs and the seconds of one run of it."""
-        self.go_on(counts, seconds)
+        self.continue_from(counts, seconds)
         self.start_seconds = sum(self.parts)
 
-    def go_on(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
+    def continue_from(self, counts: Sequence[float], seconds: Sequence[float]) -> None:
         """Go on from another program: record how often its graphs run and their seconds."""
         self.counts = tuple(counts)
         self.parts = [c * s for c, s in zip(counts, seconds, strict=True)]

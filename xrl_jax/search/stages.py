@@ -117,7 +117,7 @@ class Search:
             if self.uses_engine:
                 self._compile(problem, cold)
         seconds = max(self.share * clock.left, _LEAST_SECONDS)
-        own = Budget(seconds, self._of_measurements(budget.measurements))
+        own = Budget(seconds, self._search_measurements(budget.measurements))
         found = self.search(replace(problem, found=None, recalled=None), own, key)
         costs = problem.oracle.costs
         known = [replace(f, seconds=predicted(f.program, costs)) for f in _known(problem)]
@@ -128,7 +128,7 @@ class Search:
         problem.phase(f"compiling the engine{once}")
         compile_engine(problem.program, problem.rules, problem.oracle.costs)
 
-    def _of_measurements(self, most: int | None) -> int | None:
+    def _search_measurements(self, most: int | None) -> int | None:
         """Return how many measurements may have been made when the search ends."""
         return None if most is None else most - min(self.finalists, most // 2)
 

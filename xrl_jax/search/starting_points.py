@@ -32,12 +32,12 @@ from xrl_jax.program.program import Program
 from xrl_jax.search.base import Step, assemble
 from xrl_jax.search.in_library import in_library
 from xrl_jax.search.run import Reached
-from xrl_jax.search.states import Space, entries_of, in_one_bucket
-from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, laid_out
+from xrl_jax.search.states import Space, in_one_bucket, variants_where
+from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, convert_layout
 
 _STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left as [out, in]
 _PASSES = 64  # most passes of a macro-action; a transpose moves past one operator in each
-_WORTH = 0.1  # share of predicted time above which products with weights are converted
+_LEAST_SHARE = 0.1  # share of predicted time above which products with weights are converted
 
 
 class StartingPoint(NamedTuple):
@@ -54,7 +54,7 @@ def with_layout(program: Program, layout: Layout) -> StartingPoint:
     The step belongs to no rule: values that cross the boundary of a folded body are transposed on
     both sides at once.
     """
-    there = laid_out(program, layout)
+    there = convert_layout(program, layout)
     if there is program:
         return StartingPoint(program)
     step = Step(0, f"laid-out-{layout.name}", "values at the borders of graphs", 0.0)
@@ -77,7 +77,7 @@ class MacroAction(NamedTuple):
 
 def in_role(rules: CompiledRules, *roles: Role) -> np.ndarray:
     """Return [V] bool: which variants of the rule table belong to rules with one of these roles."""
-    return entries_of(rules, lambda r: not set(roles).isdisjoint(r.roles))
+    return variants_where(rules, lambda r: not set(roles).isdisjoint(r.roles))
 
 
 def run_macro(
@@ -152,19 +152,19 @@ def starting_points(
     """
     # Before folding, vectors are brought unbroadcast to the operators that add them or multiply by
     # them. Folding then moves what is added or multiplied after an operator into its weights.
-    readies = in_role(rules, "sink-broadcast", "to-bias-or-scale")
-    folds = in_role(rules, "fold-into-weights")
+    prepare_rules = in_role(rules, "sink-broadcast", "to-bias-or-scale")
+    fold_rules = in_role(rules, "fold-into-weights")
     # The two conversions: of convolutions, and of products with a weight on the right.
-    converts = in_role(rules, "to-features-last")
-    turns = in_role(rules, "transpose-product")
+    convert_rules = in_role(rules, "to-features-last")
+    transpose_rules = in_role(rules, "transpose-product")
     # The rules for the transposes that the conversions made. Sinking a transpose reduces the sum of
     # the transposes' distances to the outputs, so that it terminates.
-    sinks = in_role(rules, "sink-transpose")
-    cancels = in_role(rules, "cancel-transpose")
-    absorbs = in_role(rules, "absorb-transpose")
-    stores = entries_of(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
+    sink_rules = in_role(rules, "sink-transpose")
+    cancel_rules = in_role(rules, "cancel-transpose")
+    absorb_rules = in_role(rules, "absorb-transpose")
+    store_rules = variants_where(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
 
-    def through(start: StartingPoint, *macros: MacroAction) -> tuple[StartingPoint, list[int]]:
+    def apply_macros(start: StartingPoint, *macros: MacroAction) -> tuple[StartingPoint, list[int]]:
         """Return the starting point after the macro-actions, and the number of steps of each."""
         space = Space(rules, jnp.asarray(start.program.digests()))
         graphs, steps, taken = {}, list(start.steps), [0] * len(macros)
@@ -179,35 +179,41 @@ def starting_points(
         return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
 
     library = costs.sharing.library  # its kernels are lowerings of this name
-    kernels = entries_of(rules, lambda r: r.lowering is not None and r.lowering[1] == library)
-    fold = MacroAction(readies), MacroAction(folds, gain=True)
-    kernels_last = MacroAction(kernels, gain=True)
+    library_rules = variants_where(
+        rules, lambda r: r.lowering is not None and r.lowering[1] == library
+    )
+    fold = MacroAction(prepare_rules), MacroAction(fold_rules, gain=True)
+    kernels_last = MacroAction(library_rules, gain=True)
     found = []
-    folded, _ = through(StartingPoint(program), *fold)
-    handed, steps = in_library(
+    folded, _ = apply_macros(StartingPoint(program), *fold)
+    in_lib, steps = in_library(
         folded.program, rules.rules, None if library is None else by_name(library)
     )
-    found += [StartingPoint(handed, (*folded.steps, *steps))] if steps else []
-    if converts.any():
+    found += [StartingPoint(in_lib, (*folded.steps, *steps))] if steps else []
+    if convert_rules.any():
         start = with_layout(program, FEATURES_LAST)
-        point, taken = through(
-            start, *fold, MacroAction(converts), MacroAction(sinks | cancels), kernels_last
-        )
-        found += [point] if taken[2] else []
-    if turns.any() and _share_on_weights(program, costs) > _WORTH:
-        start = with_layout(program, FEATURES_FIRST)
-        down = sinks | absorbs
-        # At a source a transpose and its inverse are adjacent. They must not cancel each other
-        # before the other transposes have been moved down to meet them.
-        point, taken = through(
+        point, taken = apply_macros(
             start,
             *fold,
-            MacroAction(turns, roots=_weight_right),
-            MacroAction(down),
-            MacroAction(down | cancels),
-            MacroAction(stores, roots=_weight_left),
+            MacroAction(convert_rules),
+            MacroAction(sink_rules | cancel_rules),
             kernels_last,
         )
         found += [point] if taken[2] else []
-    as_it_is, _ = through(folded, kernels_last)
-    return [*found, as_it_is]
+    if transpose_rules.any() and _share_on_weights(program, costs) > _LEAST_SHARE:
+        start = with_layout(program, FEATURES_FIRST)
+        sink_or_absorb = sink_rules | absorb_rules
+        # At a source a transpose and its inverse are adjacent. They must not cancel each other
+        # before the other transposes have been moved down to meet them.
+        point, taken = apply_macros(
+            start,
+            *fold,
+            MacroAction(transpose_rules, roots=_weight_right),
+            MacroAction(sink_or_absorb),
+            MacroAction(sink_or_absorb | cancel_rules),
+            MacroAction(store_rules, roots=_weight_left),
+            kernels_last,
+        )
+        found += [point] if taken[2] else []
+    unconverted, _ = apply_macros(folded, kernels_last)
+    return [*found, unconverted]

@@ -34,7 +34,7 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 # Capacity for candidates: per slot of the bucket, and the least and the most in total. Each size
 # that is needed is compiled, so there are few.
-_ROOM, _LEAST_ROOM, _MOST_ROOM = 2, 1024, 65536
+_CAPACITY_PER_SLOT, _LEAST_CAPACITY, _MOST_CAPACITY = 2, 1024, 65536
 _PRICED_AT_ONCE = 512  # candidates
 _AT_ONCE = 256  # rewrites in one jitted call
 
@@ -101,7 +101,7 @@ _rematch = engine_jit(match_lib.rematch)
 _remove_dead = engine_jit(passes.remove_dead)
 
 
-class _Turns(NamedTuple):
+class _Applied(NamedTuple):
     """The result of applying a list of candidates."""
 
     graph: TensorGraph  # priced
@@ -118,14 +118,14 @@ def _apply(
     costs: CostTable,
     graph: TensorGraph,
     candidates: Candidates,
-) -> _Turns:
+) -> _Applied:
     """Apply the candidates that still match, one after the other, until the bucket is full."""
 
-    def going(carry: tuple[jax.Array, ...]) -> jax.Array:
+    def continues(carry: tuple[jax.Array, ...]) -> jax.Array:
         i, *_, full = carry
         return (i < candidates.count) & ~full
 
-    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def apply_next(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         i, graph, changed, ok, _ = carry
         at = candidates.variant[i], candidates.root[i], candidates.partner[i]
         made = apply(table, graph, *at)
@@ -134,10 +134,10 @@ def _apply(
 
     nothing = jnp.zeros(graph.nodes.op.shape, bool), jnp.zeros(_AT_ONCE, bool), jnp.bool_(False)
     done, graph, changed, ok, full = jax.lax.while_loop(
-        going, turn, (jnp.int32(0), graph, *nothing)
+        continues, apply_next, (jnp.int32(0), graph, *nothing)
     )
     graph = costs.priced(graph)
-    return _Turns(graph, changed, ok, full, done, total(graph))
+    return _Applied(graph, changed, ok, full, done, total(graph))
 
 
 _identity = engine_jit(identity)
@@ -148,7 +148,7 @@ def place_text(slot: int, op: np.ndarray, shape: np.ndarray, rank: np.ndarray) -
     return f"%{slot} {ops.OP_NAMES[int(op)]}[{','.join(str(d) for d in shape[:rank])}]"
 
 
-def entries_of(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
+def variants_where(rules: CompiledRules, wanted: Callable[[Rule], bool]) -> np.ndarray:
     """Return [V] bool: which variants of the rule table belong to wanted rules."""
     fits = np.array([wanted(r) for r in rules.rules], bool)
     rule_of = np.asarray(rules.table.variant_rule)
@@ -162,7 +162,7 @@ class Space:
     rules: CompiledRules
     digests: jax.Array
     # The capacity for candidates that states have needed so far, by the allowed variants.
-    room: dict[bytes, int] = field(default_factory=dict)
+    capacity: dict[bytes, int] = field(default_factory=dict)
 
     def start(self, graph: TensorGraph, costs: CostTable) -> State:
         """Return the first state: priced, not yet matched."""
@@ -193,25 +193,28 @@ class Space:
           allowed: [V] bool, which variants of the rule table may be used; None for all.
 
         Raises:
-          GraphError: the candidates need a capacity above `_MOST_ROOM`.
+          GraphError: the candidates need a capacity above `_MOST_CAPACITY`.
         """
         table = self.rules.table
         state = self.matched(state)
-        masks, asked = state.masks, b""
+        masks, allowed_key = state.masks, b""
         if allowed is not None:
-            masks, asked = masks & self._words(allowed), allowed.tobytes()
-        size = max(_ROOM * state.graph.nodes.op.shape[0], _LEAST_ROOM, self.room.get(asked, 0))
+            masks, allowed_key = masks & self._mask_words(allowed), allowed.tobytes()
+        of_bucket = _CAPACITY_PER_SLOT * state.graph.nodes.op.shape[0]
+        size = max(of_bucket, _LEAST_CAPACITY, self.capacity.get(allowed_key, 0))
         least = int(np.bitwise_count(np.asarray(masks)).sum())
         while size < least:  # known to be too small: a trial would compile this size
             size *= 4
         while True:
-            if size > _MOST_ROOM:
-                raise graph_lib.GraphError(f"more than {_MOST_ROOM} candidates; use fewer rules")
+            if size > _MOST_CAPACITY:
+                raise graph_lib.GraphError(
+                    f"more than {_MOST_CAPACITY} candidates; use fewer rules"
+                )
             found = _find(table, state.graph, masks, size=size)
             if int(found.count) <= size:
                 break
             size *= 4
-        self.room[asked] = size
+        self.capacity[allowed_key] = size
         starts = range(0, max(int(found.count), 1), _PRICED_AT_ONCE)
         parts = [_deltas(table, costs, state.graph, found, jnp.int32(i)) for i in starts]
         delta, gone, views = jax.tree.map(lambda *vs: np.concatenate(vs), *parts)
@@ -221,7 +224,7 @@ class Space:
         view = jax.tree.map(lambda v: v[order], views)
         return PricedCandidates(variant, root, partner, delta[order], gone[order], view)
 
-    def _words(self, allowed: np.ndarray) -> np.ndarray:
+    def _mask_words(self, allowed: np.ndarray) -> np.ndarray:
         """Return the trees of the allowed variants as words [W] of the masks."""
         trees = allowed[np.asarray(self.rules.table.tree_variant)]
         return np.packbits(trees, bitorder="little").view(np.uint32)

@@ -61,7 +61,7 @@ class TimeWhole:
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found, clock = problem.so_far, Stopwatch(budget.seconds)
         untimed = [f for f in found.best[:-1] or found.best if f.timing is None]
-        if not untimed or self._left_to_the_check(problem, budget):
+        if not untimed or self._final_check_suffices(problem, budget):
             return found
         share = self.share if found.candidates else self.share_without_search
         timed = self.timed(problem, found.best, clock.part(share), budget.measurements)
@@ -70,7 +70,7 @@ class TimeWhole:
             learn_from(problem.oracle, plain, problem.program)
         return replace(found, best=tuple(timed))
 
-    def _left_to_the_check(self, problem: Problem, budget: Budget) -> bool:
+    def _final_check_suffices(self, problem: Problem, budget: Budget) -> bool:
         found = problem.so_far
         if found.interrupted or found.candidates or len(found.best) == 1:
             return False
@@ -89,15 +89,15 @@ class TimeWhole:
         """
         timing = _Timing(self, problem, best, clock, most)
         try:
-            timing.of_all()
+            timing.run()
         except KeyboardInterrupt:
             problem.phase("interrupted")
         if not timing.found:
             lost = Timing.without("failed", "no program could be timed")
             return [replace(best[-1], timing=lost)]
-        return self._led_by_the_original(ranked(timing.found, self.option_gain), best)
+        return self._original_first(ranked(timing.found, self.option_gain), best)
 
-    def _led_by_the_original(self, timed: list[Found], best: Sequence[Found]) -> list[Found]:
+    def _original_first(self, timed: list[Found], best: Sequence[Found]) -> list[Found]:
         """Return the programs, led by the original where none takes less time than it.
 
         The search's original was made from the user's function and may be faster than that: with
@@ -127,7 +127,7 @@ def ranked(timed: Sequence[Found], option_gain: float = OPTION_GAIN) -> list[Fou
 class _Timing:
     """The state of a running timing of programs; `found` holds those timed so far."""
 
-    how: TimeWhole
+    config: TimeWhole
     problem: Problem
     best: Sequence[Found]
     clock: Stopwatch
@@ -135,7 +135,7 @@ class _Timing:
     found: list[Found] = field(default_factory=list)
     reference: Job | Timing | None = None
 
-    def of_all(self) -> None:
+    def run(self) -> None:
         problem, original = self.problem, self.best[-1]
         self.reference = job_or_failure(original.program, (), constants=problem.oracle.constants)
         for n, each in enumerate(self.best[:-1] or self.best):
@@ -145,26 +145,26 @@ class _Timing:
             if n and self._over():
                 break
             problem.phase(f"timing program {n + 1}")
-            self._one(each, ())
+            self._time(each, ())
         fastest = next((f for f in self._ranked() if f.timing is not None and f.timing.ok), None)
         for options in option_sets(problem.oracle.target)[1:]:
             if fastest is None or self._over():
                 break
             problem.phase("timing the fastest program under compile options")
-            if not self._one(fastest, options):
+            if not self._time(fastest, options):
                 break
         best_options = self._ranked()[0].options if self.found else ()
         is_original = fastest is not None and fastest.program is original.program
         if best_options and not is_original and not self._over():
             # Options may be the only gain: the original under them is a candidate like any other.
             problem.phase("timing the original under compile options")
-            self._one(original, best_options)
+            self._time(original, best_options)
         if best_options and not self._over():
             problem.phase("timing compile options against none")
             self._confirm_options()
 
     def _ranked(self) -> list[Found]:
-        return ranked(self.found, self.how.option_gain)
+        return ranked(self.found, self.config.option_gain)
 
     def _over(self) -> bool:
         spent = self.problem.oracle.spending.measurements
@@ -172,7 +172,7 @@ class _Timing:
         return self.problem.so_far.interrupted or self.clock.done or over
 
     @plain_ctrl_c()
-    def _one(self, each: Found, options: Options) -> bool:
+    def _time(self, each: Found, options: Options) -> bool:
         """Time a program; return whether other options are worth trying on it."""
         oracle = self.problem.oracle
         job = job_or_failure(each.program, options, constants=oracle.constants)
@@ -182,7 +182,7 @@ class _Timing:
         timing = oracle.time_job(
             job,
             reference=self.reference if isinstance(self.reference, Job) else None,
-            timeout=max(self.clock.left, self.how.least_timeout),
+            timeout=max(self.clock.left, self.config.least_timeout),
         )
         if timing.ok:
             self.found.append(replace(each, options=options, timing=timing))
@@ -204,8 +204,8 @@ class _Timing:
         ]
         timing = oracle.time_against(
             *jobs,
-            seconds_per_job=self.how.confirm_seconds,
-            timeout=max(self.clock.left, self.how.least_timeout),
+            seconds_per_job=self.config.confirm_seconds,
+            timeout=max(self.clock.left, self.config.least_timeout),
         )
-        if timing.relative is None or timing.relative * (1 + self.how.option_gain) >= 1:
+        if timing.relative is None or timing.relative * (1 + self.config.option_gain) >= 1:
             self.found = [f for f in self.found if not f.options]

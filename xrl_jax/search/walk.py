@@ -47,19 +47,19 @@ class Walk:
     states recorded by `Run.keep`.
 
     Attributes:
-      measuring: share of the time, at most, for the regions of a program before it is rewritten.
-      starting: share of the time, at most, for making the starting points.
-      anyway: number of programs of a starting point that are timed whole even where they are
+      measure_share: share of the time, at most, for timing a program's regions before rewriting it.
+      start_share: share of the time, at most, for making the starting points.
+      least_timed: number of programs of a starting point that are timed whole even where they are
         predicted to be slower than the original: predictions for the programs of one starting point
         err alike, by a tenth and more.
-      behind: a starting point this many times slower than the best is not searched further.
+      most_slowdown: a starting point this many times slower than the best is not searched further.
       least_share: least share of the time left for a graph, however cheap it is.
     """
 
-    measuring: float = 0.15
-    starting: float = 0.8
-    anyway: int = 2
-    behind: float = 1.1
+    measure_share: float = 0.15
+    start_share: float = 0.8
+    least_timed: int = 2
+    most_slowdown: float = 1.1
     least_share: float = 0.05
 
     def __call__(
@@ -69,31 +69,32 @@ class Walk:
         key: jax.Array,
         phases: Sequence[Phase],
         *,
-        elsewhere: bool = False,
+        from_starting_points: bool = False,
     ) -> SearchResult:
         """Run the phases and return their result.
 
         Args:
-          elsewhere: search from each of `starting_points`, in turn, instead of from the program
-            itself.
+          from_starting_points: search from each of `starting_points`, in turn, instead of from the
+            program itself.
         """
         run = Run(problem, budget)
         program, oracle = problem.program, problem.oracle
         found: list[tuple[StartingPoint, list[Found]]] = []
         try:
             with plain_ctrl_c():
-                states = self._measured(run, program)
+                states = self._first_states(run, program)
                 run.start(program.counts, [s.seconds for _, s in states])
                 run.report("measured the original")
                 points = [StartingPoint(program)]
-                if elsewhere:
-                    clock = run.clock.part(self.starting)
+                if from_starting_points:
+                    clock = run.clock.part(self.start_share)
                     points = starting_points(program, problem.rules, oracle.costs, clock)
                 for n, point in enumerate(points):
                     clock = run.clock.part(1.0 / (len(points) - n))
                     earlier = [each[0].program for _, each in found]
                     # Even where no time is left: the starting point itself may be the best.
-                    found.append((point, self._from(run, point, earlier, clock, key, phases)))
+                    programs = self._search_from(run, point, earlier, clock, key, phases)
+                    found.append((point, programs))
                     if run.stop is StopReason.INTERRUPTED:
                         break
         except KeyboardInterrupt:
@@ -103,15 +104,15 @@ class Walk:
             [
                 f
                 for n, f in enumerate(each)
-                if f.seconds < start.seconds or (point.steps and n < self.anyway)
+                if f.seconds < start.seconds or (point.steps and n < self.least_timed)
             ]
             for point, each in found
         ]
-        return run.result((*_in_turn(kept), start))
+        return run.result((*_interleaved(kept), start))
 
-    def _measured(self, run: Run, program: Program) -> list[tuple[Space, State]]:
-        """Return each graph's first state, after measuring regions as far as `measuring` allows."""
-        oracle, clock = run.problem.oracle, run.clock.part(self.measuring)
+    def _first_states(self, run: Run, program: Program) -> list[tuple[Space, State]]:
+        """Return the first state of each graph, after timing regions (at most `measure_share`)."""
+        oracle, clock = run.problem.oracle, run.clock.part(self.measure_share)
         space = Space(run.problem.rules, jnp.asarray(program.digests()))
         starts = []
         for graph in in_one_bucket(program):
@@ -120,7 +121,7 @@ class Walk:
             starts.append(state)
         return [(space, space.reprice(s, oracle.costs)) for s in starts]
 
-    def _from(
+    def _search_from(
         self,
         run: Run,
         point: StartingPoint,
@@ -139,13 +140,14 @@ class Walk:
         found: dict[int, list[Reached]] = {}
         try:
             with plain_ctrl_c():
-                starts = self._measured(run, program)
-                run.go_on(program.counts, [s.seconds for _, s in starts])
+                starts = self._first_states(run, program)
+                run.continue_from(program.counts, [s.seconds for _, s in starts])
                 keys = jax.random.split(key, len(phases))
                 for phase, phase_key in zip(phases, keys, strict=True):
                     if found and earlier:  # all under the present cost table, which knows more
                         least = min(predicted(program, oracle.costs) for program in earlier)
-                        if _combine(run, point, starts, found)[0].seconds > self.behind * least:
+                        best = _combine(run, point, starts, found)[0]
+                        if best.seconds > self.most_slowdown * least:
                             break
                     self._phase(
                         run, phase.search, starts, found, clock.part(phase.share), phase_key
@@ -182,7 +184,7 @@ class Walk:
             run.keep(i, [(space.reprice(s, oracle.costs), steps) for s, steps in found[i]])
 
 
-def _in_turn(found: Sequence[Sequence[Found]]) -> list[Found]:
+def _interleaved(found: Sequence[Sequence[Found]]) -> list[Found]:
     """Return the best of each starting point, then the second of each, and so on; in each round the
     best prediction first.
 

@@ -26,7 +26,7 @@ from xrl_jax.program.host import (
     weight_only,
 )
 from xrl_jax.program.program import Program
-from xrl_jax.transform.rows import joined, reshaped, sliced
+from xrl_jax.transform.rows import append_concat, append_reshape, append_slice
 
 MOST_ROWS = 16  # of one step; with more rows, reading the weights does not dominate
 # Operators allowed between an input of a step and its product.
@@ -50,7 +50,7 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
     if len(calls) < 2:
         return host
     main = host.main
-    later = _later(main, set(calls))
+    later = _depend_on_calls(main, set(calls))
     operands = [flat_operands(main.nodes, main.nodes[c]) for c in calls]
     fixed = weight_only(main, weights, host.bindings)
     # Inputs that are the same weight in all calls, and inputs that are available before the first.
@@ -61,7 +61,7 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
     if not found:
         return host
     bindings = Bindings(host.bindings)
-    inner = _without(found, host.bodies[body], bindings)
+    inner = _without_products(found, host.bodies[body], bindings)
     # Nodes that depend on no call come first, then the products, which all calls read.
     order = sorted(range(len(main.nodes)), key=lambda i: later[i])
     first_later = len(main.nodes) - sum(later)
@@ -71,7 +71,7 @@ def _of_body(host: HostProgram, body: int, weights: Sequence[bool]) -> HostProgr
     for n, i in enumerate(order):
         if n == first_later:
             early_ones = [[new.get(o, -1) for o in of] for of in operands]
-            made = _made(nodes, host.bodies[body], found, early_ones, host.bindings)
+            made = _append_products(nodes, host.bodies[body], found, early_ones, host.bindings)
         node = main.nodes[i]
         if i in calls:
             call = calls.index(i)
@@ -98,11 +98,11 @@ def _calls(host: HostProgram, body: int) -> list[int]:
 
     here = calls(host.main)
     nodes = host.main.nodes
-    plain = all(c.kind == "inline" and not nodes[i].number("pinned") for i, c in here)
+    plain = all(c.kind == "inline" and not nodes[i].scalar_attr("pinned") for i, c in here)
     return [i for i, _ in here] if plain and not any(map(calls, host.bodies)) else []
 
 
-def _later(main: HostGraph, calls: set[int]) -> list[bool]:
+def _depend_on_calls(main: HostGraph, calls: set[int]) -> list[bool]:
     """Return, for each node, whether it is one of `calls` or depends on one."""
     later: list[bool] = []
     for i, node in enumerate(main.nodes):
@@ -126,12 +126,12 @@ def _products(
         from_early.append(is_view if place is None else early[place])
     found = []
     for i, node in enumerate(body.nodes):
-        if node.op != "dot" or node.number("lhs_batch") or node.number("rhs_batch"):
+        if node.op != "dot" or node.scalar_attr("lhs_batch") or node.scalar_attr("rhs_batch"):
             continue
         left, right = (body.nodes[a] for a in node.args)
         rows, columns = left.shape[:-1], right.shape[-1:]
         is_matrix = len(left.shape) in (1, 2) and len(right.shape) == 2
-        contracts = (node.number("lhs_contract"), node.number("rhs_contract"))
+        contracts = (node.scalar_attr("lhs_contract"), node.scalar_attr("rhs_contract"))
         plain = (ops.pack_dims((len(left.shape) - 1,)), ops.pack_dims((0,)))
         at, by = node.args
         fits = from_early[at] and not by_shared[at] and by_shared[by]
@@ -142,7 +142,7 @@ def _products(
     return found
 
 
-def _without(products: Sequence[int], body: HostGraph, bindings: Bindings) -> HostGraph:
+def _without_products(products: Sequence[int], body: HostGraph, bindings: Bindings) -> HostGraph:
     """Return the body with these products replaced by additional inputs."""
     nodes, avals = list(body.nodes), list(body.in_avals)
     for i in products:
@@ -153,7 +153,7 @@ def _without(products: Sequence[int], body: HostGraph, bindings: Bindings) -> Ho
     return replace(body, nodes=tuple(nodes), in_avals=tuple(avals))
 
 
-def _made(
+def _append_products(
     nodes: list[Node],
     body: HostGraph,
     products: Sequence[int],
@@ -188,8 +188,10 @@ def _made(
         left, right = product.args
         rows = product.shape[0] if len(product.shape) == 2 else 1
         width = body.nodes[left].shape[-1]
-        parts = [reshaped(nodes, copied(left, c), (rows, width)) for c in range(len(operands))]
-        all_rows, kernel = joined(nodes, parts), copied(right, 0)
+        parts = [
+            append_reshape(nodes, copied(left, c), (rows, width)) for c in range(len(operands))
+        ]
+        all_rows, kernel = append_concat(nodes, parts), copied(right, 0)
         attrs: dict[str, int | Sequence[int]] = {
             f.name: product.attr(f.name) for f in product.spec.fields
         }
@@ -198,6 +200,6 @@ def _made(
         whole = Node("dot", (all_rows, kernel), pack_attrs("dot", attrs), shape=shape)
         nodes.append(replace(whole, dtype=product.dtype))
         at = len(nodes) - 1
-        row = [sliced(nodes, at, c * rows, (c + 1) * rows) for c in range(len(parts))]
-        made.append([reshaped(nodes, r, product.shape) for r in row])
+        row = [append_slice(nodes, at, c * rows, (c + 1) * rows) for c in range(len(parts))]
+        made.append([append_reshape(nodes, r, product.shape) for r in row])
     return made

@@ -29,7 +29,7 @@ from xrl_jax.program.program import Program
 from xrl_jax.transform import canonical_dot
 
 # NumPy functions whose results equal XLA's bit for bit.
-_ON_NUMBERS: dict[str, Callable[..., Any]] = {
+_NUMPY_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("add", "sqrt", "abs", "square")},
     "sub": np.subtract,
     "mul": np.multiply,
@@ -55,16 +55,16 @@ def canonical(program: Program) -> Program:
     # Bodies come before their callers, so the loop runs from the end.
     for g in [0, *range(len(graphs) - 1, 0, -1)]:
         graphs[g], calls = _canonical(graphs[g], host.bindings, given.get(g - 1, []))
-        for body, numbers in calls:
-            given[body] = _agreed(given.get(body, numbers), numbers)
+        for body, scalars in calls:
+            given[body] = _agreed(given.get(body, scalars), scalars)
     return reassemble(program, replace(host, main=graphs[0], bodies=tuple(graphs[1:])))
 
 
-def _agreed(before: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+def _agreed(before: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
     """Return the scalars that both calls pass, None elsewhere; empty if the lengths differ."""
-    if len(before) != len(numbers):
+    if len(before) != len(scalars):
         return []
-    return [a if a == b else None for a, b in zip(before, numbers, strict=True)]
+    return [a if a == b else None for a, b in zip(before, scalars, strict=True)]
 
 
 def _canonical(
@@ -76,25 +76,25 @@ def _canonical(
       given: for each input, the scalar that fills it; None where unknown. Empty if nothing is
         known.
     """
-    made = Canonical(bindings)
+    g = Canonical(bindings)
     new: list[int] = []
     for node in graph.nodes:
         position = position_of(node, bindings)
         number = given[position] if given and position is not None else None
-        full = None if number is None else made.full(number, node.shape, node.dtype)
+        full = None if number is None else g.full(number, node.shape, node.dtype)
         renamed = replace(node, args=tuple(new[a] for a in node.args))
-        new.append(made.add(renamed) if full is None else full)
+        new.append(g.add(renamed) if full is None else full)
     outputs = tuple(new[o] for o in graph.outputs)
     calls = []
-    for node in made.nodes:
+    for node in g.nodes:
         call = call_of(node, bindings)
         if call is not None:
-            numbers = [made.number(o) for o in flat_operands(made.nodes, node)]
+            scalars = [g.scalar_of(o) for o in flat_operands(g.nodes, node)]
             if call.kind == "inline":
-                calls.append((call.bodies[0], numbers))
+                calls.append((call.bodies[0], scalars))
             else:  # operands of loops and branches are not inspected
                 calls += [(b, []) for b in call.bodies]
-    return live(replace(graph, nodes=tuple(made.nodes), outputs=outputs)), calls
+    return live(replace(graph, nodes=tuple(g.nodes), outputs=outputs)), calls
 
 
 @dataclass
@@ -102,14 +102,14 @@ class Canonical:
     """A canonical graph under construction.
 
     Attributes:
-      numbers: for each node whose elements are all equal, their value.
+      scalars: for each node whose elements are all equal, their value.
       fixed: nodes that depend on constants only. Equal ones are merged; other nodes are not,
         because layers that shared work would differ from each other.
     """
 
     bindings: Sequence[Binding]
     nodes: list[Node] = field(default_factory=list)
-    numbers: dict[int, Any] = field(default_factory=dict)
+    scalars: dict[int, Any] = field(default_factory=dict)
     fixed: set[int] = field(default_factory=set)
     known: dict[Any, int] = field(default_factory=dict)
 
@@ -135,11 +135,11 @@ class Canonical:
         if is_fixed and node.op not in ("input", "weight"):
             self.fixed.add(index)
         if node.op == "const" and node.ref < 0 and node.dtype in _DTYPES:
-            self.numbers[index] = np.dtype(node.dtype).type(node.value)
-        elif node.op == "broadcast" and node.args[0] in self.numbers:
-            self.numbers[index] = self.numbers[node.args[0]]
+            self.scalars[index] = np.dtype(node.dtype).type(node.value)
+        elif node.op == "broadcast" and node.args[0] in self.scalars:
+            self.scalars[index] = self.scalars[node.args[0]]
 
-    def made(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
+    def add_op(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None:
         """Return the index of an operator's result; None if arguments or attributes do not fit."""
         vector = pack_attrs(op, attrs)
         inferred = infer(op, vector, [self.nodes[a] for a in args])
@@ -157,17 +157,17 @@ class Canonical:
         return self.broadcast(scalar, shape, ()) if shape else scalar
 
     def reshape(self, index: int, shape: Sequence[int]) -> int | None:
-        return self.made("reshape", [index], shape=shape, rank=len(shape))
+        return self.add_op("reshape", [index], shape=shape, rank=len(shape))
 
     def broadcast(self, index: int, shape: Sequence[int], dims: Sequence[int]) -> int | None:
-        return self.made("broadcast", [index], shape=shape, rank=len(shape), dims=dims)
+        return self.add_op("broadcast", [index], shape=shape, rank=len(shape), dims=dims)
 
     def transpose(self, index: int, perm: Sequence[int]) -> int | None:
-        return self.made("transpose", [index], perm=perm)
+        return self.add_op("transpose", [index], perm=perm)
 
-    def number(self, index: int) -> Any:
+    def scalar_of(self, index: int) -> Any:
         """Return the value of all elements of a node; None if they differ or are not known."""
-        return self.numbers.get(index)
+        return self.scalars.get(index)
 
     # --- simplifications of a node ---
 
@@ -176,16 +176,16 @@ class Canonical:
             return self._as_slice(node)
         if node.op in ops.SOURCES or not node.args or node.dtype in ("tuple", "extended"):
             return None
-        for rule in (self._of_numbers, self._without_neutral, self._of_inverse):
+        for rule in (self._fold_scalars, self._without_neutral, self._of_inverse):
             found = rule(node)
             if found is not None:
                 return found
         by_op = _BY_OP.get(node.op)
         return by_op(self, node) if by_op is not None else None
 
-    def _of_numbers(self, node: Node) -> int | None:
+    def _fold_scalars(self, node: Node) -> int | None:
         """Evaluate an operator whose arguments are each filled with one value."""
-        args = [self.number(a) for a in node.args]
+        args = [self.scalar_of(a) for a in node.args]
         if any(a is None for a in args):
             return None
         if node.op in ("reshape", "transpose", "slice", "rev"):
@@ -193,10 +193,10 @@ class Canonical:
         if node.op == "cast":
             fits = node.dtype in _DTYPES and (node.dtype != "int32" or abs(args[0]) < 2**31)
             return self.full(args[0], node.shape, node.dtype) if fits else None
-        if node.op not in _ON_NUMBERS or node.dtype not in _DTYPES:
+        if node.op not in _NUMPY_FUNCTIONS or node.dtype not in _DTYPES:
             return None
         with np.errstate(all="ignore"):
-            return self.full(_ON_NUMBERS[node.op](*args), node.shape, node.dtype)
+            return self.full(_NUMPY_FUNCTIONS[node.op](*args), node.shape, node.dtype)
 
     def _without_neutral(self, node: Node) -> int | None:
         """Drop an operator whose other argument is filled with its neutral element."""
@@ -206,7 +206,7 @@ class Canonical:
         if neutral is None:
             return None
         for x, other in ((0, 1), (1, 0)) if node.op in _EITHER_SIDE else ((0, 1),):
-            if self.number(node.args[other]) == neutral:
+            if self.scalar_of(node.args[other]) == neutral:
                 return node.args[x]
         return None
 
@@ -222,24 +222,24 @@ class Canonical:
         if not isinstance(equation, Equation) or equation.name != "dynamic_slice":
             return None
         array, *starts = flat_operands(self.nodes, node)
-        numbers = [self.number(s) for s in starts]
+        scalars = [self.scalar_of(s) for s in starts]
         shape, sizes = self.nodes[array].shape, node.shape
-        if any(n is None for n in numbers) or len(shape) > ops.MAX_RANK:
+        if any(n is None for n in scalars) or len(shape) > ops.MAX_RANK:
             return None
         if self.nodes[array].dtype == "extended":
             return None
         start = [
             min(max(int(n), 0), whole - size)
-            for n, whole, size in zip(numbers, shape, sizes, strict=True)
+            for n, whole, size in zip(scalars, shape, sizes, strict=True)
         ]
         limit = [a + size for a, size in zip(start, sizes, strict=True)]
-        return self.made("slice", [array], start=start, limit=limit, stride=[1] * len(shape))
+        return self.add_op("slice", [array], start=start, limit=limit, stride=[1] * len(shape))
 
 
 def _select(g: Canonical, node: Node) -> int | None:
     """Simplify a select whose predicate is known or whose two values are equal."""
     test, no, yes = node.args
-    answer = g.number(test)
+    answer = g.scalar_of(test)
     if answer is not None:
         return yes if answer else no
     return yes if no == yes else None
@@ -250,10 +250,10 @@ def _cast(g: Canonical, node: Node) -> int | None:
 
 
 def _integer_pow(g: Canonical, node: Node) -> int | None:
-    exponent = node.number("exponent")
+    exponent = node.scalar_attr("exponent")
     if exponent == 1:
         return node.args[0]
-    return g.made("square", node.args) if exponent == 2 else None
+    return g.add_op("square", node.args) if exponent == 2 else None
 
 
 def _mul(g: Canonical, node: Node) -> int | None:
@@ -265,13 +265,13 @@ def _mul(g: Canonical, node: Node) -> int | None:
     if node.dtype not in ops.FLOAT_DTYPES:
         return None
     if a == b:
-        return g.made("square", [a])
+        return g.add_op("square", [a])
     for x, mask in ((a, b), (b, a)):
         cast = g.nodes[mask]
         test = g.nodes[cast.args[0]] if cast.op == "cast" else None
         if test is not None and test.dtype == "bool" and test.shape and test.op != "broadcast":
             zero = g.full(0, node.shape, node.dtype)
-            return None if zero is None else g.made("select", [cast.args[0], zero, x])
+            return None if zero is None else g.add_op("select", [cast.args[0], zero, x])
     return None
 
 

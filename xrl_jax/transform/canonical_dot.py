@@ -22,7 +22,7 @@ class Builder(Protocol):
 
     nodes: list[Node]
 
-    def made(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None: ...
+    def add_op(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None: ...
     def reshape(self, index: int, shape: Sequence[int]) -> int | None: ...
     def broadcast(self, index: int, shape: Sequence[int], dims: Sequence[int]) -> int | None: ...
 
@@ -49,7 +49,7 @@ def sides(g: Builder, node: Node) -> tuple[Side, Side]:
     """Return the operands of a product."""
 
     def dims(name: str) -> Dims:
-        return ops.unpack_dims(node.number(name))
+        return ops.unpack_dims(node.scalar_attr(name))
 
     left, right = (
         Side(arg, g.nodes[arg].shape, dims(f"{side}_contract"), dims(f"{side}_batch"))
@@ -94,11 +94,11 @@ def _dot(
 
     If `is_exchanged`, the precisions of the two operands are exchanged.
     """
-    precision = like.number("precision")
+    precision = like.scalar_attr("precision")
     named = ops.decode_precision(precision)
     if is_exchanged and isinstance(named, tuple):
         precision = ops.encode_precision(named[::-1]) or 0
-    return g.made(
+    return g.add_op(
         "dot",
         [left.index, right.index],
         lhs_contract=ops.pack_dims(left.contract),
@@ -106,7 +106,7 @@ def _dot(
         lhs_batch=ops.pack_dims(left.batch),
         rhs_batch=ops.pack_dims(right.batch),
         precision=precision,
-        dtype=like.number("dtype"),
+        dtype=like.scalar_attr("dtype"),
     )
 
 
@@ -194,12 +194,12 @@ def _multiplied(g: Builder, node: Node, left: Side, right: Side) -> int | None:
         order = sorted(range(len(side.shape)), key=place.__getitem__)
         x: int | None = side.index
         if order != list(range(len(order))):
-            x = g.made("transpose", [side.index], perm=order)
+            x = g.add_op("transpose", [side.index], perm=order)
         if x is not None and g.nodes[x].dtype != node.dtype:
-            x = g.made("cast", [x], dtype=node.number("dtype"))
+            x = g.add_op("cast", [x], dtype=node.scalar_attr("dtype"))
         if x is not None:
             x = g.broadcast(x, node.shape, [place[d] for d in order])
         if x is None:
             return None
         factors.append(x)
-    return g.made("mul", factors)
+    return g.add_op("mul", factors)

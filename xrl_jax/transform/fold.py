@@ -20,7 +20,7 @@ from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    called,
+    append_call,
     disassemble,
     live,
     reassemble,
@@ -103,7 +103,9 @@ def _replace_runs(host: HostProgram, runs: Sequence[Run]) -> HostProgram:
         if i in calls:
             operands, outs, ref = calls[i]
             made = [host.main.nodes[o] for o in outs]
-            new.update(zip(outs, called(nodes, ref, [new[o] for o in operands], made), strict=True))
+            new.update(
+                zip(outs, append_call(nodes, ref, [new[o] for o in operands], made), strict=True)
+            )
         elif i not in inside:
             new[i] = len(nodes)
             nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
@@ -161,7 +163,7 @@ def _aval(host: HostProgram, graph: HostGraph, index: int) -> jax.ShapeDtypeStru
         return jax.ShapeDtypeStruct(node.shape, node.dtype)
     result = 0
     if node.op == "proj":
-        result, node = node.number("index"), graph.nodes[node.args[0]]
+        result, node = node.scalar_attr("index"), graph.nodes[node.args[0]]
     binding = host.bindings[node.ref]
     if isinstance(binding, Input):
         return graph.in_avals[binding.position]
@@ -211,7 +213,7 @@ def _inline(graph: HostGraph, bodies: Sequence[HostGraph], host: HostProgram) ->
             # The tuple itself has no node: only its projections refer to it.
             new.append(results[i][0] if results[i] else -1)
         elif node.op == "proj" and node.args[0] in results:
-            new.append(results[node.args[0]][node.number("index")])
+            new.append(results[node.args[0]][node.scalar_attr("index")])
         else:
             new.append(append(node, [new[a] for a in node.args]))
     outputs = tuple(new[o] for o in graph.outputs)

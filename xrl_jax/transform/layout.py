@@ -82,34 +82,34 @@ FEATURES_FIRST = Layout(
 )
 
 
-def laid_out(program: Program, layout: Layout) -> Program:
+def convert_layout(program: Program, layout: Layout) -> Program:
     """Return the program with the inputs and outputs of its bodies in this layout.
 
     Returns `program` itself if the layout concerns nothing.
     """
     host = disassemble(program)
-    turned: Turned = {}
+    by_body: TransposedPlaces = {}
     for b, body in enumerate(host.bodies):
         which = layout.concerns(body) if _inline_only(program.bindings, b) else None
         if which is not None:
             places = _crossing(body, which, program.bindings)
             if any(places[0]) or any(places[1]):
-                turned[b] = places
+                by_body[b] = places
     sources = layout.concerns(host.main) if layout.sources else None
-    if not turned and sources is None:
+    if not by_body and sources is None:
         return program
-    turn = _Turn(layout.perm, turned, program.bindings)
+    transposer = _Transposer(layout.perm, by_body, program.bindings)
     bodies = []
     for b, body in enumerate(host.bodies):
-        ins, outs = turned.get(b, ((False,) * len(body.in_avals), (False,) * len(body.outputs)))
-        bodies.append(turn.graph(body, ins, outs))
+        ins, outs = by_body.get(b, ((False,) * len(body.in_avals), (False,) * len(body.outputs)))
+        bodies.append(transposer.graph(body, ins, outs))
     nothing = (False,) * len(host.main.in_avals), (False,) * len(host.main.outputs)
-    main = turn.graph(host.main, *nothing, sources=sources or (lambda _: False))
+    main = transposer.graph(host.main, *nothing, sources=sources or (lambda _: False))
     return reassemble(program, replace(host, main=main, bodies=tuple(bodies)))
 
 
 Places = tuple[tuple[bool, ...], tuple[bool, ...]]  # which inputs and which outputs are transposed
-Turned = dict[int, Places]  # by body
+TransposedPlaces = dict[int, Places]  # by body
 
 
 def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Places:
@@ -136,9 +136,9 @@ def _inverse(perm: Perm) -> Perm:
     return tuple(perm.index(d) for d in range(len(perm)))
 
 
-class _Turn(NamedTuple):
+class _Transposer(NamedTuple):
     perm: Callable[[int], Perm]
-    turned: Turned
+    by_body: TransposedPlaces
     bindings: Sequence[Binding]
 
     def graph(
@@ -161,7 +161,7 @@ class _Turn(NamedTuple):
             nodes.append(Node("transpose", (index,), attrs, shape=shape, dtype=node.dtype))
             return len(nodes) - 1
 
-        def there(shape: tuple[int, ...]) -> tuple[int, ...]:
+        def in_layout(shape: tuple[int, ...]) -> tuple[int, ...]:
             return _permuted(shape, self.perm(len(shape)))
 
         new: list[int] = []  # for each old node, the new one of the same value
@@ -171,21 +171,23 @@ class _Turn(NamedTuple):
                 nodes.append(replace(node, args=tuple(new[a] for a in node.args)))
             else:
                 operands = [
-                    transposed(new[a]) if turn else new[a]
-                    for a, turn in zip(flat_operands(graph.nodes, node), places[0], strict=True)
+                    transposed(new[a]) if is_transposed else new[a]
+                    for a, is_transposed in zip(
+                        flat_operands(graph.nodes, node), places[0], strict=True
+                    )
                 ]
                 attach(nodes, node, operands)
             new.append(len(nodes) - 1)
             position = position_of(node, self.bindings)
             if node.op == "input" and position is not None:
-                turn = ins[position]
+                is_transposed = ins[position]
             elif node.op == "proj":
                 places = self._places_of(graph.nodes[node.args[0]])
-                turn = places is not None and places[1][node.number("index")]
+                is_transposed = places is not None and places[1][node.scalar_attr("index")]
             else:
-                turn = places is not None and node.dtype != "tuple" and places[1][0]
-            if turn:
-                nodes[-1] = replace(nodes[-1], shape=there(node.shape))
+                is_transposed = places is not None and node.dtype != "tuple" and places[1][0]
+            if is_transposed:
+                nodes[-1] = replace(nodes[-1], shape=in_layout(node.shape))
                 new[-1] = transposed(new[-1], back=True)
             elif node.op in _SOURCES and sources(node):
                 new[-1] = transposed(transposed(new[-1]), back=True)
@@ -193,14 +195,14 @@ class _Turn(NamedTuple):
             transposed(new[o]) if t else new[o] for o, t in zip(graph.outputs, outs, strict=True)
         )
         avals = tuple(
-            jax.ShapeDtypeStruct(there(a.shape), a.dtype) if t else a
+            jax.ShapeDtypeStruct(in_layout(a.shape), a.dtype) if t else a
             for a, t in zip(graph.in_avals, ins, strict=True)
         )
         return replace(graph, nodes=tuple(nodes), outputs=outputs, in_avals=avals)
 
     def _places_of(self, node: Node) -> Places | None:
         call = call_of(node, self.bindings, "inline")
-        return None if call is None else self.turned.get(call.bodies[0])
+        return None if call is None else self.by_body.get(call.bodies[0])
 
 
 _SOURCES = ("input", "opaque", "call", "proj")  # no rule moves a transpose past these

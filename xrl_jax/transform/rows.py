@@ -8,7 +8,7 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, pack_attrs
 
 
-def reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
+def append_reshape(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
     """Append a reshape of x; return x itself if it already has that shape."""
     if nodes[x].shape == shape:
         return x
@@ -17,7 +17,7 @@ def reshaped(nodes: list[Node], x: int, shape: tuple[int, ...]) -> int:
     return len(nodes) - 1
 
 
-def sliced(nodes: list[Node], x: int, start: int, limit: int) -> int:
+def append_slice(nodes: list[Node], x: int, start: int, limit: int) -> int:
     """Append x[start:limit] and return its index."""
     shape, dtype = nodes[x].shape, nodes[x].dtype
     rest = shape[1:]
@@ -33,7 +33,7 @@ def sliced(nodes: list[Node], x: int, start: int, limit: int) -> int:
     return len(nodes) - 1
 
 
-def joined(nodes: list[Node], parts: Sequence[int]) -> int:
+def append_concat(nodes: list[Node], parts: Sequence[int]) -> int:
     """Append the concatenation of the parts along axis 0; a single part is returned unchanged."""
     attrs = pack_attrs("concat", {"axis": 0})
     parts = list(parts)

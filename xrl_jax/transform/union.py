@@ -79,7 +79,7 @@ def _parts(program: Program) -> list[Part]:
     return parts
 
 
-def divided(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
+def split_union(program: Program, graph: TensorGraph, owner: jax.Array) -> Program:
     """Return the program with its graphs taken from a rewritten union.
 
     Args:

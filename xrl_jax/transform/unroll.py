@@ -18,14 +18,14 @@ from xrl_jax.program.host import (
     Bindings,
     HostGraph,
     HostProgram,
-    called,
+    append_call,
     disassemble,
     live,
     reassemble,
 )
 from xrl_jax.program.program import Program
 from xrl_jax.transform.chains import with_loop_carried
-from xrl_jax.transform.rows import joined, reshaped, sliced
+from xrl_jax.transform.rows import append_concat, append_reshape, append_slice
 
 MOST_STEPS = 64
 MOST_NODES = 8192  # of the main graph, the steps and the slices they read, together
@@ -106,13 +106,15 @@ def _steps(
     for t in reversed(order) if params["reverse"] else order:
         given = [*constants, *carry]
         for x in scanned:
-            given.append(reshaped(nodes, sliced(nodes, x, t, t + 1), nodes[x].shape[1:]))
-        made = called(nodes, ref, given, results)
+            given.append(
+                append_reshape(nodes, append_slice(nodes, x, t, t + 1), nodes[x].shape[1:])
+            )
+        made = append_call(nodes, ref, given, results)
         carry = made[:n_carry]
         for row, y in zip(rows, made[n_carry:], strict=True):
             row[t] = y
     stacked = []
     for row in rows:
-        parts = [reshaped(nodes, row[t], (1, *nodes[row[t]].shape)) for t in order]
-        stacked.append(joined(nodes, parts))
+        parts = [append_reshape(nodes, row[t], (1, *nodes[row[t]].shape)) for t in order]
+        stacked.append(append_concat(nodes, parts))
     return [*carry, *stacked]

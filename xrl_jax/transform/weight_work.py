@@ -74,14 +74,14 @@ def hide(graph: TensorGraph, first: int) -> tuple[list[Node], tuple[int, ...], H
       first: an integer above every `ref` of the graph.
     """
     nodes, outputs, slots = nodes_of(graph)
-    seen = _Seen(nodes, np.asarray(graph.nodes.weight_only)[slots], first)
-    place = {i: seen.shown(i) for i in range(len(nodes)) if seen.is_shown(i)}
-    ends = [place[o] if o in place else seen.weight(o) for o in outputs]
-    kept = _needed(seen.out, [*ends, *(i for i, n in enumerate(seen.out) if is_pinned(n))])
-    return *renumber(seen.out, ends, kept), Hidden(tuple(nodes), first, tuple(seen.stubs))
+    hider = _Hider(nodes, np.asarray(graph.nodes.weight_only)[slots], first)
+    place = {i: hider.add_visible(i) for i in range(len(nodes)) if hider.is_visible(i)}
+    ends = [place[o] if o in place else hider.weight(o) for o in outputs]
+    kept = _needed(hider.out, [*ends, *(i for i, n in enumerate(hider.out) if is_pinned(n))])
+    return *renumber(hider.out, ends, kept), Hidden(tuple(nodes), first, tuple(hider.stubs))
 
 
-class _Seen:
+class _Hider:
     """Builds the visible nodes."""
 
     def __init__(self, nodes: Sequence[Node], fixed: np.ndarray, first: int) -> None:
@@ -91,11 +91,11 @@ class _Seen:
         self._place: dict[int, int] = {}
         self._weights: dict[tuple[int, bool], int] = {}
 
-    def is_shown(self, i: int) -> bool:
+    def is_visible(self, i: int) -> bool:
         """Return whether a node is visible on its own; packs come with the node that holds them."""
         return not self.fixed[i] and self.nodes[i].op != "pack"
 
-    def shown(self, i: int) -> int:
+    def add_visible(self, i: int) -> int:
         """Append a visible node, whose visible arguments are already there."""
         node = self.nodes[i]
         if node.op in _HOLDERS:
@@ -163,12 +163,12 @@ def unhide(
     nodes: Sequence[Node], outputs: Sequence[int], hidden: Hidden
 ) -> tuple[list[Node], tuple[int, ...]]:
     """Replace stubs by the work they stand for, in nodes and outputs rewritten since `hide`."""
-    back = _Back(hidden)
+    restorer = _Restorer(hidden)
     place: list[int] = []
     for node in nodes:
         what = hidden.of(node)
         if isinstance(what, Value):
-            place.append(back.value(what.node, node))
+            place.append(restorer.value(what.node, node))
         elif isinstance(what, Operands) or node.op == "pack":
             place.append(_LATER)
         elif node.op in _HOLDERS:
@@ -177,16 +177,16 @@ def unhide(
             held = [place[a] for a in operands if place[a] != _LATER]
             if isinstance(ending, Operands):
                 for p, i in zip(ending.places, ending.nodes, strict=True):  # places ascend
-                    held.insert(p, back.original(i))
+                    held.insert(p, restorer.original(i))
             link = link_of(nodes, node)
             after = None if link is None else place[link]
-            place.append(attach(back.out, replace(node, args=()), held, after))
+            place.append(attach(restorer.out, replace(node, args=()), held, after))
         else:
-            place.append(back.put(replace(node, args=tuple(place[a] for a in node.args))))
-    return back.out, tuple(place[o] for o in outputs)
+            place.append(restorer.put(replace(node, args=tuple(place[a] for a in node.args))))
+    return restorer.out, tuple(place[o] for o in outputs)
 
 
-class _Back:
+class _Restorer:
     """Builds the nodes together with the hidden work."""
 
     def __init__(self, hidden: Hidden) -> None:

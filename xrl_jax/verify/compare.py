@@ -48,7 +48,7 @@ def difference(
     sources = {n.ref: domain.variable(n.shape, n.dtype, rng) for n in before.nodes if n.ref >= 0}
     old = evaluate(before.nodes, before.roots, sources, domain)
     new = evaluate(nodes, outputs, sources, domain)
-    return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
+    return max((domain.disagreement(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
 
 
 def domain_of(evidence: str, seed: int) -> Domain:
@@ -142,7 +142,7 @@ def _lowered_difference(
             )
         )
         old, new = jax.device_get(both(sources))
-    return max((domain.agree(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
+    return max((domain.disagreement(a, b) for a, b in zip(old, new, strict=True)), default=0.0)
 
 
 def _in_double(nodes: Sequence[Node]) -> list[Node]:

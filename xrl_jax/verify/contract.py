@@ -17,7 +17,7 @@ from xrl_jax.verify.domains import Floats
 from xrl_jax.verify.evaluate import evaluate
 from xrl_jax.verify.instances import Instance
 
-_SOME = 0.3  # share of the elements that become special
+_SPECIAL_SHARE = 0.3  # share of the elements that become special
 _SMALLEST = 1e-30  # smaller elements are not compared on their own
 _AGREE = 1e-3  # relative to the largest element, or to each element if nothing is summed
 _DTYPES = ("float32", "bool", "int32")
@@ -26,7 +26,7 @@ Draw = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def _put(value: float) -> Draw:
-    return lambda x, rng: np.where(rng.random(x.shape) < _SOME, value, x)
+    return lambda x, rng: np.where(rng.random(x.shape) < _SPECIAL_SHARE, value, x)
 
 
 def _scaled(factor: float, share: float = 1.0, shift: float = 0.0) -> Draw:
@@ -53,7 +53,7 @@ _SUMS = frozenset(
 )
 
 
-def broken(
+def what_breaks(
     before: Instance,
     nodes: Sequence[Node],
     outputs: Sequence[int],

@@ -73,7 +73,7 @@ class _Derived:
     add: Any
     mul: Any
     sum: Any
-    unknown: Any
+    uninterpreted: Any
 
     def neg(self, a: Value) -> Value:
         return -a
@@ -87,7 +87,7 @@ class _Derived:
 
     def monotone(self, name: str, a: Value) -> Value:
         """Apply an increasing function of this name."""
-        return self.unknown(name, (a,))
+        return self.uninterpreted(name, (a,))
 
     def rank(self, a: Value) -> np.ndarray:
         """Return keys by which the domain orders values."""
@@ -125,7 +125,7 @@ class Field(_Derived):
     def const(self, value: float) -> Value:
         if not math.isfinite(value):
             word = np.asarray(1 + int(value > 0) + 2 * int(value != value))
-            return self.unknown("infinite", (self._pair(word, word),))
+            return self.uninterpreted("infinite", (self._pair(word, word),))
         exact = Fraction(value)
         n, d = exact.numerator, exact.denominator
         return self._pair(
@@ -148,14 +148,14 @@ class Field(_Derived):
         return self._pair(a["p"].sum(axis=axes), a["q"].sum(axis=axes))
 
     def exp(self, a: Value) -> Value:
-        other = self.unknown("exp", (a,))
+        other = self.uninterpreted("exp", (a,))
         return (
             self._pair(power(np.full(np.shape(a), G), a["q"], P), other["q"])
             if self.exponential
             else other
         )
 
-    def unknown(self, name: str, args: tuple[Value, ...]) -> Value:
+    def uninterpreted(self, name: str, args: tuple[Value, ...]) -> Value:
         words = [w for a in args for w in (a["p"], a["q"])]
         h = _hashed(name, self.seed, *words)
         p = (h % np.uint64(P)).astype(np.int64)
@@ -176,7 +176,7 @@ class Field(_Derived):
     def is_true(self, a: Value) -> np.ndarray:
         return a["p"] != 0
 
-    def agree(self, a: Value, b: Value) -> float:
+    def disagreement(self, a: Value, b: Value) -> float:
         """Return 0 if all elements are equal, else 1."""
         # The second residue of an exponential is a hash that obeys no law, so only the first
         # residue is compared.
@@ -204,7 +204,7 @@ class Integers(_Derived):
         if math.isinf(value):
             return np.asarray(_INFINITE if value > 0 else -_INFINITE)
         if value != int(value):
-            return self.unknown("fraction", (np.asarray(int(value * 2**16)),))
+            return self.uninterpreted("fraction", (np.asarray(int(value * 2**16)),))
         return np.asarray(int(value))
 
     def add(self, a: Value, b: Value) -> Value:
@@ -218,7 +218,7 @@ class Integers(_Derived):
         return np.where(small, np.where(small, a, 0) * np.where(small, b, 0), sign)
 
     def div(self, a: Value, b: Value) -> Value:
-        return self.unknown("div", (a, b))
+        return self.uninterpreted("div", (a, b))
 
     def sum(self, a: Value, axes: tuple[int, ...]) -> Value:
         return self._cut(a.sum(axis=axes))
@@ -226,7 +226,7 @@ class Integers(_Derived):
     def exp(self, a: Value) -> Value:
         return self.monotone("exp", a)
 
-    def unknown(self, name: str, args: tuple[Value, ...]) -> Value:
+    def uninterpreted(self, name: str, args: tuple[Value, ...]) -> Value:
         return (_hashed(name, self.seed, *args) % np.uint64(19)).astype(np.int64) - 9
 
     def monotone(self, name: str, a: Value) -> Value:
@@ -234,7 +234,7 @@ class Integers(_Derived):
         slope, step, offset = 2 + key % 3, 2 + (key >> 4) % 3, (key >> 8) % 7 - 3
         return self._cut(slope * a + a // step + offset)
 
-    def agree(self, a: Value, b: Value) -> float:
+    def disagreement(self, a: Value, b: Value) -> float:
         """Return 0 if all elements are equal, else 1."""
         return 0.0 if np.array_equal(a, b) else 1.0
 
@@ -291,7 +291,7 @@ class Floats(_Derived):
     def exp(self, a: Value) -> Value:
         return np.exp(a)
 
-    def unknown(self, name: str, args: tuple[Value, ...]) -> Value:
+    def uninterpreted(self, name: str, args: tuple[Value, ...]) -> Value:
         known = _FLOAT_FUNCTIONS.get(name)
         if known is not None:
             return known(*args)
@@ -302,7 +302,7 @@ class Floats(_Derived):
     def truth(self, a: np.ndarray) -> Value:
         return np.asarray(a).astype(np.float64)
 
-    def agree(self, a: Value, b: Value) -> float:
+    def disagreement(self, a: Value, b: Value) -> float:
         """Return the largest error relative to max(|a|, 1), over elements where `a` is not NaN."""
         a, b = np.asarray(a), np.asarray(b)
         defined = ~np.isnan(a)

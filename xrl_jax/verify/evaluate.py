@@ -59,7 +59,7 @@ def _apply(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
     op = node.op
     if op in _ARITHMETIC:
         if op == "div" and "float" not in node.dtype and "complex" not in node.dtype:
-            return domain.unknown("integer division", tuple(args))
+            return domain.uninterpreted("integer division", tuple(args))
         return getattr(domain, op)(*args)
     if op in _MOVEMENT:
         return _MOVEMENT[op](node, args, domain)
@@ -70,7 +70,7 @@ def _apply(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
     name = op if not node.spec.fields else f"{op}{node.attrs}"
     if op in INCREASING:
         return domain.monotone(op, args[0])
-    return domain.unknown(name, tuple(args))
+    return domain.uninterpreted(name, tuple(args))
 
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "neg", "exp")
@@ -126,7 +126,7 @@ def _logic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
     if dtypes[0] != "bool":
         if node.op in ("and", "or", "xor"):  # commutative, otherwise uninterpreted
             args = [_extreme(domain, args[0], args[1], -1), _extreme(domain, args[0], args[1], 1)]
-        return domain.unknown(node.op, tuple(args))
+        return domain.uninterpreted(node.op, tuple(args))
     bits = [domain.is_true(a) for a in args]
     match node.op:
         case "not":
@@ -157,7 +157,7 @@ def _pow(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Va
     for n in range(-4, 5):  # small integer exponents
         if flat.size == 1 and flat[0] == domain.const(float(n)):
             return _integer_pow(domain, args[0], n)
-    return domain.unknown("pow", tuple(args))
+    return domain.uninterpreted("pow", tuple(args))
 
 
 def _logistic(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
@@ -179,7 +179,7 @@ def _cast(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> V
         return args[0]
     if isinstance(domain, Floats):
         return rounded(args[0], node.dtype)
-    return domain.unknown(f"cast {dtypes[0]} {node.dtype}", (args[0],))
+    return domain.uninterpreted(f"cast {dtypes[0]} {node.dtype}", (args[0],))
 
 
 def _softmax(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> Value:
@@ -254,7 +254,7 @@ def _window(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
     lc, rc, lb, rb = (
-        ops.unpack_dims(node.number(f))
+        ops.unpack_dims(node.scalar_attr(f))
         for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     )
     x, y = args
@@ -269,14 +269,14 @@ def _dot(node: Node, args: list[Value], domain: Domain) -> Value:
 
 def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
     left, right, out = (
-        tuple(d for d in ops.LAYOUTS[node.number(f)] if d >= 0)
+        tuple(d for d in ops.LAYOUTS[node.scalar_attr(f)] if d >= 0)
         for f in ("lhs_layout", "rhs_layout", "out_layout")
     )
     n = len(left) - 2
     stride, low, high, spread, dilation = (
         node.dims(f, n) for f in ("stride", "low", "high", "lhs_dilation", "rhs_dilation")
     )
-    groups, batches = node.number("groups"), node.number("batch_groups")
+    groups, batches = node.scalar_attr("groups"), node.scalar_attr("batch_groups")
     x, w = np.transpose(args[0], left), np.transpose(args[1], right)
     if batches > 1:  # each part of the batch has its own part of the kernels
         xs, ws = np.split(x, batches), np.split(w, batches)
@@ -313,20 +313,20 @@ def _conv(node: Node, args: list[Value], domain: Domain) -> Value:
 
 
 def _cumulative(node: Node, args: list[Value], domain: Domain) -> Value:
-    axis = node.number("axis")
+    axis = node.scalar_attr("axis")
     x = np.moveaxis(args[0], axis, 0)
-    x = x[::-1] if node.number("reverse") else x
+    x = x[::-1] if node.scalar_attr("reverse") else x
     rows = [x[0]] if len(x) else []
     for row in x[1:]:
         rows.append(_fold(domain, node.op, [rows[-1], row]))
     y = np.stack(rows) if rows else x
-    return np.moveaxis(y[::-1] if node.number("reverse") else y, 0, axis)
+    return np.moveaxis(y[::-1] if node.scalar_attr("reverse") else y, 0, axis)
 
 
 _MOVEMENT: Mapping[str, Callable[..., Any]] = {
     "transpose": lambda node, args, _: np.transpose(args[0], node.dims("perm", args[0].ndim)),
     "reshape": lambda node, args, _: np.reshape(args[0], node.shape),
-    "concat": lambda node, args, _: np.concatenate(args, axis=node.number("axis")),
+    "concat": lambda node, args, _: np.concatenate(args, axis=node.scalar_attr("axis")),
     "rev": lambda node, args, _: np.flip(args[0], node.axes),
     "broadcast": _broadcast, "slice": _slice, "pad": _pad, "dot": _dot, "conv": _conv,
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min"), _reduce),
@@ -341,14 +341,14 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),
     "select": _select,
     "square": lambda n, a, t, d: d.mul(a[0], a[0]),
-    "integer_pow": lambda n, a, t, d: _integer_pow(d, a[0], n.number("exponent")),
+    "integer_pow": lambda n, a, t, d: _integer_pow(d, a[0], n.scalar_attr("exponent")),
     "pow": _pow,
     "rsqrt": lambda n, a, t, d: d.div(d.const(1.0), d.monotone("sqrt", a[0])),
     "sqrt": lambda n, a, t, d: d.monotone("sqrt", a[0]),
     "logistic": _logistic,
     "tanh": _tanh,
     "abs": lambda n, a, t, d: (
-        np.abs(a[0]) if isinstance(d, Integers) else d.unknown("abs", (a[0],))
+        np.abs(a[0]) if isinstance(d, Integers) else d.uninterpreted("abs", (a[0],))
     ),
     "copy": lambda n, a, t, d: a[0],
     "cast": _cast,

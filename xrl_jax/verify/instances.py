@@ -149,7 +149,7 @@ class _Filling(Sketch):
         super().__init__(rng, zero=rng.random() < 0.03)
         self.hints = hints
         self.side = self.number(2, 3) if equal else None
-        self.numbers: dict[str, tuple[int, ...]] = {}
+        self.attr_values: dict[str, tuple[int, ...]] = {}
         self.named: dict[str, int] = {}
         choices = [d for d in _DTYPES if "float" in d] if hints.is_float else _DTYPES
         self.dtype = str(rng.choice(choices))
@@ -189,8 +189,8 @@ class _Filling(Sketch):
             width = spec.field(key).width
             if isinstance(value, int):
                 out[key] = value if width == 1 else (value,) * width
-            elif value in self.numbers:
-                out[key] = self.numbers[value] if width > 1 else self.numbers[value][0]
+            elif value in self.attr_values:
+                out[key] = self.attr_values[value] if width > 1 else self.attr_values[value][0]
         return out
 
     def leaf(self, name: str, want: Want, dtype: str) -> int:
@@ -225,7 +225,7 @@ class _Filling(Sketch):
         for key, value in p.attrs:
             if isinstance(value, str):
                 got = node.attr(key)
-                self.numbers.setdefault(value, got if isinstance(got, tuple) else (got,))
+                self.attr_values.setdefault(value, got if isinstance(got, tuple) else (got,))
         return at
 
     def lowered(self, node: Node) -> Node:

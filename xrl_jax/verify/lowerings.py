@@ -96,17 +96,17 @@ def verify_lowering(
         rng = np.random.default_rng([seed, ops.OPS[op].code, example])
         sample = random_node(op, rng)
         if facts is None:
-            asked = facts_of(sample.node, sample.args)
+            node_facts = facts_of(sample.node, sample.args)
         else:
-            asked = facts(np, view_of(sample.node, sample.args), op)
-        if not all(asked.holds(test) for test in lowering.when):
+            node_facts = facts(np, view_of(sample.node, sample.args), op)
+        if not all(node_facts.holds(test) for test in lowering.when):
             continue
         compare, values, compared = comparison(sample, [lowering]), sample.values(rng), compared + 1
         (found,) = compare(values)
         largest = max(largest, found.error)
         if found.problem:
             return Verdict(name, "float64", False, compared, largest, found.problem)
-        breaks = breaks or _lost(sample, compare, values, rng)
+        breaks = breaks or _lost_special_values(sample, compare, values, rng)
         if compared == samples:
             break
     if not compared:
@@ -115,7 +115,7 @@ def verify_lowering(
     return Verdict(name, "float64", True, compared, largest, breaks=breaks)
 
 
-def _lost(
+def _lost_special_values(
     sample: Sample, compare: Compare, values: Sequence[np.ndarray], rng: np.random.Generator
 ) -> str:
     """Describe which special values the compared lowering loses; "" for none."""

@@ -218,7 +218,7 @@ def _verify_chunk(
         t = tested[e]
         if states[t.rule].verdict.ok:
             _compare(states[t.rule], instance, after, t.rng, seed)
-    return [_closed(s) for s in states]
+    return [_final_verdict(s) for s in states]
 
 
 def _computes(rule: Rule) -> bool:
@@ -255,7 +255,7 @@ def _fired(
                 yield e, instance, after
 
 
-def _closed(state: _State) -> Verdict:
+def _final_verdict(state: _State) -> Verdict:
     verdict = state.verdict
     silent = [t for t in state.tested if t.fired == 0]
     if verdict.ok and silent:
@@ -306,7 +306,7 @@ def _compare(
     if not problem and not breaks and not any(n.lowering for n in (*before.nodes, *nodes)):
         kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _SHARES == 0]
         with contextlib.suppress(CannotEvaluateError):
-            breaks = contract.broken(before, nodes, outputs, rng, kinds)
+            breaks = contract.what_breaks(before, nodes, outputs, rng, kinds)
     bound = max(verdict.bound, error)
     if verdict.evidence in ("field", "exp"):
         bound = max(verdict.bound, max(degree(before.nodes), degree(nodes)) / Q)

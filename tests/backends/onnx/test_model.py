@@ -81,7 +81,7 @@ def fast_layer_norm(x: jax.Array) -> jax.Array:
     return (x - mean) * (lax.rsqrt(variance + 1e-6) * SCALE) + BIAS
 
 
-def turned_layer_norm(x: jax.Array) -> jax.Array:
+def reordered_layer_norm(x: jax.Array) -> jax.Array:
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return BIAS + SCALE * (lax.rsqrt(1e-6 + variance) * (x - mean))
 
@@ -101,7 +101,7 @@ WHOLE = {
     "layer norm, no weights": (normalised, "LayerNormalization"),
     "layer norm of squares": (fast_layer_norm, "LayerNormalization"),
     "layer norm of jnp.var": (layer_norm_of_var, "LayerNormalization"),
-    "layer norm, transposed round": (turned_layer_norm, "LayerNormalization"),
+    "layer norm, transposed round": (reordered_layer_norm, "LayerNormalization"),
     "standardize": (jax.nn.standardize, "LayerNormalization"),
     "gelu": (lambda x: jax.nn.gelu(x, approximate=False), "Gelu"),
     "gelu by erf": (lambda x: x * 0.5 * (1.0 + lax.erf(x / np.sqrt(2.0))), "Gelu"),
@@ -116,7 +116,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_one_operator_comes_out(name: str) -> None:
+def test_known_patterns_become_one_operator(name: str) -> None:
     fn, op_type = WHOLE[name]
     assert written(fn, X) == [op_type]
 
@@ -140,7 +140,7 @@ SIMILAR = {
 
 
 @pytest.mark.parametrize("name", SIMILAR)
-def test_what_only_looks_similar_stays_decomposed(name: str) -> None:
+def test_similar_patterns_stay_decomposed(name: str) -> None:
     found = set(written(SIMILAR[name], X))
     assert not found & {"Softmax", "Gelu"}
     assert name != "sum by another number" or "ReduceMean" not in found
@@ -178,7 +178,7 @@ def test_grouped_convolution() -> None:
     }
 
 
-def test_stride_padding_and_dilation_go_into_the_node() -> None:
+def test_stride_padding_and_dilation_become_attributes() -> None:
     def fn(x: jax.Array) -> jax.Array:
         padding = [(0, 1), (2, 3)]
         return lax.conv_general_dilated(x, array(4, 8, 2, 3), (2, 1), padding, (1, 1), (1, 2))
@@ -195,14 +195,14 @@ def test_features_last_get_transposes() -> None:
     assert constants(model) == [(4, 8, 3, 3)]
 
 
-def test_bias_of_a_convolution_goes_into_it() -> None:
+def test_bias_is_merged_into_its_convolution() -> None:
     bias = array(4)
     model = model_of(lambda x: conv(x, array(4, 8, 3, 3)) + bias[:, None, None], IMAGE)
     assert operators(model) == ["Conv"]
     assert constants(model) == [(4, 8, 3, 3), (4,)]
 
 
-def test_bias_stays_apart_where_the_convolution_is_read_twice() -> None:
+def test_bias_stays_separate_where_the_convolution_is_used_twice() -> None:
     def fn(x: jax.Array) -> jax.Array:
         y = conv(x, array(4, 8, 3, 3))
         return jnp.tanh(y + array(4)[:, None, None]) * y
@@ -217,7 +217,7 @@ def test_one_dimensional_convolution() -> None:
     assert written(fn, array(1, 8, 9)) == ["Conv"]
 
 
-def test_batch_norm_is_whole_and_the_runtime_folds_it(tmp_path: Path) -> None:
+def test_batch_norm_is_one_operator_that_the_runtime_folds(tmp_path: Path) -> None:
     def fn(x: jax.Array) -> jax.Array:
         return jax.nn.relu(batch_norm(conv(x, array(4, 8, 3, 3)), 4))
 
@@ -229,7 +229,7 @@ def test_batch_norm_is_whole_and_the_runtime_folds_it(tmp_path: Path) -> None:
     assert set(operators(onnx.load(tmp_path / "optimised.onnx"))) <= convolutions
 
 
-def test_batch_norm_with_features_last_is_beside_its_convolution() -> None:
+def test_batch_norm_with_features_last_is_adjacent_to_its_convolution() -> None:
     def fn(x: jax.Array) -> jax.Array:
         return batch_norm(conv(x, array(3, 3, 8, 4), NHWC), 4, axis=3)
 
@@ -292,7 +292,7 @@ def test_constants_are_transposed_beforehand() -> None:
     assert constants(model) == [(8, 5)]
 
 
-def test_attention_moves_its_heads_and_not_its_scores() -> None:
+def test_attention_transposes_its_heads_and_not_its_scores() -> None:
     def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
         return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
@@ -363,7 +363,7 @@ def test_broadcasts_are_left_to_the_operators() -> None:
     ]
 
 
-def test_chain_of_concatenations_is_one() -> None:
+def test_chain_of_concatenations_becomes_one() -> None:
     parts = [array(2, n) for n in range(1, 10)]
     assert written(lambda *xs: jnp.concatenate(xs, 1), *parts) == ["Concat"]
 
@@ -383,7 +383,7 @@ def test_negative_indices_count_from_the_end_before_they_are_clipped() -> None:
 
 
 @pytest.mark.parametrize("position", [-9, -1, 0, 2, 5, 9])
-def test_dynamic_slices_are_moved_inside(position: int) -> None:
+def test_start_indices_of_dynamic_slices_are_clamped(position: int) -> None:
     def fn(x: jax.Array, row: jax.Array, at: jax.Array) -> Any:
         cache = lax.dynamic_update_slice_in_dim(x, row, at, axis=1)
         return cache, lax.dynamic_slice_in_dim(cache, at, 3, axis=1)
@@ -395,7 +395,7 @@ def test_dynamic_slices_are_moved_inside(position: int) -> None:
 # --- programs ---
 
 
-def test_weights_are_constants_and_what_depends_on_them_alone_is_computed() -> None:
+def test_weights_are_constants_and_work_on_them_alone_is_precomputed() -> None:
     def fn(weights: dict[str, Any], x: jax.Array) -> jax.Array:
         return x @ (weights["kernel"] * weights["gain"]).T + weights["bias"]
 
@@ -441,14 +441,14 @@ def test_calls_are_inlined() -> None:
     assert Counter(written(fn, X)) == {"Tanh": 27, "Cos": 27, "Add": 27}
 
 
-def test_branch_that_is_known_is_taken() -> None:
+def test_known_branch_is_inlined() -> None:
     def fn(x: jax.Array) -> jax.Array:
         return lax.cond(jnp.asarray(True), jnp.tanh, jnp.exp, x)
 
     assert written(fn, X) == ["Tanh"]
 
 
-def test_results_that_are_inputs_constants_or_each_other() -> None:
+def test_results_may_be_inputs_constants_or_duplicates() -> None:
     def fn(x: jax.Array, unused: jax.Array) -> Any:
         y = jnp.tanh(x)
         return y, y, x, jnp.ones((2, 2)), x[0, 0, 0]
@@ -546,7 +546,7 @@ NETWORK_OPERATORS = {
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK_OPERATORS))
-def test_network_comes_out_as_it_is_drawn(name: str) -> None:
+def test_networks_export_to_the_expected_operators(name: str) -> None:
     model = models.get(name, seed=3, **SMALL[name])
     out = onnx_model(model.fn, model.weights, *model.inputs, name=name)
     counts = Counter(operators(out))
@@ -558,7 +558,7 @@ def test_network_comes_out_as_it_is_drawn(name: str) -> None:
     assert error_of([np.asarray(a) for a in back], [np.asarray(a) for a in wanted]) < 1e-5
 
 
-def test_layers_under_a_scan_come_out_as_the_written_ones() -> None:
+def test_scanned_layers_export_like_unrolled_ones() -> None:
     plain, scanned = (
         models.get("bert", seed=3, scan=scan, **SMALL["bert"]) for scan in (False, True)
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.libraries.onednn.partitions import called
-from xrl_jax.libraries.onednn.attend import attended
+from xrl_jax.libraries.onednn.attend import with_attention
 from xrl_jax.libraries.onednn.attention import Attended, kernel_of
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.loops import looped
@@ -83,7 +83,7 @@ def attention(
 
 
 def operators(part: Partition) -> list[str]:
-    return [type(i.op).__name__ for i in attended(part).code]
+    return [type(i.op).__name__ for i in with_attention(part).code]
 
 
 def numbers(part: Partition) -> list[np.ndarray]:
@@ -94,12 +94,12 @@ def numbers(part: Partition) -> list[np.ndarray]:
 # --- which partitions contain it ---
 
 
-def test_two_products_and_what_lies_between_are_one_operator() -> None:
+def test_two_products_with_a_softmax_between_become_one_operator() -> None:
     assert operators(attention()) == ["Attention"]
 
 
-def test_its_text_says_the_same() -> None:
-    part = attended(attention())
+def test_an_attention_is_read_back_from_its_text() -> None:
+    part = with_attention(attention())
     assert partition(text_of(part)) == part
 
 
@@ -122,7 +122,7 @@ def test_its_text_says_the_same() -> None:
         "cut strips",
     ],
 )
-def test_others_stay_apart(part: Partition) -> None:
+def test_unsuitable_patterns_do_not_become_an_attention(part: Partition) -> None:
     assert "Attention" not in operators(part)
 
 
@@ -130,7 +130,7 @@ def test_others_stay_apart(part: Partition) -> None:
 
 
 def check(part: Partition) -> None:
-    part = attended(part)
+    part = with_attention(part)
     assert any(isinstance(i.op, Attention) for i in part.code)
     given = numbers(part)
     with jax.enable_x64(True):
@@ -150,7 +150,7 @@ def check(part: Partition) -> None:
         (1, 20000, 1, 300, 1),  # long rows with few scores
     ],
 )
-def test_it_computes_what_its_parts_do(batch: int, m: int, n: int, k: int, d: int) -> None:
+def test_the_attention_kernel_equals_its_parts(batch: int, m: int, n: int, k: int, d: int) -> None:
     check(attention(batch, m, n, k, d))
 
 
@@ -158,7 +158,7 @@ def test_it_computes_what_its_parts_do(batch: int, m: int, n: int, k: int, d: in
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("values", [False, True])
-def test_operands_lie_anyhow(left: bool, right: bool, values: bool) -> None:
+def test_operands_may_be_transposed(left: bool, right: bool, values: bool) -> None:
     check(attention(first=Dot(left, right), last=Dot(False, values)))
 
 
@@ -183,12 +183,12 @@ def test_weights_may_be_on_the_right(values_transposed: bool, apart: bool) -> No
 
 @needs_library
 @pytest.mark.parametrize("outer", [(), (1,)])
-def test_what_is_added_to_scores_is_added_in_the_loop(outer: tuple[int, ...]) -> None:
+def test_an_addend_of_the_scores_is_added_in_the_loop(outer: tuple[int, ...]) -> None:
     check(attention(first=Dot(False, False, Epilogue(addend=True)), outer=outer))
 
 
 @needs_library
-def test_heads_are_read_and_written_side_by_side() -> None:
+def test_interleaved_heads_are_read_and_written_without_copies() -> None:
     """With eight tokens and two heads, nothing is copied but the value that is returned."""
     tokens, heads, size = 8, 2, 4
     apart, turn = (heads, tokens, size), Transpose((1, 0, 2))
@@ -196,7 +196,7 @@ def test_heads_are_read_and_written_side_by_side() -> None:
     n = len(inner.inputs)
     transposed = tuple(Instruction(turn, (i,), apart) for i in range(n))
     moved = tuple(
-        Instruction(i.op, tuple(a + n for a in i.args), i.shape) for i in attended(inner).code
+        Instruction(i.op, tuple(a + n for a in i.args), i.shape) for i in with_attention(inner).code
     )
     back = Instruction(turn, (2 * n,), (tokens, heads, size))
     part = Partition(
@@ -214,7 +214,7 @@ def test_heads_are_read_and_written_side_by_side() -> None:
 
 @needs_library
 def test_nan_and_infinities_stay_in_their_rows() -> None:
-    part = attended(attention())
+    part = with_attention(attention())
     a, b, v = numbers(part)
     a[1, 3, 2], a[0, 8, 0] = np.nan, np.inf
     (found,) = called(part, a, b, v)
@@ -230,7 +230,7 @@ def test_tiles_of_wide_registers_compute_the_same() -> None:
     """Registers of 16 elements, which this processor may lack; the compiler then uses two registers
     for each.
     """
-    part = attended(attention(2, 31, 40, 12, 20))
+    part = with_attention(attention(2, 31, 40, 12, 20))
     (made,) = part.code
     assert isinstance(made.op, Attention)
     a, b, v = numbers(part)

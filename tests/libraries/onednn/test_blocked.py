@@ -33,7 +33,7 @@ def arrays(rows: int, k: int, n: int) -> tuple[jax.Array, jax.Array]:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("k", "n"), SIZES)
-def test_it_is_the_product_whatever_the_sizes(rows: int, k: int, n: int) -> None:
+def test_it_equals_the_product_for_any_size(rows: int, k: int, n: int) -> None:
     x, w = arrays(rows, k, n)
     expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     for op, args in (
@@ -45,7 +45,7 @@ def test_it_is_the_product_whatever_the_sizes(rows: int, k: int, n: int) -> None
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_follows_is_computed_after_the_last_terms() -> None:
+def test_the_epilogue_is_applied_after_the_last_terms() -> None:
     x, w = arrays(20, 600, 75)
     bias, addend = jnp.linspace(-5.0, 5.0, 75), jnp.linspace(-9.0, 9.0, 1500).reshape(20, 75)
     op = Dot(False, False, Epilogue(bias=True, addend=True, clip=RELU))

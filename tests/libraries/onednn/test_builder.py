@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrl_jax.libraries.onednn.builder import Block, laid_out
+from xrl_jax.libraries.onednn.builder import Block, assign_offsets
 
 blocks = st.lists(
     st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)).map(
@@ -16,8 +16,8 @@ blocks = st.lists(
 
 
 @given(blocks)
-def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[Block]) -> None:
-    offsets, total = laid_out(given_blocks)
+def test_blocks_in_use_at_the_same_time_do_not_overlap(given_blocks: list[Block]) -> None:
+    offsets, total = assign_offsets(given_blocks)
     placed = list(zip(given_blocks, offsets, strict=True))
     for i, (a, at) in enumerate(placed):
         assert at % 64 == 0 and at + a.nbytes <= total
@@ -26,7 +26,7 @@ def test_memory_in_use_at_the_same_time_is_apart(given_blocks: list[Block]) -> N
             assert not together or at + a.nbytes <= bt or bt + b.nbytes <= at
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_is_reused() -> None:
     """A chain of three values needs memory for two at a time."""
     chain = [Block(64, 0, 1), Block(64, 1, 2), Block(64, 2, 3)]
-    assert laid_out(chain) == ([0, 64, 0], 128)
+    assert assign_offsets(chain) == ([0, 64, 0], 128)

@@ -19,11 +19,11 @@ def find(monkeypatch: pytest.MonkeyPatch, *, packaged: list[str]) -> module.Libr
     return library.__wrapped__()
 
 
-def test_without_package_and_system_library_there_is_none(monkeypatch) -> None:
+def test_without_package_and_system_library_none_is_found(monkeypatch) -> None:
     assert find(monkeypatch, packaged=[]) is None
 
 
-def test_a_package_that_cannot_be_loaded_is_said(monkeypatch, tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_loaded_causes_a_warning(monkeypatch, tmp_path: Path) -> None:
     broken = tmp_path / "libdnnl.so.3"
     broken.write_text("no library")
     with pytest.warns(RuntimeWarning, match=r"kernels are left out.*onednn-cpu-gomp.*libgomp1"):

@@ -56,7 +56,7 @@ def calls(fn, *args) -> bool:
 @pytest.mark.skipif(
     jax.default_backend() != "cpu" or platform.machine() != "x86_64", reason="an x86 CPU's"
 )
-def test_the_kernels_are_there_under_the_pinned_jaxlib() -> None:
+def test_the_kernels_are_available_under_the_pinned_jaxlib() -> None:
     """If this fails after an upgrade: add the new version to `onednn._TESTED`, and run the tests of
     this file and `test_conformance` with it.
     """
@@ -71,7 +71,7 @@ def test_a_convolution() -> None:
 
 
 @needs_kernels
-def test_a_convolution_with_what_follows() -> None:
+def test_a_convolution_with_an_epilogue() -> None:
     addend = jnp.ones((1, 2, 2, 2))
     epilogue = onednn.Epilogue(jnp.array([-11.0, 21.0]), addend, relu=True)
     y = np.asarray(jax.jit(lambda x, w: conv(x, w, epilogue=epilogue))(IMAGE, KERNEL))
@@ -91,7 +91,7 @@ def test_a_rectifier_keeps_nan_and_infinities() -> None:
 @needs_kernels
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("right", [0, 1])
-def test_a_product_over_either_axis(left: int, right: int) -> None:
+def test_a_product_may_contract_either_axis(left: int, right: int) -> None:
     a, b = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.0, 1.0], [10.0, 0.0]])
     numbers = (((left,), (right,)), ((), ()))
     epilogue = onednn.Epilogue(bias=jnp.array([0.5, 0.0]))
@@ -107,11 +107,11 @@ def test_derivatives_are_those_of_lax() -> None:
         y = lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=dims)
         return jax.nn.relu(y + 1).sum()
 
-    def ours(x, w):
+    def by_kernel(x, w):
         return conv(x, w, epilogue=onednn.Epilogue(jnp.ones(2), relu=True)).sum()
 
     for got, expected in zip(
-        jax.jit(jax.grad(ours, (0, 1)))(IMAGE, KERNEL),
+        jax.jit(jax.grad(by_kernel, (0, 1)))(IMAGE, KERNEL),
         jax.grad(plain, (0, 1))(IMAGE, KERNEL),
         strict=True,
     ):
@@ -132,7 +132,9 @@ def test_other_dtypes_go_to_xla(dtype: str, called: bool) -> None:
     assert calls(product_with_lowering("onednn", dtype), *operands(dtype)) == called
 
 
-def test_where_the_kernels_are_not_there_the_form_is_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernels_the_lowering_falls_back_to_xla(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A program found on a machine with the kernels also runs on one without them."""
     monkeypatch.setattr(onednn, "available", lambda: False)
     fn = product_with_lowering("onednn", "float32")
@@ -171,7 +173,7 @@ def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
 
 
 @needs_kernels
-def test_a_persistent_cache_is_no_cause_for_warnings(tmp_path: Path) -> None:
+def test_a_persistent_cache_causes_no_warnings(tmp_path: Path) -> None:
     """XLA cannot serialise these calls; JAX would otherwise warn of that at every compilation."""
     code = """
 import jax, jax.numpy as jnp

@@ -65,7 +65,7 @@ def test_bounds_keep_nan_and_infinities(clip: Clip, expected: list[float]) -> No
     np.testing.assert_allclose(y, np.repeat(np.reshape(expected, (1, 1, 6, 1)), 16, 3))
 
 
-def test_nan_made_inside_is_kept() -> None:
+def test_nan_that_arises_inside_a_kernel_is_kept() -> None:
     """3e38 * 16 overflows to infinity; adding the addend, -infinity, gives NaN."""
     op = Dot(False, False, Epilogue(addend=True, clip=RELU))
     part = one(op, (20, 16), (16, 8), (20, 8), packed=1, shape=(20, 8))
@@ -86,7 +86,7 @@ def test_windows_keep_nan_and_infinities() -> None:
 
 @pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("shape", [(2, 3, 3, 5), (1, 1, 1, 5)])
-def test_the_larger_of_two_is_nan_where_one_is(kind: str, shape: Shape) -> None:
+def test_max_and_min_are_nan_where_one_operand_is(kind: str, shape: Shape) -> None:
     part = one(Binary(kind), (2, 3, 3, 5), shape, shape=(2, 3, 3, 5))
     a, b = np.zeros((2, 3, 3, 5), np.float32), np.ones(shape, np.float32)
     a[1, 2, 2, 0], b[0, 0, 0, 1] = NAN, NAN
@@ -95,7 +95,7 @@ def test_the_larger_of_two_is_nan_where_one_is(kind: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("features", [1, 3, 5, 8, 40])
-def test_ordinary_numbers_are_computed_once(features: int) -> None:
+def test_ordinary_numbers_are_not_recomputed(features: int) -> None:
     """This includes kernels that compute with elements beyond an array's end, which may be NaN."""
     op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, Epilogue(bias=True, clip=RELU))
     image, kernel = (1, 9, 7, features), (3, 3, features, features)
@@ -109,7 +109,7 @@ def test_ordinary_numbers_are_computed_once(features: int) -> None:
     assert native.careful_runs() == before
 
 
-def test_where_only_time_is_asked_for_nothing_is_computed_again(
+def test_where_only_time_matters_nothing_is_recomputed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The timing worker draws weights at random, and a deep network computes NaN from them."""
@@ -119,12 +119,12 @@ def test_where_only_time_is_asked_for_nothing_is_computed_again(
     np.testing.assert_array_equal(
         called(part, row.reshape(1, 1, 7, 1))[0].ravel()[3:], [0, 0, 2, 5]
     )
-    name = kernels._target(library(), "run", part, 0)
+    name = kernels._register_target(library(), "run", part, 0)
     fast, careful = native._KEPT[name][1]
     assert (fast[0], careful[0]) == (1, 0)  # numbers of steps
 
 
-def test_what_keeps_nan_by_itself_is_not_computed_again() -> None:
+def test_kernels_that_keep_nan_are_not_recomputed() -> None:
     part = pointwise(None)
     assert not loses_nan(part) and loses_nan(pointwise(RELU))
     before = native.careful_runs()
@@ -158,12 +158,12 @@ def in_a_loop(op: Op, *arrays: np.ndarray) -> np.ndarray:
         ("abs", [NAN, INF, INF, 0, 3.4e38, 3.4e38, 1e-6]),
     ],
 )
-def test_functions_at_the_edges(kind: str, expected: list[float]) -> None:
+def test_functions_at_extreme_values(kind: str, expected: list[float]) -> None:
     x = np.asarray([NAN, INF, -INF, 0, 3.4028235e38, -3.4028235e38, 1e-6], np.float32)
     np.testing.assert_allclose(in_a_loop(Map(kind, (None,)), x), expected, rtol=2e-3)
 
 
-def test_small_results_have_all_their_digits() -> None:
+def test_small_results_are_accurate() -> None:
     x = np.asarray([1e-6, 9.0, -87.0], np.float32)
     tanh, erfc, exp = (in_a_loop(Map(k, (None,)), x) for k in ("tanh", "erfc", "exp"))
     np.testing.assert_allclose(tanh[0], 1e-6, rtol=1e-6)
@@ -184,7 +184,7 @@ def test_small_results_have_all_their_digits() -> None:
         ("lt", [0, 0, 0, 0, 0]),
     ],
 )
-def test_operations_at_the_edges(kind: str, expected: list[float]) -> None:
+def test_binary_operations_at_special_values(kind: str, expected: list[float]) -> None:
     a = np.asarray([NAN, 1, INF, 0, INF], np.float32)
     b = np.asarray([1, NAN, 1, -INF, INF], np.float32)
     np.testing.assert_array_equal(in_a_loop(Map(kind, (None, None)), a, b), expected)
@@ -199,7 +199,7 @@ def test_operations_at_the_edges(kind: str, expected: list[float]) -> None:
     ],
 )
 @pytest.mark.parametrize("columns", [5, 37])
-def test_reductions_at_the_edges(kind: str, columns: int, expected: list[float]) -> None:
+def test_reductions_at_extreme_values(kind: str, columns: int, expected: list[float]) -> None:
     x = np.ones((5, columns), np.float32)
     x[0, -1], x[1, 1], x[2, 1], x[2, 3], x[3], x[4] = NAN, INF, INF, -INF, -INF, 3e38
     loop = Loop(5, columns, (x.shape,), (Instruction(Reduce(kind), (0,), (5,)),))

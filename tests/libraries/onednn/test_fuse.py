@@ -36,12 +36,12 @@ def shape_of(op: Op) -> Shape:
     return op.shape if isinstance(op, Reshape) else SQUARE
 
 
-def test_a_sum_and_a_rectifier_follow_a_product() -> None:
+def test_a_sum_and_a_rectifier_are_merged_into_a_product() -> None:
     found = after((PLAIN, (0, 1)), (Binary("add"), (2, 0)), (RELU, (3,)), outputs=(4,))
     assert found == [(dot(addend=True, clip=RELU), (0, 1, 0)), ((2,), ())]
 
 
-def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
+def test_a_reshape_between_is_undone_for_the_other_operand() -> None:
     flat = Reshape((16,))
     code = (PLAIN, (0, 1)), (flat, (2,)), (flat, (0,)), (Binary("add"), (3, 4))
     listed = [Instruction(op, args, shape_of(op)) for op, args in code]
@@ -50,19 +50,19 @@ def test_a_changed_shape_between_is_undone_for_the_other_operand() -> None:
     assert [(i.op, i.args) for i in part.code] == [(dot(addend=True), (0, 1, 0)), (flat, (2,))]
 
 
-def test_the_later_of_two_products_takes_their_sum() -> None:
+def test_a_sum_of_two_products_is_merged_into_the_later_one() -> None:
     found = after((PLAIN, (0, 1)), (PLAIN, (0, 1)), (Binary("add"), (2, 3)), outputs=(4,))
     assert found == [(PLAIN, (0, 1)), (dot(addend=True), (0, 1, 2)), ((3,), ())]
 
 
-def test_a_product_that_is_used_twice_stays() -> None:
+def test_nothing_is_merged_into_a_product_that_is_used_twice() -> None:
     code = (PLAIN, (0, 1)), (RELU, (2,))
     assert after(*code, outputs=(3, 2)) == [*code, ((3, 2), ())]
     twice = (PLAIN, (0, 1)), (Binary("add"), (2, 2))
     assert after(*twice, outputs=(3,)) == [*twice, ((3,), ())]
 
 
-def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
+def test_no_sum_is_merged_after_a_rectifier_or_another_sum() -> None:
     code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (3, 0))
     assert after(*code, outputs=(4,)) == [
         (dot(clip=RELU), (0, 1)),
@@ -77,20 +77,20 @@ def test_nothing_comes_after_a_rectifier_and_no_second_sum() -> None:
     ]
 
 
-def test_an_operand_made_from_the_product_cannot_come_before_it() -> None:
+def test_an_addend_computed_from_the_product_is_not_merged() -> None:
     """x @ w + relu(x @ w): the product has two uses."""
     code = (PLAIN, (0, 1)), (RELU, (2,)), (Binary("add"), (2, 3))
     assert after(*code, outputs=(4,)) == [*code, ((4,), ())]
 
 
-def test_bounds_come_together() -> None:
+def test_successive_clips_are_combined() -> None:
     """Clipping to at least 0, at most 6 and at least 1 becomes clipping to [1, 6]."""
     code = (PLAIN, (0, 1)), (RELU, (2,)), (Clip(high=6.0), (3,)), (Clip(low=1.0), (4,))
     assert after(*code, outputs=(5,)) == [(dot(clip=Clip(1.0, 6.0)), (0, 1)), ((2,), ())]
     assert Clip(high=-1.0).then(RELU) == Clip(0.0, 0.0)
 
 
-def test_a_number_for_each_feature_is_a_bias() -> None:
+def test_one_element_per_feature_is_a_bias() -> None:
     """An array with one element per row is no bias."""
     for shape, ops in (
         ((1, 4), [Dot(False, False, Epilogue(bias=True))]),
@@ -120,7 +120,7 @@ def test_a_bias_may_follow_another_sum_or_bias() -> None:
     )
 
 
-def test_the_bias_of_an_addend_is_the_products() -> None:
+def test_a_bias_of_the_addend_is_merged_into_the_product() -> None:
     """x @ w + (y + b), where y and b have one more axis: both sums are merged into the product."""
     inputs, shape = ((2, 4), (4, 4), (4,), (1, 2, 4)), (2, 4)
     code = (
@@ -155,7 +155,7 @@ def test_a_second_addend_is_added_to_the_first_where_both_are_weights() -> None:
     assert [i.op for i in fused(part, [False, True, True, False]).code] == [dot(addend=True), add]
 
 
-def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
+def test_a_transposed_product_becomes_a_product_of_swapped_operands() -> None:
     """(a b')' becomes b a', unless b is packed. (a b)' stays, because both operands of b' a' would
     be read transposed.
     """
@@ -170,7 +170,7 @@ def test_a_product_turned_round_is_that_of_swapped_operands() -> None:
         assert [(i.op, i.args) for i in found.code] == ops
 
 
-def test_products_of_several_images_are_turned_round_one_by_one() -> None:
+def test_transposes_of_batched_products_are_merged_within_a_batch_element() -> None:
     """A product [3, 2, 2] is reshaped to [1, 3, 2, 2]. Swapping the last two axes is merged into
     it; swapping images and rows is not.
     """

@@ -25,7 +25,7 @@ from xrl_jax.libraries.onednn.spec import RELU, Clip, Conv, Dot, Epilogue
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
 
-def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
+def test_epilogues_with_features_first_are_merged_into_the_kernel() -> None:
     """With features first, a bias and a rectifier are merged into one kernel, and a residual,
     itself the result of such a kernel, and a rectifier into the next.
     """
@@ -47,7 +47,7 @@ def test_what_follows_a_kernel_with_features_first_is_part_of_it() -> None:
     assert_computes(fn, *args, weights=2)
 
 
-def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
+def test_a_bias_is_merged_across_a_reshape_and_a_transpose() -> None:
     """The result is reshaped to two images of 2 x 16 pixels, then transposed to features first."""
 
     def fn(w, b, x):
@@ -60,7 +60,7 @@ def test_a_bias_is_part_of_a_kernel_whose_result_has_another_shape() -> None:
     assert_computes(fn, *args, weights=2)
 
 
-def test_one_number_for_each_row_is_no_bias_of_a_kernel() -> None:
+def test_one_element_per_row_is_not_merged_as_a_bias() -> None:
     """With features first, an array that is broadcast along the last axis has one element per row
     of pixels, not per feature.
     """
@@ -75,7 +75,7 @@ def test_one_number_for_each_row_is_no_bias_of_a_kernel() -> None:
     assert_computes(fn, *args, weights=2)
 
 
-def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
+def test_a_bias_is_merged_into_the_kernel() -> None:
     fn = lambda w, b, x: conv(conv(x, w) + b, w)  # noqa: E731
     b = jnp.linspace(-1, 1, 16)
     parts = hoisted(fn, POINTWISE, b, IMAGE, weights=2)
@@ -83,7 +83,7 @@ def test_a_bias_that_is_added_is_part_of_the_kernel() -> None:
     assert_computes(fn, POINTWISE, b, IMAGE, weights=2)
 
 
-def test_two_biases_are_one() -> None:
+def test_two_biases_are_merged_into_one() -> None:
     """Rewriting a folded mean and shift leaves two biases, here with a residual between them and a
     rectifier after them. All become part of the kernel. The biases are weights, so that their sum
     is computed before the call.
@@ -123,7 +123,7 @@ def test_a_column_of_pixels_is_convolved_as_a_row(groups: int) -> None:
     assert_computes(fn, w, x, bias, addend, weights=1)
 
 
-def test_slices_of_a_product_lie_where_it_does() -> None:
+def test_slices_of_a_product_stay_in_one_call() -> None:
     """Queries, keys and values are slices of one product; the first two rows of the attention's
     result are dropped.
     """
@@ -142,7 +142,7 @@ def test_slices_of_a_product_lie_where_it_does() -> None:
     assert_computes(fn, w, x, weights=1)
 
 
-def test_a_softmax_at_the_end_is_one_of_large_numbers_too() -> None:
+def test_a_softmax_at_the_end_handles_large_numbers() -> None:
     """XLA subtracts the maximum, which is rounded, from unrounded values, so that their
     exponentials are infinite.
     """
@@ -154,7 +154,7 @@ def test_a_softmax_at_the_end_is_one_of_large_numbers_too() -> None:
     np.testing.assert_array_equal(found, np.full((1, 8), 0.125))
 
 
-def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> None:
+def test_a_rewritten_attention_becomes_products_and_a_softmax_loop() -> None:
     """Attention with two heads of size 4 over six tokens, as rewriting leaves it: two weights are
     added to the first product, the scores are transposed, and the bias of the last product is added
     to the residual.
@@ -181,7 +181,7 @@ def test_what_rewriting_leaves_of_an_attention_is_products_and_a_softmax() -> No
     assert_computes(fn, *args, weights=5)
 
 
-def test_biases_of_slices_are_those_of_the_product() -> None:
+def test_biases_of_all_slices_are_merged_into_the_product() -> None:
     """The first 8 columns of a product have one bias, the other 16 are cut again and have two."""
 
     def fn(w, a, b, c, out, x):
@@ -197,7 +197,7 @@ def test_biases_of_slices_are_those_of_the_product() -> None:
     assert_computes(fn, *args, weights=5)
 
 
-def test_a_bias_of_one_slice_alone_stays_where_it_is() -> None:
+def test_a_bias_of_one_slice_only_is_not_merged() -> None:
     def fn(w, a, out, x):
         y = kernel_p.bind(x, w, op=Dot(False, False))
         return kernel_p.bind((y[:, :8] + a) * y[:, 8:], out, op=Dot(False, False))
@@ -208,7 +208,7 @@ def test_a_bias_of_one_slice_alone_stays_where_it_is() -> None:
     assert_computes(fn, *args, weights=3)
 
 
-def test_a_slice_of_a_slice_is_one_slice() -> None:
+def test_a_slice_of_a_slice_becomes_one_slice() -> None:
     """Columns 1 to 12, and of these every second from the third on, are one slice: 3, 5, .., 11.
     Nothing is copied.
     """

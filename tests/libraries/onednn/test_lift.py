@@ -9,7 +9,7 @@ ADD, ROW, SQUARE = Binary("add"), (1, 4), (4, 4)
 BIASED = Dot(False, False, Epilogue(bias=True))
 
 
-def test_a_sum_of_two_biases_is_made_before() -> None:
+def test_a_sum_of_two_biases_is_computed_before_the_call() -> None:
     """x @ w + (b + c): the call takes x, w and the sum."""
     code = Instruction(ADD, (2, 3), ROW), Instruction(BIASED, (0, 1, 4), SQUARE)
     whole = Partition((SQUARE, SQUARE, ROW, ROW), (False, True, False, False), code, (5,))
@@ -26,20 +26,20 @@ def test_a_sum_of_two_biases_is_made_before() -> None:
     )
 
 
-def test_a_sum_that_an_argument_has_a_part_in_stays() -> None:
+def test_a_sum_with_an_operand_that_is_no_weight_stays_in_the_call() -> None:
     code = Instruction(ADD, (2, 3), ROW), Instruction(BIASED, (0, 1, 4), SQUARE)
     whole = Partition((SQUARE, SQUARE, ROW, ROW), (False, True, False, False), code, (5,))
     for known in ([False, True, True, False], [False, True, False, True]):
         assert lifted(whole, known) == Lifted(whole, (0, 1, 2, 3), None, ())
 
 
-def test_a_weight_in_another_shape_is_no_work() -> None:
+def test_a_reshape_of_a_weight_is_not_lifted() -> None:
     code = Instruction(Reshape(ROW), (2,), ROW), Instruction(BIASED, (0, 1, 3), SQUARE)
     whole = Partition((SQUARE, SQUARE, (4,)), (False, True, False), code, (4,))
     assert lifted(whole, [False, True, True]).before is None
 
 
-def test_what_is_made_of_a_sum_is_made_before_too() -> None:
+def test_a_reshaped_sum_of_weights_is_computed_before_the_call() -> None:
     """x @ w + (b + c), where the sum of two vectors becomes a row; the call uses b as well."""
     code = (
         Instruction(ADD, (2, 3), (4,)),

@@ -73,14 +73,14 @@ def test_a_softmax_is_one_loop() -> None:
     ]
 
 
-def test_a_kernel_between_divides_loops() -> None:
+def test_a_kernel_between_two_loops_keeps_them_separate() -> None:
     """exp(exp(x) @ exp(x)): the product is not part of a loop."""
     square = (16, 16)
     code = [(EXP, (0,), square), (PRODUCT, (1, 1), square), (EXP, (2,), square)]
     assert names(looped(program(square, code=code, outputs=(3,)))) == [["Map"], "Dot", ["Map"]]
 
 
-def test_a_loop_needs_nothing_that_is_made_of_its_results() -> None:
+def test_a_loop_does_not_depend_on_its_own_results() -> None:
     """With y = exp(x), y * (y @ y) has the rows of y, but cannot be in the loop that computes y."""
     square = (16, 16)
     code = [
@@ -93,7 +93,7 @@ def test_a_loop_needs_nothing_that_is_made_of_its_results() -> None:
     assert names(made) == [["Map"], "Dot", ["Binary", "Map"]]
 
 
-def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
+def test_a_value_that_is_used_twice_gets_a_separate_loop() -> None:
     """y = exp(x) and exp(y) are both returned: the second loop takes y."""
     code = [(EXP, (0,), (4, 8)), (EXP, (1,), (4, 8))]
     made = looped(program((4, 8), code=code, outputs=(1, 2)))
@@ -103,7 +103,7 @@ def test_what_is_needed_twice_is_returned_by_a_loop_of_its_own() -> None:
     ]
 
 
-def test_what_is_needed_in_several_shapes_is_computed_once() -> None:
+def test_a_value_needed_in_several_shapes_is_computed_once() -> None:
     """exp(exp(x)) of shape [4, 8] is returned in this shape, as [4, 1, 8] (twice) and as [32]."""
     code = [
         (EXP, (0,), (4, 8)),
@@ -117,20 +117,20 @@ def test_what_is_needed_in_several_shapes_is_computed_once() -> None:
     assert made.outputs == (1, 2, 2, 3)
 
 
-def test_the_librarys_own_operators_stay_where_no_element_is() -> None:
+def test_operators_that_the_library_has_need_no_loop() -> None:
     code = [(ADD, (0, 0), (4, 8)), (RELU, (1,), (4, 8))]
     part = program((4, 8), code=code, outputs=(2,))
     assert looped(part) == part
 
 
-def test_rows_of_another_length_are_another_loop() -> None:
+def test_rows_of_another_length_need_a_separate_loop() -> None:
     """exp(x) of shape [4, 8] is reshaped to [8, 4] before the next exp."""
     code = [(EXP, (0,), (4, 8)), (Reshape((8, 4)), (1,), (8, 4)), (EXP, (2,), (8, 4))]
     made = looped(program((4, 8), code=code, outputs=(3,)))
     assert names(made) == [["Map"], "Reshape", ["Map"]]
 
 
-def test_a_concatenation_is_outside() -> None:
+def test_a_concatenation_is_not_part_of_a_loop() -> None:
     code = [(EXP, (0,), (4, 8)), (Concat(0), (1, 1), (8, 8)), (EXP, (2,), (8, 8))]
     made = looped(program((4, 8), code=code, outputs=(3,)))
     assert names(made) == [["Map"], "Concat", ["Map"]]
@@ -169,7 +169,7 @@ def test_a_softmax_of_rows_of_any_length(columns: int) -> None:
 @pytest.mark.parametrize(
     "other", [(1, 1, 1), (1, 1, 20), (1, 5, 1), (3, 1, 20), (1, 5, 20), (3, 1, 1), (3, 5, 1)]
 )
-def test_an_operand_may_repeat_along_any_axes(other: tuple[int, ...]) -> None:
+def test_an_operand_may_be_broadcast_along_any_axes(other: tuple[int, ...]) -> None:
     x, y = array(3, 5, 20), array(*other)
     code = [(ADD, (0, 1), (3, 5, 20)), (Map("square", (None,)), (2,), (3, 5, 20))]
     (got,) = computed(program(x.shape, other, code=code, outputs=(3,)), x, y)
@@ -177,7 +177,7 @@ def test_an_operand_may_repeat_along_any_axes(other: tuple[int, ...]) -> None:
 
 
 @needs_library
-def test_a_number_for_each_row_is_returned() -> None:
+def test_a_loop_can_return_one_number_per_row() -> None:
     """2 sum exp(x) of each row is the only result of the loop."""
     x = array(6, 20)
     code = [(EXP, (0,), (6, 20)), (SUM, (1,), (6,)), (Scale(2.0), (2,), (6,))]
@@ -196,7 +196,7 @@ def test_subnormal_numbers_are_zeros_on_every_thread(op: Op) -> None:
 
 
 @needs_library
-def test_nan_and_infinity_go_where_they_do_in_lax() -> None:
+def test_nan_and_infinity_propagate_as_in_lax() -> None:
     x = jnp.asarray([[np.nan, 1.0, -np.inf], [np.inf, 2.0, -1.0], [-np.inf, 3.0, 0.0]], jnp.float32)
     for kind in ("max", "min"):
         code = [(Reduce(kind), (0,), (3,))]
@@ -264,7 +264,7 @@ def loops(draw) -> tuple[Partition, int]:
 @needs_library
 @settings(max_examples=40, deadline=None)
 @given(loops())
-def test_any_loop_computes_what_lax_does(case: tuple[Partition, int]) -> None:
+def test_random_loops_equal_their_lax_code(case: tuple[Partition, int]) -> None:
     part, seed = case
     rng = np.random.default_rng(seed)
     arrays = [jnp.asarray(rng.uniform(-1, 1, s), jnp.float32) for s in part.inputs]
@@ -276,7 +276,7 @@ def test_any_loop_computes_what_lax_does(case: tuple[Partition, int]) -> None:
 
 
 @needs_library
-def test_a_transformers_layer_is_one_call() -> None:
+def test_a_transformer_layer_is_one_call() -> None:
     """The call has the attention, including softmax and boolean mask, and all that follows it."""
     from xrl_jax.libraries.onednn.calls import dot_general
 

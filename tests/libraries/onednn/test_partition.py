@@ -49,19 +49,19 @@ def fire(w1, w2, w3, x):
     return pool(jnp.concatenate([conv(s, w2), conv(s, w3)], axis=-1))
 
 
-def test_kernels_and_what_lies_between_are_one_call() -> None:
+def test_kernels_and_the_operators_between_them_are_one_call() -> None:
     args = (POINTWISE, POINTWISE, KERNEL, IMAGE)
     assert equations(hoisted(fire, *args, weights=3), IMAGE) == ["Conv+Conv+Conv+Concat+Pool"]
     assert_computes(fire, *args, weights=3)
 
 
-def test_what_the_library_has_not_divides_it() -> None:
+def test_an_operator_that_the_library_lacks_splits_the_call() -> None:
     fn = lambda w, x: conv(jnp.sin(conv(x, w)), w)  # noqa: E731
     assert equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE) == ["Conv", "sin", "Conv"]
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_a_call_waits_for_nothing_that_needs_it() -> None:
+def test_a_call_does_not_wait_for_operators_that_need_its_results() -> None:
     """conv(first) needs only `first`, so the first call has both and does not wait for the sine.
     The sum needs both branches; it is part of the last convolution.
     """
@@ -75,7 +75,7 @@ def test_a_call_waits_for_nothing_that_needs_it() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_what_is_used_elsewhere_is_returned_too() -> None:
+def test_values_used_outside_the_call_are_returned_too() -> None:
     fn = lambda w, x: [jnp.sin(y := conv(x, w)), conv(y, w), y]  # noqa: E731
     parts = hoisted(fn, POINTWISE, IMAGE, weights=1)
     assert equations(parts, IMAGE) == ["Conv+Conv", "sin"]
@@ -83,7 +83,7 @@ def test_what_is_used_elsewhere_is_returned_too() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_kernel_that_is_computed_and_transposed(groups: int) -> None:
+def test_a_convolution_kernel_may_be_computed_and_transposed(groups: int) -> None:
     """As in the derivative of a convolution with respect to its kernel: the kernel has the layout
     of another operator's result.
     """
@@ -98,7 +98,7 @@ def test_a_kernel_that_is_computed_and_transposed(groups: int) -> None:
     assert_computes(fn, POINTWISE, x, IMAGE, weights=1)
 
 
-def test_results_that_are_equal_are_all_written() -> None:
+def test_equal_results_are_all_written() -> None:
     """Two loops that compute the same become one, whose value is written to two results of the
     call.
     """
@@ -117,13 +117,13 @@ def test_an_input_may_be_a_result_too() -> None:
     np.testing.assert_array_equal(kernels.run(part, x), [x, relu, x])
 
 
-def test_changes_of_shape_at_the_end_are_left_to_xla() -> None:
+def test_transposes_and_reshapes_at_the_end_are_left_to_xla() -> None:
     fn = lambda w, x: jnp.transpose(conv(x, w), (0, 3, 1, 2)).reshape(16, 64)  # noqa: E731
     found = equations(hoisted(fn, POINTWISE, IMAGE, weights=1), IMAGE)
     assert found == ["Conv", "transpose", "reshape"]
 
 
-def test_transposes_and_slices_inside_are_layouts() -> None:
+def test_transposes_and_slices_inside_become_layouts() -> None:
     def fn(w, x):
         first = jnp.transpose(conv(x, w), (0, 3, 1, 2))[:, :, ::2, ::2]
         return conv(jnp.transpose(first, (0, 2, 3, 1)), w)
@@ -133,7 +133,7 @@ def test_transposes_and_slices_inside_are_layouts() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_clipped_and_averaged_values() -> None:
+def test_clips_and_factors_of_averages_are_merged_into_kernels() -> None:
     """As in MobileNet and NASNet; the factor of an average is merged into its pooling."""
 
     def fn(w, x):
@@ -146,7 +146,7 @@ def test_clipped_and_averaged_values() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_a_number_that_is_divided_by_another_is_a_number() -> None:
+def test_a_quotient_of_literals_counts_as_a_literal() -> None:
     """The rule `div-to-mul` leaves averages like this."""
 
     def fn(w, x):
@@ -159,7 +159,7 @@ def test_a_number_that_is_divided_by_another_is_a_number() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_factors_that_are_small_or_have_no_inverse() -> None:
+def test_very_small_factors_are_not_lost() -> None:
     """Small factors are not lost, neither multiplied by the size of a window nor as 1 / 3e38, which
     is subnormal.
     """
@@ -178,7 +178,7 @@ def test_factors_that_are_small_or_have_no_inverse() -> None:
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
 
 
-def test_an_average_that_leaves_the_padding_out() -> None:
+def test_an_average_may_exclude_the_padding() -> None:
     """As in InceptionV3: sums of windows are divided by an array, the number of values in each
     window that are no padding.
     """
@@ -195,7 +195,7 @@ def test_an_average_that_leaves_the_padding_out() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
+def test_a_factor_per_feature_is_not_broadcast_beforehand() -> None:
     """As in squeeze-and-excitation blocks."""
 
     def fn(w, s, x):
@@ -209,7 +209,7 @@ def test_a_factor_for_each_feature_is_not_repeated_first() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8, 16), (1, 1, 1, 16), (1, 8, 8, 1), (1, 8, 1, 16)])
 @pytest.mark.parametrize("op", [lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.min])
-def test_operations_on_two_arrays(op, shape: tuple[int, ...]) -> None:
+def test_binary_operations_equal_their_lax_code(op, shape: tuple[int, ...]) -> None:
     other = 1.5 + jnp.asarray(RNG.random(shape), jnp.float32)
     for transposed in (False, True):
 
@@ -240,7 +240,7 @@ def test_a_pooled_result_is_returned_row_major() -> None:
     assert_computes(fn, KERNEL, IMAGE, weights=1)
 
 
-def test_work_on_weights_alone_is_not_in_the_call() -> None:
+def test_work_on_weights_alone_is_hoisted_out_of_the_call() -> None:
     """Two weights are multiplied once; the call takes their product, packed."""
 
     def fn(a, b, x):
@@ -299,7 +299,7 @@ def test_convolutions_of_all_kinds(case, seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=2, max_size=7), st.integers(0, 100))
-def test_chains_of_all_that_joins(kinds: list[int], seed: int) -> None:
+def test_random_chains_of_mergeable_operators(kinds: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     grouped = jnp.asarray(rng.standard_normal((3, 3, 4, 16)) / 6, jnp.float32)
     groups = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 4)
@@ -323,7 +323,7 @@ def test_chains_of_all_that_joins(kinds: list[int], seed: int) -> None:
     assert_computes(fn, IMAGE, weights=0)
 
 
-def test_a_loop_has_its_weights_packed_before() -> None:
+def test_weights_of_a_scan_are_packed_before_the_scan() -> None:
     w = jnp.stack([jnp.eye(4), 2 * jnp.eye(4)])
 
     def fn(w, x):
@@ -386,7 +386,7 @@ def a_saved_function(path: Path) -> None:
     Fast(from_jax(fn, KERNEL, IMAGE, weights=(0,)), None).save(path)
 
 
-def test_a_file_is_read_where_its_calls_were_never_made(tmp_path: Path) -> None:
+def test_a_saved_function_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
     a_saved_function(tmp_path / "f.xrl")
     np.savez(tmp_path / "a.npz", w=KERNEL, x=IMAGE, y=SAME(IMAGE, KERNEL))
     code = f"""
@@ -401,7 +401,7 @@ print(float(np.abs(y - a["y"]).max()) < 1e-4)
     assert done.stdout == "True\n"
 
 
-def test_a_file_is_refused_where_layouts_may_differ(
+def test_a_file_is_refused_where_the_library_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_saved_function(tmp_path / "f.xrl")
@@ -410,14 +410,15 @@ def test_a_file_is_refused_where_layouts_may_differ(
         loading.load(tmp_path / "f.xrl")
 
 
-def test_a_file_is_refused_whose_weights_are_packed_in_another_way(
+def test_a_file_with_weights_in_another_packing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version of xrl_jax may pack weights in another layout, which does not fit the file's
     calls.
     """
     a_saved_function(tmp_path / "f.xrl")
-    monkeypatch.setattr(kernels, "_target", kernels._target.__wrapped__)  # without its cache
+    without_cache = kernels._register_target.__wrapped__
+    monkeypatch.setattr(kernels, "_register_target", without_cache)
     assert loading.load(tmp_path / "f.xrl")(KERNEL, IMAGE).shape == IMAGE.shape
     monkeypatch.setattr(Library, "layout", lambda lib, desc: ("other",))
     with pytest.raises(loading.LoadError, match="packed in another way .*: optimise the function"):
@@ -431,7 +432,7 @@ def test_exporting_a_call_by_jax_says_what_to_do_instead() -> None:
         jax.export.export(fn)(IMAGE, KERNEL)
 
 
-def test_an_artefact_says_nothing_of_calls_that_others_make() -> None:
+def test_an_exported_artefact_allows_only_its_own_custom_calls() -> None:
     def allowed(op: Conv) -> list[str]:
         fn = lambda x, w: kernel_p.bind(x, w, op=op)  # noqa: E731
         checks = registry.exported(fn, IMAGE, KERNEL).disabled_safety_checks
@@ -457,7 +458,7 @@ def test_squeeze_and_excitation_is_one_call() -> None:
     assert_computes(fn, POINTWISE, IMAGE, weights=1)
 
 
-def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
+def test_a_scalar_that_is_no_literal_becomes_an_operand() -> None:
     """It is broadcast to an array, and its value is known only when the call runs."""
     fn = lambda w, s, x: conv(jnp.exp(conv(x, w) * s) - s, w)  # noqa: E731
     args = (POINTWISE, jnp.float32(-0.5), IMAGE)
@@ -466,13 +467,13 @@ def test_a_scalar_that_is_no_literal_is_an_operand_too() -> None:
     assert_computes(fn, *args, weights=1)
 
 
-def test_where_a_call_is_impossible_what_it_would_repeat_itself_is_repeated(monkeypatch) -> None:
+def test_where_a_call_is_impossible_its_broadcasts_are_explicit(monkeypatch) -> None:
     monkeypatch.setattr(partition.kernels, "is_possible", lambda part: len(part.code) == 1)
     fn = lambda w, b, x: conv(jnp.exp(conv(x, w) - b[None, None, None, :]), w)  # noqa: E731
     assert_computes(fn, POINTWISE, jnp.arange(16.0, dtype=jnp.float32) / 9, IMAGE, weights=1)
 
 
-def test_the_mean_of_an_image_is_a_window() -> None:
+def test_the_mean_of_an_image_becomes_a_pooling() -> None:
     """Squeeze and excitation: features are multiplied by a function of their means."""
 
     def fn(w, dense, x):
@@ -487,7 +488,7 @@ def test_the_mean_of_an_image_is_a_window() -> None:
     assert_computes(fn, *args, weights=2)
 
 
-def test_a_number_for_each_row_is_added_by_a_loop() -> None:
+def test_one_number_per_row_is_added_by_a_loop() -> None:
     """The library broadcasts arrays along their last axes only."""
     x = jnp.asarray(RNG.standard_normal((16, 16)), jnp.float32)
 
@@ -501,7 +502,7 @@ def test_a_number_for_each_row_is_added_by_a_loop() -> None:
     assert_computes(fn, *args, weights=2)
 
 
-def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
+def test_a_sum_of_a_broadcast_value_stays_in_the_loop() -> None:
     """Rewriting of variances leaves a sum of the mean, broadcast to the shape of its row."""
 
     def fn(w, x):
@@ -516,7 +517,7 @@ def test_a_sum_of_what_is_repeated_stays_in_the_loop() -> None:
     assert_computes(fn, *args, weights=1)
 
 
-def test_choices_by_comparison_stay_in_the_loop() -> None:
+def test_selects_by_comparison_stay_in_the_loop() -> None:
     """A leaky rectifier, whose comparison is returned too, as booleans."""
 
     def fn(w, x):

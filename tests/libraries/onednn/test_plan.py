@@ -57,7 +57,7 @@ def test_a_partition_is_read_back_from_its_text() -> None:
 
 
 @needs_library
-def test_axes_of_one_do_not_make_a_layout_another() -> None:
+def test_strides_of_axes_of_size_one_are_ignored() -> None:
     """Moving the features past an axis of size 1 leaves an array row-major, except for the stride
     of that axis. This stride must not matter, because the library has no fast sum for it.
     """
@@ -71,17 +71,17 @@ def test_axes_of_one_do_not_make_a_layout_another() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{}", "[1, 2, 3, 4]", '[[], [], [[["Conk"], [0], [1]]], []]']
 )
-def test_other_text_is_refused(text: str) -> None:
+def test_text_that_is_no_partition_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no partition"):
         partition(text)
 
 
-def test_the_name_says_what_is_computed_and_where() -> None:
+def test_names_differ_by_partition_and_place() -> None:
     other = Partition(PART.inputs, PART.packed, PART.code, (7,))
     assert len({name_of(PART, "here"), name_of(PART, "there"), name_of(other, "here")}) == 3
 
 
-def test_a_kernel_in_the_librarys_order() -> None:
+def test_kernel_strides_are_given_in_the_librarys_axis_order() -> None:
     lies = (96, 32, 8, 1)
     assert kernel_layout((3, 3, 4, 8), lies, 1, (1, 2)) == ([8, 4, 3, 3], [1, 8, 96, 32])
     assert kernel_layout((3, 3, 4, 8), lies, 2, (1, 2)) == ([2, 4, 4, 3, 3], [4, 1, 8, 96, 32])
@@ -89,7 +89,7 @@ def test_a_kernel_in_the_librarys_order() -> None:
     assert kernel_layout((5, 1, 4, 8), column, 1, (2, 1)) == ([8, 4, 1, 5], [1, 8, 32, 32])
 
 
-def test_a_kernel_whose_features_come_first() -> None:
+def test_strides_of_a_kernel_that_is_stored_features_first() -> None:
     """A kernel [3, 3, 4, 8] that is stored as [8, 3, 3, 4], i.e. a transpose of that array."""
     transposed = (12, 4, 1, 36)
     assert kernel_layout((3, 3, 4, 8), transposed, 1, (1, 2)) == ([8, 4, 3, 3], [36, 1, 12, 4])
@@ -107,7 +107,7 @@ def test_only_weights_are_packed() -> None:
 
 
 @needs_library
-def test_the_threads_of_others_stay_free() -> None:
+def test_affinities_of_other_threads_are_unchanged() -> None:
     """OpenMP binds its own threads to processors, and no others; with one processor the affinities
     do not differ.
     """
@@ -128,7 +128,7 @@ print(sum(t != allowed for t in tasks) in (len(allowed), 0))
 
 
 @needs_library
-def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
+def test_a_failing_primitive_raises_a_jax_error() -> None:
     """Other calls of the process still work afterwards."""
     lib = library()
     assert lib is not None
@@ -147,7 +147,7 @@ def test_a_primitive_that_fails_is_an_error_of_jax() -> None:
     np.testing.assert_array_equal(run("good"), [0, 1, 2, 3])
 
 
-def test_products_as_lax_code() -> None:
+def test_a_product_and_its_epilogue_evaluated_as_lax_code() -> None:
     a, b = jnp.array([[1.0, 2.0]]), jnp.array([[3.0], [4.0]])
     after = Epilogue(bias=True, addend=True, clip=RELU)
     y = Dot(False, False, after)(a, b, jnp.array([[-20.0]]), jnp.array([[8.0]]))
@@ -156,7 +156,7 @@ def test_products_as_lax_code() -> None:
 
 
 @needs_library
-def test_a_loop_without_sums_takes_any_layout() -> None:
+def test_a_loop_without_sums_needs_no_layout_conversion() -> None:
     """x * sigmoid(x) between grouped convolutions, which have layouts of the library's own, adds
     only one step.
     """
@@ -181,7 +181,7 @@ def test_a_loop_without_sums_takes_any_layout() -> None:
 
 
 @needs_library
-def test_a_loop_goes_through_the_axes_as_they_lie() -> None:
+def test_a_loop_follows_the_memory_order_of_the_axes() -> None:
     """A scale for each feature, written features-first, of an image that is stored features-last: a
     row of the loop is a pixel.
     """
@@ -258,7 +258,7 @@ def test_windows_along_one_axis(
 
 
 @needs_library
-def test_pooling_of_a_sequence_does_not_divide_a_call() -> None:
+def test_pooling_of_a_sequence_does_not_split_a_call() -> None:
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
         conv = Conv((1,), ((1, 1),), (1,), 1)
         y = kernel_p.bind(x, w, op=conv)

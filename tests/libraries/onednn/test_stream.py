@@ -10,7 +10,7 @@ import pytest
 from xrl_jax.libraries.onednn import kernels
 from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import library
-from xrl_jax.libraries.onednn.kernels import alone, kernel
+from xrl_jax.libraries.onednn.kernels import kernel, single_op
 from xrl_jax.libraries.onednn.plan import plan
 from xrl_jax.libraries.onednn.spec import RELU, Dot, Epilogue
 from xrl_jax.libraries.onednn.stream import MOST_ROWS, Streamed
@@ -26,7 +26,7 @@ def arrays(rows: int, k: int, n: int) -> tuple[jax.Array, jax.Array]:
 
 @pytest.mark.parametrize("rows", [1, 2, 5, MOST_ROWS])
 @pytest.mark.parametrize(("k", "n"), [(1100, 16), (700, 100), (64, 515), (30, 2048)])
-def test_it_is_the_product_whatever_the_sizes(rows: int, k: int, n: int) -> None:
+def test_it_equals_the_product_for_any_size(rows: int, k: int, n: int) -> None:
     x, w = arrays(rows, k, n)
     expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     for op, weight in ((Dot(False, False), w), (Dot(False, True), w.T)):
@@ -34,13 +34,13 @@ def test_it_is_the_product_whatever_the_sizes(rows: int, k: int, n: int) -> None
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_left_argument_that_is_turned_is_turned_back() -> None:
+def test_a_transposed_left_argument_is_supported() -> None:
     x, w = arrays(3, 200, 100)
     y = jax.jit(lambda x, w: kernel(Dot(True, False), x, w))(x.T, w)
     np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
 
 
-def test_what_follows_is_computed_before_a_result_is_written() -> None:
+def test_the_epilogue_is_applied() -> None:
     x, w = arrays(2, 300, 75)
     bias, addend = jnp.linspace(-5.0, 5.0, 75), jnp.linspace(-9.0, 9.0, 150).reshape(2, 75)
     op = Dot(False, False, Epilogue(bias=True, addend=True, clip=RELU))
@@ -48,7 +48,7 @@ def test_what_follows_is_computed_before_a_result_is_written() -> None:
     np.testing.assert_allclose(y, jnp.maximum(x @ w + bias + addend, 0), rtol=1e-4, atol=1e-4)
 
 
-def test_thousands_of_terms_are_summed_up_in_runs() -> None:
+def test_long_sums_are_accumulated_in_chunks() -> None:
     """A single accumulator over 2^17 terms of 0.1 would be off by 0.1 %."""
     x, w = jnp.full((1, 1 << 17), 0.1), jnp.ones((1 << 17, 1))
     y = jax.jit(lambda x, w: kernel(Dot(False, False), x, w))(x, w)
@@ -59,19 +59,19 @@ def test_thousands_of_terms_are_summed_up_in_runs() -> None:
 def test_a_packed_weight_can_be_unpacked(transposed: bool) -> None:
     x, w = arrays(1, 300, 75)
     weight = w.T if transposed else w
-    part = alone(Dot(False, transposed), [x.shape, weight.shape], (1, 75))
+    part = single_op(Dot(False, transposed), [x.shape, weight.shape], (1, 75))
     packed = jax.jit(lambda w: kernels.pack(part, 1, w))(weight)
     assert packed.shape == (5 * 300 * 16,)  # five strips of 16 columns
     again = jax.jit(lambda p: kernels.unpack_p.bind(p, part=part, index=1))(packed)
     np.testing.assert_array_equal(again, weight)
 
 
-def test_only_few_rows_are_streamed() -> None:
+def test_only_products_with_few_rows_are_streamed() -> None:
     lib = library()
     assert lib is not None
 
     def steps(rows: int) -> list[type]:
-        part = alone(Dot(False, False), [(rows, 256), (256, 64)], (rows, 64))
+        part = single_op(Dot(False, False), [(rows, 256), (256, 64)], (rows, 64))
         return [type(step.primitive) for step in plan(lib, part).steps]
 
     assert steps(1) == [Streamed]

@@ -7,7 +7,7 @@ import pytest
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.plan import plan
 from xrl_jax.libraries.onednn.spec import Dot, Epilogue, Instruction, Partition, Reshape, Transpose
-from xrl_jax.libraries.onednn.strides import written
+from xrl_jax.libraries.onednn.strides import result_strides
 
 PLAIN, BACK = Dot(False, False), Transpose((0, 2, 1, 3))
 HEADS, TOKENS = (2, 3, 4), (3, 8)  # two heads of size 4 for each of three tokens
@@ -30,25 +30,25 @@ def attention(op: Dot = PLAIN, turn: Transpose = BACK, *, twice: bool = False) -
     return Partition(inputs, (False, False, True, False), code, (8, 4) if twice else (8,))
 
 
-def test_heads_are_written_side_by_side() -> None:
+def test_heads_are_written_interleaved() -> None:
     """The strides are 4 elements from head to head and 8 from token to token."""
-    assert written(attention()) == {4: (4, 8, 1)}
+    assert result_strides(attention()) == {4: (4, 8, 1)}
 
 
-def test_what_has_another_use_is_row_major() -> None:
-    assert written(attention(twice=True)) == {}
+def test_a_value_with_another_use_is_row_major() -> None:
+    assert result_strides(attention(twice=True)) == {}
 
 
-def test_what_is_added_to_another_array_has_that_ones_layout() -> None:
-    assert written(attention(Dot(False, False, Epilogue(addend=True)))) == {}
+def test_a_product_with_an_addend_keeps_the_addends_layout() -> None:
+    assert result_strides(attention(Dot(False, False, Epilogue(addend=True)))) == {}
 
 
-def test_numbers_of_a_head_stay_side_by_side() -> None:
+def test_elements_of_a_head_stay_adjacent() -> None:
     """The library has no fast kernel that writes adjacent elements with a stride."""
-    assert written(attention(turn=Transpose((0, 3, 1, 2)))) == {}
+    assert result_strides(attention(turn=Transpose((0, 3, 1, 2)))) == {}
 
 
-def test_what_a_product_reads_turned_is_written_so() -> None:
+def test_an_operand_that_is_read_transposed_is_written_transposed() -> None:
     """Two heads of size 4, [2, 3, 4], are transposed to [2, 4, 3] and read as [8, 3]."""
     code = (
         Instruction(PLAIN, (0, 1), (2, 3, 4)),
@@ -57,7 +57,7 @@ def test_what_a_product_reads_turned_is_written_so() -> None:
         Instruction(Dot(True, False), (5, 2), (3, 5)),
     )
     inputs = ((2, 3, 6), (2, 6, 4), (8, 5))
-    assert written(Partition(inputs, (False, False, True), code, (6,))) == {3: (4, 8, 1)}
+    assert result_strides(Partition(inputs, (False, False, True), code, (6,))) == {3: (4, 8, 1)}
 
 
 @pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

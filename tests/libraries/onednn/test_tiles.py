@@ -41,7 +41,9 @@ def arrays(image: tuple[int, ...], features: int, m: int) -> tuple[jax.Array, ja
 
 @pytest.mark.parametrize("m", winograd.TILES)
 @pytest.mark.parametrize(("image", "features"), SIZES)
-def test_they_compute_what_lax_code_does(image: tuple[int, ...], features: int, m: int) -> None:
+def test_winograd_kernels_equal_their_lax_code(
+    image: tuple[int, ...], features: int, m: int
+) -> None:
     x, w = arrays(image, features, m)
     for padding in (SAME, ((2, 0), (0, 1))):
         op = Winograd(m, padding)
@@ -57,7 +59,7 @@ def test_they_compute_what_lax_code_does(image: tuple[int, ...], features: int, 
         Epilogue(bias=True, addend=True, clip=Clip(-1.0, 1.0)),
     ],
 )
-def test_what_follows_is_computed_before_a_result_is_written(after: Epilogue) -> None:
+def test_the_epilogue_is_applied(after: Epilogue) -> None:
     x, w = arrays((1, 7, 9, 5), 20, 3)
     bias, addend = jnp.linspace(-2.0, 2.0, 20), jnp.linspace(-9.0, 9.0, 7 * 9 * 20)
     more = [bias] * after.bias + [addend.reshape(1, 7, 9, 20)] * after.addend
@@ -66,7 +68,7 @@ def test_what_follows_is_computed_before_a_result_is_written(after: Epilogue) ->
     np.testing.assert_allclose(y, op(x, w, *more), rtol=1e-4, atol=1e-4)
 
 
-def test_sums_and_bounds_become_part_of_it() -> None:
+def test_a_bias_and_a_clip_are_merged_into_the_convolution() -> None:
     image = (1, 8, 8, 16)
     code = (
         Instruction(Winograd(2, SAME), (0, 1), image),
@@ -82,7 +84,7 @@ def test_sums_and_bounds_become_part_of_it() -> None:
     assert [type(s) for s in steps] == [Tiles, int, Results]
 
 
-def test_its_derivative_is_that_of_the_lax_code() -> None:
+def test_the_derivative_equals_that_of_the_lax_code() -> None:
     x, w = arrays((1, 5, 5, 3), 4, 2)
     op = Winograd(2, SAME)
     found = jax.grad(lambda x: jnp.sum(kernel(op, x, w) ** 2))(x)

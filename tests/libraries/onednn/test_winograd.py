@@ -11,7 +11,7 @@ from jax import lax
 from xrl_jax.libraries.onednn import winograd
 
 
-def test_the_matrices_of_two_results_are_those_of_the_paper_but_for_signs() -> None:
+def test_matrices_for_two_results_equal_the_papers_up_to_signs() -> None:
     """The reference is Lavin and Gray, equation 5."""
     image, kernel, result = (np.array(m) for m in winograd.matrices(2))
     np.testing.assert_array_equal(
@@ -24,7 +24,7 @@ def test_the_matrices_of_two_results_are_those_of_the_paper_but_for_signs() -> N
 
 
 @pytest.mark.parametrize("m", winograd.TILES)
-def test_a_row_of_results_takes_one_product_for_each_point(m: int) -> None:
+def test_m_results_take_m_plus_two_products(m: int) -> None:
     image, kernel, result = (np.array(x) for x in winograd.matrices(m))
     d, g = np.arange(1.0, m + 3), np.array([1.0, 0.0, -2.0])
     products = (kernel @ g) * (image @ d)
@@ -34,7 +34,7 @@ def test_a_row_of_results_takes_one_product_for_each_point(m: int) -> None:
 
 @pytest.mark.parametrize("m", winograd.TILES)
 @pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 0), (0, 3))])
-def test_it_is_the_convolution_whatever_hangs_over(m: int, padding: tuple) -> None:
+def test_it_equals_the_convolution_for_any_tile_and_padding(m: int, padding: tuple) -> None:
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3), jnp.float64)
         w = jax.random.normal(jax.random.key(1), (5, 3, 3, 3), jnp.float64)
@@ -44,6 +44,6 @@ def test_it_is_the_convolution_whatever_hangs_over(m: int, padding: tuple) -> No
         np.testing.assert_allclose(found, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_a_tile_hangs_over_where_they_do_not_fit() -> None:
+def test_the_number_of_tiles_is_rounded_up() -> None:
     assert [winograd.n_tiles(8, (1, 1), m) for m in (2, 3, 4)] == [4, 3, 2]
     assert winograd.n_tiles(7, (0, 0), 4) == 2  # five results

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xrl_jax.backends.onnx.flat import Op
-from xrl_jax.backends.onnx.values import Value, unsayable
+from xrl_jax.backends.onnx.values import Value, export_error
 from xrl_jax.backends.onnx.writer import Writer
 from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
 
@@ -23,7 +23,7 @@ def pool(w: Writer, op: Op, op_type: str, **attrs: int) -> Value:
         d for d in range(rank) if all(f[d] == n for f, n in zip(fields, (1, 1, 0, 0), strict=True))
     ]
     if rank < 3 or len(idle) < 2:
-        raise unsayable(op, "over more than all axes but two")
+        raise export_error(op, "over more than all axes but two")
     spatial = [d for d in range(rank) if d not in idle[:2]]
     x = w.exact(op.args[0])
     if any(not 0 <= p < n for p, n in zip((*low, *high), window * 2, strict=True)):
@@ -46,10 +46,10 @@ def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
     """Write a convolution in layout NC...; operands and result in other layouts are transposed."""
     left, right, out = conv_layouts(op.node)
     n = len(left) - 2
-    if op.node.number("batch_groups") != 1:
-        raise unsayable(op, "with groups of the batch")
+    if op.node.scalar_attr("batch_groups") != 1:
+        raise export_error(op, "with groups of the batch")
     if any(d != 1 for d in op.node.dims("lhs_dilation", n)):
-        raise unsayable(op, "of a dilated input")
+        raise export_error(op, "of a dilated input")
     low, high = op.node.dims("low", n), op.node.dims("high", n)
     x = w.transpose(w.exact(op.args[0]), left)
     if min(*low, *high) < 0:
@@ -66,7 +66,7 @@ def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
         strides=op.node.dims("stride", n),
         pads=(*low, *high),
         dilations=op.node.dims("rhs_dilation", n),
-        group=op.node.number("groups"),
+        group=op.node.scalar_attr("groups"),
     )
     return w.transpose(y, np.argsort(out).tolist())
 
@@ -85,7 +85,9 @@ def dot(w: Writer, op: Op) -> Value:
     n, a, b = len(lb), len(left.free), len(right.free)
     batch = tuple(range(n))
     swapped = (*batch, *range(n + b, n + b + a), *range(n, n + b))
-    if _moved(w, op, right, left, swapped) < _moved(w, op, left, right, tuple(range(n + a + b))):
+    if _transposed_elements(w, op, right, left, swapped) < _transposed_elements(
+        w, op, left, right, tuple(range(n + a + b))
+    ):
         return w.transpose(_product(w, right, left), swapped)
     return _product(w, left, right)
 
@@ -103,7 +105,9 @@ class _Side:
         return tuple(self.value.shape[d] for d in axes)
 
 
-def _moved(w: Writer, op: Op, first: _Side, second: _Side, perm: tuple[int, ...]) -> float:
+def _transposed_elements(
+    w: Writer, op: Op, first: _Side, second: _Side, perm: tuple[int, ...]
+) -> float:
     """Return how many elements transposes would move for the product of `first` and `second`,
     transposed by `perm`.
     """

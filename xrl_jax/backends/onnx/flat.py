@@ -104,17 +104,17 @@ def _leaves(program: Program, weights: Sequence[Any]) -> list[np.ndarray]:
     return leaves
 
 
-def core(array: np.ndarray) -> np.ndarray:
+def without_repeats(array: np.ndarray) -> np.ndarray:
     """Return the array without its repetitions: axes of stride 0 have size 1."""
     repeated = tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)
     return array[repeated] if array.size else array
 
 
-def everywhere(op: Op) -> Any:
+def uniform_value(op: Op) -> Any:
     """Return the scalar that all elements of a constant equal; None if not constant or uniform."""
-    if op.value is None or core(op.value).size != 1:
+    if op.value is None or without_repeats(op.value).size != 1:
         return None
-    return core(op.value).reshape(()).item()
+    return without_repeats(op.value).reshape(()).item()
 
 
 class _Flattening:
@@ -151,18 +151,18 @@ class _Flattening:
         if node.op == "pack":
             return None  # `flat_operands` looks through it
         if node.op == "proj":
-            return env[node.args[0]][node.number("index")]
+            return env[node.args[0]][node.scalar_attr("index")]
         if node.op == "const":
             return self.constant(np.broadcast_to(np.asarray(node.value, node.dtype), node.shape))
         if node.op == "iota":
-            shape, axis = node.shape, node.number("axis")
+            shape, axis = node.shape, node.scalar_attr("axis")
             line = np.arange(shape[axis], dtype=node.dtype)
             along = [-1 if d == axis else 1 for d in range(len(shape))]
             return self.constant(np.broadcast_to(line.reshape(along), shape))
         return self.add(node, [env[a] for a in node.args])
 
     def constant(self, value: np.ndarray) -> int:
-        small = core(value)
+        small = without_repeats(value)
         if small.size <= FEW:
             key: Any = (str(value.dtype), value.shape, small.shape, small.tobytes())
         else:
@@ -205,15 +205,15 @@ class _Flattening:
             return op.args[0] if perm == tuple(range(len(perm))) else None
         if op.name == "max":  # softmax computes max(-inf, ...)
             for a, other in (op.args, op.args[::-1]):
-                if self.everywhere(a) == -np.inf and self.ops[other].shape == op.shape:
+                if self.uniform_value(a) == -np.inf and self.ops[other].shape == op.shape:
                     return other
         if op.name == "select":  # a variance tests whether its divisor is positive
-            which = self.everywhere(op.args[0])
+            which = self.uniform_value(op.args[0])
             return None if which is None else op.args[1 + int(which)]
         return None
 
-    def everywhere(self, index: int) -> Any:
-        return everywhere(self.ops[index])
+    def uniform_value(self, index: int) -> Any:
+        return uniform_value(self.ops[index])
 
     def equation(self, equation: Equation, operands: Sequence[int]) -> Any:
         values = [self.ops[a].value for a in operands]
@@ -237,7 +237,7 @@ class _Flattening:
         elif call.kind == "scan":
             results = self.unrolled(call.bodies[0] + 1, call.equation, operands)
         elif call.kind == "cond" and self.ops[operands[0]].value is not None:
-            branch = int(np.clip(self.everywhere(operands[0]), 0, len(call.bodies) - 1))
+            branch = int(np.clip(self.uniform_value(operands[0]), 0, len(call.bodies) - 1))
             results = self.run(call.bodies[branch] + 1, operands[1:])
         else:
             return self.equation(call.equation, operands)
@@ -297,7 +297,7 @@ def folded(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
     if op.name == "transpose":
         return np.transpose(first, op.node.dims("perm", rank))
     if op.node.spec.shape == "elementwise":
-        small = np.broadcast_arrays(*(core(v) for v in values))
+        small = np.broadcast_arrays(*(without_repeats(v) for v in values))
         value = np.asarray(lower(op.node, *map(jnp.asarray, small)))
         return np.broadcast_to(value, op.shape)
     return np.asarray(lower(op.node, *map(jnp.asarray, values)))
@@ -310,5 +310,5 @@ def _reshaped(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         return array.reshape(shape)
     small = iter([1 if s == 0 else n for n, s in wide])
     return np.broadcast_to(
-        core(array).reshape([1 if n == 1 else next(small) for n in shape]), shape
+        without_repeats(array).reshape([1 if n == 1 else next(small) for n in shape]), shape
     )

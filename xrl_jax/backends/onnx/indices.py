@@ -6,8 +6,8 @@ import math
 
 from jax import lax
 
-from xrl_jax.backends.onnx.flat import Op, everywhere
-from xrl_jax.backends.onnx.values import Value, unsayable
+from xrl_jax.backends.onnx.flat import Op, uniform_value
+from xrl_jax.backends.onnx.values import Value, export_error
 from xrl_jax.backends.onnx.writer import Writer
 
 
@@ -35,7 +35,7 @@ def gather(w: Writer, op: Op) -> Value:
                 low, high = (w.constant(n, w.flat.ops[indices].dtype) for n in (0, x[axis] - 1))
                 rows = w.node("Clip", rows, low, high, shape=rows.shape)
             return w.node("Gather", w.exact(source), rows, shape=op.shape, axis=axis)
-    raise unsayable(op, "other than of rows along one axis")
+    raise export_error(op, "other than of rows along one axis")
 
 
 def _rows(w: Writer, i: int, size: int, *, keep_wrap: bool) -> Value:
@@ -65,7 +65,7 @@ def _wrapped(w: Writer, i: int, size: int) -> int | None:
         return None
     left, right = ops[which].args
     (added,) = [a for a in ops[raised].args if a != given] or [given]
-    is_wrap = left == given and everywhere(ops[right]) == 0 and everywhere(ops[added]) == size
+    is_wrap = left == given and uniform_value(ops[right]) == 0 and uniform_value(ops[added]) == size
     return given if is_wrap else None
 
 
@@ -93,7 +93,7 @@ def dynamic_update_slice(w: Writer, op: Op) -> Value:
     if not axes:
         return update
     if len(axes) > 1:
-        raise unsayable(op, "along several axes")
+        raise export_error(op, "along several axes")
     (axis,) = axes
     size, rank = update.shape[axis], len(op.shape)
     first = _starts(w, starts[axis], x.shape[axis] - size)

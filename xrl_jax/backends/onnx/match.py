@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xrl_jax.backends.onnx.flat import Flat, core, everywhere
+from xrl_jax.backends.onnx.flat import Flat, uniform_value, without_repeats
 
 CLOSE = 1e-6  # relative tolerance of float32 constants against the exact value
 
@@ -42,14 +42,14 @@ class Matcher:
         self.ops = flat.ops
         self.uses = [len(c) for c in consumers_of(flat)]
 
-    def scalar(self, index: int) -> float | None:
+    def uniform_value(self, index: int) -> float | None:
         """Return the scalar that all elements of a constant equal, else None."""
-        return everywhere(self.ops[index])
+        return uniform_value(self.ops[index])
 
-    def whole(self, index: int) -> View:
+    def full_view(self, index: int) -> View:
         return View(index, tuple(range(len(self.ops[index].shape))))
 
-    def under(self, view: View) -> View:
+    def strip_broadcasts(self, view: View) -> View:
         """Return the view below broadcasts and reshapes that only add or remove axes of size 1."""
         while True:
             op = self.ops[view.op]
@@ -80,17 +80,17 @@ class Matcher:
         if op.name not in names:
             return None
         first, second = self.args(view)
-        number = self.scalar(second.op)
+        number = self.uniform_value(second.op)
         if number is not None:
             return first, number
-        number = self.scalar(first.op)
+        number = self.uniform_value(first.op)
         if number is None or op.name in ("sub", "div"):
             return None
         return second, number
 
     def reduction(self, view: View, name: str) -> tuple[int, tuple[int, ...]] | None:
         """Return (x, axes) if the view is that reduction of x, with x's other axes in place."""
-        view = self.under(view)
+        view = self.strip_broadcasts(view)
         op = self.ops[view.op]
         if op.name != name:
             return None
@@ -101,7 +101,7 @@ class Matcher:
 
     def mean(self, view: View) -> tuple[int, tuple[int, ...]] | None:
         """Return (x, axes) if the view is the mean of x over some axes."""
-        view = self.under(view)
+        view = self.strip_broadcasts(view)
         divided = self.with_constant(view, "div", "mul")
         found = self.reduction(divided[0], "reduce_sum") if divided else None
         if divided is None or found is None:
@@ -112,7 +112,9 @@ class Matcher:
 
     def squared(self, index: int) -> int | None:
         op = self.ops[index]
-        if op.name == "square" or (op.name == "integer_pow" and op.node.number("exponent") == 2):
+        if op.name == "square" or (
+            op.name == "integer_pow" and op.node.scalar_attr("exponent") == 2
+        ):
             return op.args[0]
         return op.args[0] if op.name == "mul" and op.args[0] == op.args[1] else None
 
@@ -131,13 +133,13 @@ class Matcher:
             inner = self.squared(found[0])
             deviation = None if inner is None else self.deviation(inner)
             return deviation if deviation and deviation[1] == found[1] else None
-        view = self.under(view)
+        view = self.strip_broadcasts(view)
         positive = self.with_constant(view, "max")
         if positive and positive[1] == 0:
-            view = self.under(positive[0])
+            view = self.strip_broadcasts(positive[0])
         if self.ops[view.op].name != "sub":
             return None
-        left, right = (self.under(v) for v in self.args(view))
+        left, right = (self.strip_broadcasts(v) for v in self.args(view))
         of_squares, square = self.mean(left), self.squared(right.op)
         x = None if of_squares is None else self.squared(of_squares[0])
         of_x = None if square is None else self.mean(View(square, right.axes))
@@ -148,7 +150,7 @@ class Matcher:
         not decomposed.
         """
         if view.op != stop and depth:
-            inner = self.under(view)
+            inner = self.strip_broadcasts(view)
             name = self.ops[inner.op].name
             if inner.op != stop and name in ("mul", "div"):
                 left, right = self.args(inner)
@@ -161,7 +163,7 @@ class Matcher:
         value = self.ops[view.op].value
         if value is None:
             return None
-        small = core(value)
+        small = without_repeats(value)
         wide = [a for a, n in zip(view.axes, small.shape, strict=True) if n != 1 and a is not None]
         if wide != sorted(wide):
             return None
@@ -173,7 +175,7 @@ class Matcher:
 
     def chain_of(self, index: int) -> list[tuple[int, float]]:
         """Return (x, k) for every x such that the operation is k * x by products with scalars."""
-        view, factor = self.whole(index), 1.0
+        view, factor = self.full_view(index), 1.0
         found = [(index, factor)]
         while True:
             op = self.ops[view.op]

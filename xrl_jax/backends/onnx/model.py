@@ -17,7 +17,7 @@ from xrl_jax.backends.onnx.table import write_operation, write_pattern
 from xrl_jax.backends.onnx.values import Value
 from xrl_jax.backends.onnx.writer import Writer
 from xrl_jax.program.program import Program
-from xrl_jax.runtime.files import replacing
+from xrl_jax.runtime.files import atomic_write
 
 if TYPE_CHECKING:
     import onnx
@@ -63,7 +63,7 @@ def to_onnx(
 
         onnx.save(made, path, save_as_external_data=True, location=f"{path.name}.data")
         return
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(made.SerializeToString())
 
 
@@ -105,8 +105,8 @@ def _needed(w: Writer) -> list[int]:
     wanted = set(w.flat.outputs)
     for i in range(len(w.flat.ops) - 1, -1, -1):
         if i in wanted:
-            whole = w.patterns.get(i)
-            wanted.update(w.flat.ops[i].args if whole is None else whole.args)
+            pattern = w.patterns.get(i)
+            wanted.update(w.flat.ops[i].args if pattern is None else pattern.args)
     known = {i for i in wanted if w.flat.ops[i].value is not None}
     return sorted(wanted - known - set(w.flat.inputs))
 

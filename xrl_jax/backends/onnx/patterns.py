@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from xrl_jax.backends.onnx.flat import Flat, Op, core
+from xrl_jax.backends.onnx.flat import Flat, Op, without_repeats
 from xrl_jax.backends.onnx.match import CLOSE, Matcher, View
 from xrl_jax.graph import ops
 from xrl_jax.libraries.xla.plain import conv_layouts
 
 
 @dataclass(frozen=True)
-class Whole:
+class Pattern:
     """One ONNX operator in place of a pattern.
 
     Attributes:
@@ -42,33 +42,33 @@ class Whole:
         return tuple(i for i in self.inputs if isinstance(i, int))
 
 
-def recognise(flat: Flat) -> dict[int, Whole]:
+def recognise(flat: Flat) -> dict[int, Pattern]:
     """Return the patterns in a graph, by the index of their last operation."""
     match = Matcher(flat)
     found = {}
     for i, op in enumerate(flat.ops):
         for recogniser in RECOGNISERS.get(op.name, ()):
-            whole = recogniser(match, i)
-            if whole is not None:
-                found[i] = whole
+            pattern = recogniser(match, i)
+            if pattern is not None:
+                found[i] = pattern
                 break
     return found
 
 
-def softmax(match: Matcher, i: int) -> Whole | None:
+def softmax(match: Matcher, i: int) -> Pattern | None:
     """Recognise exp(y) / sum(exp(y)), where y may be x - max(x)."""
     e, _ = match.ops[i].args
-    found = match.reduction(match.args(match.whole(i))[1], "reduce_sum")
+    found = match.reduction(match.args(match.full_view(i))[1], "reduce_sum")
     if found is None or found[0] != e or len(found[1]) != 1 or match.ops[e].name != "exp":
         return None
     axis = found[1][0]
-    return Whole("Softmax", (_shifted(match, match.ops[e].args[0], axis),), {"axis": axis})
+    return Pattern("Softmax", (_shifted(match, match.ops[e].args[0], axis),), {"axis": axis})
 
 
-def log_softmax(match: Matcher, i: int) -> Whole | None:
+def log_softmax(match: Matcher, i: int) -> Pattern | None:
     """Recognise y - log(sum(exp(y))), where y may be x - max(x)."""
     y, _ = match.ops[i].args
-    log = match.under(match.args(match.whole(i))[1])
+    log = match.strip_broadcasts(match.args(match.full_view(i))[1])
     if match.ops[log.op].name != "log":
         return None
     found = match.reduction(match.args(log)[0], "reduce_sum")
@@ -78,22 +78,22 @@ def log_softmax(match: Matcher, i: int) -> Whole | None:
     if e.name != "exp" or e.args[0] != y:
         return None
     axis = found[1][0]
-    return Whole("LogSoftmax", (_shifted(match, y, axis),), {"axis": axis})
+    return Pattern("LogSoftmax", (_shifted(match, y, axis),), {"axis": axis})
 
 
 def _shifted(match: Matcher, y: int, axis: int) -> int:
     """Return x if y is x - max(x), else y."""
     op = match.ops[y]
     if op.name == "sub":
-        top = match.args(match.whole(y))[1]
+        top = match.args(match.full_view(y))[1]
         if match.reduction(top, "reduce_max") == (op.args[0], (axis,)):
             return op.args[0]
     return y
 
 
-def layer_norm(match: Matcher, i: int) -> Whole | None:
+def layer_norm(match: Matcher, i: int) -> Pattern | None:
     """Recognise (x - mean) / sqrt(variance + epsilon) [* scale] [+ bias] over the last axes."""
-    view, rank = match.whole(i), len(match.ops[i].shape)
+    view, rank = match.full_view(i), len(match.ops[i].shape)
     bias: np.ndarray | None = None
     if match.ops[i].name == "add":
         left, right = match.args(view)
@@ -108,7 +108,7 @@ def layer_norm(match: Matcher, i: int) -> Whole | None:
     scale = np.ones((1,) * rank, np.float32)
     for factor, exponent in match.factors(view):
         constant = match.constant(factor, rank)
-        centred = match.deviation(factor.op) if factor == match.whole(factor.op) else None
+        centred = match.deviation(factor.op) if factor == match.full_view(factor.op) else None
         if constant is not None:
             scale = scale * constant if exponent > 0 else scale / constant
         elif centred is not None and exponent > 0 and deviation is None:
@@ -132,40 +132,40 @@ def layer_norm(match: Matcher, i: int) -> Whole | None:
         for w in (scale, bias)
         if w is not None
     ]
-    return Whole("LayerNormalization", (x, *weights), {"axis": first - rank, "epsilon": epsilon})
+    return Pattern("LayerNormalization", (x, *weights), {"axis": first - rank, "epsilon": epsilon})
 
 
 def _inverse_deviation(
     match: Matcher, view: View, exponent: int
 ) -> tuple[tuple[int, tuple[int, ...]], float] | None:
     """Return ((x, axes), epsilon) if view**exponent is 1 / sqrt(variance of x + epsilon)."""
-    view = match.under(view)
+    view = match.strip_broadcasts(view)
     if match.ops[view.op].name != ("rsqrt" if exponent > 0 else "sqrt"):
         return None
-    view = match.under(match.args(view)[0])
+    view = match.strip_broadcasts(match.args(view)[0])
     added = match.with_constant(view, "add")
     inner, epsilon = added if added else (view, 0.0)
     found = match.variance(inner)
     return (found, epsilon) if found else None
 
 
-def gelu(match: Matcher, i: int) -> Whole | None:
+def gelu(match: Matcher, i: int) -> Pattern | None:
     """Recognise x/2 * (1 + erf(x / sqrt(2))), also with erfc, or the approximation by tanh."""
-    view = match.whole(i)
+    view = match.full_view(i)
     for gate, _ in match.factors(view):
         for x, approximate in _gates(match, gate.op):
-            rest, parts = match.factors(view, stop=x), [(gate, 1), (match.whole(x), 1)]
+            rest, parts = match.factors(view, stop=x), [(gate, 1), (match.full_view(x), 1)]
             if any(part not in rest for part in parts):
                 continue
             for part in parts:
                 rest.remove(part)
-            numbers = [match.scalar(f.op) for f, _ in rest]
+            numbers = [match.uniform_value(f.op) for f, _ in rest]
             if all(numbers) and math.isclose(
                 math.prod(n**k for n, (_, k) in zip(numbers, rest, strict=True) if n),
                 0.5,
                 rel_tol=CLOSE,
             ):
-                return Whole("Gelu", (x,), {"approximate": approximate})
+                return Pattern("Gelu", (x,), {"approximate": approximate})
     return None
 
 
@@ -175,7 +175,7 @@ def _gates(match: Matcher, i: int) -> list[tuple[int, str]]:
     if op.name == "erfc":
         chain = match.chain_of(op.args[0])
         return [(x, "none") for x, k in chain if math.isclose(k, -math.sqrt(0.5), rel_tol=CLOSE)]
-    added = match.with_constant(match.whole(i), "add")
+    added = match.with_constant(match.full_view(i), "add")
     if added is None or added[1] != 1:
         return []
     inner = match.ops[added[0].op]
@@ -202,13 +202,13 @@ def _gates(match: Matcher, i: int) -> list[tuple[int, str]]:
 def _is_cube(match: Matcher, i: int, x: int) -> bool:
     op = match.ops[i]
     if op.name == "integer_pow":
-        return op.node.number("exponent") == 3 and op.args[0] == x
+        return op.node.scalar_attr("exponent") == 3 and op.args[0] == x
     return op.name == "mul" and any(
         a == x and match.squared(b) == x for a, b in (op.args, op.args[::-1])
     )
 
 
-def mean(match: Matcher, i: int) -> Whole | None:
+def mean(match: Matcher, i: int) -> Pattern | None:
     """Recognise a sum divided by the number of its terms, with reduced axes kept or not."""
     op = match.ops[i]
     found = match.mean(View(i, (None,) * len(op.shape)))
@@ -221,11 +221,11 @@ def mean(match: Matcher, i: int) -> Whole | None:
     if op.shape not in (kept, dropped):
         return None
     if len(shape) == 4 and axes == (2, 3):
-        return Whole("GlobalAveragePool", (x,), {})
-    return Whole("ReduceMean", (x,), {"axes": axes, "keepdims": int(op.shape == kept)})
+        return Pattern("GlobalAveragePool", (x,), {})
+    return Pattern("ReduceMean", (x,), {"axes": axes, "keepdims": int(op.shape == kept)})
 
 
-def average_pool(match: Matcher, i: int) -> Whole | None:
+def average_pool(match: Matcher, i: int) -> Pattern | None:
     """Recognise a sum over windows divided by their size, or by their number of values."""
     op = match.ops[i]
     for pool, divisor in (op.args, op.args[::-1]) if op.name == "mul" else (op.args,):
@@ -234,11 +234,11 @@ def average_pool(match: Matcher, i: int) -> Whole | None:
         if window.name != "window_sum" or value is None or window.dtype != "float32":
             continue
         size = math.prod(window.node.dims("window", len(op.shape)))
-        counts = 1 / core(value) if op.name == "mul" else core(value)
+        counts = 1 / without_repeats(value) if op.name == "mul" else without_repeats(value)
         if np.allclose(counts, size, rtol=CLOSE):
-            return Whole("AveragePool", window.args, {"count_include_pad": 1}, of=pool)
+            return Pattern("AveragePool", window.args, {"count_include_pad": 1}, of=pool)
         if np.allclose(counts, _counts(match, window), rtol=CLOSE):
-            return Whole("AveragePool", window.args, {"count_include_pad": 0}, of=pool)
+            return Pattern("AveragePool", window.args, {"count_include_pad": 0}, of=pool)
     return None
 
 
@@ -255,7 +255,7 @@ def _counts(match: Matcher, window: Op) -> np.ndarray:
     return counts
 
 
-def channelwise(match: Matcher, i: int) -> Whole | None:
+def channelwise(match: Matcher, i: int) -> Pattern | None:
     """Recognise a * x + b with constants per channel: the bias of a convolution, or batch norm.
 
     The operations between x and the last one must have no other user. The channels are the second
@@ -264,7 +264,7 @@ def channelwise(match: Matcher, i: int) -> Whole | None:
     rank, dtype = len(match.ops[i].shape), match.ops[i].dtype
     if rank < 3 or dtype not in ops.FLOAT_DTYPES:
         return None
-    view, axis = match.whole(i), None
+    view, axis = match.full_view(i), None
     slope, shift = np.ones((1,) * rank), np.zeros((1,) * rank)
     while match.uses[view.op] == 1 or view.op == i:
         op, parts = match.ops[view.op], match.args(view)
@@ -296,24 +296,24 @@ def channelwise(match: Matcher, i: int) -> Whole | None:
     slope, shift = (np.broadcast_to(a.ravel(), (channels,)).astype(dtype) for a in (slope, shift))
     of_conv = match.ops[x].name == "conv" and axis == conv_layouts(match.ops[x].node)[2][1]
     if of_conv and match.uses[x] == 1 and (slope == 1).all():
-        return Whole("Conv", (*match.ops[x].args, shift), {}, of=x)
+        return Pattern("Conv", (*match.ops[x].args, shift), {}, of=x)
     if (slope == 1).all() or not shift.any() or not (of_conv or axis == 1):
         return None
     zeros, ones = np.zeros(channels, dtype), np.ones(channels, dtype)
     inputs = (x, slope, shift, zeros, ones)
-    return Whole("BatchNormalization", inputs, {"epsilon": 0.0}, axis)
+    return Pattern("BatchNormalization", inputs, {"epsilon": 0.0}, axis)
 
 
-def clip(match: Matcher, i: int) -> Whole | None:
+def clip(match: Matcher, i: int) -> Pattern | None:
     """Recognise min(max(x, low), high) with scalars, in any order, and max(x, 0) as Relu."""
-    view, low, high = match.whole(i), None, None
+    view, low, high = match.full_view(i), None, None
     dtype = match.ops[i].dtype
     if match.ops[i].name == "clamp":
         lower, x, upper = match.ops[i].args
-        low, high = match.scalar(lower), match.scalar(upper)
+        low, high = match.uniform_value(lower), match.uniform_value(upper)
         if low is None or high is None:
             return None
-        return Whole("Clip", (x, np.asarray(low, dtype), np.asarray(high, dtype)), {})
+        return Pattern("Clip", (x, np.asarray(low, dtype), np.asarray(high, dtype)), {})
     outer = match.ops[i].name
     while (step := match.with_constant(view, "min", "max")) is not None:
         name = match.ops[view.op].name
@@ -322,13 +322,13 @@ def clip(match: Matcher, i: int) -> Whole | None:
         view = step[0]
         low, high = (step[1], high) if name == "max" else (low, step[1])
     if low == 0 and high is None and dtype.startswith(("float", "bfloat")):
-        return Whole("Relu", (view.op,), {})
+        return Pattern("Relu", (view.op,), {})
     if low is None or high is None or low > high:
         return None
-    return Whole("Clip", (view.op, np.asarray(low, dtype), np.asarray(high, dtype)), {})
+    return Pattern("Clip", (view.op, np.asarray(low, dtype), np.asarray(high, dtype)), {})
 
 
-Recogniser = Callable[[Matcher, int], Whole | None]
+Recogniser = Callable[[Matcher, int], Pattern | None]
 RECOGNISERS: dict[str, Sequence[Recogniser]] = {
     "div": (softmax, mean, average_pool, layer_norm, channelwise),
     "mul": (gelu, mean, average_pool, layer_norm, channelwise),

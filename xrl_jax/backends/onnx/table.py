@@ -13,7 +13,7 @@ from jax import lax
 from xrl_jax.backends.onnx.contractions import conv, dot, padded, pool
 from xrl_jax.backends.onnx.flat import Op
 from xrl_jax.backends.onnx.indices import dynamic_slice, dynamic_update_slice, gather
-from xrl_jax.backends.onnx.values import Value, unsayable, without_leading_ones
+from xrl_jax.backends.onnx.values import Value, export_error, without_leading_ones
 from xrl_jax.backends.onnx.writer import Writer
 
 Writing = Callable[[Writer, Op], Value]
@@ -26,34 +26,34 @@ def write_operation(w: Writer, op: Op) -> Value:
       ExportError: ONNX cannot express the operation.
     """
     if op.name not in TABLE:
-        raise unsayable(op)
+        raise export_error(op)
     return TABLE[op.name](w, op)
 
 
 def write_pattern(w: Writer, op: Op) -> Value:
     """Append the operator that replaces a pattern."""
-    whole = w.patterns[op.index]
-    inputs = [w.constant(a) if isinstance(a, np.ndarray) else w.exact(a) for a in whole.inputs]
-    match whole.op_type:
+    pattern = w.patterns[op.index]
+    inputs = [w.constant(a) if isinstance(a, np.ndarray) else w.exact(a) for a in pattern.inputs]
+    match pattern.op_type:
         case "Conv":
-            return conv(w, w.flat.ops[whole.of], bias=inputs[2])
+            return conv(w, w.flat.ops[pattern.of], bias=inputs[2])
         case "AveragePool":
-            return pool(w, w.flat.ops[whole.of], "AveragePool", **whole.attributes)
+            return pool(w, w.flat.ops[pattern.of], "AveragePool", **pattern.attributes)
         case "BatchNormalization":
-            rank, axis = len(op.shape), whole.axis
+            rank, axis = len(op.shape), pattern.axis
             perm = [0, axis, *(d for d in range(1, rank) if d != axis)]
             x = w.transpose(inputs[0], perm)
-            y = w.node("BatchNormalization", x, *inputs[1:], shape=x.shape, **whole.attributes)
+            y = w.node("BatchNormalization", x, *inputs[1:], shape=x.shape, **pattern.attributes)
             return w.transpose(y, np.argsort(perm).tolist())
         case "GlobalAveragePool":
             shape = (*inputs[0].shape[:2], 1, 1)
             return w.reshape(w.node("GlobalAveragePool", *inputs, shape=shape), op.shape)
         case "ReduceMean":
-            axes = w.ints(whole.attributes["axes"])
-            keep = whole.attributes["keepdims"]
+            axes = w.ints(pattern.attributes["axes"])
+            keep = pattern.attributes["keepdims"]
             return w.node("ReduceMean", inputs[0], axes, shape=op.shape, keepdims=keep)
         case _:
-            return w.node(whole.op_type, *inputs, shape=op.shape, **whole.attributes)
+            return w.node(pattern.op_type, *inputs, shape=op.shape, **pattern.attributes)
 
 
 # --- elementwise ---
@@ -85,7 +85,7 @@ def _composed(write: Callable[..., Value]) -> Writing:
 
 
 def _integer_pow(w: Writer, op: Op) -> Value:
-    x, exponent = w.loose(op.args[0]), op.node.number("exponent")
+    x, exponent = w.loose(op.args[0]), op.node.scalar_attr("exponent")
     if exponent == 2:
         return w.apply("Mul", x, x)
     return w.apply("Pow", x, w.constant(exponent, op.dtype))
@@ -106,8 +106,8 @@ def _cast(w: Writer, op: Op) -> Value:
 
 
 def _round(w: Writer, op: Op) -> Value:
-    if op.node.number("method") != int(lax.RoundingMethod.TO_NEAREST_EVEN):
-        raise unsayable(op, "away from zero")
+    if op.node.scalar_attr("method") != int(lax.RoundingMethod.TO_NEAREST_EVEN):
+        raise export_error(op, "away from zero")
     return w.apply("Round", w.loose(op.args[0]))
 
 
@@ -141,7 +141,9 @@ def _concat(w: Writer, op: Op) -> Value:
 
     def collect(index: int) -> None:
         part = w.flat.ops[index]
-        inner = part.name == "concat" and part.node.number("axis") == op.node.number("axis")
+        inner = part.name == "concat" and part.node.scalar_attr("axis") == op.node.scalar_attr(
+            "axis"
+        )
         if index == op.index or (inner and len(w.consumers[index]) == 1):
             for a in part.args:
                 collect(a)
@@ -150,7 +152,7 @@ def _concat(w: Writer, op: Op) -> Value:
 
     collect(op.index)
     values = [w.exact(p) for p in parts]
-    return w.node("Concat", *values, shape=op.shape, axis=op.node.number("axis"))
+    return w.node("Concat", *values, shape=op.shape, axis=op.node.scalar_attr("axis"))
 
 
 def _slice(w: Writer, op: Op) -> Value:
@@ -173,7 +175,7 @@ def _pad(w: Writer, op: Op) -> Value:
     rank = len(op.shape)
     low, high, interior = (op.node.dims(f, rank) for f in ("low", "high", "interior"))
     if any(interior):
-        raise unsayable(op, "between elements")
+        raise export_error(op, "between elements")
     return padded(w, w.exact(op.args[0]), low, high, w.exact(op.args[1]))
 
 
@@ -192,7 +194,7 @@ def _reduce(op_type: str) -> Writing:
 def _reduce_bool(op_type: str) -> Writing:
     def write(w: Writer, op: Op) -> Value:
         if op.dtype != "bool":
-            raise unsayable(op)
+            raise export_error(op)
         x = w.cast(w.exact(op.args[0]), "int32")
         found = w.node(op_type, x, w.ints(op.node.axes), shape=op.shape, keepdims=0)
         return w.cast(found, "bool")
@@ -210,14 +212,14 @@ def _arg_reduce(op_type: str) -> Writing:
 
 
 def _cumsum(w: Writer, op: Op) -> Value:
-    axis = w.constant(op.node.number("axis"), "int64")
+    axis = w.constant(op.node.scalar_attr("axis"), "int64")
     x = w.exact(op.args[0])
-    return w.node("CumSum", x, axis, shape=op.shape, reverse=op.node.number("reverse"))
+    return w.node("CumSum", x, axis, shape=op.shape, reverse=op.node.scalar_attr("reverse"))
 
 
 def _softmax(w: Writer, op: Op) -> Value:
     if len(op.node.axes) != 1:
-        raise unsayable(op, "over several axes")
+        raise export_error(op, "over several axes")
     return w.node("Softmax", w.exact(op.args[0]), shape=op.shape, axis=op.node.axes[0])
 
 

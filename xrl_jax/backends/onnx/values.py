@@ -32,6 +32,6 @@ def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[first:])
 
 
-def unsayable(op: Op, why: str = "") -> ExportError:
+def export_error(op: Op, why: str = "") -> ExportError:
     detail = f" {why}" if why else ""
     return ExportError(f"ONNX cannot say {op.name!r}{detail} ({op.dtype}{list(op.shape)})")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrl_jax.backends.onnx.flat import Flat, core
+from xrl_jax.backends.onnx.flat import Flat, without_repeats
 from xrl_jax.backends.onnx.match import consumers_of
 from xrl_jax.backends.onnx.patterns import recognise
 from xrl_jax.backends.onnx.values import ExportError, Value, without_leading_ones
@@ -36,14 +36,14 @@ class Writer:
         self.kept: list[np.ndarray] = []
         self.values: dict[int, Value] = {}
         self.expanded: dict[int, Value] = {}
-        self.moved: dict[str, tuple[Value, tuple[int, ...]]] = {}  # by Transpose output
+        self.transposes: dict[str, tuple[Value, tuple[int, ...]]] = {}  # by Transpose output
 
     def loose(self, index: int) -> Value:
         """Return an operation's value, possibly without its repetitions."""
         op = self.flat.ops[index]
         if op.value is None:
             return self.values[index]
-        small = core(op.value)
+        small = without_repeats(op.value)
         return self.constant(small.reshape(without_leading_ones(small.shape)))
 
     def exact(self, index: int) -> Value:
@@ -101,22 +101,22 @@ class Writer:
             return value
         if value.array is not None:
             return self.constant(value.array.reshape(shape))
-        as_said = {"allowzero": 1} if 0 in shape else {}  # otherwise 0 means an unchanged size
-        return self.node("Reshape", value, self.ints(shape), shape=shape, **as_said)
+        options = {"allowzero": 1} if 0 in shape else {}  # otherwise 0 means an unchanged size
+        return self.node("Reshape", value, self.ints(shape), shape=shape, **options)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         """Transpose a value; a transpose of a transpose becomes one."""
         if value.array is not None:
             return self.constant(np.transpose(value.array, perm))
-        if value.name in self.moved:
-            value, first = self.moved[value.name]
+        if value.name in self.transposes:
+            value, first = self.transposes[value.name]
             perm = [first[p] for p in perm]
         if list(perm) == list(range(len(perm))):
             return value
         shape = [value.shape[p] for p in perm]
-        moved = self.node("Transpose", value, shape=shape, perm=list(perm))
-        self.moved[moved.name] = (value, tuple(perm))
-        return moved
+        transposed = self.node("Transpose", value, shape=shape, perm=list(perm))
+        self.transposes[transposed.name] = (value, tuple(perm))
+        return transposed
 
     def cast(self, value: Value, dtype: str) -> Value:
         if value.array is not None:

@@ -93,11 +93,11 @@ def attention_bias(
             bias = lax.convert_element_type(mask, dtype)
     if not allowed:
         return bias
-    seen = allowed[0]
+    permitted = allowed[0]
     for one in allowed[1:]:
-        seen = seen & one
+        permitted = permitted & one
     none, start = np.asarray(-np.inf, dtype), np.asarray(0, dtype)
-    return select(seen, start if bias is None else bias, none)
+    return select(permitted, start if bias is None else bias, none)
 
 
 def attention(
@@ -129,21 +129,21 @@ def attention(
     root = math.sqrt(node.get("scale", 1 / math.sqrt(q.shape[-1])))
     batched = (((3,), (3,)), ((0, 1), (0, 1)))
     scores = lax.dot_general(q * like(q, root), k * like(k, root), batched)
-    seen = scores
+    reported_scores = scores
     mode = node.get("qk_matmul_output_mode", 0)
     cap = node.get("softcap", 0.0)
     if cap:
         scores = lax.tanh(scores / like(scores, cap)) * like(scores, cap)
-    seen = scores if mode == 1 else seen
+    reported_scores = scores if mode == 1 else reported_scores
     bias = attention_bias(node, q, k.shape[2], mask, past, lengths)
     if bias is not None:
         scores = scores + jnp.reshape(bias, (1,) * (4 - bias.ndim) + bias.shape)
-    seen = scores if mode == 2 else seen
-    chances = probabilities(node, scores, bias)
-    seen = lax.convert_element_type(chances, q.dtype) if mode == 3 else seen
-    chances = lax.convert_element_type(chances, q.dtype)
-    result = lax.dot_general(chances, v, (((3,), (2,)), ((0, 1), (0, 1))))
-    return (merge_heads(result) if flat else result, *present, seen)
+    reported_scores = scores if mode == 2 else reported_scores
+    weights = probabilities(node, scores, bias)
+    reported_scores = lax.convert_element_type(weights, q.dtype) if mode == 3 else reported_scores
+    weights = lax.convert_element_type(weights, q.dtype)
+    result = lax.dot_general(weights, v, (((3,), (2,)), ((0, 1), (0, 1))))
+    return (merge_heads(result) if flat else result, *present, reported_scores)
 
 
 def probabilities(node: Node, scores: Array, bias: Array | None) -> Array:

@@ -20,12 +20,12 @@ from xrl_jax.frontends.onnx_ops.normalisation import layer_normalization, rms_no
 from xrl_jax.frontends.onnx_ops.recurrent import activation
 
 
-def having(node: Node, **attributes: Any) -> Node:
+def with_attributes(node: Node, **attributes: Any) -> Node:
     """Return the node with attributes added or replaced, for a translation that reads them."""
     return dataclasses.replace(node, attributes={**node.attributes, **attributes})
 
 
-def plus(x: Array, *others: Array | None) -> Array:
+def add_present(x: Array, *others: Array | None) -> Array:
     """Add all arrays that are not None."""
     for other in others:
         if other is not None:
@@ -34,11 +34,11 @@ def plus(x: Array, *others: Array | None) -> Array:
 
 
 def fast_gelu(node: Node, x: Array, bias: Array | None = None) -> Array:
-    return gelu(having(node, approximate="tanh"), plus(x, bias))
+    return gelu(with_attributes(node, approximate="tanh"), add_present(x, bias))
 
 
 def bias_gelu(node: Node, x: Array, bias: Array) -> Array:
-    return gelu(node, plus(x, bias))
+    return gelu(node, add_present(x, bias))
 
 
 def quick_gelu(node: Node, x: Array) -> Array:
@@ -63,7 +63,7 @@ def activated(node: Node, x: Array) -> Array:
 def fused_conv(
     node: Node, x: Array, kernel: Array, bias: Array | None = None, added: Array | None = None
 ) -> Array:
-    return activated(node, plus(conv(node, x, kernel, bias), added))
+    return activated(node, add_present(conv(node, x, kernel, bias), added))
 
 
 def fused_gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
@@ -90,8 +90,8 @@ def skip_layer_normalization(
     shift: Array | None = None,
     bias: Array | None = None,
 ) -> tuple[Array, ...]:
-    total = plus(x, skip, bias)
-    node = having(node, axis=-1, epsilon=node.get("epsilon", 1e-12))
+    total = add_present(x, skip, bias)
+    node = with_attributes(node, axis=-1, epsilon=node.get("epsilon", 1e-12))
     return (*layer_normalization(node, total, scale, shift), total)
 
 
@@ -99,8 +99,8 @@ def skip_rms_normalization(
     node: Node, x: Array, skip: Array, scale: Array, bias: Array | None = None
 ) -> tuple[Array | None, ...]:
     """Normalise x + skip + bias; the second and third result, only for training, are None."""
-    total = plus(x, skip, bias)
-    result = rms_normalization(having(node, axis=-1), total, scale)
+    total = add_present(x, skip, bias)
+    result = rms_normalization(with_attributes(node, axis=-1), total, scale)
     return result, None, None, total
 
 

@@ -96,7 +96,7 @@ def run_node(
         raise OnnxError(f"{node}, given {shapes}: {error}") from error
     results = made if isinstance(made, tuple | list) else (made,)
     if watch is not None:
-        watch.saw(node, inputs, results)
+        watch.record_node(node, inputs, results)
     return results
 
 

@@ -198,7 +198,7 @@ def reverse_sequence(node: Node, x: Value, lengths: Value) -> Array:
     return gather_points(x, points_along(index, time))
 
 
-def known_only(node: Node, *values: Value | None) -> Array:
+def refuse_dynamic_size(node: Node, *values: Value | None) -> Array:
     """Raise, because the size of the result depends on data; known inputs are folded instead."""
     raise UnsupportedOnnxError(
         f"{node}: its result has a size that depends on data, which is not supported", (node.op,)
@@ -212,7 +212,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "Gather": gather,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
-    "NonZero": known_only,
+    "NonZero": refuse_dynamic_size,
     "OneHot": one_hot,
     "ReverseSequence": reverse_sequence,
     "Scatter": scatter_elements,
@@ -220,5 +220,5 @@ TRANSLATIONS: dict[str, Translation] = {
     "ScatterND": scatter_nd,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
-    "Unique": known_only,
+    "Unique": refuse_dynamic_size,
 }

@@ -64,7 +64,7 @@ def clipped(node: Node, x: Array) -> Array:
     return x if limit is None else lax.clamp(like(x, -limit), x, like(x, limit))
 
 
-def times(x: Array, weight: Array) -> Array:
+def project(x: Array, weight: Array) -> Array:
     """Multiply x [..., I] by the transpose of weight [O, I]."""
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
@@ -104,7 +104,7 @@ def recurrent(
                     first.append(jnp.zeros((batch, hidden), x.dtype))
                 else:
                     first.append(given[:, d] if batch_first else given[d])
-            projected = times(x, w[d])
+            projected = project(x, w[d])
             if bias is not None:
                 projected = projected + bias[: gates * hidden]
             cell = make_cell(
@@ -156,7 +156,7 @@ def run(
 
 def rnn_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object):
     def cell(projected: Array, state: State) -> State:
-        return (functions[0](clipped(node, projected + times(state[0], r) + bias)),)
+        return (functions[0](clipped(node, projected + project(state[0], r) + bias)),)
 
     return cell
 
@@ -172,7 +172,7 @@ def lstm_cell(node: Node, functions: list[Gate], r: Array, bias: Array, peephole
 
     def cell(projected: Array, state: State) -> State:
         h, c = state
-        i, o, f, g = jnp.split(projected + times(h, r) + bias, 4, axis=1)
+        i, o, f, g = jnp.split(projected + project(h, r) + bias, 4, axis=1)
         if peep is not None:
             i, f = i + peep[0] * c, f + peep[2] * c
         i = gate(clipped(node, i))
@@ -192,13 +192,13 @@ def gru_cell(node: Node, functions: list[Gate], r: Array, bias: Array, _: object
 
     def cell(projected: Array, state: State) -> State:
         h = state[0]
-        own = times(h, r[: 2 * hidden]) + bias[: 2 * hidden]
+        own = project(h, r[: 2 * hidden]) + bias[: 2 * hidden]
         z, reset = jnp.split(gate(clipped(node, projected[:, : 2 * hidden] + own)), 2, axis=1)
         weight, offset = r[2 * hidden :], bias[2 * hidden :]
         if after:
-            inner = reset * (times(h, weight) + offset)
+            inner = reset * (project(h, weight) + offset)
         else:
-            inner = times(reset * h, weight) + offset
+            inner = project(reset * h, weight) + offset
         candidate = squash(clipped(node, projected[:, 2 * hidden :] + inner))
         return ((like(z, 1) - z) * candidate + z * h,)
 

@@ -41,7 +41,7 @@ CASTS = frozenset("BitCast Cast CastLike".split())
 CONTROL = frozenset("If Loop Scan".split())
 # The index of the result that holds positions along an axis.
 POSITIONS = {"ArgMax": 0, "ArgMin": 0, "NonZero": 0, "TopK": 1}
-SHOWN = 3
+MOST_NAMED = 3
 
 
 def hull(*values: int) -> Interval:
@@ -148,11 +148,11 @@ class Watch:
         self.doubles: set[str] = set()
         self.culprits: dict[str, None] = {}
 
-    def given(self, name: str, dtype: Any) -> None:
+    def record_input(self, name: str, dtype: Any) -> None:
         """Record an input or weight, with the type that the model declares."""
         self._note(name, np.dtype(dtype), UNKNOWN)
 
-    def saw(
+    def record_node(
         self, node: Node, inputs: Sequence[Value | None], results: Sequence[Value | None]
     ) -> None:
         """Record a node that was translated."""
@@ -168,20 +168,21 @@ class Watch:
             if value is not None
         ]
         if node.key in CASTS:
-            self._saw_cast(node, inputs)
+            self._record_cast(node, inputs)
             return
-        self._saw_doubles(node, named, traced)
-        self._saw_integers(node, inputs, results)
+        self._record_doubles(node, named, traced)
+        self._record_integers(node, inputs, results)
 
     def warn(self) -> None:
         """Emit one warning that names the first culprits, if there are any."""
         if not self.culprits:
             return
         names = list(self.culprits)
-        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         warnings.warn(
             "the model computes in 64 bits and JAX in 32 here, so that results may differ: "
-            f"{', '.join(names[:SHOWN])}{more}. Set JAX_ENABLE_X64=1 before the model is loaded",
+            f"{', '.join(names[:MOST_NAMED])}{more}. "
+            "Set JAX_ENABLE_X64=1 before the model is loaded",
             stacklevel=3,
         )
 
@@ -205,7 +206,7 @@ class Watch:
             return name in self.doubles
         return value.dtype.kind in "fc" and canonical(value.dtype) != value.dtype
 
-    def _saw_cast(self, node: Node, inputs: Sequence[Value | None]) -> None:
+    def _record_cast(self, node: Node, inputs: Sequence[Value | None]) -> None:
         from onnx import helper
 
         value, name = inputs[0], node.inputs[0]
@@ -226,7 +227,7 @@ class Watch:
         known = self._range(name, value)
         self._note(node.outputs[0], to, cast_interval(np.dtype(value.dtype), known))
 
-    def _saw_doubles(
+    def _record_doubles(
         self, node: Node, named: Sequence[tuple[str, Value]], traced: Sequence[Value]
     ) -> None:
         read = named[:1] if node.key in MOVES else named
@@ -238,7 +239,7 @@ class Watch:
         if node.key not in MOVES | CHOOSES:
             self.culprits[f"{node} computes on doubles"] = None
 
-    def _saw_integers(
+    def _record_integers(
         self, node: Node, inputs: Sequence[Value | None], results: Sequence[Value | None]
     ) -> None:
         place = POSITIONS.get(node.key)

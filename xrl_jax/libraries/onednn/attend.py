@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from xrl_jax.libraries.onednn.attention import MOST_ROOM, room
-from xrl_jax.libraries.onednn.lift import cut
+from xrl_jax.libraries.onednn.attention import MOST_STRIP_ELEMENTS, strip_elements
+from xrl_jax.libraries.onednn.lift import subpartition
 from xrl_jax.libraries.onednn.spec import (
     Attention,
     Binary,
@@ -28,11 +28,11 @@ from xrl_jax.libraries.onednn.spec import (
 _LEAST_ROWS = 8  # of the left operand; with fewer, copying the right operands does not pay
 
 
-def attended(part: Partition) -> Partition:
+def with_attention(part: Partition) -> Partition:
     """Return the partition with `Attention` in place of the operators that it fuses."""
     uses = Counter([*part.outputs, *(a for i in part.code for a in i.args)])
     code = tuple(_attention(part, last, uses) or last for last in part.code)
-    return cut(replace(part, code=code), part.outputs, keep_inputs=True)[0]
+    return subpartition(replace(part, code=code), part.outputs, keep_inputs=True)[0]
 
 
 def _attention(part: Partition, last: Instruction, uses: Mapping[int, int]) -> Instruction | None:
@@ -93,15 +93,15 @@ def _producer(part: Partition, value: int, uses: Mapping[int, int]) -> _Producer
     Return None if that leads to an input, a value has another use, or the axes are both swapped and
     reshaped.
     """
-    n, turns, is_reshaped = len(part.inputs), 0, False
+    n, swaps, is_reshaped = len(part.inputs), 0, False
     while value >= n and uses[value] == 1:
         made = part.code[value - n]
         if isinstance(made.op, Transpose) and made.op.order == swap(len(made.shape)):
-            turns += 1
+            swaps += 1
         elif isinstance(made.op, Reshape):
             is_reshaped |= part.shape(made.args[0])[-2:] != made.shape[-2:]
         else:
-            return None if turns and is_reshaped else _Producer(value, turns % 2 == 1)
+            return None if swaps and is_reshaped else _Producer(value, swaps % 2 == 1)
         (value,) = made.args
     return None
 
@@ -124,7 +124,7 @@ def _joined(
     if rows < _LEAST_ROWS or part.is_packed(scores.args[1]):
         return None
     k = math.prod(part.shape(scores.args[0])[-2:]) // rows
-    if room(k, columns, last.shape[-1]) > MOST_ROOM:
+    if strip_elements(k, columns, last.shape[-1]) > MOST_STRIP_ELEMENTS:
         return None
     others = list(between.args[:at] + between.args[at + 1 :])
     if first.after.bias or first.after.clip is not None:

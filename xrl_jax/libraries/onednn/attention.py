@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import rows
 from xrl_jax.libraries.onednn.code import WIDE, ZEROS
-from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
+from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, LeftTile
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Loop
 
-MOST_ROOM = 1 << 18  # elements of right operands that a thread may keep, which it does on its stack
+MOST_STRIP_ELEMENTS = 1 << 18  # of right operands; a thread keeps them on its stack
 _SCORES = 1 << 14  # elements of a group's rows, or of their scores
 _SMALL_SUM = 64  # multiply-adds that count as one element of `SMALL`
 Strides = tuple[int, int, int]  # of the batch, the rows and the columns, in elements
@@ -70,7 +70,7 @@ class Attended:
         return -(-self.tiles // self.together)
 
 
-def room(k: int, n: int, d: int) -> int:
+def strip_elements(k: int, n: int, d: int) -> int:
     """Return how many elements a batch's right operands [k, n] and [n, d] take in whole strips."""
     return (-(-n // STRIP) * k + -(-d // STRIP) * n) * STRIP
 
@@ -89,7 +89,7 @@ class _Function:
     def __init__(self, what: Attended, loop: str) -> None:
         self.what, self.loop = what, loop
         self.out = Flow()
-        self.full, self.left = divmod(what.m, what.tile)  # tiles, and rows of the last
+        self.full, self.rest_rows = divmod(what.m, what.tile)  # tiles, and rows of the last
         self.others = len(what.loop.inputs) - 1
 
     def text(self, name: str) -> str:
@@ -149,7 +149,7 @@ class _Function:
                 with out.loop(f"{label}_zero", "0", str(terms)) as k:
                     at = out.at(to, out.add(f"mul i64 {k}, {STRIP}"))
                     out.store(ZEROS, at)
-            columns = Left(source, across, along)
+            columns = LeftTile(source, across, along)
             out.copy_transposed(f"{label}_copy", columns, there, str(terms), to, STRIP)
 
         with out.loop(f"{name}_strip", "0", str(whole)) as number:
@@ -165,9 +165,9 @@ class _Function:
         full_end = out.least(end, str(self.full))
         with out.loop(f"{name}_full", first, full_end) as tile:
             yield f"{name}_some", tile, self.what.tile
-        if self.left:
+        if self.rest_rows:
             with out.only_if(f"{name}_last", out.add(f"icmp sgt i64 {end}, {self.full}")):
-                yield f"{name}_few", str(self.full), self.left
+                yield f"{name}_few", str(self.full), self.rest_rows
 
     def _kept(self, place: str, tile: str, first: str, columns: int) -> str:
         """Return where a tile begins in a buffer of the group whose first tile is `first`."""
@@ -179,19 +179,19 @@ class _Function:
         _, across, along = what.strides[0]
         for label, tile, n_rows in self._each_tile("copied", first, end):
             row = out.add(f"mul i64 {tile}, {what.tile}")
-            source = Left(self._start("%p0", 0, batch, row), across, along)
+            source = LeftTile(self._start("%p0", 0, batch, row), across, along)
             to = self._kept("%left", tile, first, what.k)
             out.copy_transposed(label, source, n_rows, str(what.k), to, what.tile)
         with out.loop("scored", "0", str(-(-what.n // STRIP))) as strip:
             weight = out.at("%first", out.add(f"mul i64 {strip}, {STRIP * what.k}"))
             column = out.add(f"mul i64 {strip}, {STRIP}")
-            cut = out.cut(what.n, column)
+            strip_mask = out.strip_mask(what.n, column)
             for label, tile, n_rows in self._each_tile("score", first, end):
-                left = Left(self._kept("%left", tile, first, what.k), 1, what.tile)
+                left = LeftTile(self._kept("%left", tile, first, what.k), 1, what.tile)
                 sums = self._summed(label, n_rows, left, weight, what.k)
                 to = out.at(self._kept("%scores", tile, first, what.n), column)
                 each = [(x, out.at(to, str(r * what.n))) for r, x in enumerate(sums)]
-                out.store_cut(label, each, cut)
+                out.store_masked(label, each, strip_mask)
 
     def _through_loop(self, batch: str, first: str, end: str) -> None:
         """Call the loop on the scores of a group, in place. It numbers rows across all batches, so
@@ -217,15 +217,17 @@ class _Function:
         with out.loop("made", "0", str(-(-what.d // STRIP))) as strip:
             weight = out.at("%second", out.add(f"mul i64 {strip}, {STRIP * what.n}"))
             column = out.add(f"mul i64 {strip}, {STRIP}")
-            cut = out.cut(what.d, column)
+            strip_mask = out.strip_mask(what.d, column)
             for label, tile, n_rows in self._each_tile("result", first, end):
-                left = Left(self._kept("%scores", tile, first, what.n), what.n, 1)
+                left = LeftTile(self._kept("%scores", tile, first, what.n), what.n, 1)
                 sums = self._summed(label, n_rows, left, weight, what.n)
                 row = out.add(f"mul i64 {tile}, {what.tile}")
                 to = self._start(f"%p{self.others + 3}", 3, batch, row)
                 to = out.at(to, out.add(f"mul i64 {column}, {over}"))
                 each = [(x, out.at(to, str(r * down))) for r, x in enumerate(sums)]
-                out.store_cut(label, each, cut)
+                out.store_masked(label, each, strip_mask)
 
-    def _summed(self, label: str, n_rows: int, left: Left, weight: str, terms: int) -> list[str]:
+    def _summed(
+        self, label: str, n_rows: int, left: LeftTile, weight: str, terms: int
+    ) -> list[str]:
         return self.out.summed(label, [ZEROS] * n_rows, left, weight, (str(terms), terms))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
 from xrl_jax.libraries.onednn.code import VECTOR, WIDE, ZEROS
-from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, Left
+from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, LeftTile
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue
 
@@ -84,7 +84,7 @@ class _Function:
     def __init__(self, what: Blocked) -> None:
         self.what = what
         self.out = Flow()
-        self.full, self.left = divmod(what.rows, what.tile)  # tiles, and rows of the last
+        self.full, self.rest_rows = divmod(what.rows, what.tile)  # tiles, and rows of the last
 
     def text(self, name: str) -> str:
         """Return the definition of `name`(table, first part, part after the last)."""
@@ -124,20 +124,20 @@ class _Function:
 
         with out.loop("copied", first, full_end) as tile:
             self._copy("full", what.tile, tile, copies_of(tile), start, depth)
-        if self.left:
+        if self.rest_rows:
             with out.only_if("copied_left", has_left):
                 last = str(self.full)
-                self._copy("left", self.left, last, copies_of(last), start, depth)
+                self._copy("left", self.rest_rows, last, copies_of(last), start, depth)
         with out.loop("strip", *strips) as strip:
             row = out.add(f"add i64 {out.add(f'mul i64 {strip}, {what.k}')}, {start}")
             weight = out.at("%p1", out.add(f"mul i64 {row}, {STRIP}"))
             at = (strip, weight, depth, is_first, is_last)
             with out.loop("tile", first, full_end) as tile:
                 self._results("some", what.tile, tile, copies_of(tile), *at)
-            if self.left:
+            if self.rest_rows:
                 with out.only_if("tile_left", has_left):
                     last = str(self.full)
-                    self._results("few", self.left, last, copies_of(last), *at)
+                    self._results("few", self.rest_rows, last, copies_of(last), *at)
 
     def _copy(self, name: str, rows: int, tile: str, to: str, start: str, depth: str) -> None:
         """Copy columns of a tile of the left operand; elements of a column become adjacent."""
@@ -146,7 +146,7 @@ class _Function:
         across, along = (1, what.rows) if what.transposed else (what.k, 1)
         skipped = out.add(f"mul i64 {start}, {along}")
         begin = out.add(f"add i64 {out.add(f'mul i64 {row}, {across}')}, {skipped}")
-        source = Left(out.at("%p0", begin), across, along)
+        source = LeftTile(out.at("%p0", begin), across, along)
         out.copy_transposed(f"copy_{name}", source, rows, depth, to, what.tile)
 
     def _results(
@@ -170,23 +170,23 @@ class _Function:
         bias = out.at("%p2", column) if what.after.bias else "%nothing"
         before = out.add(f"select i1 {is_first}, ptr {bias}, ptr {y}")
         stride = out.add(f"select i1 {is_first}, i64 0, i64 {what.n}")
-        cut = out.cut(what.n, column)
-        mask = cut and cut.mask
+        strip_mask = out.strip_mask(what.n, column)
+        mask = strip_mask and strip_mask.mask
         sums = [
             out.load(out.at(before, out.add(f"mul i64 {stride}, {r}")), mask) for r in range(rows)
         ]
         ahead = what.k * STRIP if what.rows <= _FEW_ROWS else 0
-        left = Left(copies, 1, what.tile)
+        left = LeftTile(copies, 1, what.tile)
         sums = out.summed(name, sums, left, weight, (depth, what.k), ahead)
         places = [out.at(y, str(r * what.n)) for r in range(rows)]
         if not (what.after.addend or what.after.clip):
-            out.store_cut(name, list(zip(sums, places, strict=True)), cut)
+            out.store_masked(name, list(zip(sums, places, strict=True)), strip_mask)
             return
         with out.only_if(f"{name}_on", out.opposite(is_last)):
-            out.store_cut(f"{name}_part", list(zip(sums, places, strict=True)), cut)
+            out.store_masked(f"{name}_part", list(zip(sums, places, strict=True)), strip_mask)
         with out.only_if(f"{name}_last", is_last):
             values = [self._finished(x, at, r, mask) for r, x in enumerate(sums)]
-            out.store_cut(f"{name}_all", list(zip(values, places, strict=True)), cut)
+            out.store_masked(f"{name}_all", list(zip(values, places, strict=True)), strip_mask)
 
     def _finished(self, total: str, at: str, row: int, mask: str | None) -> str:
         """Return a vector of sums after the addend and clipping."""

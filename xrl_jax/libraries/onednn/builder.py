@@ -15,7 +15,7 @@ from xrl_jax.libraries.onednn.c_api import (
     Prim,
     UnimplementedError,
 )
-from xrl_jax.libraries.onednn.native import Later, Own, Place
+from xrl_jax.libraries.onednn.native import Generated, Later, Place
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
 from xrl_jax.libraries.onednn.spec import Shape
 
@@ -39,8 +39,8 @@ class Part:
     offset: int
 
 
-Where = Place | Block | Part
-What = int | Later | Own  # a primitive, or the description of generated code
+Location = Place | Block | Part
+Executable = int | Later | Generated  # a primitive, or the description of generated code
 
 
 def block_of(place: Block | Part) -> Block:
@@ -52,7 +52,7 @@ class Value:
     """An array: its layout, in the order of its axes, and where it is stored."""
 
     desc: Desc
-    place: Where
+    place: Location
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Builder:
 
     lib: Library
     values: list[Value] = field(default_factory=list)
-    steps: list[tuple[What, list[tuple[int, Desc, Where]]]] = field(default_factory=list)
+    steps: list[tuple[Executable, list[tuple[int, Desc, Location]]]] = field(default_factory=list)
 
     # --- memory ---
 
@@ -71,7 +71,7 @@ class Builder:
 
     def run(self, prim: Prim, args: Sequence[tuple[int, Value]]) -> None:
         """Append a step; the blocks that it reads and writes have to last until then."""
-        listed: list[tuple[int, Desc, Where]] = [(which, v.desc, v.place) for which, v in args]
+        listed: list[tuple[int, Desc, Location]] = [(which, v.desc, v.place) for which, v in args]
         scratch = self.lib.of(prim, "scratchpad")
         if nbytes := self.lib.nbytes(scratch):
             listed.append((SCRATCHPAD, scratch, Block(nbytes, len(self.steps), len(self.steps))))
@@ -79,37 +79,39 @@ class Builder:
             raise UnimplementedError(f"{len(listed)} arguments of one primitive")
         self.append(self.primitive(prim), listed)
 
-    def primitive(self, prim: Prim) -> What:
+    def primitive(self, prim: Prim) -> Executable:
         """Return what a step executes for a primitive descriptor."""
         return self.lib.primitive(prim)
 
-    def append(self, what: What, listed: list[tuple[int, Desc, Where]]) -> None:
-        for _, _, place in listed:
+    def append(self, executable: Executable, args: list[tuple[int, Desc, Location]]) -> None:
+        for _, _, place in args:
             if not isinstance(place, Place):
                 block_of(place).last = len(self.steps)
-        self.steps.append((what, listed))
+        self.steps.append((executable, args))
 
     def result(self, desc: Desc, output: Place | None) -> Value:
         return Value(desc, output or self.block(desc))
 
     # --- layouts ---
 
-    def as_laid_out(self, value: Value, desc: Desc) -> Value:
+    def to_layout(self, value: Value, desc: Desc) -> Value:
         """Return the array in another layout; without a copy if it has that layout already."""
         if self.lib.equal(value.desc, desc):
             # Equal layouts may differ in the strides of axes of size 1, and the library has good
             # kernels only for the strides that it would choose itself.
             return Value(desc, value.place)
-        moved = Value(desc, self.block(desc))
-        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, moved)])
-        return moved
+        copy = Value(desc, self.block(desc))
+        self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, copy)])
+        return copy
 
     def row_major(self, values: Sequence[Value], shapes: Sequence[Shape]) -> list[Value]:
         """Return the arrays in row-major layout."""
         pairs = zip(values, shapes, strict=True)
-        return [self.as_laid_out(v, self.lib.desc(s)) for v, s in pairs]
+        return [self.to_layout(v, self.lib.desc(s)) for v, s in pairs]
 
-    def wanted(self, shape: Sequence[int], order: Sequence[int], output: Place | None) -> Desc:
+    def requested_layout(
+        self, shape: Sequence[int], order: Sequence[int], output: Place | None
+    ) -> Desc:
         """Return the layout to request for a result with its axes in this order: the library's
         choice, or, if the call returns the result, the one that is row-major in the order of
         `shape`.
@@ -122,13 +124,13 @@ class Builder:
         """Return the array in another shape, without a copy if the layout allows it."""
         with contextlib.suppress(UnimplementedError):
             return Value(self.lib.reshaped(x.desc, new), x.place)
-        return Value(self.lib.desc(new), self.as_laid_out(x, self.lib.desc(shape)).place)
+        return Value(self.lib.desc(new), self.to_layout(x, self.lib.desc(shape)).place)
 
     def transposed(self, value: Value, order: Sequence[int]) -> Value:
         return Value(self.lib.permuted(value.desc, order), value.place)
 
 
-def laid_out(blocks: Sequence[Block]) -> tuple[list[int], int]:
+def assign_offsets(blocks: Sequence[Block]) -> tuple[list[int], int]:
     """Return the blocks' offsets and the bytes in all; blocks in use at a time do not overlap.
 
     The algorithm is first fit, largest first.

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
-from xrl_jax.libraries.base import NOTHING, Epilogue
+from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue
 from xrl_jax.libraries.onednn import spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.kernels import kernel
@@ -65,7 +65,7 @@ def convolution(
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
-    epilogue: Epilogue = NOTHING,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> jax.Array:
     """Convolve float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
 
@@ -120,7 +120,7 @@ def winograd_convolution(
 
 
 def dot_general(
-    left: jax.Array, right: jax.Array, dimension_numbers: Any, epilogue: Epilogue = NOTHING
+    left: jax.Array, right: jax.Array, dimension_numbers: Any, epilogue: Epilogue = NO_EPILOGUE
 ) -> jax.Array:
     """Compute `lax.dot_general` of float32 matrices, or of batches with the batch axis first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers

@@ -11,9 +11,9 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-from xrl_jax.libraries.onednn.builder import Value, What
+from xrl_jax.libraries.onednn.builder import Executable, Value
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
-from xrl_jax.libraries.onednn.keeping import Largest
+from xrl_jax.libraries.onednn.keeping import WindowMax
 from xrl_jax.libraries.onednn.native import Later, Place, Step
 from xrl_jax.libraries.onednn.plan import Planner, plan, planned
 from xrl_jax.libraries.onednn.products import Packing
@@ -29,8 +29,8 @@ from xrl_jax.libraries.onednn.spec import (
     Scale,
     Shape,
 )
-from xrl_jax.libraries.onednn.stream import in_strips
-from xrl_jax.libraries.onednn.strides import written
+from xrl_jax.libraries.onednn.stream import uses_strips
+from xrl_jax.libraries.onednn.strides import result_strides
 
 
 def loses_nan(partition: Partition) -> bool:
@@ -41,7 +41,7 @@ def loses_nan(partition: Partition) -> bool:
 def _loses_nan(partition: Partition, i: Instruction) -> bool:
     match i.op:
         case Conv(after=after) | Dot(after=after):
-            return after.clip is not None and not in_strips(partition, i)
+            return after.clip is not None and not uses_strips(partition, i)
         case Binary(kind) | Pool(kind):
             return kind in ("max", "min")
     return isinstance(i.op, Clip)
@@ -57,9 +57,9 @@ def careful_plan(lib: Library, partition: Partition) -> tuple[tuple[Step, ...], 
       UnimplementedError: the library has no good kernel for one of the operators.
     """
     weights = plan(lib, partition).weights
-    strides = written(partition)
-    made = planned(_Careful(lib, partition=partition, strides=strides, as_packed=weights))
-    return made.steps, made.arena
+    strides = result_strides(partition)
+    nan_safe = planned(_Careful(lib, partition=partition, strides=strides, as_packed=weights))
+    return nan_safe.steps, nan_safe.arena
 
 
 @dataclass
@@ -72,36 +72,36 @@ class _Careful(Planner):
 
     as_packed: dict[int, Packing] = field(kw_only=True)
 
-    def primitive(self, prim: Prim) -> What:
+    def primitive(self, prim: Prim) -> Executable:
         return Later(prim)
 
     def packed(self, weight: int, w: Value, wanted: Desc) -> Value:
         ((_, given),) = self.as_packed[weight].moves
-        return self.as_laid_out(Value(given, w.place), wanted)
+        return self.to_layout(Value(given, w.place), wanted)
 
-    def made(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
+    def lower(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
         op, shape = instruction.op, instruction.shape
         if not _loses_nan(self.partition, instruction):
-            return super().made(instruction, args, output)
+            return super().lower(instruction, args, output)
         match op:
             case Conv(after=after) | Dot(after=after):
                 assert after.clip is not None
                 free = replace(op, after=replace(after, clip=None))
-                y = super().made(replace(instruction, op=free), args, output)
-                return self.bounded(after.clip, y, self.lib.desc(shape))
+                y = super().lower(replace(instruction, op=free), args, output)
+                return self.clipped(after.clip, y, self.lib.desc(shape))
             case Clip():
-                x = args[0] if output is None else self.as_laid_out(args[0], self.lib.desc(shape))
-                return self.bounded(op, x, self.lib.desc(shape), self.result(x.desc, output))
+                x = args[0] if output is None else self.to_layout(args[0], self.lib.desc(shape))
+                return self.clipped(op, x, self.lib.desc(shape), self.result(x.desc, output))
             case Pool():
-                return self.largest(op, self.shape_of(instruction.args[0]), args[0], output)
+                return self.window_max(op, self.shape_of(instruction.args[0]), args[0], output)
         rows = math.prod(shape[:-1])
         inputs = tuple(self.shape_of(a) for a in instruction.args)
         loop = Loop(rows, shape[-1], inputs, (Instruction(op, (0, 1), shape),))
         return self.loop(loop, shape, args, output)
 
-    def largest(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:
+    def window_max(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:
         """Compute the largest values of windows, along one axis after the other."""
-        x = self.as_laid_out(x, self.lib.desc(shape))
+        x = self.to_layout(x, self.lib.desc(shape))
         sizes = list(shape)
         axes = [
             a for a, (n, s) in enumerate(zip(op.window, op.stride, strict=True)) if (n, s) != (1, 1)
@@ -114,7 +114,7 @@ class _Careful(Planner):
             sizes[a] = m
             is_last = a == axes[-1] and op.scale == 1
             y = self.result(self.lib.desc(sizes), output if is_last else None)
-            what = Largest(outer, n, inner, m, window, stride, low)
+            what = WindowMax(outer, n, inner, m, window, stride, low)
             self.append(what, [(0, v.desc, v.place) for v in (x, y)])
             x = y
         return x if op.scale == 1 else self.elementwise(Scale(op.scale), sizes, x, output)

@@ -140,9 +140,9 @@ class Code:
 
     def load_one(self, at: str) -> str:
         """Load a scalar into all elements of a vector."""
-        return self.spread(self.add(f"load float, ptr {at}, align 4"))
+        return self.splat(self.add(f"load float, ptr {at}, align 4"))
 
-    def spread(self, x: str, kind: str = "float") -> str:
+    def splat(self, x: str, kind: str = "float") -> str:
         many = f"<{WIDTH} x {kind}>"
         one = self.add(f"insertelement {many} poison, {kind} {x}, i64 0")
         return self.add(f"shufflevector {many} {one}, {many} poison, {INTEGERS} {ZEROS}")

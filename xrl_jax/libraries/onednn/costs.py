@@ -14,14 +14,14 @@ from xrl_jax.graph import ops
 from xrl_jax.libraries.base import CallCosts
 
 _JOINING = "transpose concat window_max window_sum min sub mul div add max".split()
-_ELEMENTS = (
+_FUSED = (
     "broadcast exp tanh logistic erf erfc sqrt rsqrt neg abs square floor ceil integer_pow select "
     "softmax slice eq ne ge gt le lt reduce_sum reduce_max reduce_min"
 ).split()
 # Over the last axis only; a sum may also be over two axes of an image.
 _OF_LAST_AXIS = ("softmax", "reduce_sum", "reduce_max", "reduce_min")
 _IMAGE_AXES = tuple((1 << a) + (1 << b) for a in range(4) for b in range(a))
-_JOINS = np.array([n in (*_JOINING, *_ELEMENTS) for n in ops.OP_NAMES])
+_JOINS = np.array([n in (*_JOINING, *_FUSED) for n in ops.OP_NAMES])
 _IS_OF_LAST_AXIS = np.array([n in _OF_LAST_AXIS for n in ops.OP_NAMES])
 
 
@@ -43,7 +43,7 @@ def _can_join(f: Any) -> jax.Array:
 # took 1.1 ms longer for each than with none.
 COSTS = CallCosts(
     can_join=_can_join,
-    elements=frozenset(_ELEMENTS),
+    fused=frozenset(_FUSED),
     enter=1e-4,
     leave=6e-4,
     joined=0.4,

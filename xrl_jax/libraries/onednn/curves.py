@@ -55,7 +55,7 @@ def folded(out: Code, kind: str, x: str) -> str:
     else:
         name = {"max": "fmaximum", "min": "fminimum"}[kind]
         call = f"call nsz float @llvm.vector.reduce.{name}.{SUFFIX}({VECTOR} {x})"
-    return out.spread(out.add(call))
+    return out.splat(out.add(call))
 
 
 def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
@@ -67,12 +67,12 @@ def computed(out: Code, i: Instruction, xs: Sequence[str]) -> str:
             return clipped(out, bounds, xs[0])
         case Scale(by):
             return curve(out, "mul", [xs[0], constant(by)])
-        case Map(kind, numbers):
+        case Map(kind, scalars):
             if kind == "integer_pow":
-                assert numbers[1] is not None
-                return power(out, xs[0], int(numbers[1]))
+                assert scalars[1] is not None
+                return power(out, xs[0], int(scalars[1]))
             rest = iter(xs)
-            operands = [next(rest) if n is None else constant(n) for n in numbers]
+            operands = [next(rest) if n is None else constant(n) for n in scalars]
             return curve(out, kind, operands)
         case Binary(kind):
             return curve(out, kind, xs)

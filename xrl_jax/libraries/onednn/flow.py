@@ -15,7 +15,7 @@ TILE = {8: 6, 16: 12}  # rows of results in registers, by the elements of a regi
 UNROLLED = 4  # terms of a sum in one iteration
 
 
-class Left(NamedTuple):
+class LeftTile(NamedTuple):
     """A tile of a product's left operand: its address, and the strides in elements from one row to
     the next (`across`) and from one term to the next (`along`).
     """
@@ -25,7 +25,7 @@ class Left(NamedTuple):
     along: int
 
 
-class Cut(NamedTuple):
+class StripMask(NamedTuple):
     """Whether all columns of a strip exist, and the mask of those that do."""
 
     is_whole: str
@@ -35,39 +35,43 @@ class Cut(NamedTuple):
 class Flow(Code):
     """A builder for functions that compute products."""
 
-    def cut(self, columns: int, first: str) -> Cut | None:
+    def strip_mask(self, columns: int, first: str) -> StripMask | None:
         """Return which columns of the strip from `first` on exist; None if every strip is whole."""
         if columns % STRIP == 0:
             return None
         left = self.add(f"sub i64 {columns}, {first}")
         is_whole = self.add(f"icmp sge i64 {left}, {STRIP}")
-        each = self.spread(self.add(f"trunc i64 {left} to i32"), "i32")
+        each = self.splat(self.add(f"trunc i64 {left} to i32"), "i32")
         numbers = ", ".join(f"i32 {i}" for i in range(WIDTH))
-        return Cut(is_whole, self.add(f"icmp slt {INTEGERS} <{numbers}>, {each}"))
+        return StripMask(is_whole, self.add(f"icmp slt {INTEGERS} <{numbers}>, {each}"))
 
-    def store_cut(self, name: str, stores: Sequence[tuple[str, str]], cut: Cut | None) -> None:
+    def store_masked(
+        self, name: str, stores: Sequence[tuple[str, str]], strip_mask: StripMask | None
+    ) -> None:
         """Store vectors, each to its address, as far as the strip's columns exist. A whole strip is
         stored without masks, because masked stores are slow on some processors.
         """
-        if cut is not None:
-            self.raw(f"  br i1 {cut.is_whole}, label %{name}_whole, label %{name}_cut")
+        if strip_mask is not None:
+            self.raw(f"  br i1 {strip_mask.is_whole}, label %{name}_whole, label %{name}_cut")
             self.raw(f"{name}_cut:")
             for x, at in stores:
-                self.store(x, at, cut.mask)
+                self.store(x, at, strip_mask.mask)
             self.raw(f"  br label %{name}_stored\n{name}_whole:")
         for x, at in stores:
             self.store(x, at)
-        if cut is not None:
+        if strip_mask is not None:
             self.raw(f"  br label %{name}_stored\n{name}_stored:")
             self.block = f"{name}_stored"
 
     def copy_transposed(
-        self, name: str, what: Left, rows: int, terms: str, to: str, room: int
+        self, name: str, what: LeftTile, rows: int, terms: str, to: str, spacing: int
     ) -> None:
-        """Copy rows such that the elements of a term are adjacent, `room` for each term."""
+        """Copy rows such that the elements of a term are adjacent, and terms are `spacing` elements
+        apart.
+        """
         with self.loop(name, "0", terms) as k:
             source = self.at(what.start, self.add(f"mul i64 {k}, {what.along}"))
-            target = self.at(to, self.add(f"mul i64 {k}, {room}"))
+            target = self.at(to, self.add(f"mul i64 {k}, {spacing}"))
             together = rows // WIDTH * WIDTH if what.across == 1 else 0
             for r in range(0, together, WIDTH):
                 self.store(self.load(self.at(source, str(r))), self.at(target, str(r)))
@@ -79,7 +83,7 @@ class Flow(Code):
         self,
         name: str,
         sums: list[str],
-        left: Left,
+        left: LeftTile,
         strip: str,
         terms: tuple[str, int],
         ahead: int = 0,
@@ -94,7 +98,7 @@ class Flow(Code):
           ahead: distance in elements to the data to prefetch; 0 for no prefetching.
         """
 
-        def turn(step: int, k: str, sums: Sequence[str]) -> list[str]:
+        def iteration(step: int, k: str, sums: Sequence[str]) -> list[str]:
             line = self.at(strip, self.add(f"mul i64 {k}, {STRIP}"))
             factors = self.at(left.start, self.add(f"mul i64 {k}, {left.along}"))
             latest = list(sums)
@@ -111,7 +115,7 @@ class Flow(Code):
         count, multiple = terms
         most = self.add(f"and i64 {count}, {-UNROLLED}")
         step = str(UNROLLED)
-        sums = self.carried(f"{name}_most", "0", most, step, sums, partial(turn, UNROLLED))
+        sums = self.carried(f"{name}_most", "0", most, step, sums, partial(iteration, UNROLLED))
         if multiple % UNROLLED:
-            sums = self.carried(f"{name}_rest", most, count, "1", sums, partial(turn, 1))
+            sums = self.carried(f"{name}_rest", most, count, "1", sums, partial(iteration, 1))
         return sums

@@ -31,13 +31,13 @@ from xrl_jax.libraries.onednn.values import (
     Users,
     Uses,
     Value,
+    apply_moves,
     depends,
     inverse,
-    listed,
     reshaped,
     result_of,
-    apply_moves,
     strip_moves,
+    to_partition,
     undo_moves,
 )
 
@@ -61,14 +61,14 @@ def fused(part: Partition, known: Sequence[bool] = ()) -> Partition:
     uses: Uses = {}
     for used in [*(a for v in values for a in v.args), *outputs]:
         uses[used] = uses.get(used, 0) + 1
-    now: dict[Value, Value] = {}  # the replacement of each value that has one
+    replacement: dict[Value, Value] = {}  # of each value that has one
     for v in values:
-        v.args = [now.get(a, a) for a in v.args]
+        v.args = [replacement.get(a, a) for a in v.args]
         became = _absorbed(v, uses, packed)
         if became is not None:
-            now[v] = became
+            replacement[v] = became
             uses[became] = uses.get(v, 0)
-    return listed(part, _with_biases_of_slices([now.get(o, o) for o in outputs]))
+    return to_partition(part, _with_biases_of_slices([replacement.get(o, o) for o in outputs]))
 
 
 def _absorbed(v: Value, uses: Uses, packed: Container[Value]) -> Value | None:

@@ -17,7 +17,7 @@ from xrl_jax.libraries.onednn.spec import Clip
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Clipped:
     """Clips the `n` elements of one array into a second one, which may be the same."""
 
     n: int
@@ -25,10 +25,10 @@ class Bounded:
 
     @property
     def name(self) -> str:
-        return "bounded"
+        return "clipped"
 
     @property
-    def numbers(self) -> list[int]:
+    def parameters(self) -> list[int]:
         """The integers that are passed to the code."""
         low = -math.inf if self.clip.low is None else self.clip.low
         high = math.inf if self.clip.high is None else self.clip.high
@@ -36,7 +36,7 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class Largest:
+class WindowMax:
     """Reduces windows along the middle axis of an array [outer, n, inner] to their largest
     elements, an array [outer, m, inner].
 
@@ -54,10 +54,10 @@ class Largest:
 
     @property
     def name(self) -> str:
-        return "largest"
+        return "window_max"
 
     @property
-    def numbers(self) -> list[int]:
+    def parameters(self) -> list[int]:
         """The integers that are passed to the code."""
         sizes = self.outer * self.m, self.m, self.inner, self.n, self.window
         return [*sizes, self.stride, self.low]
@@ -68,14 +68,15 @@ def _bits(x: float) -> int:
 
 
 def code() -> str:
-    """Return a module with the functions `bounded`(table) and `largest`(table). The table has the
-    addresses of the argument, of the result and of `numbers`.
+    """Return a module with the functions `clipped`(table) and `window_max`(table).
+
+    The table has the addresses of the argument, of the result and of `parameters`.
     """
     out = Code()
-    with out.function(f"void @bounded(ptr %table) {WIDE}", 3):
+    with out.function(f"void @clipped(ptr %table) {WIDE}", 3):
         n = out.item("%p2", 0)
         low, high = out.item("%p2", 1, "float"), out.item("%p2", 2, "float")
-        bounds = {"max": (low, out.spread(low)), "min": (high, out.spread(high))}
+        bounds = {"max": (low, out.splat(low)), "min": (high, out.splat(high))}
         whole = out.add(f"and i64 {n}, {-WIDTH}")
         with out.loop("vector", "0", whole, str(WIDTH)) as i:
             x = out.load(out.at("%p0", i))
@@ -87,12 +88,12 @@ def code() -> str:
             for kind, (bound, _) in bounds.items():
                 x = out.add(f"call float @llvm.{kind}imum.f32(float {x}, float {bound})")
             out.raw(f"  store float {x}, ptr {out.at('%p1', i)}, align 4")
-    _write_largest(out)
+    _write_window_max(out)
     return DECLARATIONS + out.text
 
 
-def _write_largest(out: Code) -> None:
-    with out.function("void @largest(ptr %table)", 3):
+def _write_window_max(out: Code) -> None:
+    with out.function("void @window_max(ptr %table)", 3):
         windows, m, inner, n, window, stride, low = (out.item("%p2", i) for i in range(7))
         with out.loop("result", "0", out.add(f"mul i64 {windows}, {inner}")) as r:
             column, w = (out.add(f"{op} i64 {r}, {inner}") for op in ("urem", "udiv"))

@@ -42,7 +42,7 @@ _F32 = np.dtype(np.float32)
 _PACK, _UNPACK, _RUN = "pack", "unpack", "run"
 _TARGETS: dict[str, Target] = {}  # by name
 _LOCK = threading.Lock()
-_OUR_FILES = ContextVar("exported into files of ours", default=False)
+_EXPORTS_TARGETS = ContextVar("exports_targets", default=False)
 
 
 class Target(NamedTuple):
@@ -76,7 +76,7 @@ def pack(part: Partition, index: int, w: jax.Array) -> jax.Array:
     return pack_p.bind(w, part=part, index=index)
 
 
-def alone(op: Op, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
+def single_op(op: Op, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Partition:
     """Return a partition of one operator."""
     packed = tuple(i == 1 and packs(op, shapes[1]) for i in range(len(shapes)))
     code = (Instruction(op, tuple(range(len(shapes))), shape),)
@@ -106,7 +106,7 @@ def is_possible(part: Partition) -> bool:
 
 
 def targets_in(module: bytes) -> list[Target]:
-    """Return the targets that a serialised module calls, for `make_known` elsewhere."""
+    """Return the targets that a serialised module calls, for `register_targets` elsewhere."""
     with _LOCK:
         return [target for name, target in _TARGETS.items() if name.encode() in module]
 
@@ -117,14 +117,14 @@ def names() -> list[str]:
         return list(_TARGETS)
 
 
-def make_known(targets: Sequence[Target]) -> None:
+def register_targets(targets: Sequence[Target]) -> None:
     """Register the targets with XLA under the names they had where `targets_in` found them.
 
     Raises:
       RuntimeError: the library is missing, or packs weights in another way.
     """
     for name, what, text, index in targets:
-        if _target(_library(), what, partition(text), index) != name:
+        if _register_target(_library(), what, partition(text), index) != name:
             raise RuntimeError(
                 "it has weights packed in another way than is usual here: optimise the function "
                 "again, or use the version of xrl_jax that wrote it"
@@ -132,22 +132,22 @@ def make_known(targets: Sequence[Target]) -> None:
 
 
 @functools.cache
-def _target(lib: Library, what: str, part: Partition, index: int) -> str:
+def _register_target(lib: Library, what: str, part: Partition, index: int) -> str:
     """Register a call with XLA and return its name."""
-    made = plan(lib, part)
-    moves = {i: w.moves for i, w in made.weights.items()}
+    fast = plan(lib, part)
+    moves = {i: w.moves for i, w in fast.weights.items()}
     packed = {i: [lib.layout(d) for move in m for d in move] for i, m in moves.items()}
     name = name_of(part, f"{lib.name}, {packed}")
     steps: Sequence[Step]
     careful: Sequence[Step] = ()
     if what == _RUN:
-        steps, arena = made.steps, made.arena
+        steps, arena = fast.steps, fast.arena
         if loses_nan(part):
-            careful, room = careful_plan(lib, part)
-            arena = max(arena, room)
+            careful, careful_arena = careful_plan(lib, part)
+            arena = max(arena, careful_arena)
     else:
         name = f"{name}.{what}{index}"
-        steps = [_moved(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
+        steps = [_copy_step(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
         arena = 0
     register(lib, name, steps, arena, careful)
     with _LOCK:
@@ -155,7 +155,7 @@ def _target(lib: Library, what: str, part: Partition, index: int) -> str:
     return name
 
 
-def _moved(lib: Library, source: Desc, target: Desc) -> Step:
+def _copy_step(lib: Library, source: Desc, target: Desc) -> Step:
     """Return the step that copies the argument, in one layout, to the result, in another."""
     places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
     return Step(lib.primitive(lib.reorder(source, target)), places)
@@ -174,24 +174,24 @@ def _packed_aval(part: Partition, index: int) -> ShapedArray:
 
 
 @contextlib.contextmanager
-def exported_by_us() -> Iterator[None]:
+def exporting_targets() -> Iterator[None]:
     """Mark exports in this context as going into files that carry the targets."""
-    token = _OUR_FILES.set(True)
+    token = _EXPORTS_TARGETS.set(True)
     try:
         yield
     finally:
-        _OUR_FILES.reset(token)
+        _EXPORTS_TARGETS.reset(token)
 
 
 # --- the primitives ---
 
 
-def _telling(rule: Any) -> Any:
+def _warns_on_export(rule: Any) -> Any:
     """Wrap a lowering rule: warn, before `jax.export` refuses the call, what to do instead."""
 
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
         for_export = getattr(ctx.module_context.lowering_parameters, "for_export", False)
-        if for_export and not _OUR_FILES.get():
+        if for_export and not _EXPORTS_TARGETS.get():
             warnings.warn(
                 "jax.export does not take oneDNN's kernels, which an optimised function calls "
                 "here: fast.save(path) writes it to a file, and xrl_jax.load(path) reads that",
@@ -227,7 +227,7 @@ def _kernel_aval(*avals: Any, op: Kernel) -> ShapedArray:
 
 def _kernel_code(*operands: jax.Array, op: Kernel) -> jax.Array:
     shape = jax.eval_shape(op, *operands).shape
-    part = alone(op, [a.shape for a in operands], shape)
+    part = single_op(op, [a.shape for a in operands], shape)
     if not is_possible(part):
         return op(*operands)
     first, second, *more = operands
@@ -253,7 +253,7 @@ batching.primitive_batchers[kernel_p] = _kernel_batched
 def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
     lib = _library()
     results = [jax.ShapeDtypeStruct(part.shape(o), _F32) for o in part.outputs]
-    return list(jax.ffi.ffi_call(_target(lib, _RUN, part, 0), results)(*operands))
+    return list(jax.ffi.ffi_call(_register_target(lib, _RUN, part, 0), results)(*operands))
 
 
 def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
@@ -267,16 +267,16 @@ def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
     return jax.jvp(as_lax, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _one_by_one(primitive: Primitive) -> Any:
+def _looped_over_batch(primitive: Primitive) -> Any:
     """Return a batching rule that loops, because the library's arrays take no further axis."""
 
     def batched(operands: Any, axes: Any, **params: Any) -> Any:
-        moved = [i for i, a in enumerate(axes) if a is not None]
-        mapped = [jnp.moveaxis(operands[i], axes[i], 0) for i in moved]
+        indices = [i for i, a in enumerate(axes) if a is not None]
+        mapped = [jnp.moveaxis(operands[i], axes[i], 0) for i in indices]
 
         def one(xs: Any) -> Any:
             given = list(operands)
-            for i, x in zip(moved, xs, strict=True):
+            for i, x in zip(indices, xs, strict=True):
                 given[i] = x
             return primitive.bind(*given, **params)
 
@@ -292,25 +292,25 @@ def _partition_avals(*_: Any, part: Partition) -> list[ShapedArray]:
 
 partition_p.def_abstract_eval(_partition_avals)
 mlir.register_lowering(
-    partition_p, _telling(mlir.lower_fun(_partition_code, multiple_results=True))
+    partition_p, _warns_on_export(mlir.lower_fun(_partition_code, multiple_results=True))
 )
 ad.primitive_jvps[partition_p] = _partition_jvp
-batching.primitive_batchers[partition_p] = _one_by_one(partition_p)
+batching.primitive_batchers[partition_p] = _looped_over_batch(partition_p)
 
 
-def _moving_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax.Array:
+def _packing_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax.Array:
     if what == _PACK:
         result = _packed_aval(part, index)
     else:
         result = ShapedArray(part.inputs[index], _F32)
-    name = _target(_library(), what, part, index)
+    name = _register_target(_library(), what, part, index)
     return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(result.shape, _F32))(x)
 
 
 for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_p)):
-    _code = functools.partial(_moving_code, what=_what)
+    _code = functools.partial(_packing_code, what=_what)
     mlir.register_lowering(_p, mlir.lower_fun(_code, multiple_results=False))
-    batching.primitive_batchers[_p] = _one_by_one(_p)
+    batching.primitive_batchers[_p] = _looped_over_batch(_p)
     # Each permutes elements, and its transpose permutes them back.
     ad.deflinear2(_p, lambda ct, _, *, inverse=_inverse, **params: [inverse.bind(ct, **params)])
 pack_p.def_abstract_eval(lambda _, *, part, index: _packed_aval(part, index))

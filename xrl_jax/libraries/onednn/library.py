@@ -18,7 +18,7 @@ from xrl_jax.libraries.onednn.costs import COSTS
 from xrl_jax.libraries.onednn.lowerings import LOWERINGS
 from xrl_jax.libraries.xla.plain import conv_layouts
 
-_OUR_KERNELS = 3  # version of the generated code, to be raised where its timings change
+_CODE_VERSION = 3  # version of the generated code, to be raised where its timings change
 # With at least so many tiles, the matrices are large enough for fast products. The largest tiles
 # come first, because they take the fewest products.
 _LEAST_TILES = 25
@@ -52,13 +52,13 @@ class _Calls(Calls):
         return partition.partitioned(closed, known)
 
     def exporting(self) -> contextlib.AbstractContextManager[Any]:
-        return kernels.exported_by_us()
+        return kernels.exporting_targets()
 
     def custom_calls_in(self, module: bytes) -> list[CustomCall]:
         return [CustomCall("onednn", tuple(t)) for t in kernels.targets_in(module)]
 
-    def make_known(self, made: Sequence[CustomCall]) -> None:
-        kernels.make_known([kernels.Target(*t.data) for t in made])
+    def register_calls(self, custom_calls: Sequence[CustomCall]) -> None:
+        kernels.register_targets([kernels.Target(*t.data) for t in custom_calls])
 
     def only_time(self) -> None:
         native.only_time()
@@ -79,7 +79,7 @@ class OneDnn(Library):
 
     def version(self) -> str:
         lib = library()
-        return f"{lib.name} ours {_OUR_KERNELS}" if lib else ""
+        return f"{lib.name} ours {_CODE_VERSION}" if lib else ""
 
     def lowerings(self) -> Mapping[str, tuple[Lowering, ...]]:
         return LOWERINGS
@@ -91,14 +91,14 @@ class OneDnn(Library):
         if node.op != "conv":
             return (self.name,)
         image, _, result = conv_layouts(node)
-        batch, made, *spatial = (node.shape[d] for d in result)
-        taken = args[0].shape[image[1]]
+        batch, c_out, *spatial = (node.shape[d] for d in result)
+        c_in = args[0].shape[image[1]]
         found = []
         for m in _TILES:
             tiles = batch * math.prod(-(-n // m) for n in spatial)
-            moved = 4 * tiles * (m + winograd.KERNEL - 1) ** 2 * (taken + made)
-            least = _LEAST_PRODUCTS * (1 if moved <= _CACHED_BYTES else 2)
-            if tiles >= _LEAST_TILES and taken * made >= least * (taken + made):
+            tile_bytes = 4 * tiles * (m + winograd.KERNEL - 1) ** 2 * (c_in + c_out)
+            least = _LEAST_PRODUCTS * (1 if tile_bytes <= _CACHED_BYTES else 2)
+            if tiles >= _LEAST_TILES and c_in * c_out >= least * (c_in + c_out):
                 found.append(f"winograd{m}")
         return (*found, self.name)
 

@@ -42,12 +42,12 @@ def lifted(part: Partition, known: Sequence[bool]) -> Lifted:
     made = tuple(v for v in range(n, len(fixed)) if worked[v] and v in used)
     if not made:
         return Lifted(part, tuple(range(n)), None, ())
-    before, needs = cut(part, made)
-    rest, taken = cut(part, part.outputs, made)
+    before, needs = subpartition(part, made)
+    rest, taken = subpartition(part, part.outputs, made)
     return Lifted(rest, taken, before, needs)
 
 
-def cut(
+def subpartition(
     part: Partition,
     outputs: tuple[int, ...],
     given: tuple[int, ...] = (),

@@ -48,7 +48,7 @@ class _Place:
     is_row: bool = False
 
 
-def is_element(op: Op) -> bool:
+def needs_loop(op: Op) -> bool:
     """Whether the operator has to be in a loop, because the library has no such kernel."""
     return isinstance(op, Map | Reduce | Repeat)
 
@@ -61,7 +61,7 @@ def is_possible(op: Op, shapes: Sequence[Shape], shape: Shape) -> bool:
 
 def looped(part: Partition) -> Partition:
     """Return the same partition with its elementwise functions and reductions in loops."""
-    if not any(is_element(i.op) for i in part.code):
+    if not any(needs_loop(i.op) for i in part.code):
         return part
     n = len(part.inputs)
     places = [_Place(0) for _ in part.inputs]
@@ -71,7 +71,7 @@ def looped(part: Partition) -> Partition:
         if place.group is not None:
             place.group.members.append(len(places) - 1)
     merged = {id(p.group): p.group for p in places if p.group is not None}
-    groups = [g for g in merged.values() if any(is_element(part.code[v - n].op) for v in g.members)]
+    groups = [g for g in merged.values() if any(needs_loop(part.code[v - n].op) for v in g.members)]
     inside = {v: g for g in groups for v in g.members}
     users: dict[int, set[int]] = {}
     for at, i in enumerate(part.code):
@@ -87,7 +87,7 @@ def looped(part: Partition) -> Partition:
             # Reshape after the loop, because other reshapes may be of the same value.
             del inside[v]
             outer.add(i.args[0])
-    return _listed(part, inside, outer)
+    return _with_loops(part, inside, outer)
 
 
 def _placed(part: Partition, i: Instruction, places: list[_Place]) -> _Place:
@@ -159,7 +159,7 @@ def _merge(places: list[_Place], old: _Group | None, new: _Group) -> None:
         places[v] = replace(places[v], group=new)
 
 
-def _listed(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Partition:
+def _with_loops(part: Partition, inside: dict[int, _Group], outer: set[int]) -> Partition:
     """Return the partition with a loop for each value of a group that is needed outside of it.
 
     Operators come as soon as their arguments are computed; equal ones are merged.
@@ -195,7 +195,7 @@ def _loop(part: Partition, group: _Group, result: int, outer: set[int]) -> Instr
         if v not in needed:
             needed.add(v)
             stack += [a for a in part.code[v - n].args if a in own and a not in outer]
-    if not any(is_element(part.code[v - n].op) for v in needed) and len(needed) == 1:
+    if not any(needs_loop(part.code[v - n].op) for v in needed) and len(needed) == 1:
         return part.code[result - n]
     order = sorted(needed)
     taken = list(dict.fromkeys(a for v in order for a in part.code[v - n].args if a not in needed))

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.base import NOTHING, Epilogue, Lowering, every
+from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue, Lowering, all_of
 from xrl_jax.libraries.onednn import calls, winograd
 from xrl_jax.libraries.xla.conv import conv_lowering, matmul
 from xrl_jax.libraries.xla.conv_facts import ConvFacts
@@ -27,7 +27,7 @@ _TILE_ERROR = {"float32": 16 * 2.0**-23}
 _NAME = "onednn"
 
 
-def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
     """Convolve by oneDNN, features last; by XLA where oneDNN does not take the arrays."""
     if not calls.takes(x, w):
         return epilogue(dense(c, x, w))
@@ -61,7 +61,7 @@ def _winograd(m: int) -> Callable[..., jax.Array]:
 
 
 def _onednn_matmul(transposed: bool) -> Callable[..., jax.Array]:
-    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
         if not calls.takes(x, w):
             return epilogue(matmul(c, x, w, transposed=transposed))
         if epilogue.addend is not None:
@@ -73,7 +73,9 @@ def _onednn_matmul(transposed: bool) -> Callable[..., jax.Array]:
 
 
 def _dot(out_in: bool) -> Callable[..., jax.Array]:
-    def fn(node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NOTHING) -> jax.Array:
+    def fn(
+        node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NO_EPILOGUE
+    ) -> jax.Array:
         if not calls.takes(lhs, rhs):
             return epilogue(as_matrices(node, lhs, rhs, out_in=out_in))
 
@@ -93,13 +95,13 @@ def _tiles(c: ConvFacts) -> Any:
     neither the image nor the result is too large.
     """
     few = [c.product(*(sizes[i] for i in range(4))) <= _MAX_TILED for sizes in (c.image, c.result)]
-    three = every(n == winograd.KERNEL for n in c.window) & (c.groups == 1)
+    three = all_of(n == winograd.KERNEL for n in c.window) & (c.groups == 1)
     return c.moves_by_one("stride", "rhs_dilation") & three & few[0] & few[1]
 
 
 def _stays_last(c: ConvFacts) -> Any:
     """Whether features are last in the image and in the result."""
-    return c.ends_in_features & c.image_lies(False)
+    return c.ends_in_features & c.image_layout_is(False)
 
 
 _ON_CPU = ("cpu",)

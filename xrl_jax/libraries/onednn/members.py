@@ -68,7 +68,7 @@ def _operands(e: Any, op: Op, producer: dict[Any, Any]) -> list[Operand]:
         return [_source(e.outvars[0], e, producer)]
     atoms = e.invars
     if isinstance(op, Clip | Scale | Map):
-        atoms = [v for v in atoms if _number(v, producer) is None]
+        atoms = [v for v in atoms if _scalar(v, producer) is None]
     if isinstance(op, Map):
         return [_source(v, e, producer) for v in atoms]
     return [Operand(v, v.aval.shape) for v in atoms]
@@ -110,12 +110,12 @@ def as_member(e: Any, producer: dict[Any, Any]) -> Member | None:
 def _member(e: Any, op: Op, producer: dict[Any, Any]) -> Member | None:
     """Return the equation as this operator; None if the library has no kernel for the shapes."""
     operands = _operands(e, op, producer)
-    if loops.is_element(op):
+    if loops.needs_loop(op):
         possible = loops.is_possible(op, [o.shape for o in operands], e.outvars[0].aval.shape)
         return Member(e, op, operands) if possible else None
-    shape = made_shape(op, operands, e.outvars[0].aval.shape)
-    alone = kernels.alone(op, [o.shape for o in operands], shape)
-    return Member(e, op, operands) if kernels.is_possible(alone) else None
+    shape = result_shape(op, operands, e.outvars[0].aval.shape)
+    part = kernels.single_op(op, [o.shape for o in operands], shape)
+    return Member(e, op, operands) if kernels.is_possible(part) else None
 
 
 def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
@@ -136,7 +136,7 @@ def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
         case "reduce_window_sum":
             return _pool("sum", p)
         case kind if kind in BINARY:
-            return _with_number(e, producer) or _binary(e, producer) or _map(e, producer)
+            return _with_scalar(e, producer) or _binary(e, producer) or _map(e, producer)
         case kind if kind in MAPS:
             return _map(e, producer)
         case "reduce_sum" | "reduce_max" | "reduce_min":
@@ -164,7 +164,7 @@ def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce
     return None
 
 
-def made_shape(op: Op, operands: Sequence[Operand], shape: tuple[int, ...]) -> tuple[int, ...]:
+def result_shape(op: Op, operands: Sequence[Operand], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the operator's result, given the `shape` of the equation's result.
 
     They differ where a sum over axes becomes a pool, which keeps the axes of its window.
@@ -193,43 +193,43 @@ def _has_literal(e: Any) -> bool:
     return any(isinstance(v, Literal) for v in e.invars)
 
 
-def _with_number(e: Any, producer: dict[Any, Any]) -> Clip | Scale | None:
+def _with_scalar(e: Any, producer: dict[Any, Any]) -> Clip | Scale | None:
     """Return a `Clip` or `Scale` for an operation on an array and a finite scalar, else None."""
-    numbers = [_number(v, producer) for v in e.invars]
-    at = 0 if numbers[0] is None else 1  # index of the array
-    number = numbers[1 - at]
-    if number is None or numbers[at] is not None or not _is_array(e.invars[at], e):
+    scalars = [_scalar(v, producer) for v in e.invars]
+    at = 0 if scalars[0] is None else 1  # index of the array
+    scalar = scalars[1 - at]
+    if scalar is None or scalars[at] is not None or not _is_array(e.invars[at], e):
         return None
-    if not math.isfinite(number):
+    if not math.isfinite(scalar):
         return None
     match e.primitive.name:
         case "max":
-            return Clip(low=number)
+            return Clip(low=scalar)
         case "min":
-            return Clip(high=number)
+            return Clip(high=scalar)
         case "mul":
-            return Scale(number)
+            return Scale(scalar)
         case "div":
-            return Scale(1 / number) if at == 0 and _is_inverted(number) else None
+            return Scale(1 / scalar) if at == 0 and _is_inverted(scalar) else None
     return None
 
 
-def _is_inverted(number: float) -> bool:
-    """Return whether 1 / number is a normal float32, with full precision."""
-    return _SMALLEST <= abs(number) <= 1 / _SMALLEST
+def _is_inverted(scalar: float) -> bool:
+    """Return whether 1 / scalar is a normal float32, with full precision."""
+    return _SMALLEST <= abs(scalar) <= 1 / _SMALLEST
 
 
 def _map(e: Any, producer: dict[Any, Any]) -> Map | None:
     """Return an elementwise function of scalars and at least one array, else None."""
-    kind, numbers = e.primitive.name, tuple(_number(v, producer) for v in e.invars)
+    kind, scalars = e.primitive.name, tuple(_scalar(v, producer) for v in e.invars)
     if kind == "integer_pow":
         if abs(e.params["y"]) > _LARGEST_POWER:
             return None
-        return Map(kind, (None, float(e.params["y"]))) if numbers == (None,) else None
-    arrays = [v for v, n in zip(e.invars, numbers, strict=True) if n is None]
+        return Map(kind, (None, float(e.params["y"]))) if scalars == (None,) else None
+    arrays = [v for v, n in zip(e.invars, scalars, strict=True) if n is None]
     if any(isinstance(v, Literal) for v in arrays):
         return None
-    return Map(kind, numbers) if arrays else None
+    return Map(kind, scalars) if arrays else None
 
 
 def _binary(e: Any, producer: dict[Any, Any]) -> Binary | None:
@@ -241,19 +241,19 @@ def _binary(e: Any, producer: dict[Any, Any]) -> Binary | None:
     if any(isinstance(v, Literal) for v in e.invars):
         return None
     first, second = (_source(v, e, producer).shape == shape for v in e.invars)
-    exchanged = kind not in ("sub", "div")
-    return Binary(kind) if first or (second and exchanged) else None
+    commutes = kind not in ("sub", "div")
+    return Binary(kind) if first or (second and commutes) else None
 
 
-def _number(v: Any, producer: dict[Any, Any]) -> float | None:
+def _scalar(v: Any, producer: dict[Any, Any]) -> float | None:
     """Return the scalar that an operand is, or is broadcast from; None if it is neither."""
     if isinstance(v, Literal):
-        number = float(v.val) if np.shape(v.val) == () else math.nan
-        return None if math.isnan(number) else number
+        scalar = float(v.val) if np.shape(v.val) == () else math.nan
+        return None if math.isnan(scalar) else scalar
     e = producer.get(v)
     if e is not None and is_broadcast(e):
-        return _number(e.invars[0], producer)
+        return _scalar(e.invars[0], producer)
     if e is not None and e.primitive.name == "div" and v.aval.shape == ():
-        over, under = (_number(n, producer) for n in e.invars)
+        over, under = (_scalar(n, producer) for n in e.invars)
         return over / under if over is not None and under else None
     return None

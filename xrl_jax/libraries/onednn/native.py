@@ -29,18 +29,19 @@ from xrl_jax.libraries.onednn import attention, blocked, keeping, rows, server, 
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
-from xrl_jax.libraries.onednn.keeping import Bounded, Largest
+from xrl_jax.libraries.onednn.keeping import Clipped, WindowMax
 from xrl_jax.libraries.onednn.machine_code import MakeKernel, addresses, module, pointer
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS, QUEUE, QUEUE_BYTES
 from xrl_jax.libraries.onednn.spec import Loop
 from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
-_Made = Loop | Tiles | Results | Streamed | Blocked | Attended  # by code generated for these sizes
-Own = _Made | Bounded | Largest  # computed by generated code
+# Descriptions of generated kernels: of those compiled for their sizes, and of all.
+_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended
+Generated = _SizedKernel | Clipped | WindowMax
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
-_PRIMITIVE, _OWN, _LATER = 0, 1, 2
+_PRIMITIVE, _GENERATED, _LATER = 0, 1, 2
 
 
 class Place(NamedTuple):
@@ -75,7 +76,7 @@ class Step(NamedTuple):
     last argument of a generated kernel is its result.
     """
 
-    primitive: int | Later | Own
+    primitive: int | Later | Generated
     args: tuple[tuple[int, Desc, Place], ...]
 
 
@@ -99,7 +100,7 @@ def register(
             return
         if careful and lib.threads() is None:  # its threads' flags cannot be read
             steps, careful = careful, ()
-        lists = [_listed(lib, some) for some in (steps, careful) if some]
+        lists = [_encoded(lib, some) for some in (steps, careful) if some]
         if careful and _timed_only:
             lists[1][0] = 0  # no steps
         starts = [x.ctypes.data for x in lists]
@@ -107,8 +108,8 @@ def register(
         _KEPT[name] = plan, lists
         function = name.replace(".", "_")
         call, at = pointer(_server(lib)), pointer(plan.ctypes.data)
-        _make_room(arena)
-        _watch(lib.n_threads())
+        _grow_arena(arena)
+        _watch_threads(lib.n_threads())
         (address,) = addresses(server.passes_on(function, call, at), function)
         capsule = _capsule(address)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
@@ -132,7 +133,7 @@ def _in_queue(name: str, kind: Any) -> Any:
     return kind.from_address(ctypes.addressof(_KEPT["the queue"]) + QUEUE[name])
 
 
-def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
+def _encoded(lib: Library, steps: Sequence[Step]) -> np.ndarray:
     """Encode the steps as int64 values, in the format that `server` describes."""
     numbers: list[int] = [len(steps)]
     for what, args in steps:
@@ -144,11 +145,11 @@ def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
                 head = what, _PRIMITIVE
             case Later(prim):
                 head = prim, _LATER
-            case Bounded() | Largest():
-                head = _keeping()[what.name], _OWN
-                more = [0, 0, _ADDRESS, _numbers(what).ctypes.data]
+            case Clipped() | WindowMax():
+                head = _keeping_functions()[what.name], _GENERATED
+                more = [0, 0, _ADDRESS, _parameters(what).ctypes.data]
             case _:
-                head = _own(lib, what), _OWN
+                head = _compiled(lib, what), _GENERATED
         numbers += [*head, len(args) + len(more) // 4]
         for which, desc, place in args:
             numbers += [which, desc, place.kind, place.at]
@@ -157,15 +158,15 @@ def _listed(lib: Library, steps: Sequence[Step]) -> np.ndarray:
 
 
 @functools.cache
-def _numbers(what: Bounded | Largest) -> np.ndarray:
+def _parameters(what: Clipped | WindowMax) -> np.ndarray:
     """Return the parameters for the code of `keeping`, in memory that is never freed."""
-    return np.asarray(what.numbers, np.int64)
+    return np.asarray(what.parameters, np.int64)
 
 
 @functools.cache
-def _keeping() -> dict[str, int]:
+def _keeping_functions() -> dict[str, int]:
     """Compile the code of `keeping`; return the addresses of its functions by name."""
-    names = "bounded", "largest"
+    names = "clipped", "window_max"
     return dict(zip(names, addresses(keeping.code(), *names), strict=True))
 
 
@@ -180,7 +181,7 @@ _KERNELS: dict[type, MakeKernel] = {
 
 
 @functools.cache
-def _own(lib: Library, what: _Made) -> int:
+def _compiled(lib: Library, what: _SizedKernel) -> int:
     """Compile a generated kernel and return its address."""
     threads = lib.threads()
     parallel = None
@@ -192,7 +193,7 @@ def _own(lib: Library, what: _Made) -> int:
     return address
 
 
-def _make_room(n_bytes: int) -> None:
+def _grow_arena(n_bytes: int) -> None:
     """Make the arena at least `n_bytes` long.
 
     One arena serves all calls, since they run one at a time. Memory that XLA allocated for each
@@ -210,7 +211,7 @@ def _make_room(n_bytes: int) -> None:
         _in_queue("arena", ctypes.c_void_p).value = start
 
 
-def _watch(n: int) -> None:
+def _watch_threads(n: int) -> None:
     """Make the probe of `flags` inspect at least `n` threads.
 
     A primitive is created for as many threads as the thread that creates it may use.

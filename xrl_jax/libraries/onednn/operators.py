@@ -11,7 +11,7 @@ from xrl_jax.libraries.onednn import rows
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
-from xrl_jax.libraries.onednn.keeping import Bounded
+from xrl_jax.libraries.onednn.keeping import Clipped
 from xrl_jax.libraries.onednn.native import Place
 from xrl_jax.libraries.onednn.post_ops import PostOps
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
@@ -31,13 +31,13 @@ class Operators(Builder):
         An argument of the call is copied first, unless the slice begins at its first element.
         """
         plain, strides = self.lib.desc(whole), row_major(whole)
-        x = self.as_laid_out(x, plain)
+        x = self.to_layout(x, plain)
         offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
         place = x.place
         if offset and isinstance(place, Place):
-            moved = Value(plain, self.block(plain))
-            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, moved)])
-            place = moved.place
+            copy = Value(plain, self.block(plain))
+            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, copy)])
+            place = copy.place
         if offset:
             assert not isinstance(place, Place)
             inner = place.offset if isinstance(place, Part) else 0
@@ -52,22 +52,22 @@ class Operators(Builder):
         if not what.elementwise:  # multiplied by one
             return x if output is None else self.copied(x, output, shape)
         dst = x.desc if output is None else self.lib.desc(shape)
-        x = self.as_laid_out(x, dst)
+        x = self.to_layout(x, dst)
         y = self.result(dst, output)
         self.run(self.lib.elementwise(x.desc, dst, what), [(SRC, x), (DST, y)])
         return y
 
-    def bounded(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
+    def clipped(self, clip: Clip, x: Value, dense: Desc, y: Value | None = None) -> Value:
         """Clip an array by generated code, into `y` (of the same layout) or in place.
 
         If its layout has zeros as padding that clipping would change, the array is converted to
         the layout `dense` first, and `y` is not used.
         """
-        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.only(0.0) != 0:
-            x, y = self.as_laid_out(x, dense), None
+        if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.of_scalar(0.0) != 0:
+            x, y = self.to_layout(x, dense), None
         y = y or x
         n = self.lib.nbytes(x.desc) // 4
-        self.append(Bounded(n, clip), [(0, v.desc, v.place) for v in (x, y)])
+        self.append(Clipped(n, clip), [(0, v.desc, v.place) for v in (x, y)])
         return y
 
     def loop(
@@ -80,22 +80,22 @@ class Operators(Builder):
         alike = all(self.lib.equal(x.desc, desc) for x in args)
         alike &= self.lib.nbytes(desc) == _BYTES * math.prod(shape)  # no padding
         if flat is not None and alike and (output is None or self.lib.equal(desc, plain)):
-            op, laid_out = flat, list(args)
-        elif output is None and (order := self.order(op, shape, args)) is not None:
+            op, operands = flat, list(args)
+        elif output is None and (order := self.common_order(op, shape, args)) is not None:
             back, op = [order.index(a) for a in range(len(shape))], rows.transposed(op, order) or op
-            laid_out = [
-                self.as_laid_out(x, self.lib.permuted(self.lib.desc(s), back))
+            operands = [
+                self.to_layout(x, self.lib.permuted(self.lib.desc(s), back))
                 for x, s in zip(args, op.inputs, strict=True)
             ]
             desc = self.lib.permuted(self.lib.desc(op.code[-1].shape), back)
         else:
             desc = plain
-            laid_out = self.row_major(args, op.inputs)
+            operands = self.row_major(args, op.inputs)
         y = self.result(desc, output)
-        self.append(op, [(0, v.desc, v.place) for v in (*laid_out, y)])
+        self.append(op, [(0, v.desc, v.place) for v in (*operands, y)])
         return y
 
-    def order(
+    def common_order(
         self, op: Loop, shape: Sequence[int], args: Sequence[Value]
     ) -> tuple[int, ...] | None:
         """Return the order in memory of the axes of most arguments, for a loop to follow.
@@ -143,18 +143,18 @@ class Operators(Builder):
         ):
             found = self.lib.strides(x.desc)
             if found is None:
-                x, found = self.as_laid_out(x, self.lib.desc(shape)), row_major(shape)
+                x, found = self.to_layout(x, self.lib.desc(shape)), row_major(shape)
             operands.append(x)
             sizes.append(_as_matrices(shape, is_transposed))
             steps.append(_as_matrices(found, is_transposed, 0))
         (batch, m, k), (_, _, n), (_, _, d) = sizes
         shape = (*shapes[0][:-2], m, d)
         strides = strides or row_major(shape)
-        laid_out = self.row_major(others, shapes[2:-1])
+        loop_operands = self.row_major(others, shapes[2:-1])
         y = self.result(self.lib.desc(shape, strides), output)
         layouts = (*steps, _as_matrices(strides, False, 0))
         what = Attended(batch, m, k, n, d, layouts, op.loop, op.at, self.lib.lanes)
-        used = (*operands[:2], *laid_out, operands[2], y)
+        used = (*operands[:2], *loop_operands, operands[2], y)
         self.append(what, [(0, v.desc, v.place) for v in used])
         return self.transposed(y, swap(len(shape))) if op.transposed else y
 
@@ -162,7 +162,7 @@ class Operators(Builder):
         moving = self.spatial(op, x)
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
-        dst = self.wanted(shape, order, output)
+        dst = self.requested_layout(shape, order, output)
         x = self.transposed(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
@@ -182,7 +182,7 @@ class Operators(Builder):
             into = None
             dims = [whole[d] for d in (order[0], *moving, order[1])]
             first = (0, len(dims) - 1, *range(1, len(dims) - 1))
-            x = self.as_laid_out(x, self.lib.permuted(self.lib.desc(dims), first))
+            x = self.to_layout(x, self.lib.permuted(self.lib.desc(dims), first))
             dst = self.lib.any_desc([shape[d] for d in order])
             prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), into)

@@ -18,12 +18,12 @@ import jax
 from xrl_jax.graph import equations
 from xrl_jax.graph.equations import read, variables
 from xrl_jax.libraries.onednn import kernels
-from xrl_jax.libraries.onednn.attend import attended
+from xrl_jax.libraries.onednn.attend import with_attention
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.fuse import fused
 from xrl_jax.libraries.onednn.lift import Lifted, lifted
 from xrl_jax.libraries.onednn.loops import looped
-from xrl_jax.libraries.onednn.members import Member, as_member, is_broadcast, made_shape
+from xrl_jax.libraries.onednn.members import Member, as_member, is_broadcast, result_shape
 from xrl_jax.libraries.onednn.spec import (
     Binary,
     Instruction,
@@ -155,7 +155,7 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
     if not stage.members:
         return
     (part, taken, before, needs), inputs = _partition(stage)
-    part = attended(looped(part))
+    part = with_attention(looped(part))
     if not kernels.is_possible(part):
         for m in stage.members:
             _run_alone(m.equation, stage.producer, env)
@@ -211,8 +211,8 @@ def _partition(stage: _Stage) -> tuple[Lifted, list[Any]]:
             at = take(v, is_weight=n == 1 and kernels.packs(m.op, v.aval.shape))
             args.append(at if shape == _shape(v) else append(Reshape(shape), [at], shape))
         shape = m.result.aval.shape
-        place[m.result] = append(m.op, args, made_shape(m.op, m.operands, shape))
-        if made_shape(m.op, m.operands, shape) != shape:
+        place[m.result] = append(m.op, args, result_shape(m.op, m.operands, shape))
+        if result_shape(m.op, m.operands, shape) != shape:
             place[m.result] = append(Reshape(shape), [place[m.result]], shape)
 
     def number(at: int) -> int:

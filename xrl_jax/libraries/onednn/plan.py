@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xrl_jax.libraries.onednn.builder import Part, Value, Where, block_of, laid_out
+from xrl_jax.libraries.onednn.builder import Location, Part, Value, assign_offsets, block_of
 from xrl_jax.libraries.onednn.c_api import (
     DST,
     MULTIPLE_SRC,
@@ -37,7 +37,7 @@ from xrl_jax.libraries.onednn.spec import (
     Transpose,
     Winograd,
 )
-from xrl_jax.libraries.onednn.strides import written
+from xrl_jax.libraries.onednn.strides import result_strides
 
 
 class Plan(NamedTuple):
@@ -73,7 +73,7 @@ class Planner(Products):
             if plain:
                 args = [self.plain(v, a) for v, a in zip(given, instruction.args, strict=True)]
             try:
-                y = self.made(instruction, args, into)
+                y = self.lower(instruction, args, into)
             except UnimplementedError as error:
                 reason = error
                 del self.steps[n_steps:]
@@ -87,9 +87,9 @@ class Planner(Products):
         """Return the value with this index in row-major layout, unless it is packed."""
         if self.partition.is_packed(number):
             return value
-        return self.as_laid_out(value, self.lib.desc(self.shape_of(number)))
+        return self.to_layout(value, self.lib.desc(self.shape_of(number)))
 
-    def made(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
+    def lower(self, instruction: Instruction, args: list[Value], output: Place | None) -> Value:
         """Append the steps of an instruction on these arguments; return its value."""
         op, shape = instruction.op, instruction.shape
         match op:
@@ -133,7 +133,7 @@ class Planner(Products):
         n = len(i.shape)
         a, b = args
         if self.shape_of(i.args[1]) == i.shape:
-            b = self.as_laid_out(b, a.desc)
+            b = self.to_layout(b, a.desc)
         dst = a.desc if output is None else self.lib.desc(i.shape)
         # The library broadcasts an array along its second axis, not along its last.
         same, first = tuple(range(n)), (0, n - 1, *range(1, n - 1))[:n]
@@ -143,9 +143,9 @@ class Planner(Products):
                 prim = self.lib.binary(op.kind, x, z, y)
             except UnimplementedError:
                 continue
-            made = self.result(y, output)
-            self.run(prim, [(SRC, Value(x, a.place)), (SRC_1, Value(z, b.place)), (DST, made)])
-            return Value(dst, made.place)
+            result = self.result(y, output)
+            self.run(prim, [(SRC, Value(x, a.place)), (SRC_1, Value(z, b.place)), (DST, result)])
+            return Value(dst, result.place)
         raise UnimplementedError(f"{op.kind} of {i.shape} and {self.shape_of(i.args[1])}")
 
 
@@ -156,7 +156,7 @@ def plan(lib: Library, partition: Partition) -> Plan:
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
     """
-    return planned(Planner(lib, partition=partition, strides=written(partition)))
+    return planned(Planner(lib, partition=partition, strides=result_strides(partition)))
 
 
 def planned(b: Planner) -> Plan:
@@ -177,10 +177,10 @@ def planned(b: Planner) -> Plan:
     places = [place for _, args in b.steps for _, _, place in args]
     parts = [block_of(x) for x in places if not isinstance(x, Place)]
     blocks = list({id(x): x for x in parts}.values())
-    offsets, arena = laid_out(blocks)
+    offsets, arena = assign_offsets(blocks)
     starts = {id(x): at for x, at in zip(blocks, offsets, strict=True)}
 
-    def final(place: Where) -> Place:
+    def final(place: Location) -> Place:
         if isinstance(place, Place):
             return place
         inner = place.offset if isinstance(place, Part) else 0

@@ -36,7 +36,7 @@ from xrl_jax.libraries.onednn.spec import (
     Winograd,
     swap,
 )
-from xrl_jax.libraries.onednn.stream import MOST_ROWS, Streamed, in_strips
+from xrl_jax.libraries.onednn.stream import MOST_ROWS, Streamed, uses_strips
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 from xrl_jax.libraries.onednn.winograd import n_tiles
 
@@ -61,7 +61,7 @@ class Products(Operators):
     """Builder of the steps of convolutions and products."""
 
     partition: Partition = field(kw_only=True)
-    strides: dict[int, Shape] = field(kw_only=True)  # by value, see `strides.written`
+    strides: dict[int, Shape] = field(kw_only=True)  # by value, see `strides.result_strides`
     weights: dict[int, Packing] = field(default_factory=dict)
 
     def shape_of(self, value: int) -> tuple[int, ...]:
@@ -76,10 +76,10 @@ class Products(Operators):
         inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
         first = (0, n - 1, *inner)  # features before the spatial axes
         src = self.lib.any_desc([x_shape[a] for a in first])
-        dst = self.wanted(i.shape, first, output)
+        dst = self.requested_layout(i.shape, first, output)
         w, steps = args[1], self.lib.strides(args[1].desc)
         if steps is None:  # a blocked layout
-            w, steps = self.as_laid_out(w, self.lib.desc(w_shape)), row_major(w_shape)
+            w, steps = self.to_layout(w, self.lib.desc(w_shape)), row_major(w_shape)
         dims, strides = kernel_layout(w_shape, steps, op.groups, inner)
         weights = self.lib.any_desc(dims)
         stride, dilation = ([f[a - 1] for a in inner] for f in (op.stride, op.dilation))
@@ -96,14 +96,14 @@ class Products(Operators):
         bias = more.pop(0) if op.after.bias else None
         addend = self.transposed(more.pop(0), first) if op.after.addend else None
         after, clip = op.after, op.after.clip
-        if clip is not None and self.clips_what_is_none(op, i, make):
+        if clip is not None and self.computes_padding_features(op, i, make):
             after = replace(after, clip=None)
         y = self.product(make, after, i.args[1], x, w, bias, addend, output)
         if after != op.after and clip is not None:
-            y = self.bounded(clip, y, self.wanted(i.shape, first, Place.result(0)))
+            y = self.clipped(clip, y, self.requested_layout(i.shape, first, Place.result(0)))
         return self.transposed(y, [first.index(a) for a in range(n)])
 
-    def clips_what_is_none(
+    def computes_padding_features(
         self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]
     ) -> bool:
         """Return whether the library computes features beyond the last, from data after an array.
@@ -119,7 +119,7 @@ class Products(Operators):
         return not self.lib.implementation(make(None, PostOps())).startswith(_EXACT)
 
     def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
-        if in_strips(self.partition, i):
+        if uses_strips(self.partition, i):
             return self.by_strips(op, i, args, output)
         swapped = swap(len(i.shape))
         x = self.transposed(args[0], swapped) if op.left_transposed else args[0]
@@ -149,22 +149,22 @@ class Products(Operators):
         k, n = self.shape_of(i.args[1])[:: -1 if dot.right_transposed else 1]
         rows = math.prod(i.shape) // n
         x = self.transposed(args[0], (1, 0)) if dot.left_transposed else args[0]
-        packed = self.in_strips(i.args[1], k, n, (1, k) if dot.right_transposed else (n, 1))
+        packed = self.pack_in_strips(i.args[1], k, n, (1, k) if dot.right_transposed else (n, 1))
         by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
         if rows <= MOST_ROWS:
             what: Streamed | Blocked = Streamed(rows, k, n, dot.after)
-            x = self.as_laid_out(x, by_columns)
+            x = self.to_layout(x, by_columns)
         else:
             transposed = lib.equal(x.desc, by_columns)
             what = Blocked(rows, k, n, transposed, dot.after, lib.lanes)
-            x = x if transposed else self.as_laid_out(x, by_rows)
+            x = x if transposed else self.to_layout(x, by_rows)
         operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
         y = self.result(lib.desc(i.shape), output)
         used = (x, Value(packed, args[1].place), *operands, y)
         self.append(what, [(0, v.desc, v.place) for v in used])
         return y
 
-    def in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
+    def pack_in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
         """Return the layout in strips of a weight [k, n] with these strides; record its packing."""
         lib = self.lib
         whole, left = divmod(n, STRIP)
@@ -191,7 +191,7 @@ class Products(Operators):
         low = op.padding[0][0], op.padding[1][0]
         before = Tiles(op.tile, shape, (height, width), low)
         after = Results(op.tile, i.shape, (height, width), op.after)
-        x = self.as_laid_out(args[0], self.lib.desc(shape))
+        x = self.to_layout(args[0], self.lib.desc(shape))
         source, dst = self.lib.desc(before.shape), self.lib.desc(after.shape)
         tiles = Value(source, self.block(source))
         self.append(before, [(0, v.desc, v.place) for v in (x, tiles)])
@@ -200,10 +200,10 @@ class Products(Operators):
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
             return self.lib.matmul(source, weights, bias, dst, post_ops)
 
-        made = self.product(make, Epilogue(), i.args[1], tiles, args[1], None, None, None)
+        products = self.product(make, Epilogue(), i.args[1], tiles, args[1], None, None, None)
         operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
         y = self.result(self.lib.desc(i.shape), output)
-        self.append(after, [(0, v.desc, v.place) for v in (made, *operands, y)])
+        self.append(after, [(0, v.desc, v.place) for v in (products, *operands, y)])
         return y
 
     def product(
@@ -233,10 +233,10 @@ class Products(Operators):
                     prim = make(bias_desc, PostOps(addend.desc, clip=after.clip))
                 except UnimplementedError:
                     sum_apart = True
-        x = self.as_laid_out(x, self.lib.of(prim, "src"))
+        x = self.to_layout(x, self.lib.of(prim, "src"))
         wanted = self.lib.of(prim, "weights")
         packs = self.partition.is_packed(weight)
-        w = self.packed(weight, w, wanted) if packs else self.as_laid_out(w, wanted)
+        w = self.packed(weight, w, wanted) if packs else self.to_layout(w, wanted)
         dst = self.lib.of(prim, "dst")
         y = self.result(dst, None if sum_apart else output)
         operands = [(SRC, x), (WEIGHTS, w), (DST, y)]

@@ -28,7 +28,7 @@ from xrl_jax.libraries.onednn.spec import (
 )
 
 _FLAT = 2048  # columns, at most, of a flattened loop
-_DEAR = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
+_EXPENSIVE = ("exp", "tanh", "logistic", "erf", "erfc", "div", "rsqrt", "sqrt")
 
 
 def kernel_of(loop: Loop, name: str) -> Kernel:
@@ -90,7 +90,7 @@ class _Value:
     instruction: Instruction
     phase: int  # the first pass in which it is available
     is_row: bool  # a row has one element of it
-    dear: bool  # an expensive operator is involved
+    expensive: bool  # an expensive operator is involved
     first: int = -1  # the first pass that computes it
 
 
@@ -143,21 +143,21 @@ class _Rows:
             own = [self.values[a] for a in i.args if a >= n]
             phase = max((v.phase for v in own), default=0)
             if isinstance(i.op, Reduce):
-                made = _Value(i, phase + 1, True, False)
+                value = _Value(i, phase + 1, True, False)
             else:
                 is_row = not self.is_whole(i.shape) or (
                     self.columns == 1 and bool(own) and all(v.is_row for v in own)
                 )
                 kind = i.op.kind if isinstance(i.op, Map) else getattr(i.op, "kind", "")
-                dear = kind in _DEAR or any(v.dear and not v.is_row for v in own)
-                made = _Value(i, phase, is_row, dear)
-            self.values[n + at] = made
+                expensive = kind in _EXPENSIVE or any(v.expensive and not v.is_row for v in own)
+                value = _Value(i, phase, is_row, expensive)
+            self.values[n + at] = value
         for phase in range(self.values[self.last].phase + 1):
             for number in self._needed(phase):
                 v = self.values[number]
                 if v.first < 0:
                     v.first = phase
-                elif v.dear:
+                elif v.expensive:
                     self.kept[number] = f"%kept{number}"
 
     def _reductions(self, phase: int) -> list[int]:

@@ -33,11 +33,11 @@ class Clip:
 
     def then(self, other: Clip) -> Clip:
         """Return one clipping equal to this one followed by `other`."""
-        low = other.low if self.low is None else other.only(self.low)
-        high = other.high if self.high is None else other.only(self.high)
+        low = other.low if self.low is None else other.of_scalar(self.low)
+        high = other.high if self.high is None else other.of_scalar(self.high)
         return Clip(low, high)
 
-    def only(self, x: float) -> float:
+    def of_scalar(self, x: float) -> float:
         """Return the scalar `x`, clipped."""
         x = x if self.low is None else max(x, self.low)
         return x if self.high is None else min(x, self.high)
@@ -178,7 +178,7 @@ class Map:
     """Elementwise function of scalars and of arrays of equal rank, whose axes may have size 1."""
 
     kind: str  # one of MAPS, named as in lax
-    numbers: tuple[float | None, ...]  # for each operand a scalar, or None for the next array
+    scalars: tuple[float | None, ...]  # for each operand a scalar, or None for the next array
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         shape = jax.numpy.broadcast_shapes(*(a.shape for a in arrays))
@@ -187,11 +187,11 @@ class Map:
             lax.full(shape, n, jax.numpy.float32)
             if n is not None
             else lax.broadcast_in_dim(next(rest), shape, tuple(range(len(shape))))
-            for n in self.numbers
+            for n in self.scalars
         ]
         if self.kind == "integer_pow":
-            assert self.numbers[1] is not None
-            return lax.integer_pow(xs[0], int(self.numbers[1]))
+            assert self.scalars[1] is not None
+            return lax.integer_pow(xs[0], int(self.scalars[1]))
         if self.kind == "select_n":
             return lax.select_n(xs[0] != 0, *xs[1:])
         return getattr(lax, self.kind)(*xs).astype(jax.numpy.float32)

@@ -24,7 +24,7 @@ _SUMS = 24  # accumulators (vectors), at most
 _RUN = 512  # rows of the weight that are summed separately
 
 
-def in_strips(partition: Partition, i: Instruction) -> bool:
+def uses_strips(partition: Partition, i: Instruction) -> bool:
     """Return whether an instruction is a product with a weight packed in strips.
 
     It is computed by this module or by `blocked`.

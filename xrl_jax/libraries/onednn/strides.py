@@ -10,7 +10,7 @@ import numpy as np
 from xrl_jax.libraries.onednn.spec import Attention, Dot, Partition, Reshape, Shape, Transpose, swap
 
 
-def written(partition: Partition) -> dict[int, Shape]:
+def result_strides(partition: Partition) -> dict[int, Shape]:
     """Return strides, by value, for results of products that make their later transposes free.
 
     The results are row-major only after the reshapes and transposes that follow, as the heads of an

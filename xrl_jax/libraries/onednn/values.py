@@ -40,7 +40,7 @@ def strip_moves(v: Value, uses: Uses) -> tuple[Value, list[Value]]:
 
 
 def apply_moves(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """Apply the steps that `strip_moves` stripped (the last one first) to a value; count its uses."""
+    """Apply the steps that `strip_moves` returned, last one first, to a value; count its uses."""
     uses[v] = uses.get(v, 0) + 1
     for step in reversed(between):
         by = step.made_by
@@ -50,7 +50,7 @@ def apply_moves(v: Value, between: Sequence[Value], uses: Uses) -> Value:
 
 
 def undo_moves(v: Value, between: Sequence[Value], uses: Uses) -> Value:
-    """Undo the steps that `strip_moves` stripped (the last one first) on a value; count its uses."""
+    """Undo the steps that `strip_moves` returned, last one first, on a value; count its uses."""
     for step in between:
         by, before = step.made_by, v
         if isinstance(by, Transpose):
@@ -95,7 +95,7 @@ def depends(v: Value, other: Value) -> bool:
     return False
 
 
-def listed(part: Partition, outputs: list[Value]) -> Partition:
+def to_partition(part: Partition, outputs: list[Value]) -> Partition:
     """Return the partition of these outputs, with its operators in depth-first order."""
     place: dict[Value, int] = {}
     code: list[Instruction] = []

@@ -21,7 +21,7 @@ from jax import lax
 
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import Condition, Epilogue, Lowering
-from xrl_jax.libraries.xla.conv_facts import moved, not_in, splits
+from xrl_jax.libraries.xla.conv_facts import image_not_in, not_in, splits
 from xrl_jax.libraries.xla.convolution import (
     Conv,
     accumulator,
@@ -71,7 +71,7 @@ def _im2col(c: Conv, x: jax.Array, w: jax.Array) -> jax.Array:
     return contract(c, _patches(c, x, w.shape[2:]), kernel, in_first=not c.first)
 
 
-def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
+def _im2col_one_axis(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
     """Compute the convolution with im2col along one spatial axis only, the axis `gathered`.
 
     Kernel positions along that axis become features of the patches. Positions along the other axis
@@ -81,11 +81,11 @@ def _half(c: Conv, x: jax.Array, w: jax.Array, *, gathered: int) -> jax.Array:
     """
     g, p, added = c.groups, w.shape[0] // c.groups, 1 - gathered
     positions, step, dilation = w.shape[2 + added], c.stride[added], c.rhs_dilation[added]
-    every = replace(c, stride=tuple(1 if a == added else n for a, n in enumerate(c.stride)))
+    unstrided = replace(c, stride=tuple(1 if a == added else n for a, n in enumerate(c.stride)))
     one = tuple(1 if a == added else k for a, k in enumerate(w.shape[2:]))
     kernel = lax.transpose(w.reshape(g, p, *w.shape[1:]), (0, 3 + added, 1, 3 + gathered, 2))
     kernel = kernel.reshape(g * positions * p, -1)
-    y = contract(every, _patches(every, x, one), kernel, in_first=not c.first)
+    y = contract(unstrided, _patches(unstrided, x, one), kernel, in_first=not c.first)
     at, axis = c.feature, c.layout[2 + added] + (2 if c.first else 0)
     y = y.reshape(*y.shape[:at], g, positions, p, *y.shape[at + 1 :])
     reach = y.shape[axis] - (positions - 1) * dilation
@@ -204,8 +204,8 @@ def _split_by(merged: int) -> Callable[..., jax.Array]:
     return lambda c, x, w: _split(c, x, w, merged=merged)
 
 
-def _half_of(gathered: int) -> Callable[..., jax.Array]:
-    return lambda c, x, w: _half(c, x, w, gathered=gathered)
+def _im2col_along(gathered: int) -> Callable[..., jax.Array]:
+    return lambda c, x, w: _im2col_one_axis(c, x, w, gathered=gathered)
 
 
 _row = conv_lowering
@@ -226,12 +226,19 @@ CONV: tuple[Lowering, ...] = (
     _row("im2col", _im2col, "few_patches", source="XLA gap: im2col x3.4"),
     _row("taps", _by_taps, "few_taps", source="XLA gap: shifted matmuls"),
     _row("dense", _expanded, "expands", bounded=True, source="XLA gap: zero-expanded x2.5"),
-    _row("nhwc_matmul", matmul, "is_pointwise", moved(False), **_LAST, source="XLA gap: NHWC x3.0"),
+    _row(
+        "nhwc_matmul",
+        matmul,
+        "is_pointwise",
+        image_not_in(False),
+        **_LAST,
+        source="XLA gap: NHWC x3.0",
+    ),
     _row(
         "nhwc_shifted",
         _shifted,
         "few_terms",
-        moved(False),
+        image_not_in(False),
         **_LAST,
         source="XLA gap: depthwise NHWC x19",
     ),
@@ -239,17 +246,19 @@ CONV: tuple[Lowering, ...] = (
         "nchw_shifted",
         _shifted,
         "few_terms",
-        moved(True),
+        image_not_in(True),
         **_FIRST,
         source="XLA gap: depthwise NCHW x40",
     ),
-    _row("nhwc_split", _split, splits(1), moved(False), **_LAST, source="XLA gap: split x3.3"),
+    _row(
+        "nhwc_split", _split, splits(1), image_not_in(False), **_LAST, source="XLA gap: split x3.3"
+    ),
     *(
         _row(
             f"nhwc_split{k}",
             _split_by(k),
             splits(k),
-            moved(False),
+            image_not_in(False),
             **_LAST,
             bounded=True,
             source="XLA gap: merged groups NHWC",
@@ -258,6 +267,6 @@ CONV: tuple[Lowering, ...] = (
     ),
     _row("rotated", _rotated, "few_terms", "square", source="XLA gap: grouped, 4 wide x2.0"),
     _row("overhang", _overhang, "overhangs", source="measured: YNNPACK against XLA's own"),
-    _row("half_rows", _half_of(0), "halves", source="measured: grouped x1.4"),
-    _row("half_columns", _half_of(1), "halves", source="measured: grouped x1.4"),
+    _row("half_rows", _im2col_along(0), "halves", source="measured: grouped x1.4"),
+    _row("half_columns", _im2col_along(1), "halves", source="measured: grouped x1.4"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrl_jax.graph import ops
-from xrl_jax.libraries.base import Facts, every
+from xrl_jax.libraries.base import Facts, all_of
 
 _LAYOUTS = np.asarray(ops.LAYOUTS, np.int32)
 
@@ -111,7 +111,7 @@ class ConvFacts(Facts):
         """Whether there are two spatial dimensions, several kernel positions along each, and few
         patches.
         """
-        return (self.view.rank == 4) & every(n > 1 for n in self.window) & self.few_patches
+        return (self.view.rank == 4) & all_of(n > 1 for n in self.window) & self.few_patches
 
     @cached_property
     def few_terms(self) -> Any:
@@ -131,7 +131,7 @@ class ConvFacts(Facts):
     def moves_by_one(self, *names: str) -> Any:
         """Return whether there are two spatial axes and these attributes are 1 along both."""
         numbers = (n for name in names for n in self.numbers(name))
-        return (self.view.rank == 4) & every(n == 1 for n in numbers)
+        return (self.view.rank == 4) & all_of(n == 1 for n in numbers)
 
     @cached_property
     def overhangs(self) -> Any:
@@ -148,30 +148,30 @@ class ConvFacts(Facts):
 
     # --- layouts ---
 
-    def _lies(self, layout: str, codes: tuple[int, int]) -> Any:
+    def _layout_is(self, layout: str, codes: tuple[int, int]) -> Any:
         return self.number(layout) == self.xp.where(self.view.rank == 4, codes[1], codes[0])
 
-    def image_lies(self, first: bool) -> Any:
+    def image_layout_is(self, first: bool) -> Any:
         """Return whether the image has its features first, or last."""
-        return self._lies("lhs_layout", _ARRAY[first])
+        return self._layout_is("lhs_layout", _ARRAY[first])
 
-    def result_lies(self, first: bool) -> Any:
+    def result_layout_is(self, first: bool) -> Any:
         """Return whether the result has its features first, or last."""
-        return self._lies("out_layout", _ARRAY[first])
+        return self._layout_is("out_layout", _ARRAY[first])
 
-    def all_lie(self, first: bool) -> Any:
+    def all_layouts_are(self, first: bool) -> Any:
         """Return whether image, kernel (OIHW or HWIO) and result have features first, or last."""
-        kernel = self._lies("rhs_layout", _KERNEL[first])
-        return kernel & self.image_lies(first) & self.result_lies(first)
+        kernel = self._layout_is("rhs_layout", _KERNEL[first])
+        return kernel & self.image_layout_is(first) & self.result_layout_is(first)
 
     @cached_property
     def one_matrix(self) -> Any:
         """Whether the positions of all images form one matrix: one image, or features last."""
-        return (self.result[0] == 1) | ~self.image_lies(True)
+        return (self.result[0] == 1) | ~self.image_layout_is(True)
 
     @cached_property
     def ends_in_features(self) -> Any:
-        return self.result_lies(False)
+        return self.result_layout_is(False)
 
 
 # --- conditions ---
@@ -191,10 +191,10 @@ def splits(merged: int) -> Callable[[ConvFacts], Any]:
 @functools.cache
 def not_in(first: bool) -> Callable[[ConvFacts], Any]:
     """Return the condition that some array does not have features first, or last."""
-    return lambda c: ~c.all_lie(first)
+    return lambda c: ~c.all_layouts_are(first)
 
 
 @functools.cache
-def moved(first: bool) -> Callable[[ConvFacts], Any]:
+def image_not_in(first: bool) -> Callable[[ConvFacts], Any]:
     """Return the condition that the image does not have features first, or last."""
-    return lambda c: ~c.image_lies(first)
+    return lambda c: ~c.image_layout_is(first)

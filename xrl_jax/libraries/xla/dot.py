@@ -163,18 +163,18 @@ class DotFacts(Facts):
         return self.number(name) == ((0o654321 + start * 0o111111) & digits)
 
     @cached_property
-    def _lies(self) -> Any:
-        """The part of `lies_as` that does not depend on `out_in`."""
+    def _has_matrix_layout(self) -> Any:
+        """The part of `layout_is` that does not depend on `out_in`."""
         left, b = self.view.arg_ranks[0], self._counts["lhs_batch"]
         lists = self._is_run("lhs_batch", 0) & self._is_run("rhs_batch", 0)
         lists = lists & self._is_run("lhs_contract", left - self._counts["lhs_contract"])
         return lists & (b <= 1) & (left == b + 2) & (self.view.arg_ranks[1] == b + 2)
 
-    def lies_as(self, out_in: bool) -> Any:
+    def layout_is(self, out_in: bool) -> Any:
         """Return whether the arguments are [B, M, K] and [B, N, K] (`out_in`) or [B, K, N]."""
         counts, right = self._counts, self.view.arg_ranks[1]
         start = right - counts["rhs_contract"] if out_in else counts["lhs_batch"]
-        return self._lies & self._is_run("rhs_contract", start)
+        return self._has_matrix_layout & self._is_run("rhs_contract", start)
 
     @cached_property
     def symmetric(self) -> Any:
@@ -214,13 +214,13 @@ DOT: tuple[Lowering, ...] = (
     _row(
         "flat",
         partial(as_matrices, out_in=False),
-        lambda d: ~d.lies_as(False),
+        lambda d: ~d.layout_is(False),
         source="XLA gap: transposed attention x1.7",
     ),
     _row(
         "transposed",
         partial(as_matrices, out_in=True),
-        lambda d: ~d.lies_as(True),
+        lambda d: ~d.layout_is(True),
         source="XLA gap: weight stored [out, in] x1.4",
     ),
     _row("swapped", _swapped, "symmetric", source="XLA gap: operand order"),

@@ -20,7 +20,7 @@ from jax import lax
 
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.base import Facts, Lowering, every
+from xrl_jax.libraries.base import Facts, Lowering, all_of
 from xrl_jax.libraries.xla.plain import axes_of, dims
 
 _MAX_TERMS = 64  # window positions, each of which becomes an operation
@@ -48,7 +48,7 @@ def _identity(op: str, dtype: str) -> np.ndarray:
     return np.asarray(info.min if op == "window_max" else info.max, kind)
 
 
-def _opened(node: Node, x: jax.Array) -> jax.Array:
+def _padded_input(node: Node, x: jax.Array) -> jax.Array:
     """Return the padded input; for sums of floats in float32 at least."""
     if node.op == "window_sum" and node.dtype in ops.FLOAT_DTYPES:
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -77,12 +77,12 @@ def _combined(
 def _shifted(node: Node, x: jax.Array) -> jax.Array:
     """Pool with one operation for each position of the whole window."""
     window, stride = dims(node, "window", x.ndim), dims(node, "stride", x.ndim)
-    return _combined(node, _opened(node, x), window, stride).astype(node.dtype)
+    return _combined(node, _padded_input(node, x), window, stride).astype(node.dtype)
 
 
 def _separable(node: Node, x: jax.Array) -> jax.Array:
     """Pool along one dimension after the other."""
-    y = _opened(node, x)
+    y = _padded_input(node, x)
     for d in reversed(range(x.ndim)):
         window, stride = [1] * x.ndim, [1] * x.ndim
         window[d], stride[d] = (dims(node, f, x.ndim)[d] for f in ("window", "stride"))
@@ -127,7 +127,7 @@ class WindowFacts(Facts):
         """Whether along each dimension the window is 1 or covers the whole array, unpadded."""
         sizes = [self.view.arg_shapes[0][i] for i in range(4)]
         fields = zip(*(self.numbers(n) for n in ("window", "stride", "low", "high")), strict=True)
-        return every(
+        return all_of(
             ((window == size) | ((window == 1) & (stride == 1))) & (low == 0) & (high == 0)
             for (window, stride, low, high), size in zip(fields, sizes, strict=True)
         )

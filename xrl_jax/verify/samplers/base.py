@@ -13,7 +13,7 @@ from xrl_jax.graph.ops import OpSpec
 from xrl_jax.language.rule import Pattern, Var
 
 Want = tuple[int | None, ...] | None
-Made = tuple[list[int], dict[str, Any]]
+Drawn = tuple[list[int], dict[str, Any]]
 
 
 class Rejected(Exception):  # noqa: N818 - not an error: this proposal does not fit

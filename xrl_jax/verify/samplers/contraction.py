@@ -8,7 +8,7 @@ from typing import Any
 
 from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, permutation
+from xrl_jax.verify.samplers.base import Drawing, Drawn, Rejected, Want, permutation
 
 
 def _place(
@@ -23,7 +23,7 @@ def _place(
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _DimensionNumbers:
     """Dimension numbers of a product, as far as they are fixed.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Numbers:
         return contract, batch
 
 
-def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
+def _dimension_numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _DimensionNumbers:
     """Draw dimension numbers of a product whose first operand has this rank (None: unknown)."""
     names = ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     lists = {f: ops.unpack_dims(int(known[f])) for f in names if f in known}
@@ -79,14 +79,22 @@ def _numbers(m: Drawing, known: dict[str, Any], rank: int | None) -> _Numbers:
     plain = m.chance(0.5)
     inner = [n for n in m.nodes if n.op == "dot" and n.attr("lhs_batch")]
     if inner and not lists and m.chance(0.6):  # a product of a product, with the same batch
-        n_batch, n_contract, plain = len(ops.unpack_dims(inner[-1].number("lhs_batch"))), 1, True
+        n_batch, n_contract, plain = (
+            len(ops.unpack_dims(inner[-1].scalar_attr("lhs_batch"))),
+            1,
+            True,
+        )
     if rank is not None and rank < n_batch + n_contract:
         raise Rejected
-    return _Numbers(lists, n_batch, n_contract, plain)
+    return _DimensionNumbers(lists, n_batch, n_contract, plain)
 
 
 def _free(
-    m: Drawing, numbers: _Numbers, want: Want, rank: int | None, args: Sequence[Pattern | Var]
+    m: Drawing,
+    numbers: _DimensionNumbers,
+    want: Want,
+    rank: int | None,
+    args: Sequence[Pattern | Var],
 ) -> tuple[int, int]:
     """Draw the numbers of free dimensions of both operands; `rank` is the first one's, or None."""
     one, two = (m.rank_of(a) for a in args)
@@ -106,7 +114,7 @@ def _free(
     return total - n_two, n_two
 
 
-def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     left, right = p.args
     exchanged = isinstance(left, Var) and left.name not in m.bound and m.known(right)
     one, two = (right, left) if exchanged else (left, right)
@@ -117,7 +125,7 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         index = m.make(one, None, dtype)
         own = m.shape_of(index)
     rank = None if own is None else len(own)
-    numbers = _numbers(m, known, rank)
+    numbers = _dimension_numbers(m, known, rank)
     n_batch = numbers.n_batch
     n_one, n_two = _free(m, numbers, want, rank, (one, two))
     wanted = list(want[n_batch:]) if want is not None else [None] * (n_one + n_two)
@@ -174,17 +182,17 @@ class _Window:
     stride: list[int]
     low: list[int]
     high: list[int]
-    spread: list[int]  # dilation of the image
-    dilation: list[int]  # of the kernel
+    lhs_dilation: list[int]  # dilation of the image
+    rhs_dilation: list[int]  # of the kernel
     kernel: list[int]
 
     def image_size(self, axis: int, size: int) -> int:
         """Return the image size along an axis for which the result has this size."""
-        reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
-        room = (size - 1) * self.stride[axis] + reach - self.low[axis] - self.high[axis]
-        if self.spread[axis] != 1 or room < 1:
+        reach = (self.kernel[axis] - 1) * self.rhs_dilation[axis] + 1
+        needed = (size - 1) * self.stride[axis] + reach - self.low[axis] - self.high[axis]
+        if self.lhs_dilation[axis] != 1 or needed < 1:
             raise Rejected
-        return room
+        return needed
 
 
 @dataclass
@@ -233,8 +241,8 @@ def _window_and_features(m: Drawing, n: int, known: dict[str, Any]) -> tuple[_Wi
 
     stride = drawn("stride", (1, 1, 2, 3))
     low, high = (drawn(f, (0, 0, 1, 1, 2, -1)) for f in ("low", "high"))
-    spread = drawn("lhs_dilation", (1, 1, 1, 1, 1, 2))
-    dilation = drawn("rhs_dilation", (1, 1, 1, 1, 2))
+    lhs_dilation = drawn("lhs_dilation", (1, 1, 1, 1, 1, 2))
+    rhs_dilation = drawn("rhs_dilation", (1, 1, 1, 1, 2))
     groups = int(known.get("groups", m.rng.choice((1, 1, 1, 1, 2, 2, 4, 8))))
     batches = int(known.get("batch_groups", 2 if groups == 1 and m.chance(0.1) else 1))
     kernel = [int(m.rng.choice((1, 1, 2, 3, 3))) for _ in range(n)]
@@ -248,7 +256,7 @@ def _window_and_features(m: Drawing, n: int, known: dict[str, Any]) -> tuple[_Wi
     features = _Features(groups, "groups" in known, batches, per_group, outs=0, n_batch=0)
     features.outs = features.of_result(m)
     features.n_batch = m.number(1, 2) * batches
-    return _Window(stride, low, high, spread, dilation, kernel), features
+    return _Window(stride, low, high, lhs_dilation, rhs_dilation, kernel), features
 
 
 def _fit_image(m: Drawing, f: _Features, shape: Sequence[int], *, has_kernel: bool) -> None:
@@ -264,7 +272,7 @@ def _fit_image(m: Drawing, f: _Features, shape: Sequence[int], *, has_kernel: bo
         f.outs = f.of_result(m)
 
 
-def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     x, w = p.args
     x_at = m.make(x, None, dtype) if m.known(x) and (isinstance(x, Var) or want is None) else None
     w_at = m.make(w, None, dtype) if isinstance(w, Var) and m.known(w) else None
@@ -297,8 +305,8 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
         "stride": window.stride,
         "low": window.low,
         "high": window.high,
-        "lhs_dilation": window.spread,
-        "rhs_dilation": window.dilation,
+        "lhs_dilation": window.lhs_dilation,
+        "rhs_dilation": window.rhs_dilation,
         "groups": f.groups,
         "batch_groups": f.batches,
         "lhs_layout": ops.LAYOUT_CODE[left],

@@ -6,18 +6,18 @@ from typing import Any
 
 from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, argument_dtypes
+from xrl_jax.verify.samplers.base import Drawing, Drawn, Rejected, Want, argument_dtypes
 from xrl_jax.verify.samplers.kinds import attributes
 
 
-def like_first(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def like_first(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     """Draw an operator whose result has the shape of its first argument (`rev`, `softmax`)."""
     dtypes = argument_dtypes(m, ops.OPS[p.op], len(p.args), dtype)
     args = [m.make(a, want if i == 0 else None, dtypes[i]) for i, a in enumerate(p.args)]
     return args, attributes(m, p.op, len(m.shape_of(args[0])), dtype)
 
 
-def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def elementwise(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     """Draw an elementwise operator on arguments of equal shape, some of them scalars."""
     spec = ops.OPS[p.op]
     inner = argument_dtypes(m, spec, len(p.args), dtype)

@@ -8,11 +8,11 @@ from typing import Any
 
 from xrl_jax.graph import ops
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, permutation, subset
+from xrl_jax.verify.samplers.base import Drawing, Drawn, Rejected, Want, permutation, subset
 from xrl_jax.verify.samplers.kinds import attributes
 
 
-def transpose(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def transpose(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     perm = known.get("perm")
     if want is not None:
         perm = tuple(perm[: len(want)]) if perm else permutation(m, len(want))
@@ -48,7 +48,7 @@ def _refactor(m: Drawing, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def reshape(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def reshape(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     if want is not None:
         shape = m.fill(want)
         if m.known(p.args[0]) and isinstance(p.args[0], Var):
@@ -60,7 +60,7 @@ def reshape(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any
     return [arg], {"shape": shape, "rank": len(shape)}
 
 
-def broadcast(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def broadcast(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     arg = (
         m.make(p.args[0], None, dtype)
         if m.known(p.args[0]) and (want is None or isinstance(p.args[0], Var))
@@ -108,7 +108,7 @@ def broadcast(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, A
     return [m.make(p.args[0], own, dtype)], {"shape": full, "rank": rank, "dims": dims}
 
 
-def concat(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def concat(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     n = len(p.args)
     if want is not None:
         full = m.fill(want)
@@ -160,7 +160,7 @@ def _rest_of_a_slice(m: Drawing, arg: int) -> dict[str, Any] | None:
     return None
 
 
-def slice_(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def slice_(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     if want is not None and not (isinstance(p.args[0], Var) and m.known(p.args[0])):
         full = m.fill(want)
         start, stride, size = [], [], []
@@ -205,7 +205,7 @@ def slice_(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
     return [arg], {"start": start, "limit": limit, "stride": stride}
 
 
-def pad(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def pad(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     def amounts(rank: int) -> tuple[list[int], list[int], list[int]]:
         plain = [m.chance(0.5) for _ in range(rank)]
         lows = [0 if f else m.number(-1, 2) for f in plain]

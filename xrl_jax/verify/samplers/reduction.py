@@ -6,11 +6,11 @@ from typing import Any
 
 from xrl_jax.graph import kinds, ops
 from xrl_jax.language.rule import Pattern, Var
-from xrl_jax.verify.samplers.base import Drawing, Made, Rejected, Want, argument_dtypes, subset
+from xrl_jax.verify.samplers.base import Drawing, Drawn, Rejected, Want, argument_dtypes, subset
 from xrl_jax.verify.samplers.kinds import attributes
 
 
-def reduce(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def reduce(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     spec = ops.OPS[p.op]
     (inner,) = argument_dtypes(m, spec, 1, dtype)
     (field,) = spec.of_kind(kinds.AXES, kinds.ONE_AXIS)
@@ -37,7 +37,7 @@ def reduce(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]
     return [m.make(p.args[0], sizes, inner)], drawn
 
 
-def window(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Made:
+def window(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     fresh = not m.known(p.args[0])
     own: tuple[int, ...] | None = None
     arg = -1

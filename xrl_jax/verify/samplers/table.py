@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from xrl_jax.verify.samplers.base import Made
+from xrl_jax.verify.samplers.base import Drawn
 from xrl_jax.verify.samplers.contraction import conv, dot
 from xrl_jax.verify.samplers.elementwise import elementwise, like_first
 from xrl_jax.verify.samplers.movement import broadcast, concat, pad, reshape, slice_, transpose
 from xrl_jax.verify.samplers.reduction import reduce, window
 
-SAMPLERS: Mapping[str, Callable[..., Made]] = MappingProxyType(
+SAMPLERS: Mapping[str, Callable[..., Drawn]] = MappingProxyType(
     {
         "elementwise": elementwise,
         "arg0": like_first,
