@@ -108,7 +108,9 @@ def trained(
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print the table."""
-    table = Table("settings", "env steps", "a second", "first update, s", "met", *Reached._fields)
+    table = Table(
+        "settings", "env steps", "steps/s", "first update, s", "best met", *Reached._fields
+    )
     for name in dict.fromkeys(row["rung"] for row in rows):
         mine = [row for row in rows if row["rung"] == name]
         reached = [each for row in mine for each in row["reached"].values()]
@@ -127,13 +129,23 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def define_flags() -> None:
-    flags.DEFINE_list("networks", ["squeezenet"], "NAME or NAME:OPTION=NUMBER:..., with commas.")
-    flags.DEFINE_list("rungs", [], f"Names among {[r.name for r in ladder()]}; none: all.")
-    flags.DEFINE_integer("env_steps", 8000, "Of each training, at most.", lower_bound=1)
-    flags.DEFINE_float("seconds", 600.0, "Of each training, at most.")
-    flags.DEFINE_integer("seeds", 1, "Trainings of each rung.", lower_bound=1)
+    flags.DEFINE_list(
+        "networks",
+        ["squeezenet"],
+        "Networks, as NAME or NAME:OPTION=NUMBER:..., separated by commas.",
+    )
+    flags.DEFINE_list("rungs", [], f"Rungs to train, of {[r.name for r in ladder()]}; empty: all.")
+    flags.DEFINE_integer(
+        "env_steps", 8000, "Most environment steps of each training.", lower_bound=1
+    )
+    flags.DEFINE_float("seconds", 600.0, "Most seconds of each training.")
+    flags.DEFINE_integer(
+        "seeds", 1, "Trainings of each rung, each with its own seed.", lower_bound=1
+    )
     flags.DEFINE_integer("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
-    flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_integer(
+        "slots", SLOTS, "Most candidates that the policy sees at a step.", lower_bound=1
+    )
     flags.DEFINE_string("out", "out/ablation", "Folder of the results.")
 
 
@@ -151,8 +163,8 @@ def chosen(rules: CompiledRules) -> list[Rung]:
     for rung in (known[n] for n in FLAGS.rungs or known):
         if rung.envs % len(FLAGS.networks):
             raise ConfigError(
-                f"--networks: {len(FLAGS.networks)} of them do not divide the {rung.envs} "
-                f"environments of {rung.name!r}"
+                f"--networks: the {rung.envs} environments of {rung.name!r} cannot be divided "
+                f"evenly among {len(FLAGS.networks)} networks"
             )
         sizes = dataclasses.replace(
             rung.settings.network, n_rules=len(rules.rules), slots=FLAGS.slots
@@ -171,9 +183,9 @@ def main(argv: Sequence[str]) -> int:
     )
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         if not names:
-            raise ConfigError("--networks names none")
+            raise ConfigError("--networks is empty: name at least one network")
         rungs = chosen(rules)
         programs = [program_of(text, fold=True, seed=0) for text in names]
     except ConfigError as error:

@@ -152,7 +152,7 @@ def compared(config: Config, network: str) -> SideBySide | None:
         values = json.loads(kept.read_text(encoding="utf-8"))
         if values["made_of"] == made_of:
             return SideBySide.from_dict(values["result"])
-    print(f"{network}: side by side", file=sys.stderr)
+    print(f"{network}: timing all variants in turn", file=sys.stderr)
     try:
         target = targets.from_model(network, seed=config.seed)
         result = side_by_side(
@@ -200,15 +200,17 @@ def days(of_searches: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def define_flags() -> None:
-    flags.DEFINE_list("networks", ["twelve"], f"Names, or {', '.join(GROUPS)}.")
-    flags.DEFINE_list("searches", ["random", "local", "greedy", "taso"], "Names.")
+    flags.DEFINE_list("networks", ["twelve"], f"Networks, or groups of them: {', '.join(GROUPS)}.")
+    flags.DEFINE_list(
+        "searches", ["random", "local", "greedy", "taso"], "Search strategies to compare."
+    )
     flags.DEFINE_float("budget_seconds", 300.0, "Seconds of each search.")
     flags.DEFINE_integer(
         "budget_measurements", None, "Timings that each search may make at most.", lower_bound=0
     )
     flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
-    flags.DEFINE_integer("seed", 0, "Seed of searches and weights; the first, if there are more.")
-    flags.DEFINE_integer("seeds", 1, "How many seeds.", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "Seed of searches and weights; with --seeds, the first.")
+    flags.DEFINE_integer("seeds", 1, "Number of seeds.", lower_bound=1)
     flags.DEFINE_list("runtimes", list(RUNTIMES), "Other runtimes to compare with; may be empty.")
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
 
@@ -239,7 +241,7 @@ def run_seed(config: Config) -> tuple[list[SideBySide], int]:
             results += [] if result is None else [result]
             status |= result is None or len(result.entries) < len(config.searches)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         status = INTERRUPTED
     if results:
         of_searches = reports(config, results)
@@ -293,7 +295,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark. Exit status: 2 for bad flags, 1 if a search failed, 130 after Ctrl-C."""
     try:
         if len(argv) > 1:
-            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         config = config_of(flags.FLAGS)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

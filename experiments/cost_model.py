@@ -147,7 +147,9 @@ def plot(fits: Sequence[Fit], path: Path) -> None:
             alpha=0.7,
         )
     axes.plot([0.2, 3], [0.2, 3], color="grey", linewidth=0.8)
-    axes.set(xlabel="measured / the network's", ylabel="predicted / the network's")
+    axes.set(
+        xlabel="measured time / the network's own", ylabel="predicted time / the network's own"
+    )
     axes.legend(title="rank correlation")
     figure.savefig(path, dpi=150)
 
@@ -193,7 +195,7 @@ def main(argv: list[str]) -> None:
                 for point in shown:
                     points.append(point)
             except KeyboardInterrupt:
-                print("interrupted; of what was timed:", file=sys.stderr)
+                print("interrupted; results so far:", file=sys.stderr)
             if len(points) >= 2:
                 fit = Fit(name, tuple(points))
                 fits.append(fit)

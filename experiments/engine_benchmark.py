@@ -51,12 +51,15 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "where to write the figures as JSON")
 flags.DEFINE_list("rules", [], "names or families of rules; all by default")
 flags.DEFINE_integer("batch", 64, "graphs rewritten at once")
-flags.DEFINE_integer("steps", 20, "random rewrites of each of them")
-flags.DEFINE_integer("repeats", 9, "timings of which the median is taken")
-flags.DEFINE_list("networks", list(NETWORKS), "which networks")
-flags.DEFINE_boolean("compare", True, "run the plain Python matcher, too (minutes)")
+flags.DEFINE_integer("steps", 20, "random rewrites of each graph")
+flags.DEFINE_integer("repeats", 9, "timings, of which the median is reported")
+flags.DEFINE_list("networks", list(NETWORKS), "networks to measure")
+flags.DEFINE_boolean("compare", True, "also time the plain Python matcher, which takes minutes")
 flags.DEFINE_enum(
-    "process", "", ["", "measure", "compile"], "for the processes this program starts"
+    "process",
+    "",
+    ["", "measure", "compile"],
+    "internal: the task of a process that this command starts",
 )
 
 EXTRA = '(rule one-more (source "benchmark") (lhs (sub (neg ?x) (neg ?y))) (rhs (sub ?y ?x)))'
@@ -156,7 +159,9 @@ def measure(network: str, rules: CompiledRules) -> dict[str, Any]:
         return figures
     count = int(found.count)
     if count > capacity["size"]:
-        raise RuntimeError(f"{network}: {count} candidates, room for {capacity['size']}")
+        raise RuntimeError(
+            f"{network}: {count} candidates exceed the capacity of {capacity['size']}"
+        )
     sizes = np.asarray(applying(table, graph, found))[:count]
     if (sizes < 0).any():
         raise RuntimeError(f"{network}: {int((sizes < 0).sum())} candidates do not apply")
@@ -185,7 +190,9 @@ def recompiles(rules: CompiledRules, graph: TensorGraph, capacity: dict[str, int
     before = finding._cache_size()  # type: ignore[attr-defined]
     more = compile_rules([*rules.rules, *load_rules(EXTRA)])
     if more.table.code.shape != rules.table.code.shape:
-        raise RuntimeError("one rule more fills the bucket: choose other rules")
+        raise RuntimeError(
+            "one more rule does not fit into the bucket of the rule table: choose other rules"
+        )
     jax.block_until_ready(finding(more.table, graph))
     return finding._cache_size() != before  # type: ignore[attr-defined]
 
@@ -259,15 +266,21 @@ def problems(network: str, figures: dict[str, Any]) -> list[str]:
     """Return a message for each requirement that the figures violate."""
     found = []
     if figures["peak_bytes"] > MOST_BYTES:
-        found.append(f"{network}: {figures['peak_bytes'] / 2**30:.2f} GiB of memory")
+        found.append(
+            f"{network}: a peak memory of {figures['peak_bytes'] / 2**30:.2f} GiB is too high"
+        )
     if figures["recompiled_for_a_rule_more"]:
-        found.append(f"{network}: a rule added within the bucket recompiles")
+        found.append(f"{network}: adding a rule within the bucket causes a recompilation")
     if not figures.get("same_candidates", True):
-        found.append(f"{network}: the plain Python matcher finds other candidates")
+        found.append(
+            f"{network}: the engine and the plain Python matcher find different candidates"
+        )
     if network == "bert" and "plain_find" in figures:
         speedup = min(figures["plain_find"][c] / figures["find"][c] for c in ("wall", "cpu"))
         if speedup < LEAST_SPEEDUP:
-            found.append(f"{network}: only {speedup:.0f} times as fast as plain Python")
+            found.append(
+                f"{network}: the engine is only {speedup:.0f} times as fast as plain Python"
+            )
     return found
 
 

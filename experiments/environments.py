@@ -30,7 +30,7 @@ def devices(n: int) -> list[Any]:
     jax.config.update("jax_num_cpu_devices", n)
     found = jax.devices()[:n]
     if len(found) < n:
-        raise ConfigError(f"--devices={n}: there are {len(found)} here")
+        raise ConfigError(f"--devices={n}: only {len(found)} are available here")
     return found
 
 

@@ -89,7 +89,10 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
     """
     program, oracle = problem.program, problem.oracle
     if len(program.graphs) != 1:
-        raise ValueError("the program has loops or folded layers: their states would multiply")
+        raise ValueError(
+            "a program with loops or folded layers cannot be searched exhaustively: the states of "
+            "its bodies would multiply"
+        )
     space = Space(problem.rules, jnp.asarray(program.digests()))
     start = space.start(program.graph, oracle.costs)
     reached = [_Reached(start, -1, "", "")]
@@ -110,7 +113,9 @@ def visit(problem: Problem, *, most_states: int = MOST_STATES) -> Visited:
             identity = space.identity(after)
             if identity not in index:
                 if len(reached) == most_states:
-                    raise ValueError(f"more than {most_states} states: use a smaller program")
+                    raise ValueError(
+                        f"the program has more than {most_states} states: use a smaller one"
+                    )
                 index[identity] = len(reached)
                 name, place = space.rule_name(variant), space.place(state, root)
                 reached.append(_Reached(after, at, name, place))

@@ -70,7 +70,7 @@ def few_timings(
     )
     made = {"greedy": _measurements(command, greedy)}
     limit = max(made["greedy"] // SHARE, 1)
-    print(f"{network} by the policy, {limit} timings", file=sys.stderr)
+    print(f"{network} by the policy, at most {limit} timings", file=sys.stderr)
     command = policy_command(network, policy, mine, seconds=seconds, limit=limit, seed=seed)
     made["policy"] = _measurements(command, mine)
     found = side_by_side(

@@ -100,7 +100,7 @@ def row_of(values: Values) -> dict[str, Any]:
 
 def show(rows: dict[str, dict[str, Any]]) -> None:
     """Print the table."""
-    table = Table("network", *WAYS, "ahead of untrained", "of chance", title_justify="left")
+    table = Table("network", *WAYS, "ahead of untrained", "ahead of chance", title_justify="left")
     for name, row in rows.items():
         cells = (
             f"{row['mean'][w]:.3f} ({row['standard_error'][w]:.3f})" if w in row["mean"] else "-"
@@ -113,20 +113,33 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_string("policy", str(SHIPPED), "Policy file; the shipped one by default.")
-    flags.DEFINE_list("networks", ["squeezenet"], "NAME or NAME:OPTION=NUMBER:..., with commas.")
+    flags.DEFINE_list(
+        "networks",
+        ["squeezenet"],
+        "Networks, as NAME or NAME:OPTION=NUMBER:..., separated by commas.",
+    )
     flags.DEFINE_integer(
-        "seeds", 5, "Seeds of the rollouts and of untrained policies.", lower_bound=2
+        "seeds", 5, "Number of seeds, of rollouts and of untrained policies.", lower_bound=2
     )
     flags.DEFINE_integer("horizon", HORIZON, "Steps of a rollout.", lower_bound=1)
-    flags.DEFINE_integer("slots", SLOTS, "Candidates seen at once.", lower_bound=1)
-    flags.DEFINE_list("at_home", [], "A policy for each network, trained on it; may be empty.")
-    flags.DEFINE_float(
-        "timed_seconds", 0.0, "Seconds for taso to time each network's operators first; 0: none."
+    flags.DEFINE_integer(
+        "slots", SLOTS, "Most candidates that the policy sees at a step.", lower_bound=1
+    )
+    flags.DEFINE_list(
+        "at_home", [], "Policy files, one trained on each network, in their order; may be empty."
     )
     flags.DEFINE_float(
-        "measured_seconds", 0.0, "Budget of greedy search and of the policy, timed whole; 0: none."
+        "timed_seconds",
+        0.0,
+        "Seconds in which the search taso first times each network's operators; 0: skip this.",
     )
-    flags.DEFINE_float("compare_seconds", 15.0, "Seconds to time their results in turn.")
+    flags.DEFINE_float(
+        "measured_seconds",
+        0.0,
+        "Seconds each for greedy search and for the policy with a tenth of its timings, whose "
+        "results are then timed; 0: skip this.",
+    )
+    flags.DEFINE_float("compare_seconds", 15.0, "Seconds to time these results in turn.")
     flags.DEFINE_string("out", "out/generalise", "Folder of the results.")
 
 
@@ -137,7 +150,9 @@ def at_home(names: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
       ConfigError: `files` is not empty and does not have one item for each network.
     """
     if files and len(files) != len(names):
-        raise ConfigError(f"--at_home names {len(files)} policies for {len(names)} networks")
+        raise ConfigError(
+            f"--at_home names {len(files)} policies for {len(names)} networks: name one for each"
+        )
     return {name: Path(file) for name, file in zip(names, files, strict=False) if file}
 
 
@@ -147,9 +162,9 @@ def main(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         if FLAGS.measured_seconds and any(":" in text for text in FLAGS.networks):
-            raise ConfigError("--measured_seconds is for networks without options")
+            raise ConfigError("--measured_seconds is for --networks without options only")
         policy = load_policy(FLAGS.policy)
         homes = {n: load_policy(f) for n, f in at_home(FLAGS.networks, FLAGS.at_home).items()}
         rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
@@ -218,9 +233,9 @@ def measured(names: Sequence[str], out: Path) -> dict[str, Any]:
             row[k] for k in ("greedy_over_policy", "measurements", "speedup")
         )
         print(
-            f"{name}: greedy search {speedup['greedy']:.2f} with {made['greedy']} timings, the "
-            f"policy {speedup['policy']:.2f} with {made['policy']}; greedy / policy {ratio:.2f} "
-            f"({low:.2f} to {high:.2f})"
+            f"{name}: speed-up {speedup['greedy']:.2f} by greedy search with {made['greedy']} "
+            f"timings, {speedup['policy']:.2f} by the policy with {made['policy']}; time of greedy "
+            f"search's result / of the policy's {ratio:.2f} ({low:.2f} to {high:.2f})"
         )
     return found
 

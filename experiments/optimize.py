@@ -131,33 +131,33 @@ def define_flags(values: flags.FlagValues) -> None:
 
     text("model", "", f"Network to optimise: {', '.join(models.MODELS)}.")
     text("onnx", "", "ONNX file to optimise.")
-    text("fn", "", "What to optimise, as package.module:function (see above).")
+    text("fn", "", "Function to optimise, as package.module:function (see above).")
     text("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.")
-    text("policy", "", "Policy that experiments.train has written, for --search=xrlflow.")
+    text("policy", "", "Policy file written by experiments.train, for --search=xrlflow.")
     flags.DEFINE_bool(
         "finetune",
         False,
         "For --search=xrlflow: train the policy on this network first, for half of the search. "
-        "That compiles for half a minute and more: give it some minutes.",
+        "Compiling the training takes half a minute or more, so give the search some minutes.",
         flag_values=values,
     )
     flags.DEFINE_bool(
         "alone",
         False,
-        "Judge the search by what it finds itself: nothing that is known without it is timed "
-        "beside that, and the fastest program is not refined.",
+        "Run the search on its own: programs that are known without it are not timed beside its "
+        "own, and the fastest program is not refined.",
         flag_values=values,
     )
-    text("out", "", "Folder for the results, made if it is missing; empty: out/NAME.")
+    text("out", "", "Folder for the results, created if it is missing; empty: out/NAME.")
     text("cache_dir", "", "Folder of the timing store; empty: the user's cache folder.")
     flags.DEFINE_float(
         "budget_seconds",
         60.0,
-        "Seconds to spend; 30 % are for the last check and timing, which may take longer.",
+        "Seconds to spend; 30 % are kept for the final check and timing, which may take longer.",
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "budget_measurements", None, "Timings to make at most.", flag_values=values, lower_bound=0
+        "budget_measurements", None, "Most timings to make.", flag_values=values, lower_bound=0
     )
     flags.DEFINE_integer(
         "seed", 0, "Seed of the search and of a model's weights.", flag_values=values
@@ -165,13 +165,13 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_list(
         "rules",
         [],
-        "Rule names, families or .rules files, with commas; -name switches one off. Empty: all.",
+        "Rules, families or .rules files, separated by commas (-name excludes one); empty: all.",
         flag_values=values,
     )
     for name, meaning in (
-        ("input_shape", "NAME:1,3,224,224 for an ONNX input with open dimensions."),
-        ("dim", "NAME:1 for an open dimension that ONNX inputs have by that name."),
-        ("constant", "NAME:16000 or NAME:1,2 for an ONNX input that is always the same."),
+        ("input_shape", "Shape of an ONNX input with open dimensions, as NAME:1,3,224,224."),
+        ("dim", "Size of a named open dimension of ONNX inputs, as NAME:1."),
+        ("constant", "Value of an ONNX input that is always the same, as NAME:16000 or NAME:1,2."),
     ):
         meaning += " May be given several times."
         flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
@@ -302,11 +302,11 @@ def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
     try:
         plot_history(report, out / "history.png")
     except ModuleNotFoundError as error:  # matplotlib is optional; report.json has the numbers
-        print(f"no history.png: {error}", file=sys.stderr)
+        print(f"history.png is not written: {error}", file=sys.stderr)
     try:
         fast.save(out / "optimized.xrl")
     except SaveError as error:
-        print(f"no optimized.xrl: {error}", file=sys.stderr)
+        print(f"optimized.xrl is not written: {error}", file=sys.stderr)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -315,7 +315,7 @@ def main(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)  # else JAX logs every backend that is missing
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         config = config_of(flags.FLAGS)
         report = run(config)
     except KeyboardInterrupt:

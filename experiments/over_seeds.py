@@ -113,6 +113,6 @@ def table(of_seeds: Sequence[Sequence[SideBySide]], search: str, notes: Mapping[
             counts[judged.text] += 1
         lines.append("| " + " | ".join([network, *cells, *last]) + " |")
     counts_text = ", ".join(f"{n} {text}" for text, n in counts.items())
-    lines += ["", f"{search} beside the best of the others, {len(of_seeds)} seeds: {counts_text}"]
+    lines += ["", f"{search} against the best other search, {len(of_seeds)} seeds: {counts_text}"]
     lines += [f"{name}: {note}" for name, note in notes.items()]
     return "\n".join(lines)

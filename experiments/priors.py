@@ -130,10 +130,10 @@ def as_source(table: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
 
 def define_flags() -> None:
     flags.DEFINE_list("networks", "squeezenet,resnext50,bert", "Networks of experiments.models.")
-    flags.DEFINE_string("cache_dir", "", "Folder of the timing store; empty: the user's.")
+    flags.DEFINE_string("cache_dir", "", "Folder of the timing store; empty: the user's cache.")
     flags.DEFINE_string("out", "", "Where to write the multiples as JSON.")
     flags.DEFINE_float(
-        "least_microseconds", 20.0, "Operators that XLA runs faster than this are noise."
+        "least_microseconds", 20.0, "Operators that XLA runs in less time than this are left out."
     )
 
 
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
                 }
                 found += multiples(seconds, FLAGS.least_microseconds * 1e-6)
         except KeyboardInterrupt:
-            print("interrupted; of what was timed:", file=sys.stderr)
+            print("interrupted; results so far:", file=sys.stderr)
     table = medians(found)
     print(f"{len(regions)} operators of {', '.join(FLAGS.networks)}; {store.target}")
     print(as_source(table))

@@ -150,7 +150,7 @@ def of_onnx_runtime(target: targets.Target) -> Profile:
 
 def table(network: str, ours: Profile, theirs: Profile) -> Table:
     """Return a table of both profiles side by side, in milliseconds of a call."""
-    shown = Table(title=f"{network}: milliseconds of a call", title_justify="left")
+    shown = Table(title=f"{network}: milliseconds per call", title_justify="left")
     shown.add_column("")
     for name in ("ours", "ONNX Runtime"):
         shown.add_column(name, justify="right")
@@ -163,7 +163,7 @@ def table(network: str, ours: Profile, theirs: Profile) -> Table:
     for kind in sorted(kinds, key=lambda k: -largest[k]):
         add(kind, ours.parts.get(kind, 0.0), theirs.parts.get(kind, 0.0))
     add("the rest", *(max(p.call - sum(p.parts.values()), 0.0) for p in (ours, theirs)))
-    add("a call", ours.call, theirs.call)
+    add("whole call", ours.call, theirs.call)
     return shown
 
 
@@ -172,10 +172,10 @@ def main(argv: Sequence[str]) -> int:
     network, folder = flags.FLAGS.network, Path(flags.FLAGS.result)
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         require_network(network)
         if not (folder / "optimized.xrl").is_file():
-            raise ConfigError(f"--result={folder}: there is no optimized.xrl")
+            raise ConfigError(f"--result={folder}: the folder has no optimized.xrl")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -195,8 +195,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("network", "squeezenet", "Network.")
-    flags.DEFINE_string("result", "out/squeezenet", "Folder of its result.")
-    flags.DEFINE_integer("seed", 0, "Seed of its weights.")
-    flags.DEFINE_string("out", "out/profiles", "Folder of the figures.")
+    flags.DEFINE_string("network", "squeezenet", "Network to profile.")
+    flags.DEFINE_string(
+        "result", "out/squeezenet", "Folder that experiments.optimize wrote for it."
+    )
+    flags.DEFINE_integer("seed", 0, "Seed of the network's weights.")
+    flags.DEFINE_string("out", "out/profiles", "Folder of the results.")
     app.run(main)

@@ -34,7 +34,7 @@ def benchmark_results(folder: Path) -> str:
         command, date = values["command"], values["date"]
         reports = [r for of in values["reports"].values() for r in of.values()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not written by experiments.benchmark: {error}") from error
+        raise ValueError(f"{path} was not written by experiments.benchmark: {error}") from error
     lines = [table(networks, values["summary"]), ""]
     machines = sorted({f"{r['machine']}; {r['versions']}" for r in reports})
     lines += [f"Measured on {date}, {machine}." for machine in machines]
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """Fill the file; the exit status is 2 if that cannot be done."""
     try:
         if len(argv) > 1:
-            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         path = Path(flags.FLAGS.readme)
         block = benchmark_results(Path(flags.FLAGS.benchmark))
         path.write_text(filled(path.read_text(encoding="utf-8"), block), encoding="utf-8")

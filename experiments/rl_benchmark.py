@@ -150,14 +150,16 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_list("networks", ["bert", "inceptionv3"], "Names of networks.")
-    flags.DEFINE_list("batches", ["1", "16", "128"], "Environments at once.")
+    flags.DEFINE_list("batches", ["1", "16", "128"], "Numbers of environments that run at once.")
     flags.DEFINE_list("folds", ["1", "0"], "1 for folded networks, 0 for unfolded ones.")
     flags.DEFINE_integer("steps", 16, "Steps of each environment that are timed.", lower_bound=1)
-    flags.DEFINE_integer("slots", 64, "Candidates seen at once.", lower_bound=1)
+    flags.DEFINE_integer(
+        "slots", 64, "Most candidates that the policy sees at a step.", lower_bound=1
+    )
     flags.DEFINE_integer(
         "devices", os.cpu_count() or 1, "Devices to spread environments over.", lower_bound=1
     )
-    flags.DEFINE_string("row", "", "For processes that this command starts: the one to measure.")
+    flags.DEFINE_string("row", "", "Internal: the file for the row of a process that this starts.")
     flags.DEFINE_string("out", "out/rl_benchmark", "Folder of the results.")
 
 
@@ -167,7 +169,9 @@ def main(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
     try:
         if len(argv) > 1:
-            raise targets.ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise targets.ConfigError(
+                f"unexpected argument {argv[1]!r}: flags are written --name=value"
+            )
         targets.require_known("networks", FLAGS.networks, models.MODELS)
         batches = [int(b) for b in FLAGS.batches]
     except ValueError as error:

@@ -58,11 +58,13 @@ SMALL_BUCKET = 64
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "where to write the table as JSON")
-flags.DEFINE_list("networks", list(models.MODELS), "which networks")
+flags.DEFINE_list("networks", list(models.MODELS), "networks to survey")
 flags.DEFINE_list("rules", [], "names or families of rules; all by default")
-flags.DEFINE_list("reports", [], "report.json files: which rules are in their results")
-flags.DEFINE_integer("walks", 4, "random walks of each graph from its start and its greedy end")
-flags.DEFINE_integer("seed", 0, "of the random walks and the small graphs")
+flags.DEFINE_list("reports", [], "report.json files, to count the rules that their results use")
+flags.DEFINE_integer(
+    "walks", 4, "random walks from each graph, and from the end of its greedy walk"
+)
+flags.DEFINE_integer("seed", 0, "seed of the random walks and the small graphs")
 
 
 class State(NamedTuple):
@@ -294,7 +296,7 @@ def main(argv: Sequence[str]) -> None:
         out.write_text(json.dumps([asdict(r) | {"verdict": r.verdict} for r in rows], indent=1))
     good = sum(row.verdict in ("pays", "enables", "pays by timing") for row in rows)
     if not FLAGS.rules and good < LEAST:
-        raise SystemExit(f"only {good} rules pay or enable one that does, {LEAST} are wanted")
+        raise SystemExit(f"only {good} rules pay or enable one that does; {LEAST} are required")
 
 
 if __name__ == "__main__":

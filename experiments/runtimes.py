@@ -140,7 +140,7 @@ def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
             core.read_model(io.BytesIO(_serialized(model))), "CPU", settings
         )
     except RuntimeError as error:
-        raise ValueError(f"OpenVINO refuses it: {' '.join(str(error).split())}") from error
+        raise ValueError(f"OpenVINO refuses the model: {' '.join(str(error).split())}") from error
     request = compiled.create_infer_request()
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
@@ -163,7 +163,9 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     """Return the model as one protobuf; raise ValueError if it is too large for that."""
     size = model.ByteSize()
     if size > LARGEST:
-        raise ValueError(f"model {model.graph.name!r} has {size} bytes, a protobuf {LARGEST}")
+        raise ValueError(
+            f"model {model.graph.name!r} has {size} bytes, more than a protobuf's {LARGEST}"
+        )
     return model.SerializeToString()
 
 

@@ -66,7 +66,7 @@ def table(results: Sequence[SideBySide]) -> Table:
 
 def define_flags() -> None:
     """Add the flags of this command."""
-    flags.DEFINE_list("networks", list(TWINS), f"Of {', '.join(TWINS)}.")
+    flags.DEFINE_list("networks", list(TWINS), f"Networks, of {', '.join(TWINS)}.")
     flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.")
     flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.")
     flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time both results in turn.")
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         targets.require_known("networks", values.networks, TWINS)
         targets.require_known("search", [values.search], SEARCHES)
     except ConfigError as error:
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 status = 1
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         status = INTERRUPTED
     Console(width=120).print(table(results))
     return status

@@ -87,7 +87,7 @@ def require_known(flag: str, names: Sequence[str], known: Iterable[str]) -> None
         if name not in listed:
             raise ConfigError(f"--{flag}: there is no {name} (known: {', '.join(listed)})")
     if not names:
-        raise ConfigError(f"--{flag} names none")
+        raise ConfigError(f"--{flag} is empty: name at least one")
 
 
 def from_onnx_file(
@@ -117,7 +117,7 @@ def from_onnx_file(
         flags = [f"--{flag}" for name, flag in ONNX_FLAGS.items() if f"{name}={{" in str(error)]
         if not flags:
             raise
-        raise ConfigError(f"{error}; the flags for that: {', '.join(flags)}") from error
+        raise ConfigError(f"{error}; here, use the flags {', '.join(flags)}") from error
     weights = jax.tree.map(jnp.asarray, loaded.weights)
 
     def fn(*inputs: Any) -> Any:
@@ -153,8 +153,8 @@ def from_attribute(spec: str) -> Target:
     if callable(example):
         if not _takes_nothing(example):
             raise ConfigError(
-                f"--fn={spec}: {attribute} takes arguments; name a function without any that "
-                "returns (fn, args) or (fn, args, weights)"
+                f"--fn={spec}: {attribute} takes arguments; name a function without arguments "
+                "that returns (fn, args) or (fn, args, weights)"
             )
         example = example()
     match example:
@@ -166,7 +166,7 @@ def from_attribute(spec: str) -> Target:
             return Target(attribute, fn, tuple(args), tuple(weights))
     raise ConfigError(
         f"--fn={spec} must give (fn, args) or (fn, args, weights): a function, a tuple of its "
-        "arguments, and positions among them"
+        "arguments, and the positions of the weights among them"
     )
 
 

@@ -86,11 +86,12 @@ def load_costs(path: Path) -> CostTable:
                 empty, **{name: jnp.asarray(found[name]) for name in _FIELDS}
             )
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is damaged or no cost table: remove it ({error})") from error
+        raise ConfigError(f"{path} is damaged or not a cost table: remove it ({error})") from error
     for name in _FIELDS:
         has, fits = getattr(table, name).shape, getattr(empty, name).shape
         if name not in ("keys", "timed") and has != fits:  # these grow with the timings
             raise ConfigError(
-                f"{path} is of another version: remove it (its {name!r} is {has}, not {fits})"
+                f"{path} was written by another version: remove it (its {name!r} has shape {has}, "
+                f"not {fits})"
             )
     return table

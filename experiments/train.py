@@ -233,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
     trained += f"{config.envs * config.steps} steps in {seconds / 60:.0f} min, seed {config.seed}"
     names = tuple(r.name for r in rules.rules)
     Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")
-    print(f"results are in {out}; {peak_bytes() / 2**30:.2f} GiB of memory at most")
+    print(f"results are in {out}; peak memory {peak_bytes() / 2**30:.2f} GiB")
     return 0
 
 

@@ -58,10 +58,12 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.costs and self.timed_seconds:
-            raise ConfigError("--costs names a table that is there, --timed_seconds makes one")
+            raise ConfigError(
+                "--costs reads a table and --timed_seconds makes one: give only one of them"
+            )
         if self.cost_spread and (self.preset == "paper" or self.reward == "measured"):
             raise ConfigError(
-                "--cost_spread is for --preset=ours and --reward=model: the others know one table"
+                "--cost_spread is for --preset=ours and --reward=model: others use one cost table"
             )
         if self.reward == "measured" and self.devices > 1:
             raise ConfigError("--reward=measured is for one device: timings disturb each other")
@@ -70,7 +72,7 @@ class Config:
                 f"--steps={self.steps} must be a multiple of --interval={self.interval}"
             )
         if not self.networks:
-            raise ConfigError("--networks names none")
+            raise ConfigError("--networks is empty: name at least one network")
         for text in self.networks:
             environments.parsed(text)
         if self.envs % len(self.networks):
@@ -82,8 +84,8 @@ class Config:
         parts = PRESETS[self.preset].settings.minibatches
         if self.envs // self.devices * self.steps % parts:
             raise ConfigError(
-                f"--steps={self.steps} times the environments of a device must be a multiple of "
-                f"{parts}, the minibatches"
+                f"--steps={self.steps} times the environments per device must be a multiple of "
+                f"the {parts} minibatches"
             )
 
 
@@ -97,7 +99,7 @@ def chosen(argv: Sequence[str], values: flags.FlagValues) -> Config:
       ConfigError: the flags are invalid.
     """
     if len(argv) > 1:
-        raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+        raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
     preset = PRESETS[values.preset]
     given = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
     given = {n: preset.flag(n) if v is None else v for n, v in given.items()}
@@ -127,54 +129,63 @@ def define_flags(values: flags.FlagValues) -> None:
     def usual(name: str) -> str:
         return ", ".join(f"{preset}: {given.flag(name)}" for preset, given in PRESETS.items())
 
-    choice("preset", "ours", list(PRESETS), "Settings; flags that are given come first.")
+    choice("preset", "ours", list(PRESETS), "Preset of all settings; other flags override it.")
     flags.DEFINE_list(
         "networks",
         ["squeezenet"],
-        f"NAME or NAME:OPTION=NUMBER:..., with commas; {', '.join(models.MODELS)}.",
+        "Networks, as NAME or NAME:OPTION=NUMBER:..., separated by commas; known are "
+        f"{', '.join(models.MODELS)}.",
         flag_values=values,
     )
     number("envs", None, f"Environments, of all networks together; {usual('envs')}.", lower_bound=1)
-    number("updates", 200, "Rollouts, each with its updates.", lower_bound=1)
+    number("updates", 200, "Number of rollouts, each followed by learning from it.", lower_bound=1)
     number(
         "steps", None, f"Steps of each environment in a rollout; {usual('steps')}.", lower_bound=1
     )
     number("horizon", HORIZON, "Steps of an episode.", lower_bound=1)
-    number("slots", SLOTS, "Candidates seen at once in training.", lower_bound=1)
-    real("learning_rate", None, f"Of Adam, at first; {usual('learning_rate')}.")
-    number("seed", 0, "Seed of everything.")
+    number("slots", SLOTS, "Most candidates that the policy sees at a step.", lower_bound=1)
+    real("learning_rate", None, f"Initial learning rate of Adam; {usual('learning_rate')}.")
+    number("seed", 0, "Seed of all random choices.")
     number("devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1)
     choice(
-        "reward", "model", ["model", "measured"], "Predicted times, or times of compiled programs."
+        "reward",
+        "model",
+        ["model", "measured"],
+        "Reward by predicted times, or by timings of compiled programs.",
     )
-    number("model_updates", 0, "First updates of --reward=measured on predictions.", lower_bound=0)
+    number(
+        "model_updates",
+        0,
+        "First updates of --reward=measured that use predictions.",
+        lower_bound=0,
+    )
     number(
         "interval",
         None,
-        f"Steps between two measurements; {usual('interval')}.; also of the paper's reward.",
+        f"Steps between two measurements, also of the paper's reward; {usual('interval')}.",
         lower_bound=1,
     )
-    real("noise", 0.02, "Relative change below which two timings are alike.", lower_bound=0.0)
+    real("noise", 0.02, "Relative change below which two timings count as equal.", lower_bound=0.0)
     real(
         "timed_seconds",
         0.0,
-        "Seconds for taso to search each network first: predictions then know what it timed. 0: "
-        "they go by what forms usually take.",
+        "Seconds in which the search taso first searches each network, so that predictions use "
+        "its timings. 0: predictions use the usual costs of lowerings.",
         lower_bound=0.0,
     )
-    text("costs", "", "costs.npz of another run with --timed_seconds, to go by its timings.")
+    text("costs", "", "costs.npz of another run with --timed_seconds, to use its timings.")
     real(
         "cost_spread",
         0.0,
-        "Every now and then corrections of costs get other factors, log-normal with this standard "
-        "deviation, so that the policy learns to go by them. 0: costs stay the same.",
+        "Standard deviation of the log-normal factors by which corrections of costs are multiplied "
+        "from time to time, so that the policy learns to use them. 0: costs stay the same.",
         lower_bound=0.0,
     )
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     number(
         "evaluate_every",
         50,
-        "Updates between evaluations beside greedy search and chance; 0: none.",
+        "Updates between evaluations against greedy search and chance; 0: no evaluations.",
         lower_bound=0,
     )
     number("save_every", 20, "Updates between checkpoints.", lower_bound=1)

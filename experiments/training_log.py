@@ -84,7 +84,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     colours = {name: f"C{i}" for i, name in enumerate(rows[-1]["best"])}
     for name, colour in colours.items():
         best.plot(steps, [r["best"][name] for r in rows], colour, label=name)
-    best.set(xlabel="environment steps", ylabel="least predicted time met / the network's")
+    best.set(xlabel="environment steps", ylabel="least predicted time met / the network's own")
     best.legend()
     evaluated = [r for r in rows if "evaluated" in r]
     styles = {"policy": "-", "greedy": "--", "chance": ":"}
@@ -92,5 +92,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         for way, style in styles.items():
             values = [r["evaluated"][name][way] for r in evaluated]
             reached.plot([r["env_steps"] for r in evaluated], values, colour + style)
-    reached.set(xlabel="environment steps", ylabel="reached / the network's (-- greedy, : chance)")
+    reached.set(
+        xlabel="environment steps", ylabel="time reached / the network's own (-- greedy, : chance)"
+    )
     figure.savefig(path, dpi=150)

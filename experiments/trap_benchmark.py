@@ -250,7 +250,7 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
     for way, row in figures.items():
         console.print(
             f"  {way}: {row['reached']} of {row['of']} at the optimum, "
-            f"{row['above']:.1%} above it in the mean"
+            f"{row['above']:.1%} above it on average"
         )
     return {
         "blocks": {",".join(map(str, s)): b._asdict() for s, b in blocks.items()},
@@ -262,17 +262,21 @@ def run_family(config: Config, name: str, oracle: Oracle, console: Console) -> d
 
 def define_flags() -> None:
     flags.DEFINE_list("families", list(FAMILIES), "Kinds of traps.")
-    flags.DEFINE_list("searches", list(SEARCHES), "Of these, what to compare.")
-    flags.DEFINE_integer("members", 16, "Members to train on.", lower_bound=1)
-    flags.DEFINE_integer("unseen", 10, "Members to search afterwards.", lower_bound=1)
-    flags.DEFINE_integer("blocks", 6, "Blocks of a member, at most, in training.", lower_bound=1)
-    flags.DEFINE_integer("envs", 32, "Environments.", lower_bound=1)
-    flags.DEFINE_integer("updates", 100, "Rollouts, each with its updates.", lower_bound=1)
+    flags.DEFINE_list("searches", list(SEARCHES), "Searches to compare.")
+    flags.DEFINE_integer("members", 16, "Members of each family to train on.", lower_bound=1)
+    flags.DEFINE_integer(
+        "unseen", 10, "Unseen members of each family to search afterwards.", lower_bound=1
+    )
+    flags.DEFINE_integer("blocks", 6, "Most blocks of a member in training.", lower_bound=1)
+    flags.DEFINE_integer("envs", 32, "Environments, of all members together.", lower_bound=1)
+    flags.DEFINE_integer(
+        "updates", 100, "Number of rollouts, each followed by learning from it.", lower_bound=1
+    )
     flags.DEFINE_integer(
         "devices", 1, "Devices to spread environments over; of a CPU, its cores.", lower_bound=1
     )
     flags.DEFINE_float("seconds", 60.0, "Budget of each search.", lower_bound=1e-3)
-    flags.DEFINE_integer("seed", 0, "Seed of everything.")
+    flags.DEFINE_integer("seed", 0, "Seed of all random choices.")
     flags.DEFINE_string("out", "out/traps", "Folder of the results.")
 
 
@@ -281,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         given: dict[str, Any] = {f.name: values[f.name].value for f in dataclasses.fields(Config)}
         config = Config(
             **{

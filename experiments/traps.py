@@ -117,7 +117,7 @@ def _widening_matrices(size: Size) -> Sequence[Size]:
 
 FAMILIES: Mapping[str, Family] = {
     "layout": Family(
-        "a convolution with features last costs two transposes; those between neighbours cancel",
+        "a convolution in layout NHWC costs two transposes; those between neighbours cancel",
         ("conv-to-nhwc", "transpose-transpose", "transpose-away", "max-pull-transpose-scalar"),
         _IMAGE,
         _kernels,
@@ -126,7 +126,7 @@ FAMILIES: Mapping[str, Family] = {
         tuple((width, k, n) for width in (24, 80) for k in (1, 3) for n in (2, 3)),
     ),
     "merge": Family(
-        "a kernel of one as one of three costs nine times as much; its neighbour then takes it in",
+        "a 1x1 kernel enlarged to 3x3 costs nine times as much; it then merges with its neighbour",
         ("enlarge-pointwise", "concat-of-relus", "concat-of-convs"),
         _IMAGE,
         _fire_kernels,
@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, Family] = {
         ((3,), (6,), (12,)),
     ),
     "adapter": Family(
-        "a product of low rank made whole costs more; it then joins the weight beside it",
+        "a low-rank product multiplied out costs more; it then merges with the weight beside it",
         ("dot-assoc-right", "dot-factor-left"),
         _TOKENS,
         _adapter_matrices,
@@ -144,7 +144,7 @@ FAMILIES: Mapping[str, Family] = {
         tuple((rank, beside) for rank in (8, 32) for beside in (0, 1)),
     ),
     "split": Family(
-        "a product of two parts split in two costs more; one part then folds into the other",
+        "a product of a concatenation split in two costs more; one part then folds into the other",
         ("dot-of-concat", "dot-assoc-right", "dot-factor-left"),
         _TOKENS,
         _widening_matrices,

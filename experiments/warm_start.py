@@ -86,7 +86,7 @@ def table(config: Config, rows: Mapping[str, Mapping[str, float]]) -> Table:
     shown = Table(title=f"{config.model} by {config.search}", title_justify="left")
     for name in ("run", "budget, s", "searched, s", "compiling", "measuring", "searching"):
         shown.add_column(name, justify="right")
-    for name in ("measured", "from the store", "candidates", "speed-up", "of the long one's"):
+    for name in ("measured", "from the store", "candidates", "speed-up", "share of long"):
         shown.add_column(name, justify="right")
     for run, row in rows.items():
         shown.add_row(
@@ -104,12 +104,16 @@ def table(config: Config, rows: Mapping[str, Mapping[str, float]]) -> Table:
 def define_flags() -> None:
     flags.DEFINE_string("model", "bert", "Network.")
     flags.DEFINE_string("search", "taso", "Search strategy.")
-    flags.DEFINE_float("long_seconds", 300.0, "Budget of the search that others are compared with.")
-    flags.DEFINE_float("cold_seconds", 60.0, "Budget from an empty cache folder.")
-    flags.DEFINE_float("warm_seconds", 10.0, "Budget from the folder of the long search.")
+    flags.DEFINE_float(
+        "long_seconds", 300.0, "Seconds of the long search, the standard of comparison."
+    )
+    flags.DEFINE_float("cold_seconds", 60.0, "Seconds of the search from an empty cache folder.")
+    flags.DEFINE_float(
+        "warm_seconds", 10.0, "Seconds of the search from the cache folder of the long one."
+    )
     flags.DEFINE_float("compare_seconds", 20.0, "Seconds to time the results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights.")
-    flags.DEFINE_string("out", "out/warm_start", "Folder of all results; what is there is removed.")
+    flags.DEFINE_string("out", "out/warm_start", "Folder of all results; older ones are removed.")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -117,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     try:
         if len(argv) > 1:
-            raise ValueError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         seconds = {LONG: values.long_seconds, COLD: values.cold_seconds, WARM: values.warm_seconds}
         config = Config(
             values.model,

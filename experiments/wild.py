@@ -239,7 +239,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     families = dict.fromkeys(network.family for network in NETWORKS.values())
     names = f"{', '.join(NETWORKS)}; {', '.join(families)}"
     to: Any = {"flag_values": values}
-    flags.DEFINE_list("networks", [], f"Names or families, all by default: {names}.", **to)
+    flags.DEFINE_list(
+        "networks", [], f"Networks or families of them, all by default: {names}.", **to
+    )
     flags.DEFINE_string("search", "taso", f"Search strategy: {', '.join(SEARCHES)}.", **to)
     flags.DEFINE_float("budget_seconds", 120.0, "Seconds of each search.", **to)
     flags.DEFINE_float("compare_seconds", 30.0, "Seconds to time a result in turn.", **to)
@@ -247,7 +249,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     meaning = "Other runtimes to compare with; may be empty."
     flags.DEFINE_list("runtimes", list(RUNTIMES), meaning, **to)
     flags.DEFINE_string("out", "out/wild", "Folder of all results.", **to)
-    flags.DEFINE_bool("here", False, "Compare what --out has, in this process, and end.", **to)
+    flags.DEFINE_bool("here", False, "Only compare the results in --out, in this process.", **to)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -257,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.ERROR)
     try:
         if len(argv) > 1:
-            raise ConfigError(f"{argv[1]!r} is no flag: flags are written --name=value")
+            raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         config = config_of(flags.FLAGS)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -285,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
                 missing[network] = "wrong" if isinstance(error, WrongResultError) else "failed"
                 print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         status = INTERRUPTED
     slower = [r.network for r in results if is_slower(r, config.search)]
     mean = geometric_mean(r.entries[config.search].speedup for r in results)

@@ -406,7 +406,9 @@ def test_unknown_rules_and_searches_are_refused_before_any_work(optimize):
     def untouched(x):
         raise AssertionError("traced")
 
-    with pytest.raises(ValueError, match="no rule or family 'turn-thrice'; near it: .*turn-twice"):
+    with pytest.raises(
+        ValueError, match="no rule or family 'turn-thrice'; similar names: .*turn-twice"
+    ):
         optimize(untouched, X, rules=[*SOME_RULES, "turn-thrice"])
     with pytest.raises(ValueError, match="no search 'gredy'.*did you mean 'greedy'"):
         optimize(untouched, X, search="gredy")
@@ -595,7 +597,7 @@ def test_the_report_says_if_there_was_no_time_to_compile_the_engine(made_up, tmp
         jnp.tanh, X, search=pipeline(never), rules="add-zero", budget=short, cache_dir=tmp_path
     )
     assert fast.report.stop_reason is StopReason.COLD
-    assert "not begun: its engine takes some 45 s to compile" in str(fast.report)
+    assert "not started: compiling its engine takes about 45 s" in str(fast.report)
 
 
 # The cache folder -------------------------------------------------------------------------------
@@ -629,7 +631,7 @@ def test_a_check_that_exceeds_its_share_is_announced_beforehand(
     ten = Budget(seconds=10.0)
     fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
     assert fast.report.used == "optimized"
-    said = "network: its check and last timing take some 30 s, whatever the budget"
+    said = "network: the final check and timing take about 30 s, whatever the budget"
     assert capsys.readouterr().err.splitlines()[0] == said
 
 
@@ -639,7 +641,7 @@ def test_a_check_that_takes_many_times_the_budget_is_not_begun(made_up, tmp_path
     fast = xrl_jax.optimize(network, PARAMS, X, weights=0, budget=ten, cache_dir=tmp_path)
     assert fast.report.used == "original"
     assert fast.report.reason == (
-        "the original is returned: its check takes some 50 s, the budget has 10"
+        "the original is returned: checking a result takes about 50 s, and the budget is 10 s"
     )
     same(fast(PARAMS, X), network(PARAMS, X))
 

@@ -49,7 +49,7 @@ def refused(message: str, function: Any, *args: Any) -> None:
 
 
 def test_matching_a_batch_is_refused() -> None:
-    refused("a batch of graphs goes under jax.vmap", match, rules_of(DOUBLE).table, two(one()))
+    refused("use jax.vmap for a batch of graphs", match, rules_of(DOUBLE).table, two(one()))
 
 
 def test_rematching_needs_a_flag_for_each_node_of_the_graph() -> None:
@@ -60,11 +60,11 @@ def test_rematching_needs_a_flag_for_each_node_of_the_graph() -> None:
 
 def test_applying_several_candidates_at_once_is_refused() -> None:
     entries = jnp.zeros(2, jnp.int32)
-    refused("many go under jax.vmap", apply, rules_of(DOUBLE).table, one(), *[entries] * 3)
+    refused("use jax.vmap for several", apply, rules_of(DOUBLE).table, one(), *[entries] * 3)
 
 
 def test_pricing_a_batch_is_refused() -> None:
-    refused("a batch of graphs goes under jax.vmap", cost_table({}).priced, two(one()))
+    refused("use jax.vmap for a batch of graphs", cost_table({}).priced, two(one()))
 
 
 def test_stepping_with_several_actions_is_refused() -> None:

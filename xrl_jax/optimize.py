@@ -328,9 +328,12 @@ def _reserved_seconds(
     last, least = last_seconds(program, run), last_seconds(program)
     reserved = min(max(last, _LEAST_LAST * seconds), _MOST_LAST * seconds)
     if least > _TOO_LONG * seconds:
-        return reserved, f"its check takes some {least:.0f} s, the budget has {seconds:g}"
+        return (
+            reserved,
+            f"checking a result takes about {least:.0f} s, and the budget is {seconds:g} s",
+        )
     if last > reserved:
-        live.say(f"its check and last timing take some {last:.0f} s, whatever the budget")
+        live.say(f"the final check and timing take about {last:.0f} s, whatever the budget")
     return reserved, ""
 
 

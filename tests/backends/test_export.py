@@ -336,20 +336,20 @@ def refused(path: Path, match: str) -> None:
 
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("hello")
-    refused(tmp_path / "f", "is damaged or no saved function")
+    refused(tmp_path / "f", "is damaged or not a saved function")
 
 
 def test_another_zip_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "f", "w") as archive:
         archive.writestr("a.txt", "hello")
-    refused(tmp_path / "f", "is no saved function: it has no header.json")
+    refused(tmp_path / "f", "is not a saved function: it has no header.json")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_truncated_files_are_refused(file: Path, tmp_path: Path, share: float) -> None:
     data = file.read_bytes()
     (tmp_path / "f").write_bytes(data[: int(share * len(data))])
-    refused(tmp_path / "f", "is damaged or no saved function")
+    refused(tmp_path / "f", "is damaged or not a saved function")
 
 
 def test_every_flipped_bit_is_harmless_or_refused(file: Path, tmp_path: Path) -> None:
@@ -371,17 +371,17 @@ def test_every_flipped_bit_is_harmless_or_refused(file: Path, tmp_path: Path) ->
 def test_a_wrong_checksum_is_refused(file: Path, tmp_path: Path) -> None:
     size = len(zipfile.ZipFile(file).read("program.txt"))
     path = repacked(file, tmp_path / "f", program__txt=b"#" * size)
-    refused(path, "program.txt has another checksum than stated")
+    refused(path, "program.txt does not have the stated checksum")
 
 
 def test_a_missing_part_is_refused(file: Path, tmp_path: Path) -> None:
     path = repacked(file, tmp_path / "f", call__stablehlo=None)
-    refused(path, r"missing or not listed in its header.json: \['call.stablehlo'\]")
+    refused(path, r"its parts differ from those in its header.json: \['call.stablehlo'\]")
 
 
 def test_parts_that_are_not_listed_are_refused(file: Path, tmp_path: Path) -> None:
     path = repacked(file, tmp_path / "f", **{"../../evil": b"x"})
-    refused(path, r"not listed in its header.json: \['../../evil'\]")
+    refused(path, r"differ from those in its header.json: \['../../evil'\]")
 
 
 @pytest.mark.parametrize("number", [3, 5])

@@ -92,7 +92,7 @@ def test_weights_are_prepared_again_after_forget() -> None:
 
 def test_numpy_weights_may_change_in_place_and_are_prepared_in_every_call(fast: Fast) -> None:
     w = np.array(W)
-    with pytest.warns(UserWarning, match="prepared in every call: give them as JAX arrays") as said:
+    with pytest.warns(UserWarning, match="prepared in every call: pass JAX arrays") as said:
         same(fast(w, X), dense(w, X))
     assert said[0].filename == __file__
     w += 1

@@ -189,7 +189,7 @@ def test_work_on_weights_is_hoisted_out_of_nested_scans() -> None:
 
 
 def test_a_mask_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 arguments, but a mask of 1"):
+    with pytest.raises(ValueError, match="2 arguments, but weights_mask has 1 items"):
         split(lambda w, x: [w], [W, X], [True])
 
 

@@ -82,7 +82,7 @@ def test_the_table_counts_verdicts_and_states_earlier_costs_of_a_search() -> Non
         "| 1.20 (1.09-1.33) | taso | ahead |"
     )
     assert lines[4:] == [
-        "xrlflow beside the best of the others, 3 seeds: 1 ahead, 0 even, 0 behind",
+        "xrlflow against the best other search, 3 seeds: 1 ahead, 0 even, 0 behind",
         "xrlflow: trained for 21 min",
     ]
 

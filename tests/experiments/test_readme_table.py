@@ -78,5 +78,5 @@ def test_a_benchmark_is_a_table_with_its_date_machine_and_command(tmp_path: Path
 
 
 def test_a_folder_without_a_benchmark_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"benchmark.json is not written by"):
+    with pytest.raises(ValueError, match=r"benchmark.json was not written by"):
         benchmark_results(tmp_path)

@@ -102,5 +102,5 @@ def test_a_model_that_openvino_refuses_is_an_error_of_one_line() -> None:
     need("openvino")
     model = onnx_model(scaled, np.float32(3), X)
     model.graph.node[0].op_type = "Unheard"
-    with pytest.raises(ValueError, match="OpenVINO refuses it: .*Unheard"):
+    with pytest.raises(ValueError, match="OpenVINO refuses the model: .*Unheard"):
         RUNTIMES["openvino"](model, 1)

@@ -69,7 +69,7 @@ def test_a_function_or_attribute_of_a_module(attribute: str, weights: tuple[int,
         (HERE, "must be package.module:function"),
         ("no_such_package.net:f", "there is no module 'no_such_package' here"),
         (f"{HERE}:with_weight", "has no 'with_weight'; did you mean with_weights"),
-        (f"{HERE}:forward", "forward takes arguments; name a function without any"),
+        (f"{HERE}:forward", "forward takes arguments; name a function without arguments"),
         (f"{HERE}:no_tuple", r"must give \(fn, args\) or \(fn, args, weights\)"),
     ],
 )
@@ -123,7 +123,7 @@ def test_an_onnx_file_takes_dimensions_and_constants(onnx_file: str) -> None:
 
 
 def test_open_dimensions_of_an_onnx_file_must_be_given_by_flags(onnx_file: str) -> None:
-    message = r"input 'x' has shape \[batch, 4\].*flags for that: --input_shape, --dim$"
+    message = r"input 'x' has shape \[batch, 4\].*use the flags --input_shape, --dim$"
     with pytest.raises(ConfigError, match=message):
         from_onnx_file(onnx_file)
 

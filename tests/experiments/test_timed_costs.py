@@ -45,12 +45,14 @@ def test_a_saved_table_is_read_back_unchanged(tmp_path: Path) -> None:
 def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "costs.npz"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"costs\.npz is damaged or no cost table"):
+    with pytest.raises(ConfigError, match=r"costs\.npz is damaged or not a cost table"):
         load_costs(file)
 
 
 def test_a_table_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     table = cost_table({})
     save_costs(replace(table, scale=table.scale[:-1]), tmp_path / "costs.npz")
-    with pytest.raises(ConfigError, match=r"costs\.npz is of another version: remove it.*'scale'"):
+    with pytest.raises(
+        ConfigError, match=r"costs\.npz was written by another version: remove it.*'scale'"
+    ):
         load_costs(tmp_path / "costs.npz")

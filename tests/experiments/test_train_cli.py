@@ -59,12 +59,12 @@ METRICS = Metrics(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"costs": "costs.npz", "timed_seconds": 9.0}, "--costs names a table that is there"),
+        ({"costs": "costs.npz", "timed_seconds": 9.0}, "--costs reads a table"),
         ({"networks": ("bart",)}, "--networks: there is no bart .known: "),
         ({"envs": 5}, "--envs=5 must be a multiple of the 2 networks"),
         (
             {"envs": 2, "steps": 1},
-            "--steps=1 times the environments of a device must be",
+            "--steps=1 times the environments per device must be",
         ),
         ({"envs": 6, "devices": 4}, "--envs=6 must be a multiple of --devices=4"),
         ({"preset": "paper", "cost_spread": 0.3}, "--cost_spread is for --preset=ours"),

@@ -321,7 +321,7 @@ class TestExternalData:
     def test_short_file(self, tmp_path):
         path, data = self.save(tmp_path, "w.bin", length=24)
         (tmp_path / "w.bin").write_bytes(data[:20])
-        with pytest.raises(OnnxError, match="too short: 24 bytes wanted, 20 there"):
+        with pytest.raises(OnnxError, match="too short: it needs 24 bytes and has 20"):
             load_onnx(path)
 
     def test_short_file_without_length(self, tmp_path):

@@ -55,7 +55,7 @@ def test_a_loop_of_many_iterations_collects_its_results() -> None:
 
 
 def test_collected_results_of_unknown_number_are_refused() -> None:
-    with pytest.raises(UnsupportedOnnxError, match="collected outputs"):
+    with pytest.raises(UnsupportedOnnxError, match="collecting outputs"):
         from_onnx(counting(UNTIL_40, 100, collect=True))
 
 

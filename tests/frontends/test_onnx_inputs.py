@@ -29,8 +29,8 @@ def two_inputs():
 class TestSizes:
     def test_all_open_dimensions_are_asked_for_at_once(self):
         message = (
-            "input 'x' has shape [seq, 3], input 'mask' has shape [batch, seq]: say which with "
-            "dimensions={'seq': ..., 'batch': ...} or with "
+            "input 'x' has shape [seq, 3], input 'mask' has shape [batch, seq]: specify "
+            "the open sizes with dimensions={'seq': ..., 'batch': ...} or with "
             "input_shapes={'x': (...), 'mask': (...)}"
         )
         with pytest.raises(OnnxError) as caught:
@@ -38,7 +38,10 @@ class TestSizes:
         assert str(caught.value) == message
 
     def test_unnamed_dimensions_are_asked_for_by_whole_shapes(self):
-        message = r"^input 'x' has shape \[\?, 3\]: say which with input_shapes=\{'x': \(...\)\}$"
+        message = (
+            r"^input 'x' has shape \[\?, 3\]: specify the open sizes with "
+            r"input_shapes=\{'x': \(...\)\}$"
+        )
         with pytest.raises(OnnxError, match=message):
             load_onnx(open_model(None, 3))
 
@@ -51,14 +54,18 @@ class TestSizes:
         assert [aval.shape for aval in program.in_avals] == [(4, 3), (2, 4), (2,)]
 
     def test_only_dimensions_that_are_still_open_are_asked_for(self):
-        message = r"^input 'mask' has .*: say which with dimensions=\{'batch': ...\} or"
+        message = (
+            r"^input 'mask' has .*: specify the open sizes with dimensions=\{'batch': ...\} or"
+        )
         with pytest.raises(OnnxError, match=message):
             load_onnx(two_inputs(), dimensions={"seq": 4})
 
     def test_negative_sizes_are_open_dimensions(self):
         loaded = load_onnx(open_model(-1, 3), input_shapes={"x": (5, 3)})
         assert loaded.inputs[0].shape == (5, 3)
-        with pytest.raises(OnnxError, match=r"input 'x' has shape \[\?, 3\]: say which"):
+        with pytest.raises(
+            OnnxError, match=r"input 'x' has shape \[\?, 3\]: specify the open sizes"
+        ):
             load_onnx(open_model(-1, 3))
 
     @pytest.mark.parametrize("shape", [(5, 4), (5,)])

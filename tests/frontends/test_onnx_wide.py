@@ -57,7 +57,7 @@ def test_a_constant_beyond_32_bits_is_reported() -> None:
 
 def test_products_that_may_overflow_32_bits_are_reported() -> None:
     message = warned(*hashed(1103515245))
-    assert "node 'hash' (ai.onnx.Mul, opset 17) may leave 32 bits" in message
+    assert "node 'hash' (ai.onnx.Mul, opset 17) may exceed 32 bits" in message
 
 
 def test_with_x64_there_is_no_warning_and_results_are_right() -> None:
@@ -225,4 +225,4 @@ def test_bounds_of_operations_include_their_extremes(op: str) -> None:
     most = int(np.abs(results).max())
     inputs = [tensor("x", [4], INT64), tensor("z", [4], INT64)]
     too_large = int64("factor", (2**31 + 1) // most + 1)
-    assert "may leave 32 bits" in warned(nodes, inputs, [*constants, too_large])
+    assert "may exceed 32 bits" in warned(nodes, inputs, [*constants, too_large])

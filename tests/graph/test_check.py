@@ -81,43 +81,43 @@ _LOCAL = [  # found by both checks
     (_args(1, 4, slot=4), r"%4 \(dot\): is part of a cycle: %4 <- %4"),
     (
         _globals(depth=(4, 32)),
-        r"%4 \(dot\): depth 32 is not above those of its arguments, {'%1': 32, '%2': 32}",
+        r"%4 \(dot\): depth 32 is not greater than those of its arguments, {'%1': 32, '%2': 32}",
     ),
     (_nodes(op=(5, 999)), r"%5 \(op code 999\): unknown op code"),
     (_nodes(op=(0, 3)), r"%0 \(array\): slot 0 must be a hole"),
-    (_nodes(shape=((6, 1), 5)), r"type float32\[3,5\], its rule gives float32\[3,4\]"),
-    (_nodes(rank=(6, 3)), r"type float32\[3,4,1\], its rule gives float32\[3,4\]"),
-    (_nodes(dtype=(6, 15)), r"type float16\[3,4\], its rule gives float32\[3,4\]"),
+    (_nodes(shape=((6, 1), 5)), r"type float32\[3,5\], but its shape rule gives float32\[3,4\]"),
+    (_nodes(rank=(6, 3)), r"type float32\[3,4,1\], but its shape rule gives float32\[3,4\]"),
+    (_nodes(dtype=(6, 15)), r"type float16\[3,4\], but its shape rule gives float32\[3,4\]"),
     (_nodes(dtype=(3, 15)), r"%5 \(mul\): arguments must have one dtype, got float16, float32"),
     (_nodes(shape=((2, 0), 5)), r"%4 \(dot\): arguments and attributes do not fit its shape rule"),
     (
         _nodes(weight_only=(5, True)),
-        r"%5 \(mul\): weight_only is True, its arguments make it False",
+        r"%5 \(mul\): weight_only is True, but must be False",
     ),
     (_nodes(weight_only=(3, False)), r"%3 \(const\): weight_only is False"),
     (_nodes(weight_only=(1, True)), r"%1 \(input\): weight_only is True"),
-    (_globals(outputs=(0, 9)), r"output 0 is no node: %9: hole"),
-    (_globals(outputs=(1, 0)), r"output 1 is no node: %0: hole"),
+    (_globals(outputs=(0, 9)), r"output 0 is not a node: %9: hole"),
+    (_globals(outputs=(1, 0)), r"output 1 is not a node: %0: hole"),
 ]
 _HOST_ONLY = [
     (_nodes(dtype=(2, 77)), r"%2 \(weight\): unknown dtype code 77"),
     (_nodes(rank=(3, -1)), r"%3 \(const\): rank -1 is negative"),
     (
         _nodes(shape=((3, 2), 4)),
-        r"%3 \(const\): shape \[1, 1, 4, 1, 1, 1\] is not 0 sizes, then ones",
+        r"%3 \(const\): shape \[1, 1, 4, 1, 1, 1\] must be 0 sizes, then ones",
     ),
     (_nodes(lowering=(5, -1)), r"%5 \(mul\): lowering -1 is out of range"),
-    (_nodes(attrs=((5, 2), 1)), r"%5 \(mul\): attribute integers beyond entry 0 are not zero"),
+    (_nodes(attrs=((5, 2), 1)), r"%5 \(mul\): attribute integers from entry 0 on are not zero"),
     (_nodes(attrs=((4, 5), 99)), r"%4 \(dot\): attribute dtype=99 is out of range"),
     (_nodes(attrs=((4, 4), 44)), r"%4 \(dot\): attribute precision=44 is out of range"),
     (_nodes(attrs=((4, 0), 8)), r"lhs_contract=8 is not a list of distinct axes below 2"),
-    (_nodes(attrs=((4, 2), 2)), r"%4 \(dot\): lhs axes \[1\] are contracted and batched"),
+    (_nodes(attrs=((4, 2), 2)), r"%4 \(dot\): lhs axes \[1\] are both contracted and batched"),
     (_nodes(ref=(5, 0)), r"%5 \(mul\): refers to binding @0, but mul takes none"),
     (
         _nodes(ref=(2, -1)),
         r"%2 \(weight\): refers to no binding, but weight needs one of kind Input",
     ),
-    (_globals(outputs=(2, 3)), r"outputs .* are not slots, then -1"),
+    (_globals(outputs=(2, 3)), r"outputs .* must be slots, then -1"),
 ]
 
 
@@ -160,7 +160,7 @@ used by:
             "slice",
             {"limit": (3, 4, 0)},
             (3, 4),
-            r"limit=.* must end in \(1, 1, 1, 1\) beyond entry 2",
+            r"limit=.* must have \(1, 1, 1, 1\) from entry 2 on",
         ),
         (
             "reshape",
@@ -269,7 +269,7 @@ def _while(n_cond, n_body):
     [
         (
             _program(_MAIN.replace("ref=@2", "ref=@9")),
-            r"%3 \(array\): refers to binding @9, but there are 6",
+            r"%3 \(array\): refers to binding @9, but there are 6 bindings",
         ),
         (
             _program(_MAIN.replace("ref=@2", "ref=@0")),
@@ -287,23 +287,23 @@ def _while(n_cond, n_body):
                     *_program().bindings[3:],
                 )
             ),
-            r"%3 \(array\): @2 is int32\[3\]",
+            r"%3 \(array\): its type differs from @2, int32\[3\]",
         ),
         (
             _program(_MAIN.replace("{index=1}", "{index=2}")),
-            r"%5 \(proj\): index 2, but sort has 2 results",
+            r"%5 \(proj\): index 2 is out of range: sort has 2 results",
         ),
         (
             _program(_MAIN.replace("ref=@1", "ref=@5")),
-            r"%2 \(weight\): argument 2, but there are 2",
+            r"%2 \(weight\): is argument 2, but there are 2 arguments",
         ),
         (
             _program(_MAIN.replace("weight()", "input()")),
-            r"main: node %2 \(input\): argument 1 is no input: the program says weight",
+            r"main: node %2 \(input\): argument 1 of the program must be weight, not input",
         ),
         (
             _program(in_avals=(_AVAL, jax.ShapeDtypeStruct((3,), jnp.float32))),
-            r"%2 \(weight\): argument 1 is float32\[3\]",
+            r"%2 \(weight\): its type differs from argument 1, float32\[3\]",
         ),
         (
             _program(body=_BODY.replace("input() ref", "input() {carried=2} ref")),
@@ -321,24 +321,27 @@ def _while(n_cond, n_body):
         ),
         (
             _program(_MAIN.replace("call(%5, %2) {n_args=2}", "call(%5) {n_args=1}")),
-            r"%6 \(call\): has 1 operands, its inline takes 2",
+            r"%6 \(call\): has 1 operands, but its inline takes 2",
         ),
         (
             _program(_MAIN.replace("{n_args=2}", "{n_args=3}")),
             r"%6 \(call\): n_args is 3, but it has 2 operands",
         ),
         (_program(call=Call("inline", (1,))), r"%6 \(call\): runs body1"),
-        (_program(call=Call("inline", (0, 0))), r"a call of kind inline has 2 bodies"),
+        (_program(call=Call("inline", (0, 0))), r"a call of kind inline cannot have 2 bodies"),
         (
             _program(call=Call("loop", (0,))),
-            r"call of kind 'loop' \(known: inline, scan, while, cond\)",
+            r"unknown call kind 'loop' \(known: inline, scan, while, cond\)",
         ),
-        (_program(call=Call("cond", (0, 0))), r"has 2 operands, its cond takes 3"),
+        (_program(call=Call("cond", (0, 0))), r"has 2 operands, but its cond takes 3"),
         (
             _program(call=Call("while", (0, 0), _while(1, 0))),
             r"the bodies of this while differ in their inputs",
         ),
-        (_program(call=Call("while", (0, 0), _while(1, 1))), r"has 2 operands, its while takes 3"),
+        (
+            _program(call=Call("while", (0, 0), _while(1, 1))),
+            r"has 2 operands, but its while takes 3",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -360,19 +363,19 @@ def test_loops_whose_bodies_take_the_operands_are_well_formed(call):
         (
             "graph {\n  %1: int32[2] = iota()\n  return %1\n}",
             _MAIN,
-            r"%6 \(call\): result 0 of its body is int32\[2\]",
+            r"%6 \(call\): its type differs from result 0 of its body, int32\[2\]",
         ),
         (
             _BODY,
             _MAIN.replace("float32[2] = call", "tuple[] = call").replace(
                 "%7: float32[2] = add(%6, %3)", "%7: float32[2] = proj(%6) {index=1}"
             ),
-            r"%7 \(proj\): index 1, but its body has 1 results",
+            r"%7 \(proj\): index 1 is out of range: its body has 1 results",
         ),
         (
             _BODY,
             _MAIN.replace("call(%5, %2)", "call(%4, %2)"),
-            r"%6 \(call\): operand 0 is %4, its body takes float32\[2\]",
+            r"%6 \(call\): operand 0 is %4, but its body takes float32\[2\]",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def test_result_dtypes(op, attrs, args, expected):
 
 
 def test_the_shape_of_an_input_cannot_be_inferred():
-    with pytest.raises(GraphError, match="'input' node is not inferred"):
+    with pytest.raises(GraphError, match="'input' node cannot be inferred"):
         infer("input", pack_attrs("input", {}), [])
 
 

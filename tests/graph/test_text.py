@@ -228,7 +228,7 @@ _BROKEN = [
         "  %1: float32[2] = input()\n  %2: float32[3] = neg(%1)\n  return %2",
         3,
         7,
-        "the type is float32[2] by the rule of neg",
+        "the type must be float32[2] by the shape rule of neg",
     ),
     (
         "  %1: float32[2] = input()\n  %2: float32[] = reduce_sum(%1) {axis=[0]}",
@@ -246,7 +246,7 @@ _BROKEN = [
         "  %1: float32[2] = input()\n  %2: float32[] = dot(%1, %1) {lhs_contract=[0]}",
         3,
         19,
-        "dot with these attributes does not take float32[2], float32[2]",
+        "dot with these attributes does not accept float32[2], float32[2]",
     ),
     (
         "  %1: float32[2] = input()\n  %2: float32[2] = transpose(%1) {perm=(0,1,2,3,4,5,6)}",

@@ -69,26 +69,26 @@ def test_a_dtype_may_be_compared_with_a_number_by_name() -> None:
     ("clauses", "message"),
     [
         ("(lhs (add ?x ?y)) (rhs ?z)", "'?z' is not bound on the left-hand side"),
-        ("(lhs (add ?x ?y)) (rhs (mul ?x 2))", "a number is written (const NUMBER :dtype-of ?x)"),
-        ("(lhs (add ?x 2)) (rhs ?x)", "a number is matched by a variable and a condition"),
-        ("(lhs (add ?x (const 2))) (rhs ?x)", "a number is matched by a variable and a condition"),
+        ("(lhs (add ?x ?y)) (rhs (mul ?x 2))", "write a number as (const NUMBER :dtype-of ?x)"),
+        ("(lhs (add ?x 2)) (rhs ?x)", "match a number by a variable and a condition"),
+        ("(lhs (add ?x (const 2))) (rhs ?x)", "match a number by a variable and a condition"),
         ("(lhs (plus ?x ?y)) (rhs ?x)", "there is no operator 'plus'"),
         ("(lhs (add ?x)) (rhs ?x)", "add takes 2 arguments, got 1"),
         ("(lhs (slice ?x :begin b)) (rhs ?x)", "operator 'slice' has no attribute 'begin'"),
         ("(lhs ?x) (rhs ?x)", "a root must be an operator, not a variable"),
-        ("(lhs (neg ?x)) (when (= n 1)) (rhs ?x)", "'n' is not a number and not bound"),
+        ("(lhs (neg ?x)) (when (= n 1)) (rhs ?x)", "'n' is neither a number nor bound"),
         (
             "(lhs (neg ?x)) (when (= (dtype ?x) flaot32)) (rhs ?x)",
-            "'flaot32' is no dtype: known are bool, int2,",
+            "unknown dtype 'flaot32' (known: bool, int2,",
         ),
-        ("(lhs (neg ?x)) (rhs (cast ?x :dtype half))", "'half' is no dtype"),
-        ("(lhs (neg ?x)) (when (= (rank ?x) int8)) (rhs ?x)", "'int8' is not a number and not"),
-        ("(lhs (neg ?x)) (role sink-stone) (rhs ?x)", "a rule's role is one of fold-into-weights,"),
+        ("(lhs (neg ?x)) (rhs (cast ?x :dtype half))", "unknown dtype 'half'"),
+        ("(lhs (neg ?x)) (when (= (rank ?x) int8)) (rhs ?x)", "'int8' is neither a number nor"),
+        ("(lhs (neg ?x)) (role sink-stone) (rhs ?x)", "a role must be one of fold-into-weights,"),
         ("(lhs (neg ?x)) (when (size ?x)) (rhs ?x)", "there is no function 'size'"),
-        ("(lhs (neg ?x)) (when (attr ?x axes)) (rhs ?x)", "names no operator"),
+        ("(lhs (neg ?x)) (when (attr ?x axes)) (rhs ?x)", "is not the name of a node"),
         ("(lhs (neg ?x)) (rhs (neg ?x :like d))", "no node of the left-hand side has this name"),
         ("(lhs (neg ?x)) (rhs (neg ?x :lowering fast))", "neg has no lowering 'fast'"),
-        ("(lhs (neg ?x)) (rhs (input))", "a rewrite cannot make a 'input' node"),
+        ("(lhs (neg ?x)) (rhs (input))", "a rewrite cannot create a 'input' node"),
         ("(lhs (neg ?x)) (rhs (const one :dtype-of ?x))", "'one' is not a number"),
         ("(lhs (neg ?x)) (then ?x)", "cannot read clause (then ...)"),
     ],
@@ -103,8 +103,8 @@ def test_a_wrong_clause_is_named_with_its_place(clauses: str, message: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(rule r (lhs (neg ?x)) (rhs ?x))", "say where it comes from"),
-        ('(rule r (source "s") (evidence hope) (lhs (neg ?x)) (rhs ?x))', "evidence is one of"),
+        ("(rule r (lhs (neg ?x)) (rhs ?x))", 'its clause (source "...") is missing'),
+        ('(rule r (source "s") (evidence hope) (lhs (neg ?x)) (rhs ?x))', "evidence must be"),
         ('(rule r (source "s") (rhs))', "one or two roots"),
         (
             '(rule r (source "s") (lhs (neg ?x) (neg ?y)) (rhs ?x ?y))',
@@ -115,7 +115,7 @@ def test_a_wrong_clause_is_named_with_its_place(clauses: str, message: str) -> N
             "only two equal patterns",
         ),
         ("(law r)", "expected (rule ...) or (define ...)"),
-        ("(each op (add) (law r))", "a repetition is (each $OP (NAME ...) FORM ...)"),
+        ("(each op (add) (law r))", "a repetition must be (each $OP (NAME ...) FORM ...)"),
     ],
 )
 def test_a_wrong_rule_is_named_with_its_place(text: str, message: str) -> None:
@@ -127,5 +127,5 @@ def test_a_wrong_rule_is_named_with_its_place(text: str, message: str) -> None:
 
 def test_two_rules_of_one_name_are_refused() -> None:
     rule = '(rule r (source "s") (lhs (neg ?x)) (rhs ?x))'
-    with pytest.raises(RuleError, match=r"<rules>:2:1: a second rule is named 'r'"):
+    with pytest.raises(RuleError, match=r"<rules>:2:1: two rules have the name 'r'"):
         parse_rules(f"{rule}\n{rule}")

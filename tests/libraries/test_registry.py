@@ -92,7 +92,7 @@ def test_xla_comes_first_and_has_every_operator() -> None:
 
 
 def test_conditions_must_be_a_tuple() -> None:
-    with pytest.raises(TypeError, match="lowering 'fast': `when` is a tuple of conditions"):
+    with pytest.raises(TypeError, match="lowering 'fast': `when` must be a tuple of conditions"):
         Lowering("fast", lambda node, x: x, when="nonempty")  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def test_conditions_must_be_a_tuple() -> None:
 def test_a_condition_must_be_a_property_of_facts(condition: str) -> None:
     node = Node("tanh", (0,), shape=(3,), dtype="float32")
     facts = Facts(np, view_of(node, [node]), "tanh")
-    with pytest.raises(TypeError, match=f"{condition!r} is no property of Facts: name one, or"):
+    with pytest.raises(TypeError, match=f"{condition!r} is not a property of Facts: name one, or"):
         facts.holds(condition)
 
 
@@ -116,5 +116,7 @@ def test_targets_of_a_missing_library_say_how_to_install_it(
         name, install = "absent", "pip install absent"
 
     monkeypatch.setattr(registry, "libraries", lambda: (Absent(),))
-    with pytest.raises(registry.LibraryError, match="absent is missing here: pip install absent"):
+    with pytest.raises(
+        registry.LibraryError, match="absent is not installed here: pip install absent"
+    ):
         registry.register_calls([CustomCall("absent", ())])

@@ -124,7 +124,7 @@ def test_shape_and_dtype_rules_agree_with_jax_on_many_nodes(op: str) -> None:
 
 @pytest.mark.parametrize("op", BOUND)
 def test_nodes_with_bindings_are_refused(op: str) -> None:
-    with pytest.raises(GraphError, match=f"'{op}' node is evaluated with its bindings"):
+    with pytest.raises(GraphError, match=f"'{op}' node needs its bindings: evaluate it"):
         lower(Node(op))
 
 
@@ -135,7 +135,7 @@ def test_pack_and_proj_handle_tuples() -> None:
 
 
 def test_an_unknown_lowering_is_refused() -> None:
-    with pytest.raises(GraphError, match="'add' has 1 lowerings, a node asks for number 3"):
+    with pytest.raises(GraphError, match="'add' has 1 lowerings, but a node asks for number 3"):
         lower(Node("add", (0, 1), lowering=3), 1, 2)  # type: ignore[arg-type]
 
 

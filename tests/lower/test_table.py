@@ -63,5 +63,5 @@ def test_an_unknown_lowering_name_is_refused() -> None:
 
 def test_an_unknown_lowering_number_is_refused() -> None:
     assert name_of(Node("softmax", lowering=2)) == "matmul"
-    with pytest.raises(GraphError, match="'softmax' has 3 lowerings, a node asks for number 3"):
+    with pytest.raises(GraphError, match="'softmax' has 3 lowerings, but a node asks for number 3"):
         name_of(Node("softmax", lowering=3))

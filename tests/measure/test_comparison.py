@@ -121,7 +121,7 @@ def test_paired_ratio_depends_on_the_generator_alone():
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([1.0], [1.0, 2.0])])
 def test_samples_that_are_not_pairs_are_refused(a, b):
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="equal length"):
         paired_ratio(a, b, rng=rng())
 
 

@@ -110,7 +110,7 @@ def test_arguments_of_another_structure_are_refused() -> None:
 
 
 def test_a_call_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(GraphError, match="a call of kind 'loop' has an equation"):
+    with pytest.raises(GraphError, match="unknown kind 'loop' of a call with an equation"):
         to_jax(scan_program("loop"))(X, XS)
 
 

@@ -16,7 +16,7 @@ from xrl_jax.search.base import Step
 TEXT = """\
 tiny: 2.00 times as fast (1.90 to 2.12)
   faster beyond noise and within the tolerance
-  noise: a function against itself gives 0.994 to 1.007
+  noise: a function timed against itself gives 0.994 to 1.007
 
 time per call
   weights as arguments    10.0 ms  (9.50 to 10.5 ms)
@@ -57,7 +57,7 @@ def test_text_says_when_the_original_is_returned_and_why() -> None:
 def test_text_says_what_the_errors_are_measured_against() -> None:
     lines = str(small_report(narrow=("sort", "custom"))).splitlines()
     assert (
-        "errors against float64 (sort, custom in their own precision): "
+        "errors against float64 (computed in their own precision: sort, custom): "
         "original 1.5e-06, optimised 3.0e-06, allowed 6.0e-06"
     ) in lines
 

@@ -137,7 +137,7 @@ def test_fitted_weights_are_host_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "damaged or no policy"), (b"\x93abc", "damaged or no policy")],
+    [(b"", "damaged or not a policy"), (b"\x93abc", "damaged or not a policy")],
 )
 def test_a_file_that_is_not_a_policy_is_refused(
     tmp_path: Path, content: bytes, message: str

@@ -482,7 +482,8 @@ def test_an_untrained_policy_finds_improvements_by_sampling() -> None:
 def test_the_result_notes_that_the_policy_saw_only_some_candidates() -> None:
     two = RolloutConfig(few_slots=2, some_slots=2, most_slots=2)
     assert found(rollouts=two).note == (
-        "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, drawn evenly"
+        "the policy was trained on the trap; it saw 2 of up to 3 candidates at a step, "
+        "sampled uniformly"
     )
 
 
@@ -490,7 +491,7 @@ def test_the_result_notes_that_the_policy_saw_only_some_candidates() -> None:
 def test_a_policy_can_be_fine_tuned_on_the_program_first() -> None:
     search = XRLflow(blank(), FineTune(), time_programs=False)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
-    assert "the policy was trained on the trap; then on this program, " in result.note
+    assert "the policy was trained on the trap; then on this program for " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
 
 

@@ -196,7 +196,7 @@ def _accepted(
             "fast only with the same compile options"
         )
     if accuracy.ok and interrupted:
-        reason += " (the final timing was interrupted: this is what the worker measured before)"
+        reason += " (the final timing was interrupted: these are earlier timings by the worker)"
     return Acceptance(
         chosen,
         accuracy.ok and timed.faster,

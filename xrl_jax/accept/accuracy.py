@@ -167,7 +167,9 @@ def assess(
         allowed = max(TIMES_ORIGINAL * worst.original_error, _ULPS * worst.unit)
     reason = worst.reason
     if not worst.error <= allowed:
-        reason = f"the result errs by {worst.error:.2e} against float64, allowed are {allowed:.2e}"
+        reason = (
+            f"the result's error against float64 is {worst.error:.2e}, allowed is {allowed:.2e}"
+        )
     if not reason and tolerance is None and worst.element > 1.0:
         reason = worst.where
     narrow = tuple(sorted(worst.narrow))
@@ -198,7 +200,7 @@ def _compare(
         b, a = _wide(before), _wide(after)
         # Either the original or the reference must agree: XLA:CPU loses some NaN in maxima.
         wrong = int(np.sum(misplaced(a, b) & misplaced(a, exact)))
-        problem = f"result {i} has NaN or infinity in {wrong} other places than the original's"
+        problem = f"result {i} differs from the original's in NaN or infinity, in {wrong} places"
         problem = problem if wrong else ""
         finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(exact)
         against = np.where(finite, exact, 0)
@@ -213,7 +215,7 @@ def _compare(
             index = tuple(int(n) for n in np.unravel_index(at, b.shape))
             worst.where = (
                 f"element {list(index)} of result {i} is {a[index]:.9g}, in float64 "
-                f"{against[index]:.9g}: {element:.2g} times the error that is allowed there"
+                f"{against[index]:.9g}: {element:.2g} times the error allowed there"
             )
     worst.reason = worst.reason or problem
 

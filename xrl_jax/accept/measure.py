@@ -54,7 +54,9 @@ def _of_program(
     if args:
         leaves, tree = flatten_as(program.in_tree, args, {})
         if tree != program.in_tree:
-            raise TypeError(f"the program was made for {program.in_tree}, got {tree}")
+            raise TypeError(
+                f"the program was made for arguments of structure {program.in_tree}, got {tree}"
+            )
     leaves = concrete(program, leaves)
     for i, (leaf, aval) in enumerate(zip(leaves, program.in_avals, strict=True)):
         if (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):

@@ -95,14 +95,14 @@ def read_archive(
         except (OSError, *_ZIP_ERRORS) as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise  # the disk's fault; a wrong offset in a damaged file gives EINVAL
-            raise LoadError(f"{path} is damaged or no saved function: {error}") from error
+            raise LoadError(f"{path} is damaged or not a saved function: {error}") from error
 
 
 def _read_header(
     path: str | os.PathLike[str], archive: zipfile.ZipFile, known: int
 ) -> dict[str, Any]:
     if HEADER not in archive.namelist():
-        raise LoadError(f"{path} is no saved function: it has no {HEADER}")
+        raise LoadError(f"{path} is not a saved function: it has no {HEADER}")
     if archive.getinfo(HEADER).file_size > _MAX_HEADER:
         raise LoadError(f"{path} is damaged: its {HEADER} has more than {_MAX_HEADER} bytes")
     try:
@@ -111,11 +111,12 @@ def _read_header(
         raise LoadError(f"{path} is damaged: its {HEADER} is nested too deeply") from error
     number = header.get("format") if isinstance(header, dict) else None
     if not isinstance(number, int):
-        raise LoadError(f"{path} is no saved function: its {HEADER} states no format")
+        raise LoadError(f"{path} is not a saved function: its {HEADER} states no format")
     if number != known:
         raise LoadError(
-            f"{path} has format {number}, this version of xrl_jax reads {known}: it was written by "
-            f"{header.get('written_by', 'another version')}, use that or optimise again"
+            f"{path} has format {number}, but this version of xrl_jax reads {known}: the file was "
+            f"written by {header.get('written_by', 'another version')}; use that version or "
+            "optimise again"
         )
     return header
 
@@ -127,15 +128,15 @@ def _read_parts(
         raise LoadError(f"{path} is damaged: its {HEADER} lists no parts")
     names = archive.namelist()
     if sorted(names) != sorted([HEADER, *listing]):
-        wrong = sorted({HEADER, *listing} ^ set(names)) or "a part twice"
-        raise LoadError(f"{path} is damaged: missing or not listed in its {HEADER}: {wrong}")
+        wrong = sorted({HEADER, *listing} ^ set(names)) or "a part occurs twice"
+        raise LoadError(f"{path} is damaged: its parts differ from those in its {HEADER}: {wrong}")
     parts: dict[str, bytes] = {}
     for name, entry in listing.items():
         if archive.getinfo(name).file_size != entry[0]:
-            raise LoadError(f"{path} is damaged: {name} has another size than stated")
+            raise LoadError(f"{path} is damaged: {name} does not have the stated size")
         parts[name] = _read(path, archive, name)
         if hashlib.sha256(parts[name]).hexdigest() != entry[1]:
-            raise LoadError(f"{path} is damaged: {name} has another checksum than stated")
+            raise LoadError(f"{path} is damaged: {name} does not have the stated checksum")
     return parts
 
 
@@ -143,5 +144,5 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str) -> 
     """Return a part; compressed ones, which could be far larger than the file, are refused."""
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-        raise LoadError(f"{path} is damaged or was packed anew: {name} is compressed")
+        raise LoadError(f"{path} is damaged or was repacked: {name} is compressed")
     return archive.read(name)

@@ -65,7 +65,7 @@ class Arguments:
         not.
         """
         if tree != self.tree:
-            return f"it was made for arguments {self.tree}, got {tree}"
+            return f"it was made for arguments of structure {self.tree}, got {tree}"
         for leaf, aval, kind in zip(leaves, self.avals, self.kinds, strict=True):
             if not fits(leaf, kind):
                 return f"it was made for an argument {text(aval)}, got {text(leaf)}"

@@ -228,8 +228,8 @@ class Fast:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "an optimised function cannot be pickled, for it holds compiled code: fast.save(path) "
-            "writes it to a file, and xrl_jax.load(path) reads that"
+            "an optimised function cannot be pickled, because it holds compiled code: use "
+            "fast.save(path) to write it to a file, and xrl_jax.load(path) to read it"
         )
 
     def flat(self, *leaves: Any) -> list[Any]:
@@ -304,8 +304,8 @@ class Fast:
         if any(isinstance(w, np.ndarray) for w in weights):
             self._original.warn_once(
                 "NumPy",
-                "weights that are NumPy arrays, which may change in place, are prepared in every "
-                "call: give them as JAX arrays (jax.device_put) to have that done once",
+                "weights that are NumPy arrays may change in place, so they are prepared in every "
+                "call: pass JAX arrays (jax.device_put) to prepare them only once",
                 5,
             )
         return kept
@@ -360,7 +360,7 @@ class Fast:
         if at is None:
             return None
         bound = self._input_bounds[at]
-        return f"input {at} is beyond the finite numbers up to {bound:.4g} that it was checked on"
+        return f"input {at} is not finite, or exceeds the bound {bound:.4g} of the checked inputs"
 
     def _run_outside(self, violation: str, leaves: Sequence[Any]) -> list[Any]:
         """Run the original on arguments outside of the domain."""

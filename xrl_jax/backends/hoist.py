@@ -79,7 +79,9 @@ def split(
       ValueError: the mask does not have one entry for each argument.
     """
     if len(flat_avals) != len(weights_mask):
-        raise ValueError(f"{len(flat_avals)} arguments, but a mask of {len(weights_mask)}")
+        raise ValueError(
+            f"there are {len(flat_avals)} arguments, but weights_mask has {len(weights_mask)} items"
+        )
     closed = jax.make_jaxpr(fn)(*flat_avals)
     closed = _prepared_for_split(closed, weights_mask, flat_avals)
     jaxpr = closed.jaxpr

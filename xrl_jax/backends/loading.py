@@ -67,13 +67,13 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
     here = export.default_export_platform()
     if header["platform"] != here:
         raise LoadError(
-            f"{path} was saved for the platform {header['platform']!r}, the default device here is "
-            f"of {here!r}: save it there, or choose the platform with JAX_PLATFORMS"
+            f"{path} was saved for the platform {header['platform']!r}, but the default platform "
+            f"here is {here!r}: save it on this platform, or choose the other with JAX_PLATFORMS"
         )
     if header["jaxlib"] not in (None, version_of("jaxlib")):
         raise LoadError(
-            f"{path} calls kernels of jaxlib {header['jaxlib']}, here is {version_of('jaxlib')}: "
-            "install that version, or optimise the function again"
+            f"{path} calls kernels of jaxlib {header['jaxlib']}, but {version_of('jaxlib')} is "
+            "installed: install the version it calls, or optimise the function again"
         )
     for name, wanted in header["libraries"].items():
         library = {lib.name: lib for lib in registry.libraries()}.get(name)
@@ -81,14 +81,14 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
         if here != wanted:
             hint = f" ({library.install})" if library is not None and library.install else ""
             raise LoadError(
-                f"{path} calls kernels of {wanted}, here is {here or f'no {name}'}: "
-                f"save it here, or install that version{hint}"
+                f"{path} calls kernels of {wanted}, but {here or f'no {name}'} is available here: "
+                f"save it on this machine, or install the version it calls{hint}"
             )
     types = {kind for _, kind, *_ in (*header["inputs"], *header["outputs"])}
     wide = sorted(types & {"float64", "int64", "uint64", "complex128"})
     if wide and not jax.config.read("jax_enable_x64"):
         raise LoadError(
-            f"{path} takes or returns {', '.join(wide)}: switch it on first, with "
+            f"{path} takes or returns {', '.join(wide)}: enable 64-bit types first, with "
             "jax.config.update('jax_enable_x64', True)"
         )
 
@@ -112,8 +112,8 @@ def _assembled(
         @each.defjvp
         def refuse(*_: Any) -> Any:
             raise TypeError(
-                f"{header['name']}: a loaded function has first derivatives in reverse mode "
-                "(jax.grad, jax.vjp) and no others"
+                f"{header['name']}: a loaded function has only first derivatives in reverse mode "
+                "(jax.grad, jax.vjp)"
             )
 
         return each
@@ -164,7 +164,7 @@ def _fast(runnable: LoadedRunnable, header: dict[str, Any], text: str, report: A
     places = [i for i, a in enumerate(flags) if any(jax.tree.leaves(a))]
     program = from_jax(structured, *args, weights=places, **kwargs)
     if program.weights != mask:
-        raise ValueError("its weights are not whole arguments")
+        raise ValueError("its weights are only parts of arguments")
     has_others = '"other"' in json.dumps(header["arguments"])
     fast = Fast(
         program,

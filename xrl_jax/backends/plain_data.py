@@ -67,13 +67,15 @@ def pack_tree(tree: Any, what: str, *, others: bool = False) -> Any:
     if kind is dict:
         for key in data:
             if not isinstance(key, _SIMPLE):
-                raise SaveError(f"{what}: a dict has the key {key!r}; strings and numbers work")
+                raise SaveError(
+                    f"{what}: a dict has the key {key!r}; only strings and numbers can be saved"
+                )
         return {"dict": [[k, c] for k, c in zip(data, children, strict=True)]}
     if kind is Static:
         if not isinstance(data.value, _SIMPLE):
             raise SaveError(
-                f"{what}: {data.value!r} is neither an array nor a string: pass it otherwise, "
-                "for example with functools.partial before optimising"
+                f"{what}: {data.value!r} is neither an array nor a string: bind it before "
+                "optimising, for example with functools.partial"
             )
         return {"static": data.value}
     fields = getattr(kind, "_fields", None)

@@ -202,7 +202,7 @@ def _exported(
     except (NotImplementedError, ValueError) as error:
         raise SaveError(
             f"the function cannot be saved: {error}\nCallbacks, debug prints and kernels without "
-            "a stable form have no place in a file; take them out before optimising."
+            "a stable form cannot be saved; remove them before optimising."
         ) from error
     return artefact, [constants.add(c) for c in lifted]
 

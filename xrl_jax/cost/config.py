@@ -54,7 +54,7 @@ class CostConfig:
         ):
             if not low <= getattr(self, name) <= high:
                 value = getattr(self, name)
-                raise ValueError(f"CostConfig.{name} is {value}, not from {low} to {high}")
+                raise ValueError(f"CostConfig.{name} is {value}, but must be from {low} to {high}")
 
 
 DEFAULT = CostConfig()

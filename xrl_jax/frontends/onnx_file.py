@@ -101,7 +101,7 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> None:
     if not location or os.path.isabs(location) or not target.is_relative_to(root):
         raise OnnxError(f"{label} is outside the model's folder, which is not allowed")
     if not target.is_file():
-        raise OnnxError(f"{label} is missing beside the model")
+        raise OnnxError(f"{label} is missing from the model's folder")
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries["length"]) if "length" in entries else None
@@ -110,7 +110,9 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> None:
     available = target.stat().st_size - offset
     wanted = available if length is None else length
     if offset < 0 or wanted < 0 or wanted > available:
-        raise OnnxError(f"{label} is too short: {wanted} bytes wanted, {max(available, 0)} there")
+        raise OnnxError(
+            f"{label} is too short: it needs {wanted} bytes and has {max(available, 0)}"
+        )
     with target.open("rb") as file:
         file.seek(offset)
         tensor.raw_data = file.read(wanted)

@@ -41,7 +41,9 @@ def check_names(
     """Raise OnnxError if a shape or constant is given for a name that is no input of the model."""
     for name in (*input_shapes, *constants):
         if name not in inputs:
-            raise OnnxError(f"'{name}' is not an input of the model; those are {tuple(inputs)}")
+            raise OnnxError(
+                f"'{name}' is not an input of the model; its inputs are {tuple(inputs)}"
+            )
 
 
 def input_structs(
@@ -57,7 +59,7 @@ def input_structs(
     named = {dim: None for shape in shapes for dim in shape or () if isinstance(dim, str)}
     for name in dimensions:
         if name not in named:
-            known = ", ".join(f"'{dim}'" for dim in named) or "there are none"
+            known = ", ".join(f"'{dim}'" for dim in named) or "none"
             raise OnnxError(f"no input of the model has a dimension '{name}' (known: {known})")
     filled = [
         filled_shape(value.name, shape, input_shapes.get(value.name), dimensions)
@@ -116,7 +118,7 @@ def missing_sizes(
     ways = ["input_shapes={" + ", ".join(f"'{name}': (...)" for name in missing) + "}"]
     if open_names:
         ways.insert(0, "dimensions={" + ", ".join(f"'{name}': ..." for name in open_names) + "}")
-    return f"{listing}: say which with {' or with '.join(ways)}"
+    return f"{listing}: specify the open sizes with {' or with '.join(ways)}"
 
 
 def input_dtype(value: onnx.ValueInfoProto) -> np.dtype:

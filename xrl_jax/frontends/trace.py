@@ -95,4 +95,6 @@ def _advice(error: Exception) -> str:
         )
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return "It keeps traced values between calls. Return them instead of storing them."
-    return "Call it with these arguments under jax.jit: what raises there must be put right first."
+    return (
+        "Call it with these arguments under jax.jit, and fix the error that is raised there first."
+    )

@@ -160,15 +160,15 @@ def error(node: Node, arg_ranks: Sequence[int]) -> str | None:
         if field.width > 1:
             used = used_width(field, len(node.shape), arg_rank)
             if values[used:] != field.fill[used:]:
-                beyond = f"must end in {field.fill[used:]} beyond entry {used}"
+                beyond = f"must have {field.fill[used:]} from entry {used} on"
                 return f"attribute {field.name}={values} {beyond}"
     for kind, side in zip(_PACKED, ("lhs", "rhs"), strict=True):
         listed = [d for f in spec.of_kind(kind) for d in dims_of(node.attrs[f.offset]) or ()]
         if twice := sorted({d for d in listed if listed.count(d) > 1}):
-            return f"{side} axes {twice} are contracted and batched"
+            return f"{side} axes {twice} are both contracted and batched"
     end = max((f.attr_slice.stop for f in spec.fields), default=0)
     if any(node.attrs[end:]):
-        return f"attribute integers beyond entry {end} are not zero"
+        return f"attribute integers from entry {end} on are not zero"
     return None
 
 

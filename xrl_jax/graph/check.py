@@ -152,7 +152,7 @@ def _check_depth(view: View) -> None:
         cycle = path[path.index(path[-1]) :]
         view.fail(cycle[0], f"is part of a cycle: {' <- '.join(f'%{s}' for s in cycle)}")
     own, args = int(depth[bad[0]]), {f"%{a}": int(depth[a]) for a in view.args(bad[0])}
-    view.fail(bad[0], f"depth {own} is not above those of its arguments, {args}")
+    view.fail(bad[0], f"depth {own} is not greater than those of its arguments, {args}")
 
 
 def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
@@ -166,7 +166,7 @@ def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
         if rank < 0:
             view.fail(slot, f"rank {rank} is negative")
         if np.any(view.f.shape[slot] < 0) or np.any(view.f.shape[slot][rank:] != 1):
-            view.fail(slot, f"shape {view.f.shape[slot].tolist()} is not {rank} sizes, then ones")
+            view.fail(slot, f"shape {view.f.shape[slot].tolist()} must be {rank} sizes, then ones")
         most = None if lowerings is None else lowerings.get(op, 1)
         if node.lowering < 0 or (most is not None and node.lowering >= most):
             known = "" if most is None else f" (known: 0 to {most - 1})"
@@ -186,7 +186,7 @@ def _check_types(view: View, lowerings: Mapping[str, int] | None) -> None:
             view.fail(slot, "arguments and attributes do not fit its shape rule")
         if found != (node.shape, node.dtype):
             has, should = format_type(node.shape, node.dtype), format_type(*found)
-            view.fail(slot, f"has type {has}, its rule gives {should}")
+            view.fail(slot, f"has type {has}, but its shape rule gives {should}")
 
 
 def matches(node: Node, aval: Any) -> bool:
@@ -216,7 +216,7 @@ def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
                 slot, f"refers to no binding, but {node.op} needs one of kind {kind.__name__}"
             )
         if node.op == "proj" and view.op(node.args[0]) not in ("opaque", "call"):
-            view.fail(slot, "takes the result of an opaque node or a call only")
+            view.fail(slot, "its argument must be an opaque node or a call")
         if node.op in ("opaque", "call"):
             wanted, got = node.scalar_attr("n_args"), len(flat_operands(view.nodes, node))
             if got != wanted:
@@ -224,16 +224,21 @@ def _check_refs(view: View, bindings: Sequence[Binding] | None) -> None:
         if bindings is None or kind is None or node.ref < 0:
             continue
         if node.ref >= len(bindings):
-            view.fail(slot, f"refers to binding @{node.ref}, but there are {len(bindings)}")
+            view.fail(
+                slot, f"refers to binding @{node.ref}, but there are {len(bindings)} bindings"
+            )
         binding = bindings[node.ref]
         if not isinstance(binding, kind):
             found = type(binding).__name__
             view.fail(slot, f"@{node.ref} is of kind {found}, but {node.op} needs {kind.__name__}")
         if isinstance(binding, Array) and not matches(node, binding.value):
-            view.fail(slot, f"@{node.ref} is {aval_type(binding.value)}")
+            view.fail(slot, f"its type differs from @{node.ref}, {aval_type(binding.value)}")
         equation = _equation(binding)
         if equation and equation.n_outputs == 1 and not matches(node, equation.avals[0]):
-            view.fail(slot, f"@{node.ref} gives {aval_type(equation.avals[0])}")
+            view.fail(
+                slot,
+                f"its type differs from the result of @{node.ref}, {aval_type(equation.avals[0])}",
+            )
     if bindings is not None:
         _check_projections(view, bindings)
 
@@ -248,9 +253,14 @@ def _check_projections(view: View, bindings: Sequence[Binding]) -> None:
             continue  # an inlined body: `check_program` checks its results
         index = node.scalar_attr("index")
         if index >= equation.n_outputs:
-            view.fail(slot, f"index {index}, but {equation.name} has {equation.n_outputs} results")
+            view.fail(
+                slot,
+                f"index {index} is out of range: {equation.name} has {equation.n_outputs} results",
+            )
         if not matches(node, equation.avals[index]):
-            view.fail(slot, f"result {index} is {aval_type(equation.avals[index])}")
+            view.fail(
+                slot, f"its type differs from result {index}, {aval_type(equation.avals[index])}"
+            )
 
 
 def _check_weight_only(view: View) -> None:
@@ -264,17 +274,17 @@ def _check_weight_only(view: View) -> None:
         else:
             wanted = all(flags[a] for a in node.args)
         if bool(flags[slot]) != wanted:
-            view.fail(slot, f"weight_only is {bool(flags[slot])}, its arguments make it {wanted}")
+            view.fail(slot, f"weight_only is {bool(flags[slot])}, but must be {wanted}")
 
 
 def _check_outputs(view: View) -> None:
     outputs = view.graph.globals.outputs
     n_out = int(np.sum(outputs >= 0))
     if np.any(outputs[:n_out] < 0) or np.any(outputs < -1):
-        raise GraphError(f"{view.name}: outputs {outputs.tolist()} are not slots, then -1")
+        raise GraphError(f"{view.name}: outputs {outputs.tolist()} must be slots, then -1")
     for i, slot in enumerate(outputs[:n_out].tolist()):
         if slot >= view.n or view.f.op[slot] == ops.HOLE:
-            raise GraphError(f"{view.name}: output {i} is no node: {view.text(slot)}")
+            raise GraphError(f"{view.name}: output {i} is not a node: {view.text(slot)}")
 
 
 def check(

@@ -76,11 +76,13 @@ def assert_one(graph: TensorGraph, *per_node: jax.Array) -> None:
       AssertionError: the graph is a batch, or an array has another number of rows; the message says
         which.
     """
-    batch = "one graph at a time: a batch of graphs goes under jax.vmap"
+    batch = "this takes one graph at a time: use jax.vmap for a batch of graphs"
     chex.assert_rank(graph.nodes.op, 1, custom_message=batch)
     n = graph.nodes.op.shape[0]
     chex.assert_tree_shape_prefix(
-        (graph.nodes, per_node), (n,), custom_message=f"arrays with a row for each of {n} nodes"
+        (graph.nodes, per_node),
+        (n,),
+        custom_message=f"arrays must have a row for each of {n} nodes",
     )
 
 
@@ -90,7 +92,7 @@ def assert_one_candidate(*indices: jax.Array) -> None:
     Raises:
       AssertionError: they are not; the message says what to do.
     """
-    batch = "one candidate at a time: many go under jax.vmap"
+    batch = "this takes one candidate at a time: use jax.vmap for several"
     chex.assert_rank(indices, 0, custom_message=batch)
 
 
@@ -185,7 +187,7 @@ def infer(
     """
     spec = ops.OPS[op]
     if spec.shape == "given":
-        raise GraphError(f"the shape of a {op!r} node is not inferred")
+        raise GraphError(f"the shape of a {op!r} node cannot be inferred")
     sizes = np.ones((ops.MAX_ARGS, ops.MAX_RANK), np.int64)
     ranks = np.zeros(ops.MAX_ARGS, np.int64)
     for i, arg in enumerate(args):

@@ -245,9 +245,9 @@ def _check_type(line: _Line, node: Node, nodes: Sequence[Node], type_at: int, op
     found = infer(node.op, node.attrs, [nodes[a] for a in node.args])
     if found is None:
         types = ", ".join(format_type(nodes[a].shape, nodes[a].dtype) for a in node.args)
-        line.fail(f"{node.op} with these attributes does not take {types}", op_at)
+        line.fail(f"{node.op} with these attributes does not accept {types}", op_at)
     if found != (node.shape, node.dtype):
-        line.fail(f"the type is {format_type(*found)} by the rule of {node.op}", type_at)
+        line.fail(f"the type must be {format_type(*found)} by the shape rule of {node.op}", type_at)
 
 
 def _parse_node(line: _Line, nodes: list[Node], numbers: dict[str, int]) -> None:

@@ -93,7 +93,7 @@ def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str
     """
     if isinstance(e, Atom):
         if integer(e.text) is None and e.text not in numbers:
-            raise RuleError(f"{e.text!r} is not a number and not bound", e.place)
+            raise RuleError(f"{e.text!r} is neither a number nor bound", e.place)
         return
     head, args = e.head, e.items[1:]
     if head in PROPERTIES or head in ("attr", "is-value", "axis-perm"):
@@ -106,7 +106,7 @@ def check(e: SExpr, tensors: set[str], numbers: set[str], named_ops: Mapping[str
         if head == "attr":
             op = named_ops.get(name)
             if op is None:
-                raise RuleError(f"{name!r} names no operator (give it with :as)", args[0].place)
+                raise RuleError(f"{name!r} is not the name of a node (see :as)", args[0].place)
             try:
                 ops.OPS[op].field(_text(args[1]))
             except KeyError as error:

@@ -48,7 +48,7 @@ def code_of(e: SExpr, numbers: Container[str]) -> SExpr:
         return replace(e, text=str(CODES[e.text]))
     if e.text in numbers or integer(e.text) is not None:
         return e
-    raise RuleError(f"{e.text!r} is no dtype: known are {', '.join(CODES)}", e.place)
+    raise RuleError(f"unknown dtype {e.text!r} (known: {', '.join(CODES)})", e.place)
 
 
 def _is_dtype(e: SExpr) -> bool:

@@ -83,7 +83,7 @@ def _distinct(rules: Sequence[Rule]) -> None:
     for rule in rules:
         if rule.name in seen:
             raise RuleError(
-                f"a second rule is named {rule.name!r} (the first: {seen[rule.name].place})",
+                f"two rules have the name {rule.name!r} (the first: {seen[rule.name].place})",
                 rule.place,
             )
         seen[rule.name] = rule
@@ -110,7 +110,10 @@ def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
     """
     for name in assume:
         if name not in ASSUMPTIONS:
-            raise ValueError(f"assume={assume!r}: known are {', '.join(map(repr, ASSUMPTIONS))}")
+            raise ValueError(
+                f"assume={assume!r}: unknown assumption {name!r} "
+                f"(known: {', '.join(map(repr, ASSUMPTIONS))})"
+            )
     return tuple(r for r in all_rules() if set(r.assumes) <= set(assume))
 
 
@@ -126,7 +129,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
         return f": give the rules of a file as rules=xrl_jax.load_rules({name!r})"
     names = {*known, *(r.name for r in all_rules())}
     near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.4)
-    return f"; near it: {', '.join(near)}" if near else ""
+    return f"; similar names: {', '.join(near)}" if near else ""
 
 
 def select_rules(
@@ -153,8 +156,8 @@ def select_rules(
         held_back = {r.name: r for r in all_rules()}.get(name)
         if name not in known and held_back is not None:
             raise ValueError(
-                f"rule {name!r} takes for granted that all values are "
-                f"{' and '.join(held_back.assumes)}: allow it by assume={held_back.assumes!r}"
+                f"rule {name!r} assumes that all values are {' and '.join(held_back.assumes)}: "
+                f"allow this with assume={held_back.assumes!r}"
             )
         if name not in known:
             raise ValueError(f"there is no rule or family {name!r}{_hint(name, known)}")

@@ -73,7 +73,7 @@ def parse_rules(
         elif form.head == "rule":
             rule = _Parser(known).rule(form)
             if any(r.name == rule.name for r in rules):
-                raise RuleError(f"a second rule is named {rule.name!r}", form.place)
+                raise RuleError(f"two rules have the name {rule.name!r}", form.place)
             rules.append(rule)
         else:
             raise RuleError(
@@ -93,7 +93,7 @@ def _repeated(forms: Sequence[SExpr]) -> Iterator[SExpr]:
             or not isinstance(form.items[2], SList)
             or not _symbol(form.items[1]).startswith("$")
         ):
-            raise RuleError("a repetition is (each $OP (NAME ...) FORM ...)", form.place)
+            raise RuleError("a repetition must be (each $OP (NAME ...) FORM ...)", form.place)
         for name in form.items[2].items:
             yield from _repeated(
                 [_fill(f, _symbol(form.items[1]), _symbol(name)) for f in form.items[3:]]
@@ -108,7 +108,7 @@ def _fill(e: SExpr, name: str, by: str) -> SExpr:
 
 def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
     if len(form.items) != 3 or not isinstance(form.items[1], SList) or not form.items[1].head:
-        raise RuleError("a macro is (define (NAME PARAM ...) EXPRESSION)", form.place)
+        raise RuleError("a macro must be (define (NAME PARAM ...) EXPRESSION)", form.place)
     names = [_symbol(i) for i in form.items[1].items]
     return names[0], tuple(names[1:]), form.items[2]
 
@@ -188,9 +188,9 @@ class _Parser:
                 case "symmetric" if not body:
                     symmetric = True
                 case "assumes":
-                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule assumes") for e in body)
+                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule may assume") for e in body)
                 case "role" if body and not roles:
-                    roles = tuple(self.one_of(ROLES, e, "a rule's role is") for e in body)
+                    roles = tuple(self.one_of(ROLES, e, "a role must be") for e in body)
                 case "lhs" if not lhs:
                     lhs = tuple(self.root(e) for e in body)
                 case "when":
@@ -209,12 +209,12 @@ class _Parser:
                         f"rule {name}: cannot read clause ({clause.head} ...)", clause.place
                     )
         if not single["source"]:
-            raise RuleError(f'rule {name}: say where it comes from: (source "...")', form.place)
+            raise RuleError(f'rule {name}: its clause (source "...") is missing', form.place)
         if single["evidence"] not in EVIDENCE:
-            raise RuleError(f"rule {name}: evidence is one of {', '.join(EVIDENCE)}", form.place)
+            raise RuleError(f"rule {name}: evidence must be {' or '.join(EVIDENCE)}", form.place)
         if not 1 <= len(lhs) <= 2 or len(rhs) != len(lhs):
             raise RuleError(
-                f"rule {name}: one or two roots, and as many right-hand sides", form.place
+                f"rule {name}: it needs one or two roots, and as many right-hand sides", form.place
             )
         if len(lhs) == 2 and not _variables(lhs[0]) & _variables(lhs[1]):
             raise RuleError(f"rule {name}: two roots must share an operand", form.place)
@@ -251,7 +251,7 @@ class _Parser:
     def pattern(self, e: SExpr) -> Pattern | Var:
         if _is_number(e) or (isinstance(e, SList) and e.head == "const"):
             raise RuleError(
-                "a number is matched by a variable and a condition: ?c, (when (is-value ?c 2))",
+                "match a number by a variable and a condition: ?c and (when (is-value ?c 2))",
                 e.place,
             )
         if isinstance(e, Atom):
@@ -267,7 +267,7 @@ class _Parser:
             if key == "as":
                 name = _symbol(value)
                 if name in self.ops_named:
-                    raise RuleError(f"a second node is named {name!r}", value.place)
+                    raise RuleError(f"two nodes have the name {name!r}", value.place)
                 self.ops_named[name] = spec.name
                 self.tensors.add(name)
                 continue
@@ -288,7 +288,7 @@ class _Parser:
 
     def term(self, e: SExpr) -> Term | Var:
         if _is_number(e):
-            raise RuleError(f"a number is written ({_CONSTANT})", e.place)
+            raise RuleError(f"write a number as ({_CONSTANT})", e.place)
         if isinstance(e, Atom):
             if e.text not in self.tensors:
                 raise RuleError(f"{e.text!r} is not bound on the left-hand side", e.place)
@@ -297,7 +297,7 @@ class _Parser:
             return self.constant(e)
         spec, positional, named = self.call(e)
         if spec.shape == "given":
-            raise RuleError(f"a rewrite cannot make a {spec.name!r} node", e.place)
+            raise RuleError(f"a rewrite cannot create a {spec.name!r} node", e.place)
         self.arity(spec, len(positional), e)
         args = tuple(self.term(a) for a in positional)
         like, lowering, attrs = "", "", []
@@ -329,7 +329,7 @@ class _Parser:
     def constant(self, e: SList) -> Term:
         items = e.items
         if len(items) != 4 or not isinstance(items[2], Atom) or items[2].text != ":dtype-of":
-            raise RuleError(f"a number is written ({_CONSTANT})", e.place)
+            raise RuleError(f"write a number as ({_CONSTANT})", e.place)
         try:
             value = float(_symbol(items[1]))
         except ValueError:
@@ -390,7 +390,7 @@ def _check_lowerings(
         )
         if term.lowering and not as_it_is:
             raise RuleError(
-                "a lowering is chosen for a node as it is: "
+                "a rule can choose a lowering only for its otherwise unchanged root: "
                 "(lhs (op ?x ... :as d)) (rhs (op ?x ... :like d :lowering name))",
                 place,
             )

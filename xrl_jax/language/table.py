@@ -294,7 +294,7 @@ def compile_rules(rules: Sequence[Rule], *, min_trees: int = 0, min_code: int = 
     names = [r.name for r in rules]
     twice = {n for n in names if names.count(n) > 1}
     if twice:
-        raise RuleError(f"rules named twice: {', '.join(sorted(twice))}")
+        raise RuleError(f"several rules have the name {', '.join(sorted(twice))}")
     compiled = [(i, _Variant(v)) for i, r in enumerate(rules) for v in variants(r)]
     n_trees = sum(len(e.trees) for _, e in compiled)
     t = _bucket(max(n_trees, min_trees, 1), _TREE_BUCKETS, "pattern trees")

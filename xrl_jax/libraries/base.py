@@ -108,7 +108,7 @@ class Facts:
         kind = getattr(type(self), condition, None)
         if not isinstance(kind, property | functools.cached_property):
             raise TypeError(
-                f"{condition!r} is no property of {type(self).__name__}: name one, or give a "
+                f"{condition!r} is not a property of {type(self).__name__}: name one, or give a "
                 "function of facts"
             )
         return getattr(self, condition)
@@ -157,7 +157,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         if not isinstance(self.when, tuple):
-            raise TypeError(f"lowering {self.name!r}: `when` is a tuple of conditions")
+            raise TypeError(f"lowering {self.name!r}: `when` must be a tuple of conditions")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def by_name(name: str) -> Library:
         if lib.name == name:
             return lib
     known = ", ".join(lib.name for lib in libraries())
-    raise LibraryError(f"there is no library {name!r} here (there are: {known})")
+    raise LibraryError(f"there is no library {name!r} here (available: {known})")
 
 
 def is_for(lib: Library, platform: str) -> bool:
@@ -144,5 +144,5 @@ def register_calls(wanted: Sequence[CustomCall]) -> None:
     for name in dict.fromkeys(t.library for t in wanted):
         lib_calls = by_name(name).calls()
         if lib_calls is None:
-            raise LibraryError(f"{name} is missing here: {by_name(name).install}")
+            raise LibraryError(f"{name} is not installed here: {by_name(name).install}")
         lib_calls.register_calls([t for t in wanted if t.library == name])

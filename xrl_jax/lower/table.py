@@ -171,7 +171,7 @@ def _chosen(node: Node) -> Lowering:
     if not 0 <= node.lowering < len(rows):
         raise GraphError(
             f"operator {node.op!r} has {len(rows)} lowerings, "
-            f"a node asks for number {node.lowering}"
+            f"but a node asks for number {node.lowering}"
         )
     return rows[node.lowering]
 

@@ -71,5 +71,5 @@ def _key_implementation(dtype: Any) -> str:
         if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == dtype:
             return name
     raise ValueError(
-        f"random inputs of dtype {dtype} cannot be made: its implementation is none of JAX's own"
+        f"random inputs of dtype {dtype} cannot be made: its implementation is not one of JAX's own"
     )

@@ -155,7 +155,9 @@ class TimingStore:
                 self._writable = True
                 return
             except _NewerSchemaError as error:
-                self._warn(f"is of a newer version of xrl_jax (schema {error}) and left alone")
+                self._warn(
+                    f"is from a newer version of xrl_jax (schema {error}) and left unchanged"
+                )
                 return
             except (_UnusableFileError, sqlite3.Error, OSError) as error:
                 damaged = isinstance(error, _UnusableFileError) or _code(error) in _DAMAGED
@@ -182,7 +184,7 @@ class TimingStore:
             return False
         _warn(
             f"the timing store {self._path} is not usable ({_reason(error)}); "
-            f"it was moved to {aside}, and a new one is begun"
+            f"it was moved to {aside}, and a new one is created"
         )
         return True
 

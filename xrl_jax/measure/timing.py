@@ -63,7 +63,7 @@ class Timing:
         try:
             status = str(values["status"])
             if status not in STATUSES:
-                raise ValueError(f"status {status!r} is none of {STATUSES}")
+                raise ValueError(f"status {status!r} must be one of {STATUSES}")
             relative, reference_seconds = values.get("relative"), values.get("reference_seconds")
             return cls(
                 **{name: _finite_or_inf(values[name]) for name in ("seconds", "low", "high")},
@@ -131,7 +131,7 @@ def paired_ratio(
     a, b = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     if a.shape != b.shape or a.ndim != 1 or a.size == 0:
         raise ValueError(
-            f"paired samples must be two non-empty lists of one length, got {a.shape} and {b.shape}"
+            f"paired samples must be non-empty lists of equal length, got {a.shape} and {b.shape}"
         )
     logs = np.log(a) - np.log(b)
     # In slices, so that many rounds do not need resamples x rounds values in memory at once.

@@ -226,7 +226,7 @@ class Worker:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 1000))
         text = self._log.read().decode(errors="replace").strip()
-        return f"; its last words: {text}" if text else ""
+        return f"; its last output: {text}" if text else ""
 
     def _end(self) -> None:
         process, self._process, self._hello = self._process, None, None

@@ -42,20 +42,20 @@ def _check_calls(view: View, program: Program, callable_bodies: int) -> None:
         if binding is None:
             continue
         if binding.kind not in _N_BODIES:
-            view.fail(slot, f"call of kind {binding.kind!r} (known: {', '.join(_N_BODIES)})")
+            view.fail(slot, f"unknown call kind {binding.kind!r} (known: {', '.join(_N_BODIES)})")
         wanted = _N_BODIES[binding.kind]
         if wanted not in (None, len(binding.bodies)) or not binding.bodies:
-            view.fail(slot, f"a call of kind {binding.kind} has {len(binding.bodies)} bodies")
+            view.fail(
+                slot, f"a call of kind {binding.kind} cannot have {len(binding.bodies)} bodies"
+            )
         for b in binding.bodies:
             if not 0 <= b < callable_bodies:
-                view.fail(
-                    slot, f"runs body{b}, but only those before it are: 0 to {callable_bodies - 1}"
-                )
+                view.fail(slot, f"runs body{b}, but may only run bodies 0 to {callable_bodies - 1}")
         n_args, n_in = node.scalar_attr("n_args"), _n_inputs(program, binding)
         if n_in is None:
             view.fail(slot, f"the bodies of this {binding.kind} differ in their inputs")
         if n_args != n_in:
-            view.fail(slot, f"has {n_args} operands, its {binding.kind} takes {n_in}")
+            view.fail(slot, f"has {n_args} operands, but its {binding.kind} takes {n_in}")
         if binding.kind == "inline":
             _check_inline(view, slot, program.bodies[binding.bodies[0]])
 
@@ -64,16 +64,18 @@ def _check_inline(view: View, slot: int, body: Body) -> None:
     """Check that operands and results of an inline call have the types of its body."""
     for i, a in enumerate(flat_operands(view.nodes, view.nodes[slot])):
         if not matches(view.nodes[a], body.in_avals[i]):
-            view.fail(slot, f"operand {i} is %{a}, its body takes {aval_type(body.in_avals[i])}")
+            view.fail(
+                slot, f"operand {i} is %{a}, but its body takes {aval_type(body.in_avals[i])}"
+            )
     inside = View(body.graph, body.name)
     results = [inside.nodes[o] for o in inside.graph.globals.outputs.tolist() if o > 0]
     users = [u for u in view.live if slot in view.nodes[u].args and view.nodes[u].op == "proj"]
     for user, index in [(u, view.nodes[u].scalar_attr("index")) for u in users] or [(slot, 0)]:
         if index >= len(results):
-            view.fail(user, f"index {index}, but its body has {len(results)} results")
+            view.fail(user, f"index {index} is out of range: its body has {len(results)} results")
         if not matches(view.nodes[user], results[index]):
             found = format_type(results[index].shape, results[index].dtype)
-            view.fail(user, f"result {index} of its body is {found}")
+            view.fail(user, f"its type differs from result {index} of its body, {found}")
 
 
 def _check_inputs(
@@ -85,12 +87,12 @@ def _check_inputs(
         if at is None:
             continue
         if not 0 <= at < len(in_avals):
-            view.fail(slot, f"argument {at}, but there are {len(in_avals)}")
+            view.fail(slot, f"is argument {at}, but there are {len(in_avals)} arguments")
         if not matches(node, in_avals[at]):
-            view.fail(slot, f"argument {at} is {aval_type(in_avals[at])}")
+            view.fail(slot, f"its type differs from argument {at}, {aval_type(in_avals[at])}")
         if weights is not None and weights[at] != (node.op == "weight"):
             wanted = "weight" if weights[at] else "input"
-            view.fail(slot, f"argument {at} is no {node.op}: the program says {wanted}")
+            view.fail(slot, f"argument {at} of the program must be {wanted}, not {node.op}")
         n_results = int(np.sum(view.graph.globals.outputs >= 0)) if weights is None else 0
         if node.op == "input" and not 0 <= node.attrs[0] <= n_results:
             view.fail(slot, f"carried is {node.attrs[0]}, but the body has {n_results} results")
@@ -104,7 +106,8 @@ def check_program(program: Program, *, lowerings: Mapping[str, int] | None = Non
     """
     if len(program.weights) != len(program.in_avals):
         raise GraphError(
-            f"program: {len(program.in_avals)} arguments, but {len(program.weights)} weight flags"
+            f"the program has {len(program.in_avals)} arguments, "
+            f"but {len(program.weights)} weight flags"
         )
     whole = (program.graph, program.in_avals, program.n_outputs, program.weights)
     parts = [("main", *whole, len(program.bodies))]

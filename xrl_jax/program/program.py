@@ -216,7 +216,9 @@ def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
         results = evaluate(program, call.bodies[0] + 1, operands)
         return results[0] if len(results) == 1 else tuple(results)
     if call.kind not in CONTROL_FLOW:
-        raise GraphError(f"a call of kind {call.kind!r} has an equation (known: scan, while, cond)")
+        raise GraphError(
+            f"unknown kind {call.kind!r} of a call with an equation (known: scan, while, cond)"
+        )
     traced = [_trace_body(program, b) for b in call.bodies]
     params = dict(call.equation.params)
     if call.kind == "cond":

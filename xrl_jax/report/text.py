@@ -246,7 +246,7 @@ def _lines(r: Report) -> Iterator[str]:
         yield f"{r.name}: nothing gained"
     yield f"  {r.reason}"
     low, high = r.noise_interval
-    yield f"  noise: a function against itself gives {low:.3f} to {high:.3f}"
+    yield f"  noise: a function timed against itself gives {low:.3f} to {high:.3f}"
     yield ""
     yield "time per call"
     width = max(len(name) for name in (*r.baselines, "optimised"))
@@ -257,7 +257,7 @@ def _lines(r: Report) -> Iterator[str]:
     before, after = (seconds_text(ms / 1e3) for ms in (r.predicted_ms_before, r.predicted_ms_after))
     yield f"  the cost model predicted {before} before, {after} after"
     yield ""
-    narrow = f" ({', '.join(r.narrow)} in their own precision)" if r.narrow else ""
+    narrow = f" (computed in their own precision: {', '.join(r.narrow)})" if r.narrow else ""
     yield (
         f"errors against float64{narrow}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
@@ -266,7 +266,7 @@ def _lines(r: Report) -> Iterator[str]:
         limits = ", ".join(f"{b:.4g}" for b in r.domain if b is not None)
         yield f"domain: finite inputs up to {limits}; on others the original runs"
     if r.assumed:
-        yield f"taken for granted: all values are finite (by {', '.join(r.assumed)})"
+        yield f"assumption: all values are finite (rules {', '.join(r.assumed)})"
     if r.used == "optimized":
         faster = f"{r.traced_speedup:.2f} times as fast"
         yield (

@@ -128,7 +128,7 @@ class PolicyNetwork(nn.Module):
         chex.assert_shape(
             [obs.graph.values, obs.candidates, obs.globals],
             [(None, N_NODE), (len(obs.rule), N_CANDIDATE), (N_GLOBAL,)],
-            custom_message="one observation at a time: many go under jax.vmap",
+            custom_message="this takes one observation at a time: use jax.vmap for several",
         )
         graph, live = obs.graph, obs.graph.live[:, None]
         args, users = neighbours_of(graph)

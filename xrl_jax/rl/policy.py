@@ -98,10 +98,10 @@ def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
     except OSError:
         raise
     except Exception as error:  # msgpack raises various errors on other bytes
-        raise PolicyError(f"{path} is damaged or no policy: {error}") from error
+        raise PolicyError(f"{path} is damaged or not a policy: {error}") from error
     if version != FORMAT or seen != _FEATURE_COUNTS:
         raise PolicyError(
-            f"{path} is of another version of xrl_jax (format {version}, features {seen}; here "
+            f"{path} is from another version of xrl_jax (format {version}, features {seen}; here "
             f"{FORMAT}, {_FEATURE_COUNTS}): train it again with experiments.train"
         )
     try:

@@ -220,7 +220,9 @@ class Rounds:
         run.candidates += results.candidates
         most = results.most_candidates
         if most > self.slots:
-            run.note = f"it saw {self.slots} of up to {most} candidates at a step, drawn evenly"
+            run.note = (
+                f"it saw {self.slots} of up to {most} candidates at a step, sampled uniformly"
+            )
         by_key = {program_key(f.program): f for f in reversed(results.found)}
         new = {k: f for k, f in by_key.items() if k not in self.kept and k not in self.timings}
         learned = 0

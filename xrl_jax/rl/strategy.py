@@ -62,12 +62,12 @@ class XRLflow:
         """
         policy = self.policy or load_policy()
         config, weights = policy.fitted(problem.rules)
-        notes = [f"the policy was trained on {policy.trained or 'what its file does not say'}"]
+        notes = [f"the policy was trained on {policy.trained or 'unknown networks'}"]
         to_tune, key = jax.random.split(key)
         if self.finetune is not None:
             clock = Stopwatch(budget.seconds)
             weights, updates = self.finetune(config, weights, problem, budget, to_tune)
-            notes.append(f"then on this program, {updates} updates")
+            notes.append(f"then on this program for {updates} updates")
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
         run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules, self.rollouts)
         rounds = Rounds(self.rounds, decoder, run, Found(problem.program, 0.0))
@@ -105,7 +105,7 @@ def _run_rounds(search: Rounds, key: jax.Array, *, time_programs: bool) -> tuple
                     run.stalled()
                     break
     except GraphError as error:
-        run.note = f"nothing was tried: {error}"
+        run.note = f"no rewrite was tried: {error}"
     except KeyboardInterrupt:
         run.stop = StopReason.INTERRUPTED
     return (*search.results(), dataclasses.replace(original, seconds=search.predicted()))

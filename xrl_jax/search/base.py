@@ -56,7 +56,7 @@ class StopReason(enum.Enum):
     SECONDS = "out of time"
     MEASUREMENTS = "out of measurements"
     INTERRUPTED = "interrupted"
-    COLD = "not begun: its engine takes some 45 s to compile, once on this machine: give more time"
+    COLD = "not started: compiling its engine takes about 45 s, once per machine; give it more time"
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Search:
         return replace(found, best=(*known, *found.best))
 
     def _compile(self, problem: Problem, cold: bool) -> None:
-        once = f", once on this machine: some {COLD_SECONDS:.0f} s" if cold else ""
+        once = f" (once per machine, about {COLD_SECONDS:.0f} s)" if cold else ""
         problem.phase(f"compiling the engine{once}")
         compile_engine(problem.program, problem.rules, problem.oracle.costs)
 

@@ -57,7 +57,7 @@ def with_layout(program: Program, layout: Layout) -> StartingPoint:
     there = convert_layout(program, layout)
     if there is program:
         return StartingPoint(program)
-    step = Step(0, f"laid-out-{layout.name}", "values at the borders of graphs", 0.0)
+    step = Step(0, f"laid-out-{layout.name}", "values at the boundaries of graphs", 0.0)
     return StartingPoint(there, (step,))
 
 

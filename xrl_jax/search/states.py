@@ -208,7 +208,7 @@ class Space:
         while True:
             if size > _MOST_CAPACITY:
                 raise graph_lib.GraphError(
-                    f"more than {_MOST_CAPACITY} candidates; use fewer rules"
+                    f"more than {_MOST_CAPACITY} candidates in one graph: use fewer rules"
                 )
             found = _find(table, state.graph, masks, size=size)
             if int(found.count) <= size:

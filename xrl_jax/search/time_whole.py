@@ -160,7 +160,7 @@ class _Timing:
             problem.phase("timing the original under compile options")
             self._time(original, best_options)
         if best_options and not self._over():
-            problem.phase("timing compile options against none")
+            problem.phase("timing with and without compile options")
             self._confirm_options()
 
     def _ranked(self) -> list[Found]:

@@ -102,13 +102,15 @@ def ill_formed(nodes: Sequence[Node]) -> str:
         if typed != (node.shape, node.dtype):
             return (
                 f"%{i} ({node.op}) should be {typed[1]}{list(typed[0])}, "
-                f"the engine says {node.dtype}{list(node.shape)}"
+                f"but the engine gives {node.dtype}{list(node.shape)}"
             )
         if not node.spec.takes_dtypes([a.dtype for a in args]):
             return f"%{i} ({node.op}) mixes dtypes {[a.dtype for a in args]}"
         normal = attributes.normal(node, len(args[0].shape))
         if normal != node.attrs:
-            return f"%{i} ({node.op}) has attributes {node.attrs}, in normal form {normal}"
+            return (
+                f"%{i} ({node.op}) has attributes {node.attrs}, but their normal form is {normal}"
+            )
     return ""
 
 

@@ -66,7 +66,7 @@ def _apply(node: Node, args: list[Value], dtypes: list[str], domain: Domain) -> 
     if op in _SPECIAL:
         return _SPECIAL[op](node, args, dtypes, domain)
     if node.spec.shape != "elementwise":
-        raise CannotEvaluateError(f"{op} has no meaning here")
+        raise CannotEvaluateError(f"{op} cannot be evaluated in this domain")
     name = op if not node.spec.fields else f"{op}{node.attrs}"
     if op in INCREASING:
         return domain.monotone(op, args[0])

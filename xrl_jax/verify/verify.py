@@ -260,7 +260,7 @@ def _final_verdict(state: _State) -> Verdict:
     silent = [t for t in state.tested if t.fired == 0]
     if verdict.ok and silent:
         patterns = " , ".join(show(p) for p in silent[0].variant.lhs)
-        why = f"no instance fired in {silent[0].drawn} draws of {patterns}"
+        why = f"it fired on none of {silent[0].drawn} random instances of {patterns}"
         return replace(verdict, ok=False, counterexample=why)
     return verdict
 
@@ -324,8 +324,8 @@ def _hint(evidence: str) -> str:
     if evidence == "float64":
         return ""
     return (
-        f" by evidence {evidence}, where nothing is assumed of functions other than its own: "
-        "(evidence float64) compares numbers"
+        f" by evidence {evidence}, which knows nothing of functions other than its own: use "
+        "(evidence float64) to compare floating-point results"
     )
 
 

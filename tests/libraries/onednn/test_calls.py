@@ -168,7 +168,9 @@ def test_a_file_with_xlas_kernels_is_refused_under_another_jaxlib(
     Fast(program, None).save(tmp_path / "f.xrl")
     np.testing.assert_array_equal(loading.load(tmp_path / "f.xrl")(x, w), np.full((2, 2), 3.0))
     monkeypatch.setattr(loading, "version_of", lambda package: "99.0")
-    with pytest.raises(loading.LoadError, match=r"kernels of jaxlib .*, here is 99\.0: install"):
+    with pytest.raises(
+        loading.LoadError, match=r"kernels of jaxlib .*, but 99\.0 is installed: install"
+    ):
         loading.load(tmp_path / "f.xrl")
 
 

@@ -72,7 +72,7 @@ def test_strides_of_axes_of_size_one_are_ignored() -> None:
     "text", ["[]", "{}", "[1, 2, 3, 4]", '[[], [], [[["Conk"], [0], [1]]], []]']
 )
 def test_text_that_is_no_partition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no partition"):
+    with pytest.raises(ValueError, match="not the text of a partition"):
         partition(text)
 
 

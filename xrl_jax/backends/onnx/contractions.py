@@ -23,7 +23,7 @@ def pool(w: Writer, op: Op, op_type: str, **attrs: int) -> Value:
         d for d in range(rank) if all(f[d] == n for f, n in zip(fields, (1, 1, 0, 0), strict=True))
     ]
     if rank < 3 or len(idle) < 2:
-        raise export_error(op, "over more than all axes but two")
+        raise export_error(op, "unless its window leaves out two axes")
     spatial = [d for d in range(rank) if d not in idle[:2]]
     x = w.exact(op.args[0])
     if any(not 0 <= p < n for p, n in zip((*low, *high), window * 2, strict=True)):
@@ -47,7 +47,7 @@ def conv(w: Writer, op: Op, bias: Value | None = None) -> Value:
     left, right, out = conv_layouts(op.node)
     n = len(left) - 2
     if op.node.scalar_attr("batch_groups") != 1:
-        raise export_error(op, "with groups of the batch")
+        raise export_error(op, "with a batch_group_count above 1")
     if any(d != 1 for d in op.node.dims("lhs_dilation", n)):
         raise export_error(op, "of a dilated input")
     low, high = op.node.dims("low", n), op.node.dims("high", n)

@@ -94,11 +94,11 @@ def _leaves(program: Program, weights: Sequence[Any]) -> list[np.ndarray]:
     leaves = [np.asarray(a) for a in flatten_args(tuple(weights), {})[0]]
     wanted = [a for a, w in zip(program.in_avals, program.weights, strict=True) if w]
     if len(leaves) != len(wanted):
-        raise ValueError(f"weights: the program has {len(wanted)} of them, got {len(leaves)}")
+        raise ValueError(f"the program has {len(wanted)} weights, got {len(leaves)}")
     for i, (leaf, aval) in enumerate(zip(leaves, wanted, strict=True)):
         if (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
             raise ValueError(
-                f"weights: number {i} is {aval.dtype}{list(aval.shape)}, "
+                f"weight {i} of the program is {aval.dtype}{list(aval.shape)}, "
                 f"got {leaf.dtype}{list(leaf.shape)}"
             )
     return leaves

@@ -35,7 +35,7 @@ def gather(w: Writer, op: Op) -> Value:
                 low, high = (w.constant(n, w.flat.ops[indices].dtype) for n in (0, x[axis] - 1))
                 rows = w.node("Clip", rows, low, high, shape=rows.shape)
             return w.node("Gather", w.exact(source), rows, shape=op.shape, axis=axis)
-    raise export_error(op, "other than of rows along one axis")
+    raise export_error(op, "of anything but rows along one axis")
 
 
 def _rows(w: Writer, i: int, size: int, *, keep_wrap: bool) -> Value:

@@ -107,7 +107,7 @@ def _cast(w: Writer, op: Op) -> Value:
 
 def _round(w: Writer, op: Op) -> Value:
     if op.node.scalar_attr("method") != int(lax.RoundingMethod.TO_NEAREST_EVEN):
-        raise export_error(op, "away from zero")
+        raise export_error(op, "with ties away from zero")
     return w.apply("Round", w.loose(op.args[0]))
 
 
@@ -175,7 +175,7 @@ def _pad(w: Writer, op: Op) -> Value:
     rank = len(op.shape)
     low, high, interior = (op.node.dims(f, rank) for f in ("low", "high", "interior"))
     if any(interior):
-        raise export_error(op, "between elements")
+        raise export_error(op, "with padding between elements")
     return padded(w, w.exact(op.args[0]), low, high, w.exact(op.args[1]))
 
 

@@ -34,4 +34,4 @@ def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 
 def export_error(op: Op, why: str = "") -> ExportError:
     detail = f" {why}" if why else ""
-    return ExportError(f"ONNX cannot say {op.name!r}{detail} ({op.dtype}{list(op.shape)})")
+    return ExportError(f"ONNX cannot express {op.name!r}{detail} ({op.dtype}{list(op.shape)})")

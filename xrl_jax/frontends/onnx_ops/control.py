@@ -114,7 +114,7 @@ def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
     if scans <= 0:
         return []
     if not collected:
-        raise node.unsupported("collected outputs of no rounds")
+        raise node.unsupported("collecting the outputs of zero iterations")
     return [
         jnp.stack([device(value) for value in column]) for column in zip(*collected, strict=True)
     ]
@@ -145,9 +145,13 @@ def while_loop(
     """Run a number of rounds that depends on data as lax.while_loop, which cannot stack outputs."""
     body, count = node.attributes["body"], len(carried)
     if len(node.outputs) > count and unknown is not None:
-        raise UnknownValueError(node, "a number of rounds of collected outputs", unknown)
+        raise UnknownValueError(
+            node, "the number of iterations of a loop with collected outputs", unknown
+        )
     if len(node.outputs) > count:
-        raise node.unsupported("collected outputs of a number of rounds that depends on data")
+        raise node.unsupported(
+            "collecting outputs over a number of iterations that depends on data"
+        )
     counter = canonical(np.int64)
 
     def proceed(state):

@@ -73,7 +73,7 @@ def steps(node: Node, spatial: int) -> tuple[Sequence[int], Sequence[int]]:
 def convolve(node: Node, x: Array, kernel: Array, out: np.dtype | None = None) -> Array:
     spatial = x.ndim - 2
     if kernel.ndim != x.ndim:
-        raise OnnxError(f"kernel of rank {kernel.ndim} for an input of rank {x.ndim}")
+        raise OnnxError(f"a kernel of rank {kernel.ndim} does not fit an input of rank {x.ndim}")
     strides, dilations = steps(node, spatial)
     window = dilated(kernel.shape[2:], dilations)
     return lax.conv_general_dilated(

@@ -180,7 +180,7 @@ class Watch:
         names = list(self.culprits)
         more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         warnings.warn(
-            "the model computes in 64 bits and JAX in 32 here, so that results may differ: "
+            "the model computes in 64 bits, but JAX here in 32, so results may differ: "
             f"{', '.join(names[:MOST_NAMED])}{more}. "
             "Set JAX_ENABLE_X64=1 before the model is loaded",
             stacklevel=3,
@@ -265,5 +265,5 @@ class Watch:
             outputs = node.outputs[:1] if node.key == "TopK" else node.outputs
             self.ranges.update((name, interval) for name in outputs if name)
             return
-        self.culprits[f"{node} may leave 32 bits"] = None
+        self.culprits[f"{node} may exceed 32 bits"] = None
         self.ranges[node.outputs[0]] = UNKNOWN

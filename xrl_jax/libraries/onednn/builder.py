@@ -76,7 +76,7 @@ class Builder:
         if nbytes := self.lib.nbytes(scratch):
             listed.append((SCRATCHPAD, scratch, Block(nbytes, len(self.steps), len(self.steps))))
         if len(listed) > MOST_ARGUMENTS:
-            raise UnimplementedError(f"{len(listed)} arguments of one primitive")
+            raise UnimplementedError(f"a primitive has {len(listed)} arguments, which is too many")
         self.append(self.primitive(prim), listed)
 
     def primitive(self, prim: Prim) -> Executable:

@@ -82,7 +82,7 @@ class Library:
         self._lib.dnnl_version.restype = ctypes.POINTER(_Version)
         v = self._lib.dnnl_version().contents
         if v.major != _MAJOR:
-            raise OSError(f"{path} is oneDNN {v.major}.{v.minor}, not {_MAJOR}")
+            raise OSError(f"{path} is oneDNN {v.major}.{v.minor}, but {_MAJOR} is required")
         self._lib.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p
         self._lib.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
         engine = ctypes.c_void_p()
@@ -330,7 +330,7 @@ class Library:
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            raise UnimplementedError(f"oneDNN: {what} gives status {status}")
+            raise UnimplementedError(f"oneDNN: {what} returned status {status}")
 
 
 ADDEND = _POST_OP | SRC_1  # argument of the first post-op
@@ -350,7 +350,7 @@ def library() -> Library | None:
             return Library(path)
         except OSError as error:
             warnings.warn(
-                f"xrl_jax: oneDNN's kernels are left out, since its package {_PACKAGE} cannot be "
+                f"xrl_jax: oneDNN's kernels are not used, because its package {_PACKAGE} cannot be "
                 f"loaded ({error}); it needs libgomp.so.1, which Linux systems call libgomp1 or "
                 "libgomp",
                 RuntimeWarning,

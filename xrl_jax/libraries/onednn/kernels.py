@@ -126,8 +126,8 @@ def register_targets(targets: Sequence[Target]) -> None:
     for name, what, text, index in targets:
         if _register_target(_library(), what, partition(text), index) != name:
             raise RuntimeError(
-                "it has weights packed in another way than is usual here: optimise the function "
-                "again, or use the version of xrl_jax that wrote it"
+                "it has weights packed in another layout than oneDNN uses here: optimise the "
+                "function again, or use the version of xrl_jax that wrote it"
             )
 
 
@@ -193,8 +193,8 @@ def _warns_on_export(rule: Any) -> Any:
         for_export = getattr(ctx.module_context.lowering_parameters, "for_export", False)
         if for_export and not _EXPORTS_TARGETS.get():
             warnings.warn(
-                "jax.export does not take oneDNN's kernels, which an optimised function calls "
-                "here: fast.save(path) writes it to a file, and xrl_jax.load(path) reads that",
+                "jax.export cannot export oneDNN's kernels, which this optimised function calls: "
+                "use fast.save(path) to write it to a file, and xrl_jax.load(path) to read it",
                 stacklevel=2,
             )
         return rule(ctx, *operands, **params)

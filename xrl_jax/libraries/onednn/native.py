@@ -138,7 +138,7 @@ def _encoded(lib: Library, steps: Sequence[Step]) -> np.ndarray:
     numbers: list[int] = [len(steps)]
     for what, args in steps:
         if len(args) > MOST_ARGUMENTS:
-            raise ValueError(f"{len(args)} arguments for one primitive")
+            raise ValueError(f"a primitive has {len(args)} arguments, which is too many")
         more: list[int] = []
         match what:
             case int():

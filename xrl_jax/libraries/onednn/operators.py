@@ -74,7 +74,7 @@ class Operators(Builder):
         self, op: Loop, shape: Sequence[int], args: Sequence[Value], output: Place | None
     ) -> Value:
         if len(args) >= MOST_ARGUMENTS:
-            raise UnimplementedError(f"{len(args)} arguments of one loop")
+            raise UnimplementedError(f"a loop has {len(args)} arguments, which is too many")
         plain = self.lib.desc(shape)
         desc, flat = args[0].desc, rows.flattened(op)
         alike = all(self.lib.equal(x.desc, desc) for x in args)
@@ -134,7 +134,7 @@ class Operators(Builder):
           strides: strides of the result before `op.transposed` swaps its axes; None for row-major.
         """
         if len(args) >= MOST_ARGUMENTS:
-            raise UnimplementedError(f"{len(args)} arguments of attention")
+            raise UnimplementedError(f"an attention has {len(args)} arguments, which is too many")
         a, b, *others, c = args
         transposed = op.first.left_transposed, op.first.right_transposed, op.last.right_transposed
         operands, sizes, steps = [], [], []

@@ -28,7 +28,7 @@ def partition(text: str) -> Partition:
         inputs, packed, code, outputs = map(_read, json.loads(text))
         return Partition(inputs, tuple(map(bool, packed)), code, outputs)
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"no partition: {error}") from error
+        raise ValueError(f"not the text of a partition: {error}") from error
 
 
 @functools.lru_cache(maxsize=16)

@@ -147,7 +147,7 @@ def _arg(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 def _from_bindings(node: Node, *arrays: Any) -> Any:
     raise GraphError(
-        f"a {node.op!r} node is evaluated with its bindings (program.program.evaluate)"
+        f"a {node.op!r} node needs its bindings: evaluate it with program.program.evaluate"
     )
 
 
