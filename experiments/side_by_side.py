@@ -153,7 +153,7 @@ def checked(
     original = flat_original(program)
     checks = samples(program, leaves)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some of these inputs are outside of its domain
+        warnings.simplefilter("ignore", UserWarning)  # of inputs outside of its domain
         found = assess(jax.jit(original), flat, references(program, checks), checks)
     if not found.ok:
         raise WrongResultError(f"the result of {name} is wrong: {found.reason}")
