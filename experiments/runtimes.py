@@ -144,7 +144,8 @@ def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
     request = compiled.create_infer_request()
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
-        given = dict(enumerate(map(np.asarray, inputs)))
+        # It does not share a scalar that is read-only, and copies a read-only array in every call.
+        given = {i: np.require(x, requirements="W") for i, x in enumerate(inputs)}
         results = request.infer(given, share_inputs=True, share_outputs=True)
         return [results[i] for i in range(len(compiled.outputs))]
 

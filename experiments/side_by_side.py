@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 import xrl_jax
 from experiments import targets
@@ -132,7 +133,7 @@ def in_runtimes(
 
 def _in_runtime(name: str, model: Any, target: targets.Target) -> InRuntime | str:
     weights, *inputs = target.args
-    on_host = jax.device_get(inputs)
+    on_host = jax.tree.map(np.array, jax.device_get(inputs))  # writable, see `runtimes.openvino`
     try:
         run = RUNTIMES[name](model, target_here().threads)
         error = check_agreement(run, target.fn, weights, on_host)

@@ -41,6 +41,15 @@ def test_runs_the_model_on_numpy_arrays(tripling: Loaded) -> None:
     assert total == 7.0
 
 
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_scalar_input_may_be_read_only(name: str) -> None:
+    need(name)
+    two = np.array(2, np.float32)
+    two.flags.writeable = False
+    run = RUNTIMES[name](onnx_model(scaled, np.float32(3), two), 1)
+    assert [float(y) for y in run(two)] == [6.0, 2.0]
+
+
 @pytest.mark.parametrize("spinning", [True, False])
 def test_an_idle_runtime_uses_no_processor_time(spinning: bool) -> None:
     need("onnxruntime")

@@ -243,12 +243,15 @@ def loops(draw) -> tuple[Partition, int]:
         elif kind == "binary":
             code.append((draw(OPERATIONS), (x, draw(st.sampled_from(whole))), shape))
         elif kind == "column":
-            code.append((draw(OPERATIONS), (x, draw(st.sampled_from([1, 2, 3]))), shape))
+            # The library need not have a kernel for every broadcast: `members` makes these maps.
+            op, column = draw(OPERATIONS), draw(st.sampled_from([1, 2, 3]))
+            code.append((Map(op.kind, (None, None)), (x, column), shape))
         elif kind == "select":
             test = Map("select_n", (None, None, 0.25))
             code.append((test, (draw(st.sampled_from(whole)), x), shape))
         elif kind == "row" and rows:
-            code.append((draw(OPERATIONS), (x, draw(st.sampled_from(rows))), shape))
+            op, row = draw(OPERATIONS), draw(st.sampled_from(rows))
+            code.append((Map(op.kind, (None, None)), (x, row), shape))
         else:
             code.append((Reduce(draw(st.sampled_from(["sum", "max", "min"]))), (x,), lead))
             code.append((Reshape(one), (number,), one))
