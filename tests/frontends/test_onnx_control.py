@@ -34,12 +34,13 @@ def counting(condition, trips, *, collect=False):
 
 UNTIL_40 = [helper.make_node("Less", ["i", "last"], ["go_on"])]  # false in round 39, the fortieth
 ALWAYS = [helper.make_node("Equal", ["i", "i"], ["go_on"])]
+UNTIL_SMALL = [helper.make_node("Less", ["v", "one"], ["go_on"])]
 FOREVER = [helper.make_node("Constant", [], ["go_on"], value=array("true", True, np.bool_))]
 
 
 @pytest.mark.parametrize(("trips", "rounds"), [(10, 10), (100, 40), (None, 40)])
 def test_a_condition_that_depends_on_the_iteration_ends_a_loop(trips, rounds) -> None:
-    """Rounds are unrolled while the condition is known, up to 32; it was not asked after these."""
+    """Up to 32 rounds are unrolled; the condition also holds for those after them."""
     assert from_onnx(counting(UNTIL_40, trips))(np.float32(0.5)) == rounds + 0.5
 
 
@@ -54,9 +55,16 @@ def test_a_loop_of_many_iterations_collects_its_results() -> None:
     np.testing.assert_array_equal(each, np.arange(1, 101) + 0.5)
 
 
-def test_collected_results_of_unknown_number_are_refused() -> None:
+@pytest.mark.parametrize(("trips", "rounds"), [(36, 36), (100, 40), (None, 40)])
+def test_results_are_collected_up_to_the_round_that_ends_the_loop(trips, rounds) -> None:
+    y, each = from_onnx(counting(UNTIL_40, trips, collect=True))(np.float32(0.5))
+    assert y == rounds + 0.5
+    np.testing.assert_array_equal(each, np.arange(1, rounds + 1) + 0.5)
+
+
+def test_results_of_a_number_of_rounds_that_depends_on_data_are_refused() -> None:
     with pytest.raises(UnsupportedOnnxError, match="collecting outputs"):
-        from_onnx(counting(UNTIL_40, 100, collect=True))
+        from_onnx(counting(UNTIL_SMALL, 100, collect=True))
 
 
 def test_an_endless_loop_is_refused() -> None:

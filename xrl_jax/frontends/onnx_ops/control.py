@@ -24,6 +24,8 @@ from xrl_jax.frontends.onnx_ops.base import (
 
 # Loops of up to this many known rounds are unrolled, so that loop counters stay known.
 UNROLL_LIMIT = 32
+# A loop that collects outputs needs to know how many; its body is traced once for each round.
+MOST_COUNTED = 1024
 
 
 def truth(value: Value) -> Value:
@@ -91,7 +93,10 @@ def loop(
     if limit is not None and round_ == int(limit):
         return [*values, *stack_rounds(node, collected)]
     if not goes_on_always(node, carried):  # a condition of the round's number, such as i < 40
-        return while_loop(node, limit, go_on, carried)
+        rounds = known_rounds(node, limit, carried) if len(node.outputs) > count else None
+        if rounds is None:
+            return while_loop(node, limit, go_on, carried)
+        return counted_loop(node, rounds, carried)
     if limit is None:
         raise node.unsupported("an endless loop")
     return counted_loop(node, int(limit), carried)
@@ -99,14 +104,40 @@ def loop(
 
 def goes_on_always(node: Node, carried: tuple[Value, ...]) -> bool:
     """Return whether the body's condition is true whatever the round and the carried values are."""
+    condition = condition_after(node, canonical(np.int64).type(0), carried, is_known=False)
+    return is_host(condition) and bool(truth(condition))
+
+
+def known_rounds(node: Node, limit: Value | None, carried: tuple[Value, ...]) -> int | None:
+    """Return the number of rounds if the condition depends on the round's number only; None if it
+    depends on more, or if there are more than `MOST_COUNTED` rounds.
+    """
+    most = MOST_COUNTED if limit is None else int(limit)
+    for round_ in range(min(most, MOST_COUNTED)):
+        condition = condition_after(node, np.asarray(round_, np.int64), carried, is_known=True)
+        if not is_host(condition):
+            return None
+        if not bool(truth(condition)):
+            return round_ + 1
+    return most if limit is not None and most <= MOST_COUNTED else None
+
+
+def condition_after(
+    node: Node, round_: Any, carried: tuple[Value, ...], *, is_known: bool
+) -> Value:
+    """Return the body's condition after a round, the carried values being unknown.
+
+    Args:
+      is_known: whether the body is given the round's number as a known value.
+    """
     conditions: list[Value] = []
 
-    def step(round_: Array, state: tuple[Array, ...]) -> None:
-        conditions.append(node.attributes["body"](round_, np.asarray(True), *state)[0])
+    def step(unknown: Any, state: tuple[Array, ...]) -> None:
+        given = round_ if is_known else unknown
+        conditions.append(node.attributes["body"](given, np.asarray(True), *state)[0])
 
-    jax.eval_shape(step, canonical(np.int64).type(0), tuple(device(value) for value in carried))
-    (condition,) = conditions
-    return is_host(condition) and bool(truth(condition))
+    jax.eval_shape(step, round_, tuple(device(value) for value in carried))
+    return conditions[0]
 
 
 def stack_rounds(node: Node, collected: list[list[Value]]) -> list[Value]:
