@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from xrl_jax.engine import interpreter
 from xrl_jax.engine.new_nodes import NewNodes, new_nodes
 from xrl_jax.graph.graph import Nodes, TensorGraph
-from xrl_jax.graph.hash import dot_words
+from xrl_jax.graph.hash import dot_words, fold_words
 from xrl_jax.language import bytecode
 from xrl_jax.language.table import P, RuleTable
 from xrl_jax.runtime.engine_jit import wide
@@ -251,8 +251,9 @@ def _distinct(
         every = jnp.arange(s, dtype=jnp.int32)
         return every, every, jnp.int32(s)
     hashes = dot_words(features.astype(jnp.uint32))
-    position = 2 * jnp.arange(2 * P, dtype=jnp.uint32)[:, None] + 1
-    seen = jnp.sum(hashes[bound] * position, axis=1, dtype=jnp.uint32)
+    # Random factors: under 1, 3, 5, ... two nodes in places 1 and 4 would look as in 2 and 3.
+    factors = fold_words(jnp.arange(2 * P, dtype=jnp.uint32)[:, None]) | 1
+    seen = jnp.sum(hashes[bound] * factors, axis=1, dtype=jnp.uint32)
     identity = jnp.concatenate([seen, variant[:, None].astype(jnp.uint32)], axis=1)
     # The sort keys are words that combine variant, hash and index: sorting indices along with
     # separate keys takes five times as long. A few bits of the hash suffice to bring equal bindings
