@@ -491,7 +491,7 @@ def test_the_result_notes_that_the_policy_saw_only_some_candidates() -> None:
 def test_a_policy_can_be_fine_tuned_on_the_program_first() -> None:
     search = XRLflow(blank(), FineTune(), time_programs=False)
     result = search(Problem(program(), rules(), FakeOracle()), Budget(seconds=120.0), KEY)
-    assert "the policy was trained on the trap; then on this program for " in result.note
+    assert "the policy was trained on nothing; then on this program for " in result.note
     assert result.best[0].seconds < run("greedy").best[0].seconds
 
 

@@ -55,4 +55,5 @@ def blank() -> Policy:
     one, so that rollouts compile once for both.
     """
     shipped = load_policy()
-    return replace(shipped, weights=jax.tree.map(np.zeros_like, shipped.weights))
+    zeros = jax.tree.map(np.zeros_like, shipped.weights)
+    return replace(shipped, weights=zeros, trained="nothing")

@@ -67,7 +67,8 @@ class XRLflow:
         if self.finetune is not None:
             clock = Stopwatch(budget.seconds)
             weights, updates = self.finetune(config, weights, problem, budget, to_tune)
-            notes.append(f"then on this program for {updates} updates")
+            plural = "" if updates == 1 else "s"
+            notes.append(f"then on this program for {updates} update{plural}")
             budget = dataclasses.replace(budget, seconds=max(clock.left, 1e-3))
         run, decoder = Run(problem, budget), Decoder(config, weights, problem.rules, self.rollouts)
         rounds = Rounds(self.rounds, decoder, run, Found(problem.program, 0.0))
