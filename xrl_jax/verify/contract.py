@@ -81,24 +81,28 @@ def what_breaks(
                 drawn[n.ref] = np.float32(KINDS[kind](x, rng) if special else x)
         old = evaluate(before.nodes, before.roots, drawn, domain)
         new = evaluate(nodes, outputs, drawn, domain)
-        for a, b in zip(old, new, strict=True):
-            found = _difference(np.asarray(a, np.float64), np.asarray(b, np.float64), summed)
+        exact = evaluate(before.nodes, before.roots, drawn, Floats())
+        for a, b, c in zip(old, new, exact, strict=True):
+            a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
+            found = _difference(a, b, c, summed)
             if found:
                 return f"with {kind} among the inputs, {found}"
     return ""
 
 
-def _difference(a: np.ndarray, b: np.ndarray, summed: bool) -> str:
+def _difference(a: np.ndarray, b: np.ndarray, exact: np.ndarray, summed: bool) -> str:
+    """Describe how a result `b` differs from the former one `a`, unless it is nearer to `exact`."""
     special = ~(np.isfinite(a) & np.isfinite(b))
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     if (special & ~same).any():
         at = np.argmax((special & ~same).reshape(-1))
         return f"{a.reshape(-1)[at]} became {b.reshape(-1)[at]}"
-    a, b = a[~special], b[~special]
+    a, b, exact = a[~special], b[~special], exact[~special]
     if not a.size:
         return ""
     size = np.abs(a)
     scale = np.full(a.shape, size.max()) if summed else np.where(size < _SMALLEST, np.inf, size)
-    wrong = np.abs(a - b) > _AGREE * scale
+    nearer = np.abs(b - exact) <= np.abs(a - exact)
+    wrong = (np.abs(a - b) > _AGREE * scale) & ~nearer
     at = int(np.argmax(wrong))
     return f"{a[at]:.6g} became {b[at]:.6g}" if wrong.any() else ""

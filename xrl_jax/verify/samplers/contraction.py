@@ -114,8 +114,19 @@ def _free(
     return total - n_two, n_two
 
 
+# Types of operands whose products are summed in a wider type.
+_NARROWER = {"float32": ("bfloat16", "float16"), "float64": ("float32",), "int32": ("int8",)}
+
+
+def _of_operands(m: Drawing, dtype: str) -> str:
+    """Draw the type of both operands, mostly that of the result."""
+    narrower = _NARROWER.get(dtype, ())
+    return str(m.rng.choice(narrower)) if narrower and m.chance(0.05) else dtype
+
+
 def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     left, right = p.args
+    result_dtype, dtype = dtype, _of_operands(m, dtype)
     exchanged = isinstance(left, Var) and left.name not in m.bound and m.known(right)
     one, two = (right, left) if exchanged else (left, right)
     mine, yours = ("rhs", "lhs") if exchanged else ("lhs", "rhs")
@@ -146,7 +157,7 @@ def dot(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -
         f"{mine}_batch": ops.pack_dims(b1),
         f"{yours}_contract": ops.pack_dims(c2),
         f"{yours}_batch": ops.pack_dims(b2),
-        "dtype": ops.DTYPE_CODE[dtype],
+        "dtype": ops.DTYPE_CODE[result_dtype],
     }
     return ([other, index] if exchanged else [index, other]), attrs
 
@@ -274,6 +285,7 @@ def _fit_image(m: Drawing, f: _Features, shape: Sequence[int], *, has_kernel: bo
 
 def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) -> Drawn:
     x, w = p.args
+    result_dtype, dtype = dtype, _of_operands(m, dtype)
     x_at = m.make(x, None, dtype) if m.known(x) and (isinstance(x, Var) or want is None) else None
     w_at = m.make(w, None, dtype) if isinstance(w, Var) and m.known(w) else None
     n = _n_spatial(m, known, want, (x_at, w_at))
@@ -312,7 +324,7 @@ def conv(m: Drawing, p: Pattern, want: Want, dtype: str, known: dict[str, Any]) 
         "lhs_layout": ops.LAYOUT_CODE[left],
         "rhs_layout": ops.LAYOUT_CODE[right],
         "out_layout": ops.LAYOUT_CODE[out],
-        "dtype": ops.DTYPE_CODE[dtype],
+        "dtype": ops.DTYPE_CODE[result_dtype],
     }
     return [x_at, w_at], attrs
 
