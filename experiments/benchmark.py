@@ -45,7 +45,7 @@ from xrl_jax.rl.policy import load_policy
 from xrl_jax.runtime.compile_cache import COMPILED
 from xrl_jax.strategies import SEARCHES
 
-GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE}
+GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE, "bf16": models.BF16}
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 

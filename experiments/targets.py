@@ -17,7 +17,17 @@ from experiments import models
 from xrl_jax.frontends.onnx import OnnxError, load_onnx
 
 # Options of the models' constructors that are flags of the experiments.
-SHAPE_FLAGS = ("layers", "tokens", "frames", "steps", "image_size", "width", "batch", "scan")
+SHAPE_FLAGS = (
+    "layers",
+    "tokens",
+    "past",
+    "frames",
+    "steps",
+    "image_size",
+    "width",
+    "batch",
+    "scan",
+)
 
 # The flag for each argument of `load_onnx` that specifies what an ONNX file leaves open.
 ONNX_FLAGS = {"input_shapes": "input_shape", "dimensions": "dim", "constants": "constant"}

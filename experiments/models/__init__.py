@@ -8,7 +8,9 @@ from typing import Any
 from experiments.models.base import Model
 from experiments.models.bert import bert
 from experiments.models.dalle import dalle
+from experiments.models.gpt2 import gpt2
 from experiments.models.inception import inceptionv3
+from experiments.models.llama import llama
 from experiments.models.mobilenet import mobilenetv2
 from experiments.models.nasnet import nasneta
 from experiments.models.nasnet_taso import nasneta_taso
@@ -17,6 +19,7 @@ from experiments.models.resnet import resnet50, resnext50
 from experiments.models.squeezenet import squeezenet
 from experiments.models.transformers_taso import bert_taso, dalle_taso, tt_taso, vit_taso
 from experiments.models.tt import tt
+from experiments.models.variants import bf16, variant
 from experiments.models.vgg import vgg19
 from experiments.models.vit import vit
 
@@ -38,6 +41,18 @@ TWELVE: dict[str, Callable[..., Model]] = SEVEN | {
     "nasrnn": nasrnn,
     "vgg19": vgg19,
 }
+# Language models that continue a text, with a cache of the keys and values of earlier tokens.
+# The `_token` variants read one token, after 512 others.
+DECODERS: dict[str, Callable[..., Model]] = {
+    "gpt2": gpt2,
+    "gpt2_token": variant("gpt2_token", gpt2, tokens=1, past=512),
+    "llama": llama,
+    "llama_token": variant("llama_token", llama, tokens=1, past=512),
+}
+BF16: dict[str, Callable[..., Model]] = {
+    f"{name}_bf16": bf16(f"{name}_bf16", build)
+    for name, build in {"bert": bert, "vit": vit, **DECODERS}.items()
+}
 # Graphs as those papers built them, without softmax and with dead code: for comparison with
 # published figures only.
 AS_PUBLISHED: dict[str, Callable[..., Model]] = {
@@ -48,9 +63,9 @@ AS_PUBLISHED: dict[str, Callable[..., Model]] = {
     "nasneta_taso": nasneta_taso,
     "nasrnn_taso": nasrnn_taso,
 }
-MODELS: dict[str, Callable[..., Model]] = TWELVE | AS_PUBLISHED
+MODELS: dict[str, Callable[..., Model]] = TWELVE | DECODERS | BF16 | AS_PUBLISHED
 
-__all__ = ["AS_PUBLISHED", "MODELS", "SEVEN", "TWELVE", "Model", "get"]
+__all__ = ["AS_PUBLISHED", "BF16", "DECODERS", "MODELS", "SEVEN", "TWELVE", "Model", "get"]
 
 
 def get(name: str, **options: Any) -> Model:

@@ -4,6 +4,7 @@ and the initialisation of their weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ def attend(
     The additive mask broadcasts against the scores [B, H, Q, K]; the result is [B, Q, H * C].
     """
     batch, queries, heads, size = query.shape
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.float32(np.sqrt(size))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(size)
     if mask is not None:
         scores = scores + mask
     weights = jax.nn.softmax(scores, axis=-1)

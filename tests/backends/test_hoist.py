@@ -45,6 +45,13 @@ def test_broadcasts_widening_casts_and_reshapes_stay_in_the_call() -> None:
     assert "broadcast_in_dim" in primitives(hoisted, jnp.ones((8, 8, 4)))
 
 
+def test_weights_are_widened_once() -> None:
+    hoisted = split(
+        lambda w, x: [x @ w.astype(jnp.float32)], [W.astype(jnp.bfloat16), X], [True, False]
+    )
+    assert hoisted.bytes_added == 4 * W.size
+
+
 def test_masks_made_of_literals_stay_in_the_call() -> None:
     def fn(w, x):
         mask = lax.broadcasted_iota(jnp.int32, (4, 4), 0) >= lax.broadcasted_iota(

@@ -5,8 +5,9 @@ inputs)`. Equations that depend on weights and constants only go to `prepare`; t
 call then needs are the frontier. Four rules say what stays in the call although it could go:
 
 - equations with effects;
-- broadcasts and widening casts at the frontier, which only make values bigger, and reshapes, which
-  cost nothing;
+- broadcasts and casts to a wider type at the frontier, which only make values bigger, and
+  reshapes, which cost nothing; but not casts of weights from bfloat16 or float16, since most are
+  for products in float32, and XLA:CPU would make them before each;
 - cheap elementwise work on literals (masks, iotas), which XLA folds or fuses;
 - with `max_bytes`, the equations that enlarge values the most, until the bound holds.
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from xrl_jax.graph.bindings import scan_sizes
@@ -159,15 +161,19 @@ def _plan(jaxpr: Any, known: Sequence[Any], small: Iterable[Any], max_bytes: int
         """Return how many bytes larger a value is than the operands it is computed from."""
         return _nbytes(v.aval) - sum(_nbytes(a.aval) for a in set(variables(producer[v].invars)))
 
+    def is_widened(v: Any) -> bool:
+        """Return whether a value is another one in a wider type: a broadcast one, or no float."""
+        if producer[v].primitive.name != "convert_element_type" or growth(v) <= 0:
+            return False
+        (operand,) = producer[v].invars
+        by = producer.get(operand)
+        is_broadcast = by is not None and by.primitive.name == "broadcast_in_dim"
+        return is_broadcast or not jnp.issubdtype(operand.aval.dtype, jnp.inexact)
+
     while True:
         edge = frontier()
         made = [v for v in edge if v in producer]
-        back = [
-            v
-            for v in made
-            if producer[v].primitive.name in _FREE
-            or (producer[v].primitive.name == "convert_element_type" and growth(v) > 0)
-        ]
+        back = [v for v in made if producer[v].primitive.name in _FREE or is_widened(v)]
         total = sum(_nbytes(v.aval) for v in made)
         if not back and max_bytes is not None and total > max_bytes:
             back = [max(made, key=growth)]

@@ -91,6 +91,12 @@ def call_of(node: Node, bindings: Sequence[Binding], kind: str = "") -> Call | N
     return call if isinstance(call, Call) and kind in ("", call.kind) else None
 
 
+def is_only_inlined(bindings: Sequence[Binding], body: int) -> bool:
+    """Return whether no control flow uses the body, since that would fix its inputs and outputs."""
+    calls = [c for c in bindings if isinstance(c, Call) and body in c.bodies]
+    return all(c.kind == "inline" for c in calls)
+
+
 def digest(binding: Binding) -> np.ndarray:
     """Hash the content of a binding to two words of 32 bits."""
     h = hashlib.sha256()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, Call, call_of, position_of
+from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined, position_of
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands
 from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
@@ -90,7 +90,7 @@ def convert_layout(program: Program, layout: Layout) -> Program:
     host = disassemble(program)
     by_body: TransposedPlaces = {}
     for b, body in enumerate(host.bodies):
-        which = layout.concerns(body) if _inline_only(program.bindings, b) else None
+        which = layout.concerns(body) if is_only_inlined(program.bindings, b) else None
         if which is not None:
             places = _crossing(body, which, program.bindings)
             if any(places[0]) or any(places[1]):
@@ -120,12 +120,6 @@ def _crossing(body: HostGraph, which: Which, bindings: Sequence[Binding]) -> Pla
         if node.op == "input" and position is not None and which(node):
             ins[position] = True
     return tuple(ins), tuple(which(body.nodes[o]) for o in body.outputs)
-
-
-def _inline_only(bindings: Sequence[Binding], body: int) -> bool:
-    """Return whether no control flow uses the body, since that would fix its inputs and outputs."""
-    calls = [c for c in bindings if isinstance(c, Call) and body in c.bodies]
-    return all(c.kind == "inline" for c in calls)
 
 
 def _permuted(shape: Sequence[int], perm: Sequence[int]) -> tuple[int, ...]:

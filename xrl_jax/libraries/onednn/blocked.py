@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.code import VECTOR, WIDE, ZEROS
+from xrl_jax.libraries.onednn.code import ELEMENTS, VECTOR, WIDE, ZEROS
 from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, LeftTile
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue
@@ -34,6 +34,7 @@ class Blocked:
     Attributes:
       transposed: whether the left operand is stored as [k, rows].
       lanes: float32 elements in a SIMD register.
+      weight: type of the weight's elements.
     """
 
     rows: int
@@ -42,6 +43,7 @@ class Blocked:
     transposed: bool
     after: Epilogue
     lanes: int
+    weight: str = "float32"
 
     @property
     def strips(self) -> int:
@@ -130,7 +132,7 @@ class _Function:
                 self._copy("left", self.rest_rows, last, copies_of(last), start, depth)
         with out.loop("strip", *strips) as strip:
             row = out.add(f"add i64 {out.add(f'mul i64 {strip}, {what.k}')}, {start}")
-            weight = out.at("%p1", out.add(f"mul i64 {row}, {STRIP}"))
+            weight = out.at("%p1", out.add(f"mul i64 {row}, {STRIP}"), ELEMENTS[what.weight])
             at = (strip, weight, depth, is_first, is_last)
             with out.loop("tile", first, full_end) as tile:
                 self._results("some", what.tile, tile, copies_of(tile), *at)
@@ -177,7 +179,7 @@ class _Function:
         ]
         ahead = what.k * STRIP if what.rows <= _FEW_ROWS else 0
         left = LeftTile(copies, 1, what.tile)
-        sums = out.summed(name, sums, left, weight, (depth, what.k), ahead)
+        sums = out.summed(name, sums, left, weight, (depth, what.k), ahead, what.weight)
         places = [out.at(y, str(r * what.n)) for r in range(rows)]
         if not (what.after.addend or what.after.clip):
             out.store_masked(name, list(zip(sums, places, strict=True)), strip_mask)

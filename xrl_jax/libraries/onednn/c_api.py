@@ -33,7 +33,8 @@ _MAJOR = 3  # version of the interface
 # processor would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
-F32 = 3
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+F32 = _TYPES["float32"]
 _CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
 _POST_OP = 32768
@@ -123,12 +124,14 @@ class Library:
 
     # --- memory descriptors ---
 
-    def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None) -> Desc:
-        """Describe an array of float32 with these strides, in elements; row-major if None."""
-        if strides is None:
-            strides = row_major(dims)
+    def desc(
+        self, dims: Sequence[int], strides: Sequence[int] | None = None, dtype: str = "float32"
+    ) -> Desc:
+        """Describe an array with these strides, in elements; row-major if None."""
+        strides = row_major(dims) if strides is None else strides
+        kind = _TYPES[dtype]
         return self._new(
-            "dnnl_memory_desc_create_with_strides", len(dims), _dims(dims), F32, _dims(strides)
+            "dnnl_memory_desc_create_with_strides", len(dims), _dims(dims), kind, _dims(strides)
         )
 
     def any_desc(self, dims: Sequence[int]) -> Desc:

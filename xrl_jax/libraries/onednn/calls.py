@@ -57,6 +57,12 @@ def takes(*arrays: jax.Array) -> bool:
     return available() and all(a.dtype == "float32" for a in arrays)
 
 
+def takes_product(x: jax.Array, w: jax.Array) -> bool:
+    """Whether the kernels multiply arrays of these types; w may be a weight in a narrow type."""
+    is_narrow = w.dtype in ("bfloat16", "float16") and library() is not None
+    return takes(x) and (is_narrow or takes(w))
+
+
 def convolution(
     x: jax.Array,
     w: jax.Array,
@@ -125,7 +131,7 @@ def dot_general(
     """Compute `lax.dot_general` of float32 matrices, or of batches with the batch axis first."""
     ((left_over,), (right_over,)), (batch, _) = dimension_numbers
     b = len(batch)
-    op = Dot(left_over == b, right_over == b + 1, _spec(epilogue))
+    op = Dot(left_over == b, right_over == b + 1, _spec(epilogue), str(right.dtype))
     arrays = (left, right, *epilogue.with_bias(*(1,) * (b + 1), -1).arrays)
     if library() is not None:
         return kernel(op, *arrays)

@@ -47,6 +47,10 @@ DECLARATIONS = "\n".join(
 )
 
 
+# LLVM types of the elements of arrays, by the names of their types.
+ELEMENTS = {"float32": "float", "bfloat16": "i16", "float16": "half"}
+
+
 def constant(x: float) -> str:
     """Return a vector constant of equal elements, rounded to float32."""
     return "<" + ", ".join([f"float {digits(x)}"] * WIDTH) + ">"
@@ -137,6 +141,20 @@ class Code:
             f"call {VECTOR} @llvm.masked.load.{SUFFIX}.p0(ptr {at}, i32 4, {BOOLS} {mask}, "
             f"{VECTOR} {ZEROS})"
         )
+
+    def load_widened(self, at: str, dtype: str) -> str:
+        """Load a vector of this type as float32."""
+        if dtype == "float32":
+            return self.load(at)
+        narrow = f"<{WIDTH} x {ELEMENTS[dtype]}>"
+        x = self.add(f"load {narrow}, ptr {at}, align 2")
+        if dtype == "float16":
+            return self.add(f"fpext {narrow} {x} to {VECTOR}")
+        # The bits of a bfloat16 are the upper half of those of a float32.
+        bits = self.add(f"zext {narrow} {x} to {INTEGERS}")
+        sixteen = ", ".join(["i32 16"] * WIDTH)
+        shifted = self.add(f"shl {INTEGERS} {bits}, <{sixteen}>")
+        return self.add(f"bitcast {INTEGERS} {shifted} to {VECTOR}")
 
     def load_one(self, at: str) -> str:
         """Load a scalar into all elements of a vector."""

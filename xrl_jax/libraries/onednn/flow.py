@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from xrl_jax.libraries.onednn.code import FMA, INTEGERS, VECTOR, WIDTH, Code
+from xrl_jax.libraries.onednn.code import ELEMENTS, FMA, INTEGERS, VECTOR, WIDTH, Code
 
 STRIP = WIDTH  # columns of a right operand that are stored together, row by row
 TILE = {8: 6, 16: 12}  # rows of results in registers, by the elements of a register
@@ -87,6 +87,7 @@ class Flow(Code):
         strip: str,
         terms: tuple[str, int],
         ahead: int = 0,
+        right: str = "float32",
     ) -> list[str]:
         """Return sums, a vector for each row of a tile, with the products of the terms added.
 
@@ -96,16 +97,18 @@ class Flow(Code):
           strip: the address of the right operand's strip.
           terms: their number; and an integer, a multiple of `UNROLLED` only where their number is.
           ahead: distance in elements to the data to prefetch; 0 for no prefetching.
+          right: type of the right operand's elements.
         """
 
         def iteration(step: int, k: str, sums: Sequence[str]) -> list[str]:
-            line = self.at(strip, self.add(f"mul i64 {k}, {STRIP}"))
+            kind = ELEMENTS[right]
+            line = self.at(strip, self.add(f"mul i64 {k}, {STRIP}"), kind)
             factors = self.at(left.start, self.add(f"mul i64 {k}, {left.along}"))
             latest = list(sums)
             for u in range(step):
-                w = self.load(self.at(line, str(u * STRIP)))
+                w = self.load_widened(self.at(line, str(u * STRIP), kind), right)
                 if ahead:  # for reading, into the L2 cache
-                    soon = self.at(line, str(ahead + u * STRIP))
+                    soon = self.at(line, str(ahead + u * STRIP), kind)
                     self.raw(f"  call void @llvm.prefetch.p0(ptr {soon}, i32 0, i32 2, i32 1)")
                 for r, total in enumerate(latest):
                     x = self.load_one(self.at(factors, str(u * left.along + r * left.across)))

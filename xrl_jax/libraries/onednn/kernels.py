@@ -168,6 +168,13 @@ def _library() -> Library:
     return lib
 
 
+def _unpacked_aval(part: Partition, index: int) -> ShapedArray:
+    """Return the abstract value of a weight before it is packed."""
+    reads = (i.op for i in part.code if isinstance(i.op, Dot) and i.args[1] == index)
+    dtype = next((op.right for op in reads), "float32")
+    return ShapedArray(part.inputs[index], jnp.dtype(dtype))
+
+
 def _packed_aval(part: Partition, index: int) -> ShapedArray:
     lib = _library()
     return ShapedArray((plan(lib, part).weights[index].nbytes // 4,), _F32)
@@ -299,12 +306,9 @@ batching.primitive_batchers[partition_p] = _looped_over_batch(partition_p)
 
 
 def _packing_code(x: jax.Array, *, part: Partition, index: int, what: str) -> jax.Array:
-    if what == _PACK:
-        result = _packed_aval(part, index)
-    else:
-        result = ShapedArray(part.inputs[index], _F32)
+    result = (_packed_aval if what == _PACK else _unpacked_aval)(part, index)
     name = _register_target(_library(), what, part, index)
-    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(result.shape, _F32))(x)
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(result.shape, result.dtype))(x)
 
 
 for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_p)):
@@ -314,4 +318,4 @@ for _p, _what, _inverse in ((pack_p, _PACK, unpack_p), (unpack_p, _UNPACK, pack_
     # Each permutes elements, and its transpose permutes them back.
     ad.deflinear2(_p, lambda ct, _, *, inverse=_inverse, **params: [inverse.bind(ct, **params)])
 pack_p.def_abstract_eval(lambda _, *, part, index: _packed_aval(part, index))
-unpack_p.def_abstract_eval(lambda _, *, part, index: ShapedArray(part.inputs[index], _F32))
+unpack_p.def_abstract_eval(lambda _, *, part, index: _unpacked_aval(part, index))

@@ -76,7 +76,7 @@ def _dot(out_in: bool) -> Callable[..., jax.Array]:
     def fn(
         node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NO_EPILOGUE
     ) -> jax.Array:
-        if not calls.takes(lhs, rhs):
+        if not calls.takes_product(lhs, rhs):
             return epilogue(as_matrices(node, lhs, rhs, out_in=out_in))
 
         def product(left: jax.Array, right: jax.Array, numbers: Any) -> jax.Array:
@@ -145,7 +145,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
         ),
     ),
     "dot": (
-        dot_lowering(_NAME, _dot(False), "all_float32", **_DOT),
-        dot_lowering(f"{_NAME}_transposed", _dot(True), "all_float32", **_DOT),
+        dot_lowering(_NAME, _dot(False), "in_float32", **_DOT),
+        dot_lowering(f"{_NAME}_transposed", _dot(True), "in_float32", **_DOT),
     ),
 }

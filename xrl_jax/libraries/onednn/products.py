@@ -121,6 +121,8 @@ class Products(Operators):
     def dot(self, op: Dot, i: Instruction, args: list[Value], output: Place | None) -> Value:
         if uses_strips(self.partition, i):
             return self.by_strips(op, i, args, output)
+        if op.right != "float32":
+            raise UnimplementedError(f"a product with a weight in {op.right}, outside of strips")
         swapped = swap(len(i.shape))
         x = self.transposed(args[0], swapped) if op.left_transposed else args[0]
         w = self.transposed(args[1], swapped) if op.right_transposed else args[1]
@@ -149,14 +151,15 @@ class Products(Operators):
         k, n = self.shape_of(i.args[1])[:: -1 if dot.right_transposed else 1]
         rows = math.prod(i.shape) // n
         x = self.transposed(args[0], (1, 0)) if dot.left_transposed else args[0]
-        packed = self.pack_in_strips(i.args[1], k, n, (1, k) if dot.right_transposed else (n, 1))
+        steps = (1, k) if dot.right_transposed else (n, 1)
+        packed = self.pack_in_strips(i.args[1], k, n, steps, dot.right)
         by_rows, by_columns = lib.desc((rows, k)), lib.desc((rows, k), (1, rows))
         if rows <= MOST_ROWS:
-            what: Streamed | Blocked = Streamed(rows, k, n, dot.after)
+            what: Streamed | Blocked = Streamed(rows, k, n, dot.after, dot.right)
             x = self.to_layout(x, by_columns)
         else:
             transposed = lib.equal(x.desc, by_columns)
-            what = Blocked(rows, k, n, transposed, dot.after, lib.lanes)
+            what = Blocked(rows, k, n, transposed, dot.after, lib.lanes, dot.right)
             x = x if transposed else self.to_layout(x, by_rows)
         operands = self.row_major(args[2:], [self.shape_of(a) for a in i.args[2:]])
         y = self.result(lib.desc(i.shape), output)
@@ -164,17 +167,21 @@ class Products(Operators):
         self.append(what, [(0, v.desc, v.place) for v in used])
         return y
 
-    def pack_in_strips(self, weight: int, k: int, n: int, strides: tuple[int, int]) -> Desc:
+    def pack_in_strips(
+        self, weight: int, k: int, n: int, strides: tuple[int, int], dtype: str
+    ) -> Desc:
         """Return the layout in strips of a weight [k, n] with these strides; record its packing."""
         lib = self.lib
         whole, left = divmod(n, STRIP)
-        packed = lib.desc(((whole + (left > 0)) * k, STRIP))
+        packed = lib.desc(((whole + (left > 0)) * k, STRIP), dtype=dtype)
         moves = []
         if whole:
-            before = lib.desc((whole, k, STRIP), (STRIP * strides[1], *strides))
-            moves.append((before, lib.desc((whole, k, STRIP))))
+            steps = (STRIP * strides[1], *strides)
+            before = lib.desc((whole, k, STRIP), steps, dtype)
+            moves.append((before, lib.desc((whole, k, STRIP), dtype=dtype)))
         if left:
-            before = lib.part(lib.desc((k, n), strides), (k, left), (0, whole * STRIP))
+            whole_weight = lib.desc((k, n), strides, dtype)
+            before = lib.part(whole_weight, (k, left), (0, whole * STRIP))
             moves.append((before, lib.part(packed, (k, left), (whole * k, 0))))
         self.weights[weight] = Packing(lib.nbytes(packed), tuple(moves))
         return packed

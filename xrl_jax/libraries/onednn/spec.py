@@ -1,7 +1,8 @@
 """Library calls as plain data: operators, and partitions made of them.
 
 A partition is the part of a program that one library call computes: a list of operators on values,
-which are numbered from the inputs on. All values are float32.
+which are numbered from the inputs on. All values are float32, except weights that a `Dot` reads in
+a narrower type.
 """
 
 from __future__ import annotations
@@ -103,12 +104,14 @@ class Dot:
     left_transposed: bool  # the first operand is stored [.., K, M]
     right_transposed: bool  # the second operand is stored [.., N, K]
     after: Epilogue = Epilogue()
+    right: str = "float32"  # type of the second operand; a narrower one is a weight
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         n = a.ndim - 2
         over = (n if self.left_transposed else n + 1, n + 1 if self.right_transposed else n)
         batch = tuple(range(n))
-        y = lax.dot_general(a, b, (((over[0],), (over[1],)), (batch, batch)))
+        numbers = ((over[0],), (over[1],)), (batch, batch)
+        y = lax.dot_general(a, b, numbers, preferred_element_type=jax.numpy.float32)
         return self.after(y, more)
 
 

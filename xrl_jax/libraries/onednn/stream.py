@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
-from xrl_jax.libraries.onednn.code import FMA, VECTOR, WIDE, ZEROS, Code, first
+from xrl_jax.libraries.onednn.code import ELEMENTS, FMA, VECTOR, WIDE, ZEROS, Code, first
 from xrl_jax.libraries.onednn.flow import STRIP
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Dot, Epilogue, Instruction, Partition
@@ -40,12 +40,16 @@ class Streamed:
 
     The first operand is stored [k, rows], the weight in strips [strips, k, STRIP], of which the
     last may have fewer columns than it has room for.
+
+    Attributes:
+      weight: type of the weight's elements.
     """
 
     rows: int
     k: int
     n: int
     after: Epilogue
+    weight: str = "float32"
 
     @property
     def strips(self) -> int:
@@ -75,7 +79,8 @@ class Streamed:
         ):
             strip = out.add(f"mul i64 {group}, {self.streams}")
             column = out.add(f"mul i64 {strip}, {STRIP}")
-            weights = out.at("%p1", out.add(f"mul i64 {strip}, {self.k * STRIP}"))
+            start = out.add(f"mul i64 {strip}, {self.k * STRIP}")
+            weights = out.at("%p1", start, ELEMENTS[self.weight])
             is_last = out.add(f"icmp eq i64 {group}, {self.groups - 1}")
             with out.only_if("all", out.opposite(is_last)):
                 self._group(out, "all", column, weights, self.streams, None)
@@ -120,10 +125,11 @@ class Streamed:
         factors = {
             row: out.load_one(out.at("%p0", out.add(f"add i64 {start}, {row}"))) for row in rows
         }
-        each = {
-            s: out.load(out.at(weights, out.add(f"add i64 {line}, {s * self.k * STRIP}")))
-            for s in strips
-        }
+        each = {}
+        for s in strips:
+            place = out.add(f"add i64 {line}, {s * self.k * STRIP}")
+            at = out.at(weights, place, ELEMENTS[self.weight])
+            each[s] = out.load_widened(at, self.weight)
         return [
             out.add(f"{FMA}({VECTOR} {each[s]}, {VECTOR} {factors[row]}, {VECTOR} {x})")
             for (row, s), x in sums.items()

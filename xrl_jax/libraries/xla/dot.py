@@ -142,8 +142,12 @@ class DotFacts(Facts):
         return self._each(self.is_float) & self.nonempty
 
     @cached_property
-    def all_float32(self) -> Any:
-        return self._each(self.is_single)
+    def in_float32(self) -> Any:
+        """Whether the dtypes are float32; that of the right argument may be narrower."""
+        right = self.view.arg_dtypes[1]
+        narrow = (right == ops.DTYPE_CODE["bfloat16"]) | (right == ops.DTYPE_CODE["float16"])
+        left = self.is_single(self.view.dtype) & self.is_single(self.view.arg_dtypes[0])
+        return left & (narrow | self.is_single(right))
 
     @cached_property
     def _counts(self) -> Mapping[str, Any]:
