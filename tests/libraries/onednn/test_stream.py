@@ -55,6 +55,49 @@ def test_long_sums_are_accumulated_in_chunks() -> None:
     assert float(y[0, 0]) == pytest.approx(0.1 * (1 << 17), rel=2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, MOST_ROWS, 40])
+@pytest.mark.parametrize(("k", "n"), [(700, 100), (64, 515)])
+def test_a_weight_is_read_in_its_own_type(dtype: str, rows: int, k: int, n: int) -> None:
+    """The factors are the same numbers, so only the order of the sums differs."""
+    x, w = arrays(rows, k, n)
+    w = w.astype(dtype)
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    for transposed, weight in ((False, w), (True, w.T)):
+        op = Dot(False, transposed, right=dtype)
+        y = jax.jit(lambda x, w, op=op: kernel(op, x, w))(x, weight)
+        assert y.dtype == jnp.float32
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_special_values_of_a_narrow_weight_are_kept(dtype: str) -> None:
+    w = np.zeros((1024, 16), np.float32)
+    w[5, :4] = np.nan, np.inf, -np.inf, -0.0
+    x, weight = jnp.ones((1, 1024)), jnp.asarray(w, dtype)
+    y = jax.jit(lambda x, w: kernel(Dot(False, False, right=dtype), x, w))(x, weight)
+    np.testing.assert_array_equal(y[0, :5], np.float32([np.nan, np.inf, -np.inf, 0, 0]))
+
+
+def test_the_smallest_numbers_of_float16_are_kept() -> None:
+    x, w = jnp.ones((1, 1024)), jnp.full((1024, 16), 6e-8, jnp.float16)
+    y = jax.jit(lambda x, w: kernel(Dot(False, False, right="float16"), x, w))(x, w)
+    np.testing.assert_allclose(y, 1024 * 2.0**-24, rtol=1e-6)
+
+
+def test_a_product_with_a_narrow_weight_has_derivatives_and_batches() -> None:
+    x, w = arrays(2, 256, 64)
+    narrow = w.astype(jnp.bfloat16)
+
+    def total(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(kernel(Dot(False, False, right="bfloat16"), x, w) ** 2)
+
+    by_x = jax.grad(total)(x, narrow)
+    np.testing.assert_allclose(by_x, 2 * (x @ narrow) @ narrow.T.astype(jnp.float32), rtol=1e-3)
+    many = jax.vmap(lambda x: total(x, narrow))(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(many, [total(x, narrow), 4 * total(x, narrow)], rtol=1e-4)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_packed_weight_can_be_unpacked(transposed: bool) -> None:
     x, w = arrays(1, 300, 75)
@@ -62,6 +105,15 @@ def test_a_packed_weight_can_be_unpacked(transposed: bool) -> None:
     part = single_op(Dot(False, transposed), [x.shape, weight.shape], (1, 75))
     packed = jax.jit(lambda w: kernels.pack(part, 1, w))(weight)
     assert packed.shape == (5 * 300 * 16,)  # five strips of 16 columns
+    again = jax.jit(lambda p: kernels.unpack_p.bind(p, part=part, index=1))(packed)
+    np.testing.assert_array_equal(again, weight)
+
+
+def test_a_packed_weight_is_as_narrow_as_before() -> None:
+    part = single_op(Dot(False, False, right="bfloat16"), [(1, 300), (300, 75)], (1, 75))
+    weight = arrays(1, 300, 75)[1].astype(jnp.bfloat16)
+    packed = jax.jit(lambda w: kernels.pack(part, 1, w))(weight)
+    assert packed.nbytes == 2 * 5 * 300 * 16
     again = jax.jit(lambda p: kernels.unpack_p.bind(p, part=part, index=1))(packed)
     np.testing.assert_array_equal(again, weight)
 

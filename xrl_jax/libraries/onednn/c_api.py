@@ -33,8 +33,8 @@ _MAJOR = 3  # version of the interface
 # processor would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
-_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
-F32 = _TYPES["float32"]
+_F32 = 3
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": _F32}
 _CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
 _POST_OP = 32768
@@ -128,15 +128,13 @@ class Library:
         self, dims: Sequence[int], strides: Sequence[int] | None = None, dtype: str = "float32"
     ) -> Desc:
         """Describe an array with these strides, in elements; row-major if None."""
-        strides = row_major(dims) if strides is None else strides
+        sizes, steps = _dims(dims), _dims(row_major(dims) if strides is None else strides)
         kind = _TYPES[dtype]
-        return self._new(
-            "dnnl_memory_desc_create_with_strides", len(dims), _dims(dims), kind, _dims(strides)
-        )
+        return self._new("dnnl_memory_desc_create_with_strides", len(dims), sizes, kind, steps)
 
     def any_desc(self, dims: Sequence[int]) -> Desc:
         """Describe an array of float32 whose layout the library is to choose."""
-        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), F32, _ANY)
+        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), _F32, _ANY)
 
     def permuted(self, desc: Desc, order: Sequence[int]) -> Desc:
         """Describe the same memory with axis `order[i]` in place i, as by `lax.transpose`."""
@@ -272,11 +270,9 @@ class Library:
         )
 
     def reorder(self, src: Desc, dst: Desc) -> Prim:
-        e = _at(self.engine)
-        return self._new(
-            "dnnl_reorder_primitive_desc_create",
-            *(_at(src), e, _at(dst), e, self._attributes(NO_POST_OPS)),
-        )
+        e, attributes = _at(self.engine), self._attributes(NO_POST_OPS)
+        name = "dnnl_reorder_primitive_desc_create"
+        return self._new(name, _at(src), e, _at(dst), e, attributes)
 
     def of(self, prim: Prim, what: str) -> Desc:
         """Return the descriptor of a primitive's "src", "weights", "dst" or "scratchpad"."""
