@@ -111,7 +111,7 @@ class Dot:
         over = (n if self.left_transposed else n + 1, n + 1 if self.right_transposed else n)
         batch = tuple(range(n))
         numbers = ((over[0],), (over[1],)), (batch, batch)
-        y = lax.dot_general(a, b, numbers, preferred_element_type=jax.numpy.float32)
+        y = lax.dot_general(a, b, numbers, preferred_element_type=a.dtype)
         return self.after(y, more)
 
 
