@@ -49,7 +49,7 @@ def test_a_program_in_float32_is_returned_itself() -> None:
 
 def test_intermediate_results_are_not_rounded() -> None:
     """In bfloat16, which has no 257, the result is 0."""
-    x = jnp.bfloat16([1.0])
+    x = jnp.asarray([1.0], jnp.bfloat16)
     assert float(widened(from_jax(lambda x: (x + 256) - 256, x))(x)[0]) == 1.0
 
 
@@ -65,19 +65,19 @@ def test_conversions_by_the_user_are_not_repeated() -> None:
 
 
 def test_what_overflowed_in_float16_does_not() -> None:
-    x = np.float16([300.0])
+    x = np.asarray([300.0], np.float16)
     program = widened(from_jax(lambda x: x * x / x, x))
-    assert program(x) == np.float16([300.0])
+    assert program(x) == np.asarray([300.0], np.float16)
 
 
 def test_special_values_stay() -> None:
-    x = np.float32([np.nan, np.inf, -np.inf, -0.0]).astype(jnp.bfloat16)
+    x = np.asarray([np.nan, np.inf, -np.inf, -0.0], jnp.bfloat16)
     got = widened(from_jax(lambda x: (x + 1) * 2, x))(x)
-    np.testing.assert_array_equal(np.float32(got), np.float32([np.nan, np.inf, -np.inf, 2.0]))
+    np.testing.assert_array_equal(np.float32(got), [np.nan, np.inf, -np.inf, 2.0])
 
 
 def test_the_next_number_is_that_of_the_type() -> None:
-    x = jnp.bfloat16([1.0])
+    x = jnp.asarray([1.0], jnp.bfloat16)
     program = widened(from_jax(lambda x: jnp.nextafter(x, x + 1), x))
     assert float(program(x)[0]) == 1.0078125
 
@@ -111,7 +111,7 @@ def layer(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def test_activations_cross_the_border_of_a_body_in_float32_and_weights_as_stored() -> None:
-    w, x = np.eye(3, dtype=jnp.bfloat16), X.astype(jnp.bfloat16)
+    w, x = jnp.eye(3, dtype=jnp.bfloat16), jnp.asarray(X, jnp.bfloat16)
 
     def network(ws: Any, x: jax.Array) -> jax.Array:
         return layer(ws[1], layer(ws[0], x))

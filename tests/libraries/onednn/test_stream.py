@@ -76,7 +76,7 @@ def test_special_values_of_a_narrow_weight_are_kept(dtype: str) -> None:
     w[5, :4] = np.nan, np.inf, -np.inf, -0.0
     x, weight = jnp.ones((1, 1024)), jnp.asarray(w, dtype)
     y = jax.jit(lambda x, w: kernel(Dot(False, False, right=dtype), x, w))(x, weight)
-    np.testing.assert_array_equal(y[0, :5], np.float32([np.nan, np.inf, -np.inf, 0, 0]))
+    np.testing.assert_array_equal(y[0, :5], [np.nan, np.inf, -np.inf, 0, 0])
 
 
 def test_the_smallest_numbers_of_float16_are_kept() -> None:
