@@ -11,8 +11,9 @@ import pytest
 from jax import lax
 
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph, nodes_of
-from xrl_jax.transform.widen import NARROW, widened
+from xrl_jax.transform.widen import widened
 
 W = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
 X = np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)
@@ -24,7 +25,7 @@ def listed(graph: TensorGraph) -> list[tuple[str, str]]:
     return [(n.op, n.dtype) for n, _ in nodes]
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", ops.NARROW_DTYPES)
 def test_arithmetic_is_in_float32_between_casts(dtype: str) -> None:
     def fn(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.tanh(x @ w) * 2
@@ -178,3 +179,14 @@ def test_operands_that_are_no_weights_are_widened() -> None:
     nodes = nodes_of(widened(from_jax(lambda w, x: x @ w, w, x)).graph)[0]
     (dot,) = [n for n in nodes if n.op == "dot"]
     assert [nodes[a].dtype for a in dot.args] == ["float32", "float32"]
+
+
+def test_a_value_that_is_rounded_elsewhere_is_moved_unrounded() -> None:
+    """Sorting takes bfloat16, which has no 257; the transpose must not read what sorting reads."""
+    x = jnp.asarray([[1.0, 0.0]], jnp.bfloat16)
+
+    def fn(x: jax.Array) -> Any:
+        y = x + 256
+        return jnp.sort(y), y.T - 256
+
+    np.testing.assert_array_equal(widened(from_jax(fn, x))(x)[1], [[1.0], [0.0]])

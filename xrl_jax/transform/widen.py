@@ -26,11 +26,10 @@ from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined, position_o
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands, link_of
 from xrl_jax.libraries.xla.plain import dot_dims
-from xrl_jax.program.host import HostGraph, disassemble, reassemble
+from xrl_jax.program.host import HostGraph, disassemble, reassemble, weight_only
 from xrl_jax.program.program import Program
 from xrl_jax.transform.batch import MOST_ROWS
 
-NARROW = ("bfloat16", "float16")
 WIDE_PLATFORMS = ("cpu",)  # JAX platforms whose arithmetic in float32 is at least as fast
 _WIDE = "float32"
 _BY_TYPE = ("nextafter",)  # operators whose meaning depends on the type, not only on the values
@@ -43,7 +42,7 @@ def widened(program: Program) -> Program:
     Returns `program` itself if it has none.
     """
     host = disassemble(program)
-    if not any(n.dtype in NARROW for g in (host.main, *host.bodies) for n in g.nodes):
+    if not any(n.dtype in ops.NARROW_DTYPES for g in (host.main, *host.bodies) for n in g.nodes):
         return program
     bindings = program.bindings
     wide_inputs = {
@@ -64,9 +63,19 @@ def _wide_inputs(body: HostGraph, bindings: Sequence[Binding]) -> frozenset[int]
     return frozenset(
         position
         for node in body.nodes
-        if node.op == "input" and node.dtype in NARROW
+        if node.op == "input" and node.dtype in ops.NARROW_DTYPES
         if (position := position_of(node, bindings)) is not None
     )
+
+
+def _weight_only(graph: HostGraph, bindings: Sequence[Binding]) -> list[bool]:
+    """Return which nodes depend on weights only."""
+    inputs = [False] * len(graph.in_avals)
+    for node in graph.nodes:
+        position = position_of(node, bindings)
+        if position is not None:
+            inputs[position] = node.op == "weight"
+    return weight_only(graph, inputs, bindings)
 
 
 @dataclass
@@ -79,7 +88,6 @@ class _Widening:
       nodes: the nodes of the new graph so far.
       narrowed: by a node of a wide value and a type, the node of that value in that type.
       stored: by a node of a wide value, the narrow node that was widened.
-      fixed: nodes that depend on weights only.
     """
 
     bindings: Sequence[Binding]
@@ -87,7 +95,6 @@ class _Widening:
     nodes: list[Node] = field(default_factory=list)
     narrowed: dict[tuple[int, str], int] = field(default_factory=dict)
     stored: dict[int, int] = field(default_factory=dict)
-    fixed: set[int] = field(default_factory=set)
 
     def graph(self, graph: HostGraph, wide_inputs: frozenset[int] | None) -> HostGraph:
         """Return the graph, widened.
@@ -96,6 +103,7 @@ class _Widening:
           wide_inputs: which of its inputs become wide; None if neither inputs nor outputs do.
         """
         old, new = graph.nodes, [-1] * len(graph.nodes)  # the wide value of each old node
+        fixed = _weight_only(graph, self.bindings)
         for i, node in enumerate(old):
             if node.op == "pack":
                 continue  # made anew with the node that it belongs to
@@ -104,7 +112,7 @@ class _Widening:
             elif wide_inputs and position_of(node, self.bindings) in wide_inputs:
                 index = self._appended(replace(node, dtype=_WIDE))
             else:
-                index = self._operator(old, node, new)
+                index = self._operator(old, node, new, fixed)
             new[i] = self._as_wide(index)
         outputs = [new[o] for o in graph.outputs]
         avals = list(graph.in_avals)
@@ -116,10 +124,16 @@ class _Widening:
             graph, nodes=tuple(self.nodes), outputs=tuple(outputs), in_avals=tuple(avals)
         )
 
-    def _operator(self, old: Sequence[Node], node: Node, new: Sequence[int]) -> int:
-        """Return an operator on wide values, or a source or projection in its own type."""
+    def _operator(
+        self, old: Sequence[Node], node: Node, new: Sequence[int], fixed: Sequence[bool]
+    ) -> int:
+        """Return an operator on wide values, or a source or projection in its own type.
+
+        Args:
+          fixed: which of the old nodes depend on weights only.
+        """
         args = tuple(new[a] for a in node.args)
-        if node.op in _BY_TYPE or (node.op in _MOVES and self._are_narrow(args, node.dtype)):
+        if node.op in _BY_TYPE or (node.op in _MOVES and self._are_stored(args, node.dtype)):
             args = tuple(self._as_narrow(new[a], old[a].dtype) for a in node.args)
         elif node.op == "proj":
             if self._inlined_inputs(old[node.args[0]]) is not None:
@@ -127,29 +141,25 @@ class _Widening:
         elif node.op == "cast" and self.nodes[args[0]].dtype == _wide(node.dtype):
             return args[0]
         elif node.op not in ("input", "weight", "array"):
-            if any(old[a].dtype in NARROW for a in node.args):
+            if any(old[a].dtype in ops.NARROW_DTYPES for a in node.args):
                 node = replace(node, attrs=_without_algorithm(node))
-            if node.dtype in NARROW:
+            if node.dtype in ops.NARROW_DTYPES:
                 attrs = with_kind(node, kinds.DTYPE, ops.DTYPE_CODE[_WIDE])
                 node = replace(node, attrs=attrs, dtype=_WIDE)
-            if node.op == "dot" and node.dtype == _WIDE:
+            if node.op == "dot" and node.dtype == _WIDE and fixed[node.args[1]]:
                 args = args[0], self._as_read(node, *args)
         return self._appended(replace(node, args=args))
 
     def _as_read(self, node: Node, x: int, w: int) -> int:
-        """Return the right operand of a product as stored, if it is a weight and the rows are few,
-        else in float32.
-        """
-        stored = self.stored.get(w, w)
+        """Return the weight of a product as stored if the rows are few, else in float32."""
         contract, batch = dot_dims(node)
         shape = self.nodes[x].shape
         rows = math.prod(n for d, n in enumerate(shape) if d not in contract[0])
-        is_weight = stored in self.fixed and not batch[0]
-        return stored if is_weight and rows <= MOST_ROWS else w
+        return self.stored.get(w, w) if not batch[0] and rows <= MOST_ROWS else w
 
-    def _are_narrow(self, values: Sequence[int], dtype: str) -> bool:
-        """Whether values have been in this type before they were widened."""
-        return all((v, dtype) in self.narrowed for v in values)
+    def _are_stored(self, values: Sequence[int], dtype: str) -> bool:
+        """Whether these are all values of this type that were widened."""
+        return all(v in self.stored and self.nodes[self.stored[v]].dtype == dtype for v in values)
 
     def _holder(self, old: Sequence[Node], node: Node, new: Sequence[int]) -> int:
         """Return an opaque equation or a call, on narrow values except where an inlined body takes
@@ -174,7 +184,7 @@ class _Widening:
     def _as_wide(self, index: int) -> int:
         """Return the node's value in float32 if it is narrow, else the node itself."""
         node = self.nodes[index]
-        if node.dtype not in NARROW:
+        if node.dtype not in ops.NARROW_DTYPES:
             return index
         wide = self._cast(index, _WIDE)
         self.narrowed[wide, node.dtype] = self.stored[wide] = index
@@ -194,15 +204,12 @@ class _Widening:
         return self._appended(Node("cast", (index,), attrs, shape=shape, dtype=dtype))
 
     def _appended(self, node: Node) -> int:
-        is_source = node.op in ("weight", "array", "const", "iota")
-        if is_source or (node.args and self.fixed.issuperset(node.args)):
-            self.fixed.add(len(self.nodes))
         self.nodes.append(node)
         return len(self.nodes) - 1
 
 
 def _wide(dtype: str) -> str:
-    return _WIDE if dtype in NARROW else dtype
+    return _WIDE if dtype in ops.NARROW_DTYPES else dtype
 
 
 def _without_algorithm(node: Node) -> tuple[int, ...]:

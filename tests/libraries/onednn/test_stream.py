@@ -57,7 +57,7 @@ def test_long_sums_are_accumulated_in_chunks() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rows", [1, MOST_ROWS, 40])
-@pytest.mark.parametrize(("k", "n"), [(700, 100), (64, 515)])
+@pytest.mark.parametrize(("k", "n"), [(700, 100), (64, 515), (8, 5)])
 def test_a_weight_is_read_in_its_own_type(dtype: str, rows: int, k: int, n: int) -> None:
     """The factors are the same numbers, so only the order of the sums differs."""
     x, w = arrays(rows, k, n)
@@ -67,6 +67,7 @@ def test_a_weight_is_read_in_its_own_type(dtype: str, rows: int, k: int, n: int)
         op = Dot(False, transposed, right=dtype)
         y = jax.jit(lambda x, w, op=op: kernel(op, x, w))(x, weight)
         assert y.dtype == jnp.float32
+        assert kernels.is_possible(single_op(op, [x.shape, weight.shape], y.shape))
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 

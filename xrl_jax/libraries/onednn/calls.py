@@ -25,6 +25,7 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
+from xrl_jax.graph import ops
 from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue
 from xrl_jax.libraries.onednn import spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
@@ -59,7 +60,7 @@ def takes(*arrays: jax.Array) -> bool:
 
 def takes_product(x: jax.Array, w: jax.Array) -> bool:
     """Whether the kernels multiply arrays of these types; w may be a weight in a narrow type."""
-    is_narrow = w.dtype in ("bfloat16", "float16") and library() is not None
+    is_narrow = w.dtype in ops.NARROW_DTYPES and library() is not None
     return takes(x) and (is_narrow or takes(w))
 
 

@@ -31,7 +31,9 @@ def uses_strips(partition: Partition, i: Instruction) -> bool:
     """
     if not isinstance(i.op, Dot) or not partition.is_packed(i.args[1]):
         return False
-    return len(i.shape) == 2 and math.prod(partition.shape(i.args[1])) >= _LEAST
+    is_large = math.prod(partition.shape(i.args[1])) >= _LEAST
+    # The library has no product of float32 with a narrower type.
+    return len(i.shape) == 2 and (is_large or i.op.right != "float32")
 
 
 @dataclass(frozen=True)

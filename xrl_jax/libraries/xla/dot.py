@@ -145,9 +145,8 @@ class DotFacts(Facts):
     def in_float32(self) -> Any:
         """Whether the dtypes are float32; that of the right argument may be narrower."""
         right = self.view.arg_dtypes[1]
-        narrow = (right == ops.DTYPE_CODE["bfloat16"]) | (right == ops.DTYPE_CODE["float16"])
-        left = self.is_single(self.view.dtype) & self.is_single(self.view.arg_dtypes[0])
-        return left & (narrow | self.is_single(right))
+        others = self.is_single(self.view.dtype) & self.is_single(self.view.arg_dtypes[0])
+        return others & (self.is_narrow(right) | self.is_single(right))
 
     @cached_property
     def _counts(self) -> Mapping[str, Any]:
