@@ -6,20 +6,21 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 
 from xrl_jax.accept.accuracy import Accuracy, assess, references
 from xrl_jax.accept.baselines import Original
+from xrl_jax.accept.coarse import coarse_error, coarse_results
 from xrl_jax.accept.last_timing import (
     InterleavedTimings,
     earlier_timings,
     time_interleaved,
     time_unprepared,
 )
-from xrl_jax.accept.reference import Reference
-from xrl_jax.accept.samples import concrete, samples
+from xrl_jax.accept.samples import N_USUAL, concrete, samples
 from xrl_jax.backends.domain import (
     Bounds,
     bounds_of,
@@ -108,6 +109,7 @@ def accept(
     arguments: Sequence[Any],
     *,
     tolerance: float | None,
+    typical: Sequence[Sequence[Any]] = (),
     seconds: Callable[[], float],
     close_over: bool = False,
     guarded: bool = True,
@@ -126,6 +128,7 @@ def accept(
         original.
       arguments: flat example arguments.
       tolerance: relative error allowed; None for the default.
+      typical: further flat argument lists to check on, with the weights of `arguments`.
       seconds: returns the seconds for the final timing; called after the check, which may take
         long.
       close_over: whether prepared weights become constants of the compiled code.
@@ -140,12 +143,12 @@ def accept(
         with plain_ctrl_c():
             leaves = concrete(program, arguments)
             tell("checking against float64")
-            domain, checks = bounds_of(program, leaves), samples(program, leaves)
-            exact = references(program, checks)
+            domain = bounds_of(program, leaves)
+            checks = _Checks(program, samples(program, leaves), typical, tolerance)
             original = Original(program, leaves)
             for candidate in _variants(program, candidates, domain, close_over, guarded):
                 chosen, fast = candidate
-                found = _check(original, fast, checks, exact, tolerance)
+                found = _check(original, fast, checks)
                 if found.ok:
                     break
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
@@ -244,14 +247,34 @@ def _unknown(reason: str) -> Accuracy:
     return Accuracy(inf, inf, 0.0, inf, (), False, reason)
 
 
-def _check(
-    original: Original,
-    fast: Fast,
-    checks: Sequence[Sequence[Any]],
-    exact: Callable[[], Sequence[Reference]],
-    tolerance: float | None,
-) -> Accuracy:
-    """Return the accuracy of a candidate on argument lists; one that cannot be run is wrong."""
+class _Checks:
+    """The argument lists that candidates are checked on, and what is allowed there.
+
+    Args:
+      samples: as from `samples`: the example, others like it, and unusual ones.
+      typical: more like the example.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        samples: Sequence[Sequence[Any]],
+        typical: Sequence[Sequence[Any]],
+        tolerance: float | None,
+    ) -> None:
+        self.samples = [*samples, *typical]
+        self.tolerance = tolerance
+        self.exact = references(program, self.samples, errors=tolerance is None)
+        coarse = coarse_results(program, "bf16")
+
+        def allowed(n: int) -> float:
+            return coarse_error(coarse(self.samples[n]), self.exact()[n])
+
+        self.unusual = {n: partial(allowed, n) for n in range(N_USUAL, len(samples))}
+
+
+def _check(original: Original, fast: Fast, checks: _Checks) -> Accuracy:
+    """Return the accuracy of a candidate; one that cannot be run is wrong."""
 
     def before(*leaves: Any) -> list[Any]:
         return original.on(leaves)
@@ -261,7 +284,7 @@ def _check(
         fast.forget()
         release_memory()
 
-    for sample in checks:
+    for sample in checks.samples:
         jax.block_until_ready(before(*sample))  # errors of the original go to the user
     try:
         with plain_ctrl_c(), warnings.catch_warnings():
@@ -270,9 +293,10 @@ def _check(
             return assess(
                 before,
                 flat_call(fast),
-                exact,
-                checks,
-                tolerance=tolerance,
+                checks.exact,
+                checks.samples,
+                tolerance=checks.tolerance,
+                unusual=checks.unusual,
                 after_runs=without_prepared_weights,
             )
     except Exception as error:

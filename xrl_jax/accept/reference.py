@@ -65,16 +65,19 @@ class Reference(NamedTuple):
     narrow: tuple[str, ...]
 
 
-def reference(program: Program) -> Callable[[Sequence[Any]], Reference]:
+def reference(
+    program: Program, *, errors: bool = True
+) -> Callable[[Sequence[Any]], Reference]:
     """Return a function of flat arguments that gives the program's results in double precision and
     the errors that its own precision explains. It holds the weights of its last call in double
     precision.
 
     Args:
       program: as traced; lowerings chosen for its nodes are ignored.
+      errors: whether to compute the errors, which takes several times as long; else they are 0.
     """
     narrow: set[str] = set()
-    run = _Run(program, narrow.add)
+    run = _Run(program, narrow.add, errors=errors)
     kept: dict[int, tuple[Any, Any]] = {}
 
     def wide(i: int, x: Any) -> Any:
@@ -109,9 +112,15 @@ class _Run:
     """
 
     def __init__(
-        self, program: Program, tell: Callable[[str], Any], *, inside: bool = False
+        self,
+        program: Program,
+        tell: Callable[[str], Any],
+        *,
+        inside: bool = False,
+        errors: bool = True,
     ) -> None:
         self.program = program
+        self.errors = errors
         self.tell = tell
         self.inside = inside
         self.pieces: dict[int, _Pieces] = {}  # by the index of the graph
@@ -205,14 +214,14 @@ class _Run:
             # XLA:CPU drops NaN in some of these operators.
             lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
             y = jnp.where(lost > 0, jnp.nan, y)
-        return with_rounding_error(node, wide, y, dtypes, xs)
+        return with_rounding_error(node, wide, y, dtypes, xs) if self.errors else Value(y)
 
     def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:
         """Evaluate an equation that the operator table cannot express, or control flow."""
         bound = self.program.bindings[node.ref]
         if isinstance(bound, Call):
             assert bound.equation is not None
-            inside = _Run(self.program, self.tell, inside=True)
+            inside = _Run(self.program, self.tell, inside=True, errors=self.errors)
             bodies = [functools.partial(inside.graph, b + 1) for b in bound.bodies]
             return control_flow(bound.kind, bound.equation.params, bodies, xs)
         assert isinstance(bound, Equation)
@@ -222,6 +231,8 @@ class _Run:
             own = [x.dtype if d is None else d for x, d in zip(exact, dtypes, strict=True)]
             return wide_results(equation, exact, own, avals, self.tell)
 
+        if not self.errors:
+            return [Value(y) for y in run(*(x.exact for x in xs))]
         return by_random_signs(run, avals, xs)
 
 

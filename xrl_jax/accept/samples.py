@@ -15,6 +15,7 @@ from xrl_jax.program.program import Program, weakened
 
 _ZEROS, _NEGATIVE, _OUTLIERS = 0.1, 0.5, 0.01  # shares of the elements of a sample
 _SPECIAL = (np.nan, np.inf, -np.inf)
+N_USUAL = 2  # the first of the samples, whose values are like the example's
 
 
 def concrete(program: Program, arguments: Sequence[Any]) -> list[Any]:

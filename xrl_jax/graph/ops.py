@@ -26,6 +26,8 @@ MAX_ATTRS = 18  # K: integers in a node's attribute vector
 DTYPE_CODE: Mapping[str, int] = MappingProxyType({name: i for i, name in enumerate(DTYPES)})
 FLOAT_DTYPES = tuple(d for d in DTYPES if d in TAKES["float"])
 NARROW_DTYPES = ("bfloat16", "float16")  # floats that float32 holds exactly
+# Types in which a product of float32 may read a weight; float32 holds all their values.
+WEIGHT_DTYPES = ("int8", *NARROW_DTYPES)
 # Bytes per element by dtype code; sub-byte integers are stored one to a byte by XLA on CPU.
 DTYPE_BYTES = (0, 1, 1, 1, 1, 2, 4, 8, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 8, 0)
 

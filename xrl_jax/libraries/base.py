@@ -97,10 +97,10 @@ class Facts:
         """Return whether a dtype code is that of float32."""
         return dtype == ops.DTYPE_CODE["float32"]
 
-    def is_narrow(self, dtype: Any) -> Any:
-        """Return whether a dtype code is that of bfloat16 or float16."""
-        codes = [ops.DTYPE_CODE[d] for d in ops.NARROW_DTYPES]
-        return (dtype >= min(codes)) & (dtype <= max(codes))
+    def is_weight_type(self, dtype: Any) -> Any:
+        """Return whether a product of float32 may read a weight of this dtype code."""
+        codes = [ops.DTYPE_CODE[d] for d in ("float32", *ops.WEIGHT_DTYPES)]
+        return functools.reduce(operator.or_, (dtype == code for code in codes))
 
     def holds(self, condition: Condition) -> Any:
         """Return whether a condition holds.

@@ -117,14 +117,26 @@ class Program:
         return "\n\n".join(blocks)
 
 
+# Returns the value of an operator, given its graph (as for `evaluate`), slot, node and operands.
+Compute = Callable[[int, int, Node, Sequence[Any]], Any]
+
+
+def _lowered(graph: int, slot: int, node: Node, operands: Sequence[Any]) -> Any:
+    return lower(node, *operands)
+
+
 @own_settings()
-def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
+def evaluate(
+    program: Program, index: int, args: Sequence[Any], *, compute: Compute = _lowered
+) -> list[Any]:
     """Return the results of graph `index` of `program.graphs` on flat arguments (traceable).
 
     Args:
       program: its bindings are those that the nodes refer to.
       index: 0 for the main graph, i + 1 for body i.
       args: one array for each flat argument of the graph.
+      compute: computes the operators, by their lowerings by default. It is not asked for operators
+        whose lowering computes an epilogue as well; plain lowerings never do.
     """
     graph = program.graphs[index]
     nodes, outputs, slots = nodes_of(graph)
@@ -138,11 +150,32 @@ def evaluate(program: Program, index: int, args: Sequence[Any]) -> list[Any]:
             operands = (values[a] for a in anchor.args)
             values.append(lower(anchor, *operands, epilogue=chain.epilogue(values)))
         else:
-            values.append(_value(program, node, nodes, values, args))
+            match binding_of(node, program.bindings):
+                case Input(position):
+                    value = args[position]
+                case Array(value):
+                    pass
+                case Equation() as equation:
+                    value = _bound(equation, _operands(node, nodes, values))
+                case Call() as call:
+                    value = _call(program, call, _operands(node, nodes, values), compute)
+                case _:
+                    value = compute(index, slots[i], node, [values[a] for a in node.args])
+            values.append(value)
     results = [values[o] for o in outputs]
     for i in program.weak_outputs if index == 0 else ():
         results[i] = weakened(results[i])
     return results
+
+
+def plain(program: Program) -> Program:
+    """Return the program with the plain lowering of every operator."""
+
+    def of(graph: TensorGraph) -> TensorGraph:
+        lowering = jnp.zeros_like(graph.nodes.lowering)
+        return graph._replace(nodes=graph.nodes._replace(lowering=lowering))
+
+    return program.with_graphs([of(g) for g in program.graphs])
 
 
 def weakened(x: Any) -> Any:
@@ -179,23 +212,6 @@ def to_jax(program: Program) -> Callable[..., Any]:
     return run
 
 
-def _value(
-    program: Program, node: Node, nodes: Sequence[Node], values: Sequence[Any], args: Sequence[Any]
-) -> Any:
-    """Return a node's value; a tuple for `pack` and for equations without exactly one result."""
-    match binding_of(node, program.bindings):
-        case Input(position):
-            return args[position]
-        case Array(value):
-            return value
-        case Equation() as equation:
-            return _bound(equation, _operands(node, nodes, values))
-        case Call() as call:
-            return _call(program, call, _operands(node, nodes, values))
-        case _:
-            return lower(node, *(values[a] for a in node.args))
-
-
 def _operands(node: Node, nodes: Sequence[Node], values: Sequence[Any]) -> list[Any]:
     """Return the operands of an equation.
 
@@ -210,16 +226,16 @@ def _bound(equation: Equation, operands: Sequence[Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
+def _call(program: Program, call: Call, operands: Sequence[Any], compute: Compute) -> Any:
     """Run folded bodies, inlined or inside the control flow of the call's equation."""
     if call.equation is None:
-        results = evaluate(program, call.bodies[0] + 1, operands)
+        results = evaluate(program, call.bodies[0] + 1, operands, compute=compute)
         return results[0] if len(results) == 1 else tuple(results)
     if call.kind not in CONTROL_FLOW:
         raise GraphError(
             f"unknown kind {call.kind!r} of a call with an equation (known: scan, while, cond)"
         )
-    traced = [_trace_body(program, b) for b in call.bodies]
+    traced = [_trace_body(program, b, compute) for b in call.bodies]
     params = dict(call.equation.params)
     if call.kind == "cond":
         params["branches"] = tuple(traced)
@@ -228,10 +244,10 @@ def _call(program: Program, call: Call, operands: Sequence[Any]) -> Any:
     return _bound(replace(call.equation, params=params), operands)
 
 
-def _trace_body(program: Program, body: int) -> Any:
+def _trace_body(program: Program, body: int, compute: Compute) -> Any:
     """Return the closed jaxpr of a body, for the parameters of control flow."""
     avals = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in program.bodies[body].in_avals
     ]
-    return jax.make_jaxpr(lambda *args: evaluate(program, body + 1, args))(*avals)
+    return jax.make_jaxpr(lambda *args: evaluate(program, body + 1, args, compute=compute))(*avals)

@@ -72,6 +72,7 @@ def make_report(
         predicted_ms_after=1e3 * predicted(chosen.program, oracle.costs),
         steps=chosen.steps,
         history=found.history,
+        frontier=found.frontier,
         note=found.note,
         nodes_before=n_nodes(program),
         nodes_after=n_nodes(chosen.program),

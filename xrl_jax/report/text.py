@@ -20,11 +20,12 @@ from xrl_jax.report.units import (
     interval_text,
     seconds_text,
 )
-from xrl_jax.search.base import Step, StopReason, options_text
+from xrl_jax.search.base import FrontierPoint, Step, StopReason, options_text
 
 FORMAT = 1  # version of `as_dict`; newer ones are refused
 USED = ("optimized", "original")
 _MAX_RULES = 14  # rows of the rule table, so that a report fits on one screen
+_MAX_NARROWED = 8  # steps with an error that are listed
 _WIDTH = 100  # characters at which such a row is cut
 
 
@@ -77,6 +78,8 @@ class Report:
       search_seconds: time spent matching, applying and choosing rewrites.
       total_seconds: time from the call of `optimize` to its return.
       note: anything else worth knowing about the search.
+      frontier: where a tolerance was given, what time each budget of error buys: the choices among
+        which `tolerance` decided.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Report:
     note: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     changed_settings: tuple[str, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
 
     def __post_init__(self) -> None:
         if self.used not in USED:
@@ -161,6 +165,7 @@ class Report:
             "baselines": {name: t.as_dict() for name, t in self.baselines.items()},
             "optimized": self.optimized.as_dict(),
             "steps": [dataclasses.asdict(step) for step in self.steps],
+            "frontier": [dataclasses.asdict(point) for point in self.frontier],
         }
         return _plain(values)
 
@@ -177,7 +182,8 @@ class Report:
                     f"the report has format {values['format']}, this version reads up to {FORMAT}: "
                     "use a newer xrl_jax"
                 )
-            return cls(**{f.name: _READ[f.name](values[f.name]) for f in dataclasses.fields(cls)})
+            given = {"frontier": (), **values}  # reports without a tolerance may lack it
+            return cls(**{f.name: _READ[f.name](given[f.name]) for f in dataclasses.fields(cls)})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a report: {type(error).__name__} {error}") from error
 
@@ -208,7 +214,8 @@ def _floats(values: Any) -> tuple[Any, ...]:
 
 
 def _step(value: Any) -> Step:
-    return Step(int(value["graph"]), str(value["rule"]), str(value["place"]), _float(value["gain"]))
+    place, error = str(value["place"]), _float(value.get("error", 0.0))
+    return Step(int(value["graph"]), str(value["rule"]), place, _float(value["gain"]), error)
 
 
 # By field: the function that reads it back from the values of `as_dict`.
@@ -235,6 +242,7 @@ _READ: dict[str, Any] = {
     "optimized": Timing.from_dict,
     "steps": lambda steps: tuple(_step(s) for s in steps),
     "history": lambda pairs: tuple(_floats(p) for p in pairs),
+    "frontier": lambda points: tuple(FrontierPoint(**p) for p in points),
 }
 
 
@@ -262,6 +270,7 @@ def _lines(r: Report) -> Iterator[str]:
         f"errors against float64{narrow}: original {r.reference_error:.1e}, "
         f"optimised {r.max_error:.1e}, allowed {r.tolerance:.1e}"
     )
+    yield from _precision_lines(r)
     if r.domain is not None:
         limits = ", ".join(f"{b:.4g}" for b in r.domain if b is not None)
         yield f"domain: finite inputs up to {limits}; on others the original runs"
@@ -302,6 +311,28 @@ def _lines(r: Report) -> Iterator[str]:
     yield f"versions: {r.versions}"
 
 
+def _precision_lines(r: Report) -> Iterator[str]:
+    """Yield what narrower types cost and buy: the frontier, and the steps with the largest errors."""
+    if not r.frontier:
+        return
+    yield "time as a share of the original's, by the error that narrower types cause:"
+    for point in r.frontier:
+        types = point.types or "no narrower types"
+        yield f"  {point.relative:.2f}  error {point.error:.1e}  {types}"
+    steps = sorted((s for s in r.steps if s.error), key=lambda s: -s.error)
+    if steps and r.used == "optimized":
+        yield "narrower types, by the error that each causes on its own (predicted gain):"
+        for s in steps[:_MAX_NARROWED]:
+            gain = seconds_text(s.gain)
+            yield f"  {s.error:.1e}  {s.rule}  {_where(s)} ({gain})"
+        if len(steps) > _MAX_NARROWED:
+            yield f"  and {len(steps) - _MAX_NARROWED} more"
+
+
+def _where(step: Step) -> str:
+    return step.place if step.graph == 0 else f"body {step.graph}: {step.place}"
+
+
 def _timing_line(name: str, width: int, timing: Timing) -> str:
     if not timing.ok:
         reason = timing.error.splitlines()[0] if timing.error else ""
@@ -332,8 +363,7 @@ def _rule_lines(r: Report) -> Iterator[str]:
     for step in r.steps:
         runs = counts[step.graph] if step.graph < len(counts) else 1.0
         gains[step.rule] = gains.get(step.rule, 0.0) + step.gain * runs
-        where = step.place if step.graph == 0 else f"body {step.graph}: {step.place}"
-        places.setdefault(step.rule, []).append(where)
+        places.setdefault(step.rule, []).append(_where(step))
     total = f"{len(r.steps)} rewrites by {len(gains)} rules"
     kept = "" if r.used == "optimized" else ", in a program that is not returned"
     yield f"rules fired: {total}{kept} (predicted gain, first place)"

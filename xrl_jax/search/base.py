@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,6 +67,7 @@ class Step:
     rule: str
     place: str  # the rewritten node, as text
     gain: float  # predicted seconds saved by one run of the graph; negative for a temporary loss
+    error: float = 0.0  # relative error that it causes in the results on its own
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,19 @@ def ignore(_: Progress | str) -> None:
 
 
 @dataclass(frozen=True)
+class Narrowed:
+    """What narrow types cost a program.
+
+    Attributes:
+      before: the program without them.
+      error: the relative error that they cause in the results, measured on calibration inputs.
+    """
+
+    before: Program
+    error: float
+
+
+@dataclass(frozen=True)
 class Found:
     """A rewritten program.
 
@@ -102,6 +116,7 @@ class Found:
       steps: the rewrites that led to it.
       options: XLA compile options under which it was timed.
       timing: of the whole program, interleaved with the original; None where it was not timed.
+      narrowed: set where it has narrow types that the original does not have.
     """
 
     program: Program
@@ -109,6 +124,7 @@ class Found:
     steps: tuple[Step, ...] = ()
     options: Options = ()
     timing: Timing | None = None
+    narrowed: Narrowed | None = None
 
     @property
     def relative(self) -> float:
@@ -119,6 +135,35 @@ class Found:
         if t is None or not (t.ok or t.relative is not None):
             return math.inf
         return t.seconds if t.relative is None else t.relative
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A program that no other timed one beats in both time and error.
+
+    Attributes:
+      relative: its time as a share of the original's, both timed interleaved.
+      error: the relative error that its narrow types cause in the results.
+      types: how many weights it has in each narrow type, as text; "" for none.
+    """
+
+    relative: float
+    error: float
+    types: str = ""
+
+
+def frontier(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """Return the points that no other point beats, the least error first.
+
+    >>> points = [FrontierPoint(0.5, 1e-2), FrontierPoint(0.9, 0.0), FrontierPoint(0.6, 2e-2)]
+    >>> [p.error for p in frontier(points)]
+    [0.0, 0.01]
+    """
+    best: list[FrontierPoint] = []
+    for point in sorted(points, key=lambda p: (p.error, p.relative)):
+        if not best or point.relative < best[-1].relative:
+            best.append(point)
+    return tuple(best)
 
 
 @dataclass(frozen=True)
@@ -134,6 +179,7 @@ class SearchResult:
       stop: why the search ended.
       history: (seconds since the start, best predicted seconds) whenever the best improved.
       note: a sentence on anything else worth knowing about the search; "" for nothing.
+      frontier: where a tolerance was given, what time each budget of error bought.
     """
 
     best: tuple[Found, ...]
@@ -142,6 +188,7 @@ class SearchResult:
     stop: StopReason
     history: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    frontier: tuple[FrontierPoint, ...] = ()
 
     @property
     def interrupted(self) -> bool:

@@ -72,6 +72,18 @@ def chain(*stages: Strategy) -> Strategy:
     return Chain(stages)
 
 
+@dataclasses.dataclass(frozen=True)
+class WithShare:
+    """A strategy that gets a share of the time left."""
+
+    strategy: Strategy
+    share: float
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        own = dataclasses.replace(budget, seconds=self.share * budget.seconds)
+        return self.strategy(problem, own, key)
+
+
 def pipeline(search: Strategy, *, uses_engine: bool = True) -> Strategy:
     """Return the search with the stages that improve its result: programs known without the search
     are timed beside those it finds, and the fastest program is refined.

@@ -34,7 +34,7 @@ _MAJOR = 3  # version of the interface
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
 _F32 = 3
-_TYPES = {"float16": 1, "bfloat16": 2, "float32": _F32}
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": _F32, "int8": 5}
 _CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
 _POST_OP = 32768

@@ -60,7 +60,7 @@ def takes(*arrays: jax.Array) -> bool:
 
 def takes_product(x: jax.Array, w: jax.Array) -> bool:
     """Whether the kernels multiply arrays of these types; w may be a weight in a narrow type."""
-    is_narrow = w.dtype in ops.NARROW_DTYPES and library() is not None
+    is_narrow = w.dtype in ops.WEIGHT_DTYPES and library() is not None
     return takes(x) and (is_narrow or takes(w))
 
 

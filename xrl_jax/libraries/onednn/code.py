@@ -48,7 +48,7 @@ DECLARATIONS = "\n".join(
 
 
 # LLVM types of the elements of arrays, by the names of their types.
-ELEMENTS = {"float32": "float", "bfloat16": "i16", "float16": "half"}
+ELEMENTS = {"float32": "float", "bfloat16": "i16", "float16": "half", "int8": "i8"}
 
 
 def constant(x: float) -> str:
@@ -147,9 +147,12 @@ class Code:
         if dtype == "float32":
             return self.load(at)
         narrow = f"<{WIDTH} x {ELEMENTS[dtype]}>"
-        x = self.add(f"load {narrow}, ptr {at}, align 2")
+        x = self.add(f"load {narrow}, ptr {at}, align {1 if dtype == 'int8' else 2}")
         if dtype == "float16":
             return self.add(f"fpext {narrow} {x} to {VECTOR}")
+        if dtype == "int8":
+            bits = self.add(f"sext {narrow} {x} to {INTEGERS}")
+            return self.add(f"sitofp {INTEGERS} {bits} to {VECTOR}")
         # The bits of a bfloat16 are the upper half of those of a float32.
         bits = self.add(f"zext {narrow} {x} to {INTEGERS}")
         sixteen = ", ".join(["i32 16"] * WIDTH)

@@ -131,22 +131,18 @@ def _loop(out_in: bool) -> Callable[..., jax.Array]:
 class DotFacts(Facts):
     """Facts of a contraction of two arrays."""
 
-    def _each(self, is_it: Callable[[Any], Any]) -> Any:
-        """Return whether `is_it` holds for the dtypes of the result and of both arguments."""
-        left, right = self.view.arg_dtypes[0], self.view.arg_dtypes[1]
-        return is_it(self.view.dtype) & is_it(left) & is_it(right)
-
     @cached_property
     def suits(self) -> Any:
-        """Whether all dtypes are floating-point and nothing is empty."""
-        return self._each(self.is_float) & self.nonempty
+        """Whether all dtypes are floating-point, or those of `in_float32`, and nothing is empty."""
+        result, (left, right) = self.view.dtype, self.view.arg_dtypes[:2]
+        floats = self.is_float(result) & self.is_float(left) & self.is_float(right)
+        return (floats | self.in_float32) & self.nonempty
 
     @cached_property
     def in_float32(self) -> Any:
         """Whether the dtypes are float32; that of the right argument may be narrower."""
-        right = self.view.arg_dtypes[1]
-        others = self.is_single(self.view.dtype) & self.is_single(self.view.arg_dtypes[0])
-        return others & (self.is_narrow(right) | self.is_single(right))
+        result, (left, right) = self.view.dtype, self.view.arg_dtypes[:2]
+        return self.is_single(result) & self.is_single(left) & self.is_weight_type(right)
 
     @cached_property
     def _counts(self) -> Mapping[str, Any]:

@@ -1,0 +1,96 @@
+"""The error that narrow weights cause in the results, measured by rounding the weights.
+
+The program runs in float32 through the plain lowering of every operator, once as it is and once
+with the chosen weights rounded. The difference is the error of the rounding alone: both runs round
+everything else alike, which leaves noise of about 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xrl_jax.accept.accuracy import relative_error
+from xrl_jax.backends.hoist import split
+from xrl_jax.graph.graph import Node
+from xrl_jax.libraries.xla.plain import dot_dims
+from xrl_jax.lower.table import lower
+from xrl_jax.program.program import Program, evaluate, plain
+from xrl_jax.transform.narrow import LEVELS, STORAGE, Site
+
+_MANTISSA = {"float16": (5, 10), "bfloat16": (8, 7)}  # bits of exponent and mantissa
+
+
+class Errors:
+    """Measures the errors of choices on a few inputs; it compiles the program once.
+
+    Args:
+      program: numbered as `sites` numbers it.
+      places: the products that may be chosen.
+      inputs: flat argument lists.
+    """
+
+    def __init__(
+        self, program: Program, places: Sequence[Site], inputs: Sequence[Sequence[Any]]
+    ) -> None:
+        self._places = tuple(places)
+        at, with_plain = {site: n for n, site in enumerate(places)}, plain(program)
+
+        def run(kinds: jax.Array, *flat: Any) -> list[Any]:
+            def compute(graph: int, slot: int, node: Node, operands: Sequence[Any]) -> Any:
+                n = at.get(Site(graph, slot - 1))
+                if n is not None:
+                    operands = operands[0], _rounded(node, operands[1], kinds[n])
+                return lower(node, *operands)
+
+            return evaluate(with_plain, 0, flat, compute=compute)
+
+        kinds = jax.ShapeDtypeStruct((max(len(places), 1),), jnp.int32)
+        hoisted = split(run, [kinds, *program.in_avals], [False, *program.weights])
+        weights = [x for x, w in zip(inputs[0], program.weights, strict=True) if w]
+        self._prepared = hoisted.prepare(weights)
+        self._run = jax.jit(hoisted.call)
+        self._inputs = [
+            [x for x, w in zip(flat, program.weights, strict=True) if not w] for flat in inputs
+        ]
+        self._exact = [self._results({}, n) for n in range(len(inputs))]
+
+    def _results(self, chosen: Mapping[Site, str], n: int) -> list[np.ndarray]:
+        """Return the float results on input `n`."""
+        kinds = np.zeros(max(len(self._places), 1), np.int32)
+        for i, site in enumerate(self._places):
+            kinds[i] = 1 + STORAGE.index(chosen[site]) if site in chosen else 0
+        found = self._run(self._prepared, [kinds, *self._inputs[n]])
+        return [np.asarray(x) for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def of(self, chosen: Mapping[Site, str]) -> float:
+        """Return the largest error, relative to the largest element of its array, that these types
+        of weights cause in a result.
+        """
+        worst = 0.0
+        for n, exact in enumerate(self._exact):
+            for x, y in zip(self._results(chosen, n), exact, strict=True):
+                worst = max(worst, relative_error(x, y))
+        return worst
+
+
+def _rounded(node: Node, w: jax.Array, kind: jax.Array) -> jax.Array:
+    """Return the weight of a product rounded to `STORAGE[kind - 1]`; as it is for kind 0."""
+    (_, contracted), _ = dot_dims(node)
+
+    def to(dtype: str) -> Any:
+        if dtype in _MANTISSA:
+            return lambda w: lax.reduce_precision(w, *_MANTISSA[dtype])
+        return in_levels
+
+    def in_levels(w: jax.Array) -> jax.Array:
+        size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
+        scale = jnp.maximum(size / LEVELS, jnp.finfo(jnp.float32).tiny)
+        return jnp.round(w / scale) * scale
+
+    return lax.switch(kind, [lambda w: w, *map(to, STORAGE)], w)

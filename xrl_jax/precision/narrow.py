@@ -1,0 +1,226 @@
+"""The stage that spends a budget of error: weights in narrow types, where that saves time.
+
+Each product that reads a weight once may read it in float16, bfloat16 or int8. What that saves is
+priced by the cost model, after timing the products; the error that it causes in the results is
+measured on calibration inputs. Precisions are then chosen for several budgets of error, up to the
+tolerance, and the programs are timed as wholes: the points of a Pareto frontier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+
+from xrl_jax.cost.view import view_graph
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.libraries.base import Library
+from xrl_jax.libraries.registry import calling
+from xrl_jax.libraries.xla.plain import dot_dims
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.precision.choose import Option, knapsack
+from xrl_jax.precision.errors import Errors
+from xrl_jax.program.host import disassemble, reassemble
+from xrl_jax.program.program import Program
+from xrl_jax.search.base import (
+    Budget,
+    Found,
+    FrontierPoint,
+    Narrowed,
+    Problem,
+    SearchResult,
+    Step,
+    frontier,
+    predicted,
+)
+from xrl_jax.search.time_whole import TimeWhole, ranked
+from xrl_jax.transform.batch import MOST_ROWS
+from xrl_jax.transform.narrow import STORAGE, Site, narrowed, sites
+
+_RULE = "weight-in-"  # of the steps in a report, followed by the type
+_START = (FrontierPoint(1.0, 0.0),)  # the original
+_ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
+
+
+@dataclass(frozen=True)
+class NarrowWeights:
+    """Stage that adds programs with narrow weights to the results, up to a tolerance.
+
+    Attributes:
+      tolerance: largest error of a result, relative to the largest element of its array.
+      inputs: flat argument lists on which errors are measured; not empty.
+      margin: share of the tolerance that is used on these inputs, because errors on others differ.
+      budgets: the shares of that for which precisions are chosen, largest first.
+      timing_share: largest share of the time left that is used for timing products.
+    """
+
+    tolerance: float
+    inputs: Sequence[Sequence[Any]] = field(metadata={"setting": False})
+    margin: float = 0.7
+    budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
+    timing_share: float = 0.3
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        found, clock = problem.so_far, Stopwatch(budget.seconds)
+        library = calling(problem.oracle.target.platform)
+        if found.interrupted:
+            return found
+        base = next((f for f in found.best if f.program is not problem.program), found.best[0])
+        base = replace(base, program=_renumbered(base.program))
+        places = _of_few_rows(base.program)
+        if library is None or not places:
+            reason = "no product reads a weight for few rows" if library else "no library reads them"
+            return replace(found, note=_joined(found.note, f"no weight is narrowed: {reason}"))
+        problem.phase("timing products with narrow weights")
+        gains = self._gains(problem, base.program, places, library, clock)
+        problem.phase("measuring the errors of narrow weights")
+        made = [
+            self._made(base, choice, library) for choice in self._choices(base.program, gains)
+        ]
+        if not made:
+            note = "no weight is narrowed: none saves time within the tolerance"
+            return replace(found, note=_joined(found.note, note))
+        original = replace(found.best[-1], program=problem.program, timing=None, options=())
+        timed = TimeWhole().timed(problem, [*made, original], clock, budget.measurements)
+        own = [f for f in timed if f.narrowed and f.timing is not None and f.timing.ok]
+        points = [_point(f) for f in (*own, *found.best) if f.timing is not None and not f.options]
+        return replace(
+            found, best=tuple(ranked([*own, *found.best])), frontier=frontier([*points, *_START])
+        )
+
+    def _gains(
+        self,
+        problem: Problem,
+        program: Program,
+        places: Sequence[Site],
+        library: Library,
+        clock: Stopwatch,
+    ) -> dict[Site, dict[str, float]]:
+        """Return the seconds of a run of the program that a narrow weight saves, where it does."""
+        oracle = problem.oracle
+        wanted = {}
+        for program_to_time in (
+            program,
+            *(narrowed(program, dict.fromkeys(places, dtype), library) for dtype in STORAGE),
+        ):
+            for graph in program_to_time.graphs:
+                wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
+        oracle.measure(wanted, clock=clock.part(self.timing_share))
+        before = predicted(program, oracle.costs)
+        gains: dict[Site, dict[str, float]] = {}
+        for site in places:
+            for dtype in STORAGE:
+                after = predicted(narrowed(program, {site: dtype}, library), oracle.costs)
+                if after < before:
+                    gains.setdefault(site, {})[dtype] = before - after
+        return gains
+
+    def _choices(
+        self, program: Program, gains: Mapping[Site, Mapping[str, float]]
+    ) -> list[_Choice]:
+        """Return a choice for each budget of error."""
+        places = list(gains)
+        errors = Errors(program, places, self.inputs)
+        options = [
+            [Option(dtype, gain, errors.of({site: dtype})) for dtype, gain in gains[site].items()]
+            for site in places
+        ]
+        found: list[_Choice] = []
+        for share in self.budgets:
+            most = share * self.margin * self.tolerance
+            choice = _within(most, places, options, errors)
+            if choice.options and all(choice.options != known.options for known in found):
+                found.append(choice)
+        return found
+
+    def _made(self, base: Found, choice: _Choice, library: Library) -> Found:
+        """Return the program with these precisions, not timed yet."""
+        steps = [
+            Step(s.graph, f"{_RULE}{o.name}", _place(base.program, s), o.gain, o.error)
+            for s, o in choice.options.items()
+        ]
+        saved = math.fsum(step.gain for step in steps)
+        return replace(
+            base,
+            program=narrowed(base.program, choice.types, library),
+            seconds=base.seconds - saved,
+            steps=(*base.steps, *steps),
+            timing=None,
+            options=(),
+            narrowed=Narrowed(base.program, choice.error),
+        )
+
+
+class _Choice(NamedTuple):
+    """The precisions of some products, and the error that they cause together."""
+
+    options: dict[Site, Option]
+    error: float
+
+    @property
+    def types(self) -> dict[Site, str]:
+        return {site: option.name for site, option in self.options.items()}
+
+
+def _within(
+    most: float, places: Sequence[Site], options: Sequence[Sequence[Option]], errors: Errors
+) -> _Choice:
+    """Return the choice with the largest gain whose measured error is at most `most`. Where the
+    error of a choice is not as predicted, the next one is made for the budget that would have been
+    right.
+    """
+    budget = most
+    for _ in range(_ADJUSTMENTS):
+        picked = knapsack(options, budget)
+        choice = _Choice({s: o for s, o in zip(places, picked, strict=True) if o is not None}, 0.0)
+        error = errors.of(choice.types)
+        if error <= most:
+            return choice._replace(error=error)
+        budget *= 0.95 * most / error
+    return _Choice({}, 0.0)
+
+
+def _point(found: Found) -> FrontierPoint:
+    names = [s.rule.removeprefix(_RULE) for s in found.steps if s.rule.startswith(_RULE)]
+    types = ", ".join(f"{names.count(dtype)} in {dtype}" for dtype in STORAGE if dtype in names)
+    error = 0.0 if found.narrowed is None else found.narrowed.error
+    return FrontierPoint(found.relative, error, types)
+
+
+def without_narrow_types(found: Found) -> Found:
+    """Return a program as it was before its types were narrowed, with the steps that led to it."""
+    if found.narrowed is None:
+        return found
+    steps = tuple(s for s in found.steps if not s.rule.startswith(_RULE))
+    return replace(found, program=found.narrowed.before, steps=steps, narrowed=None)
+
+
+def _renumbered(program: Program) -> Program:
+    """Return the program with its nodes numbered as `disassemble` does."""
+    return reassemble(program, disassemble(program))
+
+
+def _of_few_rows(program: Program) -> list[Site]:
+    """Return the products of few rows: what they take is the time of reading their weights."""
+    return [s for s in sites(program) if _rows(program, s) <= MOST_ROWS]
+
+
+def _rows(program: Program, site: Site) -> int:
+    nodes, _, slots = nodes_of(program.graphs[site.graph])
+    node = nodes[slots.index(site.index + 1)]
+    (contracted, _), _ = dot_dims(node)
+    shape = nodes[node.args[0]].shape
+    return math.prod(n for d, n in enumerate(shape) if d not in contracted)
+
+
+def _place(program: Program, site: Site) -> str:
+    nodes, _, slots = nodes_of(program.graphs[site.graph])
+    node = nodes[slots.index(site.index + 1)]
+    return f"%{site.index + 1} dot[{','.join(map(str, node.shape))}]"
+
+
+def _joined(note: str, more: str) -> str:
+    return f"{note}; {more}" if note else more
