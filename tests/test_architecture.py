@@ -24,7 +24,7 @@ PACKAGE = ROOT / "xrl_jax"
 LAYERS = (
     *("runtime", "graph", "libraries", "lower", "program", "language", "engine", "transform"),
     *("frontends", "backends", "verify", "measure", "cost", "search", "accept", "rl"),
-    *("strategies", "report", "optimize"),
+    *("strategies", "precision", "report", "optimize"),
 )
 MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {
     "__init__": set(LAYERS),

@@ -16,7 +16,7 @@ import xrl_jax
 
 SIGNATURES = {
     "optimize": (
-        "fn *example_args weights search rules budget key tolerance assume cache_dir cost_config"
+        "fn *example_args weights search rules budget key tolerance calibration assume cache_dir cost_config"
         " progress"
     ),
     "Budget": "seconds measurements",

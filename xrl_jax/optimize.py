@@ -91,16 +91,11 @@ def _task(
     weights: int | Sequence[int],
     search: str | Strategy,
     rules: Any,
-    assume: tuple[str, ...],
-    tolerance: float | str | None,
-    calibration: Sequence[Sequence[Any]],
-    cost_config: CostConfig,
+    **settings: Any,
 ) -> _Task:
-    check_tolerance(tolerance)
-    if calibration and tolerance is None:
-        raise ValueError("calibration is for a tolerance: give tolerance=1e-2, for example")
+    """Return the task; `settings` are its fields of the same names."""
     strategy = find_strategy(search)
-    library = standard_rules(assume)
+    library = standard_rules(settings["assume"])
     chosen = select_rules(library, rules)
     given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     original = _to_run(given, fn, example_args, weights)
@@ -112,20 +107,7 @@ def _task(
     if example_args:
         arguments, _ = flatten_as(original.in_tree, example_args, {})
     name = getattr(fn, "__name__", None) or "program"
-    return _Task(
-        name,
-        given,
-        original,
-        program,
-        strategy,
-        chosen,
-        table,
-        arguments,
-        assume,
-        tolerance,
-        calibration,
-        cost_config,
-    )
+    return _Task(name, given, original, program, strategy, chosen, table, arguments, **settings)
 
 
 def _start(original: Program) -> Program:
@@ -173,13 +155,12 @@ def optimize(
         progress display says so; if they would take more than four times the budget, the original
         is returned and nothing is checked.
       key: random key for the search; `jax.random.key(0)` by default.
-      tolerance: None to allow results four times the error of the original, and no narrower types.
-        A number is the largest error of a result against float64, relative to the largest element
-        of its array; "bf16" or "f16" stands for the error of `fn` itself in that type. Both allow
-        narrower types wherever these save time. The result is checked on at least 16 inputs on
-        which no choice was made.
+      tolerance: None for results that err at most four times as much as the original's. A number is
+        the largest error against float64, relative to the largest element of a result; "bf16" or
+        "f16" stands for the error of `fn` in that type. Both allow narrower types wherever these
+        save time; the result is checked on 16 or more inputs on which no choice was made.
       calibration: typical inputs for a tolerance, each a tuple of the positional arguments that are
-        not weights. Without, they are drawn from the elements of the example arguments.
+        not weights; drawn from the elements of the example arguments by default.
       assume: assumptions about values, e.g. ("finite",). "finite" allows rules that may lose NaN,
         infinities or part of the range of floats; without it, such rules are used only if given as
         Rule objects. "in-domain" skips a test of the arguments: a result that was checked only on
@@ -202,8 +183,8 @@ def optimize(
     Raises:
       RuleError: a rule that is not in the library fails its verification.
       TraceError: `fn` cannot be traced.
-      ValueError: a search, rule or assumption is unknown, a tolerance is not positive, or a
-        calibration input is not like the example; the message names it.
+      ValueError: a search, rule, assumption, tolerance or calibration input is not possible; the
+        message names it.
 
     >>> def fn(x):
     ...     return jnp.tanh(x) + 0.0
@@ -214,7 +195,9 @@ def optimize(
     """
     budget = budget or Budget()
     budget_clock = Stopwatch(budget.seconds)
-    task = _task(fn, example_args, weights, search, rules, tuple(assume), tolerance, calibration, cost_config)
+    check_tolerance(tolerance, calibration)
+    allowed = dict(assume=tuple(assume), tolerance=tolerance, calibration=calibration)
+    task = _task(fn, example_args, weights, search, rules, cost_config=cost_config, **allowed)
     folder = default_cache_dir() if cache_dir is None else cache_dir
     return _optimised(task, budget, budget_clock, folder, key, progress=progress)
 
@@ -282,9 +265,9 @@ def _error_budget(task: _Task, live: LiveProgress) -> ErrorBudget | None:
     """Return the budget of error that the user allows; None if nothing may be narrowed."""
     if task.tolerance is None:
         return None
-    leaves = concrete(task.original, task.arguments)
     if isinstance(task.tolerance, str):
         live.phase(f"measuring the error of {task.name} in {task.tolerance}")
+    leaves = concrete(task.original, task.arguments)
     batches = calibration_inputs(task.original, leaves, task.calibration)
     return error_budget(task.original, leaves, task.tolerance, batches)
 

@@ -1,4 +1,4 @@
-"""A program in mixed precision: the error that a user accepts who runs it in bfloat16 or float16."""
+"""A program in mixed precision: the error that a user accepts who runs it in a narrow type."""
 
 from __future__ import annotations
 

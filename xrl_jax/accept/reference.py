@@ -65,9 +65,7 @@ class Reference(NamedTuple):
     narrow: tuple[str, ...]
 
 
-def reference(
-    program: Program, *, errors: bool = True
-) -> Callable[[Sequence[Any]], Reference]:
+def reference(program: Program, *, errors: bool = True) -> Callable[[Sequence[Any]], Reference]:
     """Return a function of flat arguments that gives the program's results in double precision and
     the errors that its own precision explains. It holds the weights of its last call in double
     precision.

@@ -12,7 +12,10 @@ from xrl_jax.accept.reference import reference
 from xrl_jax.precision.inputs import drawn_inputs
 from xrl_jax.program.program import Program
 
-_CHOSEN_ON, _CHECKED_ON = 4, 16  # number of inputs for choices (at most) and for the check (at least)
+_CHOSEN_ON, _CHECKED_ON = (
+    4,
+    16,
+)  # number of inputs for choices (at most) and for the check (at least)
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,16 @@ class ErrorBudget:
     given: int
 
 
-def check_tolerance(tolerance: float | str | None) -> None:
-    """Raise ValueError if this is no tolerance that `optimize` takes."""
-    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if tolerance is None or (isinstance(tolerance, str) and tolerance in COARSE):
+def check_tolerance(tolerance: Any, calibration: Sequence[Any]) -> None:
+    """Raise ValueError if this is no tolerance, or if there are inputs but no tolerance."""
+    if tolerance is None:
+        if calibration:
+            raise ValueError("calibration is for a tolerance: give tolerance=1e-2, for example")
         return
-    if not is_number or not (math.isfinite(tolerance) and tolerance > 0):
+    if isinstance(tolerance, str) and tolerance in COARSE:
+        return
+    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if not (is_number and 0 < float(tolerance) < math.inf):
         raise ValueError(
             f"tolerance is {tolerance!r}: give a positive relative error such as 1e-2, or one of "
             f"{', '.join(map(repr, COARSE))} for an error as in that type"

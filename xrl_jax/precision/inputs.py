@@ -1,4 +1,4 @@
-"""Typical inputs: those on which precisions are chosen, and others on which the result is checked."""
+"""Typical inputs: those for the choice of precisions, and others to check the result on."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def calibration_inputs(
             )
         given = iter(batch)
         whole = [a if _is_weight(program, a) else next(given, None) for a in args]
-        if list(given) or any(w is None and a is not None for w, a in zip(whole, args, strict=True)):
+        if list(given) or any(
+            w is None and a is not None for w, a in zip(whole, args, strict=True)
+        ):
             wanted = sum(not _is_weight(program, a) for a in args)
             raise ValueError(
-                f"calibration[{n}] has {len(batch)} arguments: give the {wanted} that are not weights"
+                f"calibration[{n}] has {len(batch)} arguments, not the {wanted} without weights"
             )
         filled, tree = flatten_as(program.in_tree, tuple(whole), kwargs)
         if tree != program.in_tree:

@@ -55,6 +55,7 @@ class NarrowWeights:
       margin: share of the tolerance that is used on these inputs, because errors on others differ.
       budgets: the shares of that for which precisions are chosen, largest first.
       timing_share: largest share of the time left that is used for timing products.
+      choice_share: the same for measuring errors, after that.
     """
 
     tolerance: float
@@ -62,6 +63,7 @@ class NarrowWeights:
     margin: float = 0.7
     budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
     timing_share: float = 0.3
+    choice_share: float = 0.4
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found, clock = problem.so_far, Stopwatch(budget.seconds)
@@ -72,14 +74,15 @@ class NarrowWeights:
         base = replace(base, program=_renumbered(base.program))
         places = _of_few_rows(base.program)
         if library is None or not places:
-            reason = "no product reads a weight for few rows" if library else "no library reads them"
+            reason = (
+                "no product reads a weight for few rows" if library else "no library reads them"
+            )
             return replace(found, note=_joined(found.note, f"no weight is narrowed: {reason}"))
         problem.phase("timing products with narrow weights")
         gains = self._gains(problem, base.program, places, library, clock)
         problem.phase("measuring the errors of narrow weights")
-        made = [
-            self._made(base, choice, library) for choice in self._choices(base.program, gains)
-        ]
+        choices = self._choices(base.program, gains, clock.part(self.choice_share))
+        made = [self._made(base, choice, library) for choice in choices]
         if not made:
             note = "no weight is narrowed: none saves time within the tolerance"
             return replace(found, note=_joined(found.note, note))
@@ -119,15 +122,17 @@ class NarrowWeights:
         return gains
 
     def _choices(
-        self, program: Program, gains: Mapping[Site, Mapping[str, float]]
+        self, program: Program, gains: Mapping[Site, Mapping[str, float]], clock: Stopwatch
     ) -> list[_Choice]:
-        """Return a choice for each budget of error."""
-        places = list(gains)
+        """Return a choice for each budget of error, among the options that there was time for, the
+        largest gains first.
+        """
+        places = sorted(gains, key=lambda site: -max(gains[site].values()))
         errors = Errors(program, places, self.inputs)
-        options = [
-            [Option(dtype, gain, errors.of({site: dtype})) for dtype, gain in gains[site].items()]
-            for site in places
-        ]
+        options: list[list[Option]] = []
+        for site in places:
+            own = [] if clock.done and options else gains[site].items()
+            options.append([Option(dtype, gain, errors.of({site: dtype})) for dtype, gain in own])
         found: list[_Choice] = []
         for share in self.budgets:
             most = share * self.margin * self.tolerance

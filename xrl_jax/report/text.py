@@ -312,7 +312,7 @@ def _lines(r: Report) -> Iterator[str]:
 
 
 def _precision_lines(r: Report) -> Iterator[str]:
-    """Yield what narrower types cost and buy: the frontier, and the steps with the largest errors."""
+    """Yield what narrower types buy: the frontier, and the steps with the largest errors."""
     if not r.frontier:
         return
     yield "time as a share of the original's, by the error that narrower types cause:"

@@ -1,8 +1,8 @@
 """Narrow weights: products that read a weight in a type of fewer bytes than float32.
 
 A product of few rows takes as long as reading its weight from memory. In bfloat16 or float16 the
-weight takes half of that time, in int8 a quarter. The rounding is a `cast` of the weight, made once,
-before the first call; it is the only operator that adds an error. For int8 each column of the
+weight takes half of that time, in int8 a quarter. The rounding is a `cast` of the weight, made
+once, before the first call; it is the only operator that adds an error. For int8 each column of the
 weight is first divided by a 127th of its largest element, and the product is multiplied by that.
 """
 
@@ -16,12 +16,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
+from xrl_jax.graph.bindings import Binding, is_only_inlined, position_of
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.xla.plain import dot_dims
 from xrl_jax.lower.table import applicable, number_of
 from xrl_jax.program.host import HostGraph, HostProgram, disassemble, reassemble, weight_only
-from xrl_jax.graph.bindings import Binding, position_of
 from xrl_jax.program.program import Program
 
 STORAGE = ("float16", "bfloat16", "int8")  # types of weights, the most exact first
@@ -40,12 +40,13 @@ class Site(NamedTuple):
 
 def sites(program: Program) -> list[Site]:
     """Return the products of float32 activations with a weight of float32, in the order of the
-    program.
+    program; those inside loops and branches are left out.
     """
     host = disassemble(program)
+    bodies = [b for b in range(len(host.bodies)) if is_only_inlined(host.bindings, b)]
     return [
         Site(g, i)
-        for g, graph in enumerate((host.main, *host.bodies))
+        for g, graph in ((0, host.main), *((b + 1, host.bodies[b]) for b in bodies))
         for i in _sites(graph, host.bindings)
     ]
 
@@ -99,8 +100,10 @@ class _Narrowing:
         (_, contracted), _ = dot_dims(node)
         key = w, dtype, ops.mask_of(contracted)
         if key not in self.stored:
-            self.stored[key] = self._in_int8(w, contracted) if dtype == "int8" else (
-                self._add("cast", w, dtype=ops.DTYPE_CODE[dtype]), None
+            self.stored[key] = (
+                self._in_int8(w, contracted)
+                if dtype == "int8"
+                else (self._add("cast", w, dtype=ops.DTYPE_CODE[dtype]), None)
             )
         narrow, scale = self.stored[key]
         node = self._lowered(replace(node, args=(x, narrow)))

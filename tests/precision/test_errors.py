@@ -1,0 +1,65 @@
+"""Errors of narrow weights, measured by rounding them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries.registry import by_name
+from xrl_jax.precision.errors import Errors
+from xrl_jax.transform.narrow import STORAGE, narrowed, sites
+
+RNG = np.random.default_rng(0)
+PARAMS = {name: RNG.normal(size=(32, 32)).astype(np.float32) for name in "vw"}
+X = RNG.normal(size=(2, 32)).astype(np.float32)
+
+
+def network(params: dict[str, Any], x: Any) -> jax.Array:
+    return jnp.tanh(x @ params["v"]) @ params["w"]
+
+
+PROGRAM = from_jax(network, PARAMS, X, weights=0)
+LEAVES = [*jax.tree.leaves(PARAMS), X]
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_the_error_is_that_of_the_narrowed_program(dtype: str) -> None:
+    places = sites(PROGRAM)
+    chosen = dict.fromkeys(places, dtype)
+    exact = np.asarray(network(PARAMS, X), np.float64)
+    y = np.asarray(narrowed(PROGRAM, chosen, by_name("xla"))(PARAMS, X), np.float64)
+    expected = np.abs(y - exact).max() / np.abs(exact).max()
+    assert Errors(PROGRAM, places, [LEAVES]).of(chosen) == pytest.approx(expected, rel=0.02)
+
+
+def test_nothing_chosen_causes_no_error() -> None:
+    assert Errors(PROGRAM, sites(PROGRAM), [LEAVES]).of({}) == 0.0
+
+
+def test_the_errors_of_several_products_add_up_as_squares() -> None:
+    places = sites(PROGRAM)
+    errors = Errors(PROGRAM, places, [LEAVES])
+    each = [errors.of({s: "bfloat16"}) for s in places]
+    both = errors.of(dict.fromkeys(places, "bfloat16"))
+    assert both == pytest.approx(np.sqrt(np.sum(np.square(each))), rel=0.5)
+
+
+def test_a_weight_beyond_the_range_of_float16_has_an_infinite_error() -> None:
+    params = {"v": PARAMS["v"] * 1e5, "w": PARAMS["w"]}
+    first = sites(PROGRAM)[0]
+    errors = Errors(PROGRAM, [first], [[*jax.tree.leaves(params), X]])
+    assert errors.of({first: "float16"}) == np.inf
+    assert errors.of({first: "bfloat16"}) < 0.1
+
+
+def test_products_inside_loops_are_no_sites() -> None:
+    def fn(w: jax.Array, xs: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)[0]
+
+    xs = np.stack([X] * 200)
+    assert sites(from_jax(fn, PARAMS["v"], xs, weights=0)) == []

@@ -1,0 +1,177 @@
+"""`optimize` with a tolerance: weights are narrowed within it, and checked on unseen inputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xrl_jax
+from tests import test_optimize
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.measure.timing import Timing
+from xrl_jax.precision.budget import error_budget
+from xrl_jax.precision.narrow import NarrowWeights
+from xrl_jax.report.text import Report
+from xrl_jax.search.base import FrontierPoint, frontier
+from xrl_jax.transform.narrow import STORAGE, Site
+
+needs_library = pytest.mark.skipif(library() is None, reason="no library reads narrow weights")
+
+RNG = np.random.default_rng(0)
+PARAMS = {name: jnp.asarray(RNG.normal(size=(256, 256)) / 16, jnp.float32) for name in "vw"}
+X = RNG.normal(size=(1, 256)).astype(np.float32)
+
+
+def network(params: dict[str, Any], x: Any) -> jax.Array:
+    return jnp.tanh(x @ params["v"]) @ params["w"]
+
+
+made_up = test_optimize.made_up  # a fixture
+
+
+@pytest.fixture
+def optimize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_up: type[test_optimize.MadeUpWorker]
+) -> Callable[..., Any]:
+    """Return `optimize` with made-up timings: int8 saves most time, then float16; of the whole
+    programs, the first with narrow weights is the fastest.
+    """
+    relatives = itertools.repeat(0.5)
+
+    def submit(self: Any, jobs: Any, *, reference: Any = None, **_: Any) -> list[Timing]:
+        relative = None if reference is None else next(relatives)
+        return [Timing(1e-3, 0.9e-3, 1.1e-3, repeats=9, relative=relative) for _ in jobs]
+
+    def gains(_: Any, __: Any, ___: Any, places: list[Site], *____: Any) -> dict[Site, Any]:
+        nonlocal relatives  # from now on, programs with narrow weights are timed
+        relatives = itertools.count(0.2, 0.02)
+        seconds = dict(zip(STORAGE, (2e-3, 1e-3, 3e-3), strict=True))
+        return {site: seconds for site in places}
+
+    monkeypatch.setattr(made_up, "submit", submit)
+    monkeypatch.setattr(NarrowWeights, "_gains", gains)
+
+    def run(fn: Any, *args: Any, **more: Any) -> Any:
+        budget = xrl_jax.Budget(seconds=60.0)
+        more = {"weights": 0, "search": "greedy", "budget": budget, **more}
+        return xrl_jax.optimize(fn, *args, cache_dir=tmp_path / "cache", progress=False, **more)
+
+    return run
+
+
+def types(report: Any) -> list[str]:
+    return [s.rule.removeprefix("weight-in-") for s in report.steps if s.rule.startswith("weight")]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("tolerance", "chosen"),
+    [(1e-1, ["int8", "int8"]), (1e-3, ["float16", "float16"]), (1e-6, []), (None, [])],
+)
+def test_the_most_that_a_tolerance_allows_is_chosen(
+    optimize: Callable[..., Any], tolerance: float | None, chosen: list[str]
+) -> None:
+    fast = optimize(network, PARAMS, X, tolerance=tolerance)
+    report = fast.report
+    assert sorted(types(report)) == chosen
+    if tolerance is not None:
+        assert report.tolerance == tolerance
+        assert report.max_error <= tolerance
+    exact = np.asarray(network(PARAMS, X), np.float64)
+    error = np.abs(np.asarray(fast(PARAMS, X)) - exact).max() / np.abs(exact).max()
+    assert error <= (tolerance or 1e-5)
+
+
+@needs_library
+def test_the_report_shows_errors_and_the_frontier(optimize: Callable[..., Any]) -> None:
+    report = optimize(network, PARAMS, X, tolerance=1e-1).report
+    first, *_, last = report.frontier
+    assert first == FrontierPoint(0.5, 0.0)
+    assert last.types == "2 in int8" and 1e-3 < last.error <= 0.7e-1
+    assert all(0 < s.error < 0.1 for s in report.steps if s.rule.startswith("weight"))
+    assert "2 in int8" in str(report)
+    assert Report.from_dict(report.as_dict()).frontier == report.frontier
+
+
+@needs_library
+def test_a_later_strict_search_does_not_recall_narrow_weights(
+    optimize: Callable[..., Any],
+) -> None:
+    assert types(optimize(network, PARAMS, X, tolerance=1e-1).report)
+    assert not types(optimize(network, PARAMS, X).report)
+
+
+@needs_library
+def test_unseen_inputs_decide(
+    optimize: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is chosen on the calibration input alone is wrong elsewhere, and is not returned."""
+
+    def gated(params: dict[str, Any], x: Any) -> jax.Array:
+        return jnp.where(x[0, 0] > 100.0, network(params, x), 1.0)
+
+    seen = np.where(np.arange(256) == 0, 0.0, X).astype(np.float32)
+    unseen = [(np.where(np.arange(256) == 0, 200.0, X).astype(np.float32),)] * 3
+    report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=[(seen,), *unseen]).report
+    assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 in int8"
+    assert types(report) == [] and report.max_error <= 1e-6
+
+
+def test_the_example_is_drawn_from_where_no_inputs_are_given() -> None:
+    program = from_jax(network, PARAMS, X, weights=0)
+    budget = error_budget(program, [*jax.tree.leaves(PARAMS), X], 1e-2)
+    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (4, 16, 0)
+    assert budget.tolerance == 1e-2
+
+
+def test_given_inputs_are_divided_between_choice_and_check() -> None:
+    program = from_jax(network, PARAMS, X, weights=0)
+    batches = [[*jax.tree.leaves(PARAMS), (n + 1) * X] for n in range(40)]
+    budget = error_budget(program, batches[0], 1e-2, batches)
+    firsts = [float(b[-1][0, 0] / X[0, 0]) for b in (*budget.chosen_on, *budget.checked_on)]
+    np.testing.assert_allclose(firsts, np.arange(1, 41), rtol=1e-6)
+    assert (len(budget.chosen_on), budget.given) == (4, 40)
+
+
+def test_bf16_stands_for_the_error_in_that_type() -> None:
+    program = from_jax(network, PARAMS, X, weights=0)
+    leaves = [*jax.tree.leaves(PARAMS), X]
+    bf16, f16 = (error_budget(program, leaves, kind).tolerance for kind in ("bf16", "f16"))
+    assert 1e-3 < bf16 < 1e-2
+    assert bf16 / 16 < f16 < bf16 / 4  # three bits more
+
+
+def test_a_function_that_overflows_in_float16_is_named() -> None:
+    program = from_jax(network, PARAMS, 1e6 * X, weights=0)
+    with pytest.raises(ValueError, match="tolerance='f16': the function overflows in that type"):
+        error_budget(program, [*jax.tree.leaves(PARAMS), 1e6 * X], "f16")
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1e-2, float("nan"), float("inf"), "f8", True])
+def test_an_impossible_tolerance_is_refused(tolerance: Any) -> None:
+    with pytest.raises(ValueError, match=r"tolerance is .*: give a positive relative error"):
+        xrl_jax.optimize(network, PARAMS, X, weights=0, tolerance=tolerance)
+
+
+def test_inputs_without_a_tolerance_are_refused() -> None:
+    with pytest.raises(ValueError, match="calibration is for a tolerance"):
+        xrl_jax.optimize(network, PARAMS, X, weights=0, calibration=[(X,)])
+
+
+def test_a_frontier_has_no_point_that_another_one_beats() -> None:
+    points = [
+        FrontierPoint(0.9, 0.0),
+        FrontierPoint(0.5, 1e-3, "fast"),
+        FrontierPoint(0.5, 2e-3, "as fast, less exact"),
+        FrontierPoint(0.7, 5e-3, "slower, less exact"),
+        FrontierPoint(0.4, 1e-2, "faster"),
+    ]
+    assert [p.types for p in frontier(points)] == ["", "fast", "faster"]
