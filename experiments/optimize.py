@@ -58,6 +58,8 @@ class Config:
       dimensions: sizes of the open dimensions of ONNX inputs, by their names in the file.
       constants: values of ONNX inputs that are always the same; one number or several.
       rules: names, families and rule files; empty for every rule.
+      tolerance: largest error, as a number or the name of a type (see `xrl_jax.optimize`); empty for
+        results as exact as the original's.
       policy: file of a trained policy for the search xrlflow; empty for the shipped one.
       finetune: whether to train that policy on this network first.
       alone: whether to judge the search by its own results only (`xrl_jax.search.chain.alone`).
@@ -76,6 +78,7 @@ class Config:
     budget_measurements: int | None = None
     seed: int = 0
     rules: tuple[str, ...] = ()
+    tolerance: str = ""
     policy: str = ""
     finetune: bool = False
     alone: bool = False
@@ -140,6 +143,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "For --search=xrlflow: train the policy on this network first, for half of the search. "
         "Compiling the training takes half a minute or more, so give the search some minutes.",
         flag_values=values,
+    )
+    text(
+        "tolerance",
+        "",
+        "Largest error of a result, e.g. 1e-2 of its largest element, or bf16 or f16 for the error "
+        "of the network in that type: narrower types are then used where they save time.",
     )
     flags.DEFINE_bool(
         "alone",
@@ -237,6 +246,14 @@ def target_of(config: Config) -> Target:
     return targets.from_attribute(config.fn)
 
 
+def tolerance_of(text: str) -> float | str | None:
+    """Return the tolerance for `optimize`: a number where the text is one, None for an empty one."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
+
+
 def rules_of(names: Sequence[str]) -> tuple[Any, ...] | None:
     """Return the rules for `optimize`: the names, and the rules loaded from files; None for all."""
     files = [name for name in names if name.endswith(".rules")]
@@ -283,6 +300,7 @@ def run(config: Config) -> Report:
         budget=budget,
         key=jax.random.key(config.seed),
         cache_dir=config.cache_dir or None,
+        tolerance=tolerance_of(config.tolerance),
         progress=config.progress,
     )
     report = dataclasses.replace(

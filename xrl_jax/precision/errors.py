@@ -7,7 +7,7 @@ everything else alike, which leaves noise of about 1e-6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,9 +44,10 @@ class Errors:
         def run(kinds: jax.Array, *flat: Any) -> list[Any]:
             def compute(graph: int, slot: int, node: Node, operands: Sequence[Any]) -> Any:
                 n = at.get(Site(graph, slot - 1))
-                if n is not None:
-                    operands = operands[0], _rounded(node, operands[1], kinds[n])
-                return lower(node, *operands)
+                if n is None:
+                    return lower(node, *operands)
+                # Branches on products: branches on weights would copy these.
+                return lax.switch(kinds[n], _branches(node), *operands)
 
             return evaluate(with_plain, 0, flat, compute=compute)
 
@@ -68,29 +69,34 @@ class Errors:
         found = self._run(self._prepared, [kinds, *self._inputs[n]])
         return [np.asarray(x) for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
 
-    def of(self, chosen: Mapping[Site, str]) -> float:
+    def of(self, chosen: Mapping[Site, str], *, inputs: int | None = None) -> float:
         """Return the largest error, relative to the largest element of its array, that these types
         of weights cause in a result.
+
+        Args:
+          inputs: only the first so many inputs; None for all.
         """
         worst = 0.0
-        for n, exact in enumerate(self._exact):
+        for n, exact in enumerate(self._exact[:inputs]):
             for x, y in zip(self._results(chosen, n), exact, strict=True):
                 worst = max(worst, relative_error(x, y))
         return worst
 
 
-def _rounded(node: Node, w: jax.Array, kind: jax.Array) -> jax.Array:
-    """Return the weight of a product rounded to `STORAGE[kind - 1]`; as it is for kind 0."""
+def _branches(node: Node) -> list[Callable[[Any, Any], Any]]:
+    """Return the product as it is, and with its weight rounded to each type of `STORAGE`."""
     (_, contracted), _ = dot_dims(node)
 
-    def to(dtype: str) -> Any:
-        if dtype in _MANTISSA:
-            return lambda w: lax.reduce_precision(w, *_MANTISSA[dtype])
-        return in_levels
+    def in_float(w: jax.Array, dtype: str) -> jax.Array:
+        return lax.reduce_precision(w, *_MANTISSA[dtype])
 
-    def in_levels(w: jax.Array) -> jax.Array:
+    def in_levels(w: jax.Array, _: str) -> jax.Array:
         size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
         scale = jnp.maximum(size / LEVELS, jnp.finfo(jnp.float32).tiny)
         return jnp.round(w / scale) * scale
 
-    return lax.switch(kind, [lambda w: w, *map(to, STORAGE)], w)
+    def product(dtype: str) -> Callable[[Any, Any], Any]:
+        rounded = in_float if dtype in _MANTISSA else in_levels
+        return lambda x, w: lower(node, x, rounded(w, dtype))
+
+    return [lambda x, w: lower(node, x, w), *map(product, STORAGE)]

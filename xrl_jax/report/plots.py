@@ -1,4 +1,4 @@
-"""Plots of a search: the best prediction over time, and the timings before and after."""
+"""Plots of a search: the best prediction over time, the timings, time against error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def plot_history(
     """Write a plot to `path` in the format that its extension names (.png, .svg, .pdf).
 
     Args:
-      source: a report, whose timings before and after are drawn as well; or only a history, i.e.
-        pairs of seconds since the start and best predicted seconds.
+      source: a report, whose timings before and after and whose frontier of time and error are
+        drawn as well; or only a history, i.e. pairs of seconds since the start and best predicted
+        seconds.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
@@ -37,7 +38,7 @@ def plot_history(
     if not history and not isinstance(source, Report):
         raise ValueError("there is nothing to plot: the history is empty")
     # No pyplot: it keeps figures in global state and may open a window.
-    columns = 2 if isinstance(source, Report) else 1
+    columns = 1 if not isinstance(source, Report) else 3 if source.frontier else 2
     figure = Figure(figsize=(5.5 * columns, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots(1, columns, squeeze=False)[0]
@@ -46,6 +47,8 @@ def plot_history(
     if isinstance(source, Report):
         figure.suptitle(f"{source.name}, search {source.search}")
         draw_timings(axes[1], source)
+        if source.frontier:
+            draw_frontier(axes[2], source)
     figure.savefig(path, dpi=150)
 
 
@@ -60,6 +63,23 @@ def draw_history(axes: Axes, history: Sequence[tuple[float, float]], end: float 
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds since the search began")
     axes.set_ylabel("best so far, predicted ms")
+
+
+def draw_frontier(axes: Axes, report: Report) -> None:
+    """Draw what narrower types buy: the time of the original / time, by the error they cause."""
+    errors = [p.error for p in report.frontier]
+    speedups = [1.0 / p.relative for p in report.frontier]
+    axes.step(errors, speedups, where="post", marker="o")
+    for point, speedup in zip(report.frontier, speedups, strict=True):
+        text = point.types or "no narrower types"
+        axes.annotate(text, (point.error, speedup), (3, -9), textcoords="offset points", fontsize=7)
+    axes.axvline(report.tolerance, color="tab:red", linestyle="--", label="tolerance")
+    axes.set_xscale("symlog", linthresh=max(min((e for e in errors if e), default=1e-3) / 3, 1e-9))
+    axes.set_xlim(left=0.0)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel("error that narrower types cause")
+    axes.set_ylabel("speed-up over the original")
+    axes.legend(loc="lower right")
 
 
 def draw_timings(axes: Axes, report: Report) -> None:
