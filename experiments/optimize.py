@@ -58,8 +58,7 @@ class Config:
       dimensions: sizes of the open dimensions of ONNX inputs, by their names in the file.
       constants: values of ONNX inputs that are always the same; one number or several.
       rules: names, families and rule files; empty for every rule.
-      tolerance: largest error, as a number or the name of a type (see `xrl_jax.optimize`); empty for
-        results as exact as the original's.
+      tolerance: as for `xrl_jax.optimize`, a number or the name of a type; empty for none.
       policy: file of a trained policy for the search xrlflow; empty for the shipped one.
       finetune: whether to train that policy on this network first.
       alone: whether to judge the search by its own results only (`xrl_jax.search.chain.alone`).
@@ -247,7 +246,7 @@ def target_of(config: Config) -> Target:
 
 
 def tolerance_of(text: str) -> float | str | None:
-    """Return the tolerance for `optimize`: a number where the text is one, None for an empty one."""
+    """Return the tolerance for `optimize`: a number, the name of a type, or None if empty."""
     try:
         return float(text) if text else None
     except ValueError:

@@ -16,8 +16,8 @@ import xrl_jax
 
 SIGNATURES = {
     "optimize": (
-        "fn *example_args weights search rules budget key tolerance calibration assume cache_dir cost_config"
-        " progress"
+        "fn *example_args weights search rules budget key tolerance calibration assume cache_dir"
+        " cost_config progress"
     ),
     "Budget": "seconds measurements",
     "from_jax": "fn *example_args weights fold **example_kwargs",

@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from xrl_jax.libraries.onednn.joined import product_of_parts
 from xrl_jax.libraries.onednn.spec import (
     Binary,
     Clip,
@@ -83,7 +84,9 @@ def _absorbed(v: Value, uses: Uses, packed: Container[Value]) -> Value | None:
     if isinstance(op, Transpose):
         return _product_of_swapped(v, op, uses, packed)
     if isinstance(op, Kernel):
-        return _with_bias_of_addend(v, op, uses) if op.after.addend else None
+        if op.after.addend:
+            return _with_bias_of_addend(v, op, uses)
+        return product_of_parts(v, op, uses) if isinstance(op, Dot) else None
     if isinstance(op, Clip):
         return _clipped(v, op, uses)
     return _added(v, uses) if op == Binary("add") else None

@@ -45,10 +45,13 @@ _PRIMITIVE, _GENERATED, _LATER = 0, 1, 2
 
 
 class Place(NamedTuple):
-    """Location of an array: argument or result `at` of the call, or byte `at` of the arena."""
+    """Location of an array: in argument or result `at` of the call, `offset` bytes after its
+    start, or at byte `at` of the arena.
+    """
 
     kind: int
     at: int
+    offset: int = 0
 
     @classmethod
     def argument(cls, at: int) -> Place:
@@ -61,6 +64,11 @@ class Place(NamedTuple):
     @classmethod
     def arena(cls, at: int) -> Place:
         return cls(_ARENA, at)
+
+    @property
+    def code(self) -> int:
+        """The location within the memory of its kind, as `server` reads it."""
+        return self.at if self.kind == _ARENA else self.at | self.offset << server.INDEX_BITS
 
 
 class Later(NamedTuple):
@@ -152,7 +160,7 @@ def _encoded(lib: Library, steps: Sequence[Step]) -> np.ndarray:
                 head = _compiled(lib, what), _GENERATED
         numbers += [*head, len(args) + len(more) // 4]
         for which, desc, place in args:
-            numbers += [which, desc, place.kind, place.at]
+            numbers += [which, desc, place.kind, place.code]
         numbers += more
     return np.asarray(numbers, np.int64)
 

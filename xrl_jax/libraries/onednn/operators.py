@@ -26,20 +26,14 @@ class Operators(Builder):
     """Builder of the steps of the operators that take no weight."""
 
     def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
-        """Return the slice in the memory of the array.
-
-        An argument of the call is copied first, unless the slice begins at its first element.
-        """
+        """Return the slice in the memory of the array."""
         plain, strides = self.lib.desc(whole), row_major(whole)
         x = self.to_layout(x, plain)
         offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
         place = x.place
-        if offset and isinstance(place, Place):
-            copy = Value(plain, self.block(plain))
-            self.run(self.lib.reorder(plain, plain), [(SRC, x), (DST, copy)])
-            place = copy.place
-        if offset:
-            assert not isinstance(place, Place)
+        if isinstance(place, Place):
+            place = place._replace(offset=place.offset + offset)
+        elif offset:
             inner = place.offset if isinstance(place, Part) else 0
             place = Part(block_of(place), inner + offset)
         steps = [a * b for a, b in zip(strides, op.step, strict=True)]

@@ -9,7 +9,7 @@ prefers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,7 @@ def _stages(jaxpr: Any, known: Sequence[bool]) -> list[_Stage]:
         level.update(dict.fromkeys(e.outvars, at))
 
     _peel(inside)
+    _take_views(jaxpr, fixed, producer, inside, level)
     users: dict[Any, list[Any]] = {}
     returned = set(variables(jaxpr.outvars))
     for e in reversed(jaxpr.eqns):
@@ -145,6 +146,34 @@ def _peel(inside: dict[Any, Member]) -> None:
             del inside[v]
         else:
             needed.update(o.variable for o in operands)
+
+
+def _take_views(
+    jaxpr: Any,
+    fixed: Container[Any],
+    producer: dict[Any, Any],
+    inside: dict[Any, Member],
+    level: dict[Any, int],
+) -> None:
+    """Let partitions take slices that only their members read: the library reads them in the memory
+    of the whole array, XLA would copy them for the call.
+    """
+    readers: dict[Any, list[Any]] = {v: [None] for v in variables(jaxpr.outvars)}
+    for e in jaxpr.eqns:
+        for v in variables(e.invars):
+            readers.setdefault(v, []).append(e.outvars[0] if e.outvars else None)
+    found: dict[Any, tuple[Member, int]] = {}  # with the partition that reads it
+    for e in reversed(jaxpr.eqns):
+        v = e.outvars[0] if e.outvars else None
+        member = None if v in inside or v in fixed or v not in readers else as_member(e, producer)
+        if member is None or not isinstance(member.op, Reshape | Slice):
+            continue
+        own = {level[r] if r in inside else found[r][1] if r in found else -1 for r in readers[v]}
+        if len(own) == 1 and own != {-1}:
+            found[v] = member, own.pop()
+    for v, (member, at) in reversed(found.items()):
+        if isinstance(member.op, Slice) or member.taken[0] in inside:
+            inside[v], level[v] = member, at
 
 
 def _run(stage: _Stage, env: dict[Any, Any]) -> None:

@@ -15,6 +15,7 @@ from xrl_jax.libraries.onednn import flags
 from xrl_jax.libraries.onednn.code import DECLARATIONS, Code
 
 MOST_ARGUMENTS = 64  # of one primitive
+INDEX_BITS = 16  # of the code of a place in a buffer: its index; the offset in bytes is above them
 # Byte offsets in the queue, the memory that the server thread and its clients share: three
 # semaphores, the request and its result, the address of the arena, and the fields of `flags`.
 QUEUE = {
@@ -129,8 +130,10 @@ def _place(out: Code, row: str, arguments: str, results: str, arena: str) -> Non
     with out.only_if("from_buffer", out.opposite(is_number)):
         is_argument = out.add(f"icmp eq i64 {kind}, 0")
         buffers = out.add(f"select i1 {is_argument}, ptr {arguments}, ptr {results}")
-        buffer = out.add(f"load ptr, ptr {out.at(buffers, where, 'ptr')}")
-        out.raw(f"  store ptr {out.field(buffer, _DATA)}, ptr %slot")
+        index = out.add(f"and i64 {where}, {(1 << INDEX_BITS) - 1}")
+        offset = out.add(f"lshr i64 {where}, {INDEX_BITS}")
+        buffer = out.add(f"load ptr, ptr {out.at(buffers, index, 'ptr')}")
+        out.raw(f"  store ptr {out.at(out.field(buffer, _DATA), offset, 'i8')}, ptr %slot")
 
 
 def _execute(out: Code, at: Mapping[str, str], here: str, stream: str, n: str) -> None:
