@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -86,3 +87,49 @@ def test_strided_slices_are_read_in_place_as_well() -> None:
         return kernel_p.bind(y[0], cache[2, 1, :, 3::2], op=Dot(False, True))
 
     assert_computes(fn, W, X, CACHE, weights=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_cache_is_converted_inside_the_call(dtype: str) -> None:
+    def fn(w, x, cache):
+        return attention(w, x, cache.astype(jnp.float32))
+
+    def layer_by_layer(w, x, cache):
+        return attention(w, x, jnp.stack([each.astype(jnp.float32) for each in cache]))
+
+    narrow = CACHE.astype(dtype)
+    names = equations(hoisted(fn, W, X, narrow, weights=1), X, narrow)
+    assert any("Widen" in name for name in names) and "convert_element_type" not in names
+    assert_computes(fn, W, X, narrow, weights=1)
+    assert_computes(layer_by_layer, W, X, narrow, weights=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [16, 17, 4096 * 16 + 5])
+def test_conversion_keeps_every_value(dtype: str, n: int) -> None:
+    """NaN, infinities, zeros of both signs, and numbers below the smallest normal one of float16;
+    those of bfloat16 are flushed, as XLA does.
+    """
+
+    def fn(w, x, y):
+        return kernel_p.bind(x, w, op=Dot(False, False)) + y[2:].astype(jnp.float32)
+
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 6e-8 if dtype == "float16" else 1e-3, 3.0]
+    y = jnp.asarray(np.resize(special, (3, n)), dtype)
+    w, x = jnp.zeros((4, n)), jnp.ones((1, 4))
+    parts = hoisted(fn, w, x, y, weights=1)
+    assert any("Widen" in name for name in equations(parts, x, y))
+    (found,) = jax.jit(parts.call)(parts.prepare([w]), [x, y])
+    np.testing.assert_array_equal(found, y[2:].astype(jnp.float32))
+
+
+def test_columns_of_a_narrow_array_are_left_to_xla() -> None:
+    """They are not adjacent in memory."""
+
+    def fn(w, x, y):
+        return kernel_p.bind(x, w, op=Dot(False, False)) + y[:, 1:].astype(jnp.float32)
+
+    y = jnp.asarray(RNG.standard_normal((3, 33)), jnp.bfloat16)
+    w, x = jnp.ones((4, 32)), jnp.ones((3, 4))
+    assert "convert_element_type" in equations(hoisted(fn, w, x, y, weights=1), x, y)
+    assert_computes(fn, w, x, y, weights=1)

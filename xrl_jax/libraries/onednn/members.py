@@ -7,13 +7,15 @@ broadcast by an equation of their own, means are sums multiplied by a scalar.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import Literal
 
+from xrl_jax.graph import ops
 from xrl_jax.libraries.onednn import kernels, loops
+from xrl_jax.libraries.onednn.code import WIDTH
 from xrl_jax.libraries.onednn.spec import (
     BINARY,
     COMPARISONS,
@@ -30,6 +32,7 @@ from xrl_jax.libraries.onednn.spec import (
     Scale,
     Slice,
     Transpose,
+    Widen,
 )
 
 _LARGEST_POWER = 8
@@ -154,6 +157,52 @@ def _as_op(e: Any, producer: dict[Any, Any]) -> Op | None:
     return None
 
 
+def as_widened(
+    e: Any, producer: dict[Any, Any], readers: Mapping[Any, Sequence[Any]]
+) -> Member | None:
+    """Return a conversion from bfloat16 or float16 as a member; None if the equation is none.
+
+    It may be of an array, or of adjacent elements of one that nothing else reads.
+    """
+    if e.primitive.name != "convert_element_type" or e.outvars[0].aval.dtype != "float32":
+        return None
+    source = e.invars[0]
+    if isinstance(source, Literal) or str(source.aval.dtype) not in ops.NARROW_DTYPES:
+        return None
+    dtype, slices = str(source.aval.dtype), []
+    while (by := producer.get(source)) is not None and len(readers[source]) == 1:
+        if by.primitive.name == "slice":
+            slices.append(by)
+        elif slices or by.primitive.name not in ("reshape", "squeeze"):
+            break
+        source = by.invars[0]
+    shape = source.aval.shape
+    part = Slice((0,) * len(shape), shape, (1,) * len(shape))
+    for by in reversed(slices):
+        part = _slice_of(part, by.params, by.outvars[0].aval.shape)
+    large = math.prod(part.sizes) >= WIDTH
+    adjacent = _is_adjacent(part, shape)
+    return Member(e, Widen(dtype, part), [Operand(source, shape)]) if large and adjacent else None
+
+
+def _is_adjacent(part: Slice, shape: tuple[int, ...]) -> bool:
+    """Return whether the elements of a slice of a row-major array lie one after the other."""
+    sizes = part.sizes
+    first = next((a for a, n in enumerate(sizes) if n > 1), len(sizes))
+    steps = part.step[first:]
+    return steps == (1,) * len(steps) and sizes[first + 1 :] == shape[first + 1 :]
+
+
+def _slice_of(outer: Slice, p: Any, shape: tuple[int, ...]) -> Slice:
+    """Return a slice of a slice as one slice; `shape` is its result's."""
+    steps = p["strides"] or (1,) * len(shape)
+    starts = zip(outer.start, outer.step, p["start_indices"], strict=True)
+    start = tuple(a + s * b for a, s, b in starts)
+    step = tuple(a * b for a, b in zip(outer.step, steps, strict=True))
+    stop = tuple(a + s * (n - 1) + 1 for a, s, n in zip(start, step, shape, strict=True))
+    return Slice(start, stop, step)
+
+
 def _reduction(kind: str, shape: tuple[int, ...], axes: Sequence[int]) -> Reduce | Pool | None:
     """Return a reduction of the last axis, or the sum of an image as a pool of one window."""
     if tuple(axes) == (len(shape) - 1,):
@@ -171,6 +220,8 @@ def result_shape(op: Op, operands: Sequence[Operand], shape: tuple[int, ...]) ->
     """
     if isinstance(op, Pool) and len(shape) < len(op.window):
         return tuple(n - w + 1 for n, w in zip(operands[0].shape, op.window, strict=True))
+    if isinstance(op, Widen):
+        return op.part.sizes
     return shape
 
 

@@ -25,10 +25,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xrl_jax.libraries.onednn import attention, blocked, keeping, rows, server, stream, tiles
+from xrl_jax.libraries.onednn import (
+    attention,
+    blocked,
+    convert,
+    keeping,
+    rows,
+    server,
+    stream,
+    tiles,
+)
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
+from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.keeping import Clipped, WindowMax
 from xrl_jax.libraries.onednn.machine_code import MakeKernel, addresses, module, pointer
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS, QUEUE, QUEUE_BYTES
@@ -37,7 +47,7 @@ from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
 # Descriptions of generated kernels: of those compiled for their sizes, and of all.
-_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended
+_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended | Converted
 Generated = _SizedKernel | Clipped | WindowMax
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
@@ -185,6 +195,7 @@ _KERNELS: dict[type, MakeKernel] = {
     Streamed: stream.kernel_of,
     Blocked: blocked.kernel_of,
     Attended: attention.kernel_of,
+    Converted: convert.kernel_of,
 }
 
 

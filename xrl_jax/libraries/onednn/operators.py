@@ -7,15 +7,28 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from xrl_jax.libraries.onednn import rows
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
+from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.keeping import Clipped
 from xrl_jax.libraries.onednn.native import Place
 from xrl_jax.libraries.onednn.post_ops import PostOps
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
-from xrl_jax.libraries.onednn.spec import Attention, Clip, Loop, Pool, Scale, Shape, Slice, swap
+from xrl_jax.libraries.onednn.spec import (
+    Attention,
+    Clip,
+    Loop,
+    Pool,
+    Scale,
+    Shape,
+    Slice,
+    Widen,
+    swap,
+)
 
 _BYTES = 4  # of a float32
 _LEAST_COLUMNS = 8  # of a loop on transposed axes: half a vector
@@ -27,17 +40,29 @@ class Operators(Builder):
 
     def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
         """Return the slice in the memory of the array."""
-        plain, strides = self.lib.desc(whole), row_major(whole)
-        x = self.to_layout(x, plain)
-        offset = _BYTES * sum(a * s for a, s in zip(op.start, strides, strict=True))
-        place = x.place
+        return self._view(op, self.to_layout(x, self.lib.desc(whole)), whole, shape, "float32")
+
+    def widened(self, op: Widen, x: Value, whole: Shape, output: Place | None) -> Value:
+        """Return an adjacent slice of a row-major array of a narrow type, in float32."""
+        shape = op.part.sizes
+        view = self._view(op.part, x, whole, shape, op.dtype)
+        y = self.result(self.lib.desc(shape), output)
+        what = Converted(math.prod(shape), op.dtype)
+        self.append(what, [(0, v.desc, v.place) for v in (view, y)])
+        return y
+
+    def _view(self, op: Slice, x: Value, whole: Shape, shape: Shape, dtype: str) -> Value:
+        """Return a slice in the memory of a row-major array of this type."""
+        strides, place = row_major(whole), x.place
+        nbytes = jnp.dtype(dtype).itemsize
+        offset = nbytes * sum(a * s for a, s in zip(op.start, strides, strict=True))
         if isinstance(place, Place):
             place = place._replace(offset=place.offset + offset)
         elif offset:
             inner = place.offset if isinstance(place, Part) else 0
             place = Part(block_of(place), inner + offset)
         steps = [a * b for a, b in zip(strides, op.step, strict=True)]
-        return Value(self.lib.desc(shape, steps), place)
+        return Value(self.lib.desc(shape, steps, dtype), place)
 
     def elementwise(
         self, op: Clip | Scale, shape: Sequence[int], x: Value, output: Place | None

@@ -23,7 +23,13 @@ from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.fuse import fused
 from xrl_jax.libraries.onednn.lift import Lifted, lifted
 from xrl_jax.libraries.onednn.loops import looped
-from xrl_jax.libraries.onednn.members import Member, as_member, is_broadcast, result_shape
+from xrl_jax.libraries.onednn.members import (
+    Member,
+    as_member,
+    as_widened,
+    is_broadcast,
+    result_shape,
+)
 from xrl_jax.libraries.onednn.spec import (
     Binary,
     Instruction,
@@ -36,6 +42,7 @@ from xrl_jax.libraries.onednn.spec import (
     Scale,
     Slice,
     Transpose,
+    Widen,
 )
 
 # Operators that are left to XLA, which does them as well, where no library operator uses them.
@@ -155,8 +162,8 @@ def _take_views(
     inside: dict[Any, Member],
     level: dict[Any, int],
 ) -> None:
-    """Let partitions take slices that only their members read: the library reads them in the memory
-    of the whole array, XLA would copy them for the call.
+    """Let partitions take slices and conversions that only their members read: the library reads
+    them in the memory of the whole array, XLA would copy them for the call.
     """
     readers: dict[Any, list[Any]] = {v: [None] for v in variables(jaxpr.outvars)}
     for e in jaxpr.eqns:
@@ -165,14 +172,16 @@ def _take_views(
     found: dict[Any, tuple[Member, int]] = {}  # with the partition that reads it
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
-        member = None if v in inside or v in fixed or v not in readers else as_member(e, producer)
-        if member is None or not isinstance(member.op, Reshape | Slice):
+        if v in inside or v in fixed or v not in readers:
+            continue
+        member = as_widened(e, producer, readers) or as_member(e, producer)
+        if member is None or not isinstance(member.op, Reshape | Slice | Widen):
             continue
         own = {level[r] if r in inside else found[r][1] if r in found else -1 for r in readers[v]}
         if len(own) == 1 and own != {-1}:
             found[v] = member, own.pop()
     for v, (member, at) in reversed(found.items()):
-        if isinstance(member.op, Slice) or member.taken[0] in inside:
+        if isinstance(member.op, Slice | Widen) or member.taken[0] in inside:
             inside[v], level[v] = member, at
 
 
@@ -190,11 +199,13 @@ def _run(stage: _Stage, env: dict[Any, Any]) -> None:
             _run_alone(m.equation, stage.producer, env)
         return
 
-    def array(i: int) -> jax.Array:
-        return env[inputs[i]].astype(jax.numpy.float32).reshape(_shape(inputs[i]))
+    def array(i: int, dtype: str = "float32") -> jax.Array:
+        return env[inputs[i]].astype(dtype).reshape(_shape(inputs[i]))
 
     operands = [
-        kernels.pack(part, at, env[inputs[i]]) if part.packed[at] else array(i)
+        kernels.pack(part, at, env[inputs[i]])
+        if part.packed[at]
+        else array(i, part.narrow.get(at, "float32"))
         for at, i in enumerate(taken)
     ]
     operands += [] if before is None else before(*map(array, needs))

@@ -35,6 +35,7 @@ from xrl_jax.libraries.onednn.spec import (
     Scale,
     Slice,
     Transpose,
+    Widen,
     Winograd,
 )
 from xrl_jax.libraries.onednn.strides import result_strides
@@ -84,8 +85,8 @@ class Planner(Products):
         raise reason
 
     def plain(self, value: Value, number: int) -> Value:
-        """Return the value with this index in row-major layout, unless it is packed."""
-        if self.partition.is_packed(number):
+        """Return the value with this index in row-major layout, unless it is packed or narrow."""
+        if self.partition.is_packed(number) or number in self.partition.narrow:
             return value
         return self.to_layout(value, self.lib.desc(self.shape_of(number)))
 
@@ -125,6 +126,8 @@ class Planner(Products):
                 y = self.reshaped(args[0], self.shape_of(instruction.args[0]), shape)
             case Slice():
                 y = self.slice(op, args[0], self.shape_of(instruction.args[0]), shape)
+            case Widen():
+                return self.widened(op, args[0], self.shape_of(instruction.args[0]), output)
             case Transpose():
                 y = self.transposed(args[0], op.order)
         return y if output is None else self.copied(y, output, shape)
@@ -167,7 +170,8 @@ def planned(b: Planner) -> Plan:
     """
     partition = b.partition
     for i, shape in enumerate(partition.inputs):
-        b.values.append(Value(b.lib.desc(shape), Place.argument(i)))
+        desc = b.lib.desc(shape, dtype=partition.narrow.get(i, "float32"))
+        b.values.append(Value(desc, Place.argument(i)))
     outputs = {v: Place.result(j) for j, v in enumerate(partition.outputs)}
     for instruction in partition.code:
         b.values.append(b.add(instruction, outputs.get(len(b.values))))

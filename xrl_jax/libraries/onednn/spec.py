@@ -2,7 +2,7 @@
 
 A partition is the part of a program that one library call computes: a list of operators on values,
 which are numbered from the inputs on. All values are float32, except weights that a `Dot` reads in
-a narrower type.
+a narrower type and inputs that `Widen` reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import jax
 from jax import lax
 
 from xrl_jax.libraries.onednn import winograd
-
-Shape = tuple[int, ...]
+from xrl_jax.libraries.onednn.moves import Repeat, Reshape, Shape, Slice, Transpose, Widen
 
 
 @dataclass(frozen=True)
@@ -243,44 +242,6 @@ def swap(rank: int) -> Shape:
 
 
 @dataclass(frozen=True)
-class Reshape:
-    shape: Shape
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x.reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """Broadcast along axes of size 1."""
-
-    shape: Shape
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.broadcast_in_dim(x, self.shape, tuple(range(x.ndim)))
-
-
-@dataclass(frozen=True)
-class Transpose:
-    order: Shape
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.transpose(x, self.order)
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Every `step`-th element along each axis, from `start` to before `stop`."""
-
-    start: Shape
-    stop: Shape
-    step: Shape
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return lax.slice(x, self.start, self.stop, self.step)
-
-
-@dataclass(frozen=True)
 class Loop:
     """Elementwise functions and reductions, computed row by row by one generated kernel.
 
@@ -341,6 +302,7 @@ Op = (
     | Repeat
     | Transpose
     | Slice
+    | Widen
     | Loop
 )
 
@@ -388,6 +350,11 @@ class Partition:
 
     def is_packed(self, value: int) -> bool:
         return value < len(self.inputs) and self.packed[value]
+
+    @functools.cached_property
+    def narrow(self) -> dict[int, str]:
+        """The types of the inputs that are read by `Widen`; the others are float32 or packed."""
+        return {i.args[0]: i.op.dtype for i in self.code if isinstance(i.op, Widen)}
 
     @functools.cached_property
     def _hash(self) -> int:
