@@ -14,6 +14,9 @@ same command continues it; Ctrl-C prints the results so far.
 
 --budget_measurements also bounds the timings of each search.
 
+--tolerance=1e-2 runs each search a second time, as SEARCH@1e-2, with that tolerance, and compares
+its result with the first: in time, and in its error against float64.
+
 --seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
 seeds and how the last of --searches compares with the best of the others (over_seeds.json).
 """
@@ -36,7 +39,7 @@ import jax
 from absl import app, flags, logging
 
 from experiments import models, over_seeds, targets
-from experiments.benchmark_table import plot, summary, table
+from experiments.benchmark_table import WITHIN, plot, summary, table
 from experiments.children import run, search_command
 from experiments.runtimes import RUNTIMES
 from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
@@ -54,6 +57,7 @@ class Config:
     """Configuration of a benchmark.
 
     Attributes:
+      tolerance: of a second run of each search, as for `experiments.optimize`; empty for none.
       engine: folder of the compiled engine, shared by all searches; None for one in `out`.
     """
 
@@ -65,6 +69,7 @@ class Config:
     runtimes: tuple[str, ...]
     out: Path
     budget_measurements: int | None = None
+    tolerance: str = ""
     engine: Path | None = None
 
     def __post_init__(self) -> None:
@@ -73,12 +78,19 @@ class Config:
         if self.runtimes:
             require_known("runtimes", self.runtimes, RUNTIMES)
 
+    @property
+    def entrants(self) -> tuple[str, ...]:
+        """The searches, and again with the tolerance."""
+        within = (f"{s}{WITHIN}{self.tolerance}" for s in self.searches if self.tolerance)
+        return (*self.searches, *within)
+
     def command(self) -> str:
         """Return the command that repeats this benchmark, without the folder of the results."""
         words = [f"--networks={','.join(self.networks)}", f"--searches={','.join(self.searches)}"]
         words += [f"--budget_seconds={self.budget_seconds:g}"]
         if self.budget_measurements is not None:
             words += [f"--budget_measurements={self.budget_measurements}"]
+        words += [f"--tolerance={self.tolerance}"] if self.tolerance else []
         words += [f"--seed={self.seed}"]
         words += [f"--compare_seconds={self.compare_seconds:g}"]
         words += [f"--runtimes={','.join(self.runtimes)}"]
@@ -86,7 +98,8 @@ class Config:
 
 
 def command_of(config: Config, network: str, search: str, folder: Path) -> list[str]:
-    """Return the command that runs one search."""
+    """Return the command that runs one search, of `Config.entrants`."""
+    search, _, tolerance = search.partition(WITHIN)
     command = search_command(
         network,
         search,
@@ -96,6 +109,7 @@ def command_of(config: Config, network: str, search: str, folder: Path) -> list[
         cache=folder / "cache",
         out=folder,
     )
+    command += [f"--tolerance={tolerance}"] if tolerance else []
     return [*command, "--alone"] if search == "xrlflow" else command
 
 
@@ -173,9 +187,9 @@ def compared(config: Config, network: str) -> SideBySide | None:
 
 def announced(config: Config, network: str) -> Iterator[str]:
     """Yield the searches of a network, announcing each."""
-    first = config.networks.index(network) * len(config.searches)
-    total = len(config.networks) * len(config.searches)
-    for n, search in enumerate(config.searches, start=first + 1):
+    first = config.networks.index(network) * len(config.entrants)
+    total = len(config.networks) * len(config.entrants)
+    for n, search in enumerate(config.entrants, start=first + 1):
         print(f"[{n}/{total}] {network} by {search}", file=sys.stderr)
         yield search
 
@@ -208,6 +222,7 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "budget_measurements", None, "Timings that each search may make at most.", lower_bound=0
     )
+    flags.DEFINE_string("tolerance", "", "Tolerance of a second run of each search; empty: none.")
     flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights; with --seeds, the first.")
     flags.DEFINE_integer("seeds", 1, "Number of seeds.", lower_bound=1)
@@ -228,6 +243,7 @@ def config_of(values: flags.FlagValues) -> Config:
         tuple(values.runtimes),
         Path(values.out),
         values.budget_measurements,
+        values.tolerance,
     )
 
 
@@ -239,7 +255,7 @@ def run_seed(config: Config) -> tuple[list[SideBySide], int]:
         for network in config.networks:
             result = compared(config, network)
             results += [] if result is None else [result]
-            status |= result is None or len(result.entries) < len(config.searches)
+            status |= result is None or len(result.entries) < len(config.entrants)
     except KeyboardInterrupt:
         print("interrupted: the same command continues from here", file=sys.stderr)
         status = INTERRUPTED

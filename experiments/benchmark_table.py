@@ -13,6 +13,7 @@ from experiments.runtimes import TITLES
 from experiments.side_by_side import SideBySide
 from xrl_jax.report.units import three_digits
 
+WITHIN = "@"  # between the name of a search and the tolerance that it had
 GREYS = ("tab:gray", "silver")  # colours of the runtimes' bars
 
 
@@ -23,8 +24,9 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def best_of(result: SideBySide) -> str:
-    """Return the search whose result is the fastest."""
-    return min(result.entries, key=lambda s: result.entries[s].seconds)
+    """Return the search without a tolerance whose result is the fastest."""
+    strict = (s for s in result.entries if WITHIN not in s)
+    return min(strict, key=lambda s: result.entries[s].seconds)
 
 
 def beyond_noise(result: SideBySide, slow: str, fast: str) -> bool:
@@ -69,6 +71,7 @@ def summary(
         "slower_than_jit": [
             r.network for r in results if any(e.high < 1.0 for e in r.entries.values())
         ],
+        "within_over_strict": within_over_strict(results),
         "runtime_over_best": runtimes,
         "runtime_over_best_mean": {n: geometric_mean(of.values()) for n, of in runtimes.items()},
         "model_error_median": statistics.median(errors) if errors else None,
@@ -76,6 +79,20 @@ def summary(
             (each["peak_bytes"] for of in reports.values() for each in of.values()), default=None
         ),
     }
+
+
+def within_over_strict(results: Sequence[SideBySide]) -> dict[str, dict[str, float]]:
+    """Return, by search with a tolerance and by network, seconds of its strict result / seconds of
+    the result within the tolerance.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for r in results:
+        for entrant in r.entries:
+            strict, _, tolerance = entrant.partition(WITHIN)
+            ratio = r.ratios.get(f"{strict}/{entrant}")
+            if tolerance and strict in r.entries:
+                found.setdefault(entrant, {})[r.network] = 1.0 if ratio is None else ratio[0]
+    return found
 
 
 def runtimes_of(results: Sequence[SideBySide]) -> list[str]:
@@ -108,6 +125,15 @@ def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
         f"taso beats local beyond noise on: {_names(figures['taso_beats_local'])}",
         f"slower than the strongest jit: {_names(figures['slower_than_jit'])}",
     ]
+    for entrant, ratios in figures["within_over_strict"].items():
+        each = ", ".join(
+            f"{r.network} {ratios[r.network]:.2f} (error {r.entries[entrant].error:.1e})"
+            for r in results
+            if r.network in ratios
+        )
+        lines.append(
+            f"{entrant} over strict: {geometric_mean(ratios.values()):.2f} on average; {each}"
+        )
     for name, ratios in figures["runtime_over_best"].items():
         ahead = _names([network for network, ratio in ratios.items() if ratio > 1.0])
         lines.append(f"ahead of {TITLES[name]}: {ahead}")

@@ -115,6 +115,28 @@ def test_every_runtime_has_two_columns() -> None:
     assert "ahead of OpenVINO: 1 (bert)" in lines
 
 
+def test_a_tolerance_is_compared_with_the_strict_result() -> None:
+    rough = replace(entry(3.0, 2.9, 3.1), error=4e-3)
+    both = replace(
+        NET,
+        entries={**NET.entries, "taso@1e-2": rough},
+        ratios={**NET.ratios, "taso/taso@1e-2": (1.5, 1.4, 1.6)},
+    )
+    figures = summary([both, ODD], {})
+    assert figures["within_over_strict"] == {"taso@1e-2": {"bert": 1.5}}
+    assert best_of(both) == "taso"  # runtimes are compared at the same precision
+    line = "taso@1e-2 over strict: 1.50 on average; bert 1.50 (error 4.0e-03)"
+    assert line in table([both, ODD], figures).splitlines()
+
+
+def test_a_tolerance_adds_a_run_of_each_search(tmp_path: Path) -> None:
+    both = replace(config(tmp_path), tolerance="1e-2")
+    assert both.entrants == ("taso", "taso@1e-2")
+    assert "--tolerance=1e-2" in command_of(both, "bert", "taso@1e-2", tmp_path)
+    assert "--search=taso" in command_of(both, "bert", "taso@1e-2", tmp_path)
+    assert not any("tolerance" in w for w in command_of(both, "bert", "taso", tmp_path))
+
+
 def test_a_comparison_is_read_back_from_json() -> None:
     assert SideBySide.from_dict(json.loads(json.dumps(NET.as_dict()))) == NET
 

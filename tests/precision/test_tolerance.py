@@ -17,6 +17,7 @@ from tests import test_optimize
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.measure.timing import Timing
+from xrl_jax.precision import narrow
 from xrl_jax.precision.budget import error_budget
 from xrl_jax.precision.narrow import NarrowWeights
 from xrl_jax.report.text import Report
@@ -107,6 +108,28 @@ def test_a_later_strict_search_does_not_recall_narrow_weights(
 ) -> None:
     assert types(optimize(network, PARAMS, X, tolerance=1e-1).report)
     assert not types(optimize(network, PARAMS, X).report)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("rows", "seconds", "reason"),
+    [(17, 60.0, "no product of at most 16 rows reads one"), (1, 1.0, "no time is left for that")],
+)
+def test_a_report_says_why_nothing_is_narrowed(
+    optimize: Callable[..., Any], rows: int, seconds: float, reason: str
+) -> None:
+    x, budget = jnp.tile(X, (rows, 1)), xrl_jax.Budget(seconds=seconds)
+    report = optimize(network, PARAMS, x, tolerance=1e-2, budget=budget).report
+    assert f"no weights are in narrower types: {reason}" in str(report)
+
+
+@needs_library
+def test_without_a_library_results_are_strict(
+    optimize: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrow, "calling", lambda _: None)
+    report = optimize(network, PARAMS, X, tolerance=1e-2).report
+    assert "no library here has products for them" in report.note
 
 
 @needs_library

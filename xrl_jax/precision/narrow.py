@@ -57,6 +57,9 @@ class NarrowWeights:
       budgets: the shares of that for which precisions are chosen, largest first.
       timing_share: largest share of the time left that is used for timing products.
       choice_share: the same for measuring errors, after that.
+      same_time: of programs that take longer than the fastest by at most this share, the one with
+        the smallest error is preferred.
+      least_seconds: with less time left, nothing is narrowed.
     """
 
     tolerance: float
@@ -65,6 +68,8 @@ class NarrowWeights:
     budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
     timing_share: float = 0.3
     choice_share: float = 0.4
+    same_time: float = 0.02
+    least_seconds: float = 3.0
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         found, clock = problem.so_far, Stopwatch(budget.seconds)
@@ -74,26 +79,25 @@ class NarrowWeights:
         base = next((f for f in found.best if f.program is not problem.program), found.best[0])
         base = replace(base, program=_renumbered(base.program))
         places = _of_few_rows(base.program)
-        if library is None or not places:
-            reason = (
-                "no product reads a weight for few rows" if library else "no library reads them"
-            )
-            return replace(found, note=_joined(found.note, f"no weight is narrowed: {reason}"))
+        if library is None:
+            return _without(found, "no library here has products for them")
+        if not places:
+            return _without(found, "no product of at most 16 rows reads one")
+        if clock.left < self.least_seconds:
+            return _without(found, "no time is left for that; give it more")
         problem.phase("timing products with narrow weights")
         gains = self._gains(problem, base.program, places, library, clock)
         problem.phase("measuring the errors of narrow weights")
         choices = self._choices(base.program, gains, clock)
         made = [self._made(base, choice, library) for choice in choices]
         if not made:
-            note = "no weight is narrowed: none saves time within the tolerance"
-            return replace(found, note=_joined(found.note, note))
+            return _without(found, "none saves time within the tolerance")
         original = replace(found.best[-1], program=problem.program, timing=None, options=())
         timed = TimeWhole().timed(problem, [*made, original], clock, budget.measurements)
         own = [f for f in timed if f.narrowed and f.timing is not None and f.timing.ok]
         points = [_point(f) for f in (*own, *found.best) if f.timing is not None and not f.options]
-        return replace(
-            found, best=tuple(ranked([*own, *found.best])), frontier=frontier([*points, *_START])
-        )
+        best = _exact_first(ranked([*own, *found.best]), self.same_time)
+        return replace(found, best=tuple(best), frontier=frontier([*points, *_START]))
 
     def _gains(
         self,
@@ -207,6 +211,18 @@ def _within(
     return _Choice({}, 0.0)
 
 
+def _exact_first(timed: Sequence[Found], same_time: float) -> list[Found]:
+    """Return programs, given fastest first, such that of equally fast ones the most exact leads."""
+    first = timed[0]
+    alike = [
+        f
+        for f in timed
+        if f.options == first.options and f.relative <= first.relative * (1.0 + same_time)
+    ]
+    alike.sort(key=lambda f: 0.0 if f.narrowed is None else f.narrowed.error)
+    return [*alike, *(f for f in timed if f not in alike)]
+
+
 def _point(found: Found) -> FrontierPoint:
     names = [s.rule.removeprefix(_RULE) for s in found.steps if s.rule.startswith(_RULE)]
     types = ", ".join(f"{names.count(dtype)} in {dtype}" for dtype in STORAGE if dtype in names)
@@ -246,5 +262,7 @@ def _place(program: Program, site: Site) -> str:
     return f"%{site.index + 1} dot[{','.join(map(str, node.shape))}]"
 
 
-def _joined(note: str, more: str) -> str:
-    return f"{note}; {more}" if note else more
+def _without(found: SearchResult, reason: str) -> SearchResult:
+    """Return the results with a note that says why there are no narrow weights."""
+    note = f"no weights are in narrower types: {reason}"
+    return replace(found, note=f"{found.note}; {note}" if found.note else note)
