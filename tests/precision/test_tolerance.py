@@ -143,7 +143,7 @@ def test_unseen_inputs_decide(
 
     seen = np.where(np.arange(256) == 0, 0.0, X).astype(np.float32)
     unseen = [(np.where(np.arange(256) == 0, 200.0, X).astype(np.float32),)] * 3
-    report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=[(seen,), *unseen]).report
+    report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=[(seen,)] * 4 + unseen).report
     assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 in int8"
     assert types(report) == [] and report.max_error <= 1e-6
 
@@ -151,7 +151,7 @@ def test_unseen_inputs_decide(
 def test_the_example_is_drawn_from_where_no_inputs_are_given() -> None:
     program = from_jax(network, PARAMS, X, weights=0)
     budget = error_budget(program, [*jax.tree.leaves(PARAMS), X], 1e-2)
-    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (4, 16, 0)
+    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (16, 16, 0)
     assert budget.tolerance == 1e-2
 
 
@@ -161,7 +161,7 @@ def test_given_inputs_are_divided_between_choice_and_check() -> None:
     budget = error_budget(program, batches[0], 1e-2, batches)
     firsts = [float(b[-1][0, 0] / X[0, 0]) for b in (*budget.chosen_on, *budget.checked_on)]
     np.testing.assert_allclose(firsts, np.arange(1, 41), rtol=1e-6)
-    assert (len(budget.chosen_on), budget.given) == (4, 40)
+    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (16, 24, 40)
 
 
 def test_bf16_stands_for_the_error_in_that_type() -> None:

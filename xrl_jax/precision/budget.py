@@ -12,10 +12,7 @@ from xrl_jax.accept.reference import reference
 from xrl_jax.precision.inputs import drawn_inputs
 from xrl_jax.program.program import Program
 
-_CHOSEN_ON, _CHECKED_ON = (
-    4,
-    16,
-)  # number of inputs for choices (at most) and for the check (at least)
+_CHOSEN_ON, _CHECKED_ON = 16, 16  # least number of inputs for choices, and for the check
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def error_budget(
       ValueError: the program overflows in that type.
     """
     known = [list(x) for x in batches] or [list(leaves)]
-    n = min(_CHOSEN_ON, -(-len(known) // 4))
+    n = min(_CHOSEN_ON, -(-len(known) // 2))
     chosen_on, checked_on = known[:n], known[n:]
     chosen_on += drawn_inputs(program, known, _CHOSEN_ON - len(chosen_on), seed=1)
     checked_on += drawn_inputs(program, known, max(_CHECKED_ON - len(checked_on), 0), seed=2)

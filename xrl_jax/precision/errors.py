@@ -7,6 +7,7 @@ everything else alike, which leaves noise of about 1e-6.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from xrl_jax.lower.table import lower
 from xrl_jax.program.program import Program, evaluate, plain
 from xrl_jax.transform.narrow import LEVELS, STORAGE, Site
 
+_DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
+_LEAST_ERROR = 1e-9
 _MANTISSA = {"float16": (5, 10), "bfloat16": (8, 7)}  # bits of exponent and mantissa
 
 
@@ -69,18 +72,33 @@ class Errors:
         found = self._run(self._prepared, [kinds, *self._inputs[n]])
         return [np.asarray(x) for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
 
-    def of(self, chosen: Mapping[Site, str], *, inputs: int | None = None) -> float:
-        """Return the largest error, relative to the largest element of its array, that these types
-        of weights cause in a result.
+    def of(self, chosen: Mapping[Site, str], *, inputs: int | None = None) -> np.ndarray:
+        """Return the errors that these types of weights cause, one for each input: the largest of a
+        result, relative to the largest element of its array.
 
         Args:
           inputs: only the first so many inputs; None for all.
         """
-        worst = 0.0
+        found = []
         for n, exact in enumerate(self._exact[:inputs]):
-            for x, y in zip(self._results(chosen, n), exact, strict=True):
-                worst = max(worst, relative_error(x, y))
-        return worst
+            pairs = zip(self._results(chosen, n), exact, strict=True)
+            found.append(max((relative_error(x, y) for x, y in pairs), default=0.0))
+        return np.asarray(found)
+
+
+def error_bound(errors: np.ndarray) -> float:
+    """Return an error that hardly any input exceeds, given the errors on some: the largest of them,
+    or three standard deviations above the mean, of logarithms, if that is more.
+
+    >>> round(error_bound(np.asarray([1e-3, 1e-3, 1e-3])), 6)
+    0.001
+    >>> round(error_bound(np.asarray([1e-3, 1e-4, 1e-5])), 3)
+    0.028
+    """
+    if not np.isfinite(errors).all():
+        return math.inf
+    logs = np.log(np.maximum(errors, _LEAST_ERROR))
+    return max(float(errors.max()), math.exp(logs.mean() + _DEVIATIONS * logs.std()))
 
 
 def _branches(node: Node) -> list[Callable[[Any, Any], Any]]:

@@ -22,7 +22,7 @@ from xrl_jax.libraries.registry import calling
 from xrl_jax.libraries.xla.plain import dot_dims
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.choose import Option, knapsack
-from xrl_jax.precision.errors import Errors
+from xrl_jax.precision.errors import Errors, error_bound
 from xrl_jax.program.host import disassemble, reassemble
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import (
@@ -53,8 +53,7 @@ class NarrowWeights:
     Attributes:
       tolerance: largest error of a result, relative to the largest element of its array.
       inputs: flat argument lists on which errors are measured; not empty.
-      margin: share of the tolerance that is used on these inputs, because errors on others differ.
-      budgets: the shares of that for which precisions are chosen, largest first.
+      budgets: the shares of the tolerance for which precisions are chosen, largest first.
       timing_share: largest share of the time left that is used for timing products.
       choice_share: the same for measuring errors, after that.
       same_time: of programs that take longer than the fastest by at most this share, the one with
@@ -64,7 +63,6 @@ class NarrowWeights:
 
     tolerance: float
     inputs: Sequence[Sequence[Any]] = field(metadata={"setting": False})
-    margin: float = 0.7
     budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
     timing_share: float = 0.3
     choice_share: float = 0.4
@@ -88,7 +86,7 @@ class NarrowWeights:
         problem.phase("timing products with narrow weights")
         gains = self._gains(problem, base.program, places, library, clock)
         problem.phase("measuring the errors of narrow weights")
-        choices = self._choices(base.program, gains, clock)
+        choices = self.choices(base.program, gains, clock)
         made = [self._made(base, choice, library) for choice in choices]
         if not made:
             return _without(found, "none saves time within the tolerance")
@@ -126,7 +124,7 @@ class NarrowWeights:
                     gains.setdefault(site, {})[dtype] = before - after
         return gains
 
-    def _choices(
+    def choices(
         self, program: Program, gains: Mapping[Site, Mapping[str, float]], clock: Stopwatch
     ) -> list[_Choice]:
         """Return a choice for each budget of error, among the options that there was time for, the
@@ -144,8 +142,7 @@ class NarrowWeights:
             options.append([Option(t, gain, own[t]) for t, gain in gains[site].items()])
         found: list[_Choice] = []
         for share in self.budgets:
-            most = share * self.margin * self.tolerance
-            choice = _within(most, places, options, errors)
+            choice = _within(share * self.tolerance, places, options, errors)
             if choice.options and all(choice.options != known.options for known in found):
                 found.append(choice)
         return found
@@ -174,11 +171,14 @@ def _errors_of(site: Site, dtypes: Sequence[str], errors: Errors) -> dict[str, f
     That of bfloat16 is eight times float16's, which has three bits more, except where float16
     overflows.
     """
-    found = {t: errors.of({site: t}, inputs=_PROBES) for t in dtypes if t != "bfloat16"}
+
+    def error(dtype: str) -> float:
+        return float(errors.of({site: dtype}, inputs=_PROBES).max())
+
+    found = {t: error(t) for t in dtypes if t != "bfloat16"}
     if "bfloat16" in dtypes:
         finer = found.get("float16", math.inf)
-        is_known = math.isfinite(finer)
-        found["bfloat16"] = 8 * finer if is_known else errors.of({site: "bfloat16"}, inputs=_PROBES)
+        found["bfloat16"] = 8 * finer if math.isfinite(finer) else error("bfloat16")
     return found
 
 
@@ -196,18 +196,19 @@ class _Choice(NamedTuple):
 def _within(
     most: float, places: Sequence[Site], options: Sequence[Sequence[Option]], errors: Errors
 ) -> _Choice:
-    """Return the choice with the largest gain whose measured error is at most `most`. Where the
-    error of a choice is not as predicted, the next one is made for the budget that would have been
-    right.
+    """Return the choice with the largest gain whose error is at most `most` on nearly all inputs.
+    Where the error of a choice is not as predicted, the next one is made for the budget that would
+    have been right.
     """
     budget = most
     for _ in range(_ADJUSTMENTS):
         picked = knapsack(options, budget)
         choice = _Choice({s: o for s, o in zip(places, picked, strict=True) if o is not None}, 0.0)
-        error = errors.of(choice.types)
-        if error <= most:
-            return choice._replace(error=error)
-        budget *= 0.95 * most / error
+        each = errors.of(choice.types)
+        bound = error_bound(each)
+        if bound <= most:
+            return choice._replace(error=float(each.max()))
+        budget *= 0.95 * most / bound
     return _Choice({}, 0.0)
 
 

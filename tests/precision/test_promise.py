@@ -1,0 +1,82 @@
+"""A tolerance holds on inputs that no choice was made on, for random networks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries.registry import by_name
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.precision.budget import error_budget
+from xrl_jax.precision.narrow import NarrowWeights
+from xrl_jax.transform.narrow import STORAGE, narrowed, sites
+
+ACTIVATIONS: tuple[Callable[[Any], Any], ...] = (
+    jnp.tanh,
+    jax.nn.relu,
+    jax.nn.gelu,
+    jax.nn.softmax,
+    jnp.sin,
+    lambda x: x,
+    lambda x: x / (1e-3 + jnp.abs(x).max(axis=-1, keepdims=True)),
+)
+
+
+def random_network(rng: np.random.Generator) -> tuple[Callable[..., Any], list[Any], Any]:
+    """Return a function of weights and an input, weights with a few large elements, an input."""
+    depth = int(rng.integers(1, 5))
+    sizes = rng.integers(8, 65, depth + 1)
+    kinds = [ACTIVATIONS[i] for i in rng.integers(len(ACTIVATIONS), size=depth)]
+    weights = []
+    for k, n in itertools.pairwise(sizes):
+        w = rng.normal(size=(k, n)) * 10.0 ** rng.uniform(-2, 1) / np.sqrt(k)
+        w = np.where(rng.random(w.shape) < 0.01, 20 * w, w)
+        weights.append(jnp.asarray(w, jnp.float32))
+    residual = bool(rng.integers(2))
+
+    def fn(weights: list[Any], x: Any) -> Any:
+        for w, kind in zip(weights, kinds, strict=True):
+            y = kind(x @ w)
+            x = x + y if residual and x.shape == y.shape else y
+        return x
+
+    x = rng.normal(size=(int(rng.integers(1, 5)), sizes[0])) * 10.0 ** rng.uniform(-1, 1)
+    return fn, weights, jnp.asarray(x, jnp.float32)
+
+
+def exceeds(seed: int) -> bool:
+    """Return whether a choice for a random tolerance exceeds it on one of 16 further inputs."""
+    rng = np.random.default_rng(seed)
+    fn, weights, x = random_network(rng)
+    program = from_jax(fn, weights, x, weights=0)
+    tolerance = 10.0 ** rng.uniform(-4, -1)
+    budget = error_budget(program, [*weights, x], tolerance)
+    gains = {s: {t: float(rng.uniform(0, 1)) for t in STORAGE} for s in sites(program)}
+    stage = NarrowWeights(budget.tolerance, budget.chosen_on)
+    worst = 0.0
+    for choice in stage.choices(program, gains, Stopwatch(60.0)):
+        narrow = jax.jit(narrowed(program, choice.types, by_name("xla")))
+        for *_, other in budget.checked_on:
+            exact = np.asarray(fn(weights, other), np.float64)
+            error = np.abs(np.asarray(narrow(weights, other), np.float64) - exact).max()
+            worst = max(worst, error / np.abs(exact).max())
+    return worst > tolerance
+
+
+def test_random_networks_keep_their_tolerance() -> None:
+    """Even before the check, which refuses a choice that exceeds it."""
+    assert [seed for seed in range(8) if exceeds(seed)] == []
+
+
+@pytest.mark.slow
+def test_two_hundred_random_networks_keep_their_tolerance(record_property: Any) -> None:
+    wrong = [seed for seed in range(200) if exceeds(seed)]
+    record_property("figure", f"200 random networks: {len(wrong)} choices refused by the check")
+    assert len(wrong) <= 4
