@@ -143,7 +143,8 @@ def test_unseen_inputs_decide(
 
     seen = np.where(np.arange(256) == 0, 0.0, X).astype(np.float32)
     unseen = [(np.where(np.arange(256) == 0, 200.0, X).astype(np.float32),)] * 3
-    report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=[(seen,)] * 4 + unseen).report
+    inputs = [(seen,)] * 4 + unseen
+    report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=inputs).report
     assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 in int8"
     assert types(report) == [] and report.max_error <= 1e-6
 
