@@ -11,7 +11,7 @@ import pytest
 
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.libraries.registry import by_name
-from xrl_jax.precision.errors import Errors
+from xrl_jax.precision.errors import Errors, error_bound
 from xrl_jax.transform.narrow import STORAGE, narrowed, sites
 
 RNG = np.random.default_rng(0)
@@ -35,6 +35,12 @@ def test_the_error_is_that_of_the_narrowed_program(dtype: str) -> None:
     y = np.asarray(narrowed(PROGRAM, chosen, by_name("xla"))(PARAMS, X), np.float64)
     expected = np.abs(y - exact).max() / np.abs(exact).max()
     assert Errors(PROGRAM, places, [LEAVES]).of(chosen).max() == pytest.approx(expected, rel=0.02)
+
+
+def test_an_input_without_an_error_says_nothing_about_others() -> None:
+    assert error_bound(np.asarray([0.0, 2e-3, 2e-3])) == pytest.approx(2e-3)
+    assert error_bound(np.zeros(3)) == 0.0
+    assert error_bound(np.asarray([0.0, np.inf])) == np.inf
 
 
 def test_nothing_chosen_causes_no_error() -> None:

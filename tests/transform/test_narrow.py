@@ -14,7 +14,7 @@ from xrl_jax.graph.graph import nodes_of
 from xrl_jax.libraries.registry import by_name
 from xrl_jax.program.host import disassemble
 from xrl_jax.program.program import Program
-from xrl_jax.transform.narrow import STORAGE, Site, narrowed, sites
+from xrl_jax.transform.narrow import STORAGE, Site, narrowed, narrower, sites
 
 LIBRARY = by_name("xla")  # it prefers no lowering: products keep the plain one
 W = np.asarray([[1.0, 0.0, -127.0], [0.4, 0.0, 63.6]], np.float32)
@@ -96,6 +96,20 @@ def test_products_of_repeated_layers_are_sites_of_the_body() -> None:
     assert {site.graph for site in found} == {1}
     narrow = narrowed(program, dict.fromkeys(found, "int8"), LIBRARY)
     np.testing.assert_allclose(narrow(weights, x), fn(list(map(jnp.asarray, weights)), x), 1e-6)
+
+
+def test_a_weight_in_bfloat16_can_only_become_int8() -> None:
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(
+            x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    w = jnp.asarray(W, jnp.bfloat16)
+    program = from_jax(fn, w, X, weights=0)
+    places = sites(program)
+    assert list(narrower(program, places).values()) == [("int8",)]
+    y = narrowed(program, dict.fromkeys(places, "int8"), LIBRARY)(w, X)
+    np.testing.assert_allclose(y, [[1.0 + 2 * 51 / 127, 0.0, -127.0 + 2 * 64.0]], rtol=1e-2)
 
 
 def test_a_site_names_its_graph_and_node() -> None:

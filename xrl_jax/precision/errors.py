@@ -25,7 +25,6 @@ from xrl_jax.program.program import Program, evaluate, plain
 from xrl_jax.transform.narrow import LEVELS, STORAGE, Site
 
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
-_LEAST_ERROR = 1e-9
 _MANTISSA = {"float16": (5, 10), "bfloat16": (8, 7)}  # bits of exponent and mantissa
 
 
@@ -88,16 +87,20 @@ class Errors:
 
 def error_bound(errors: np.ndarray) -> float:
     """Return an error that hardly any input exceeds, given the errors on some: the largest of them,
-    or three standard deviations above the mean, of logarithms, if that is more.
+    or three standard deviations above the mean, of logarithms, if that is more. An input without
+    an error, such as zeros, says nothing about others.
 
     >>> round(error_bound(np.asarray([1e-3, 1e-3, 1e-3])), 6)
     0.001
     >>> round(error_bound(np.asarray([1e-3, 1e-4, 1e-5])), 3)
     0.028
+    >>> round(error_bound(np.asarray([1e-3, 0.0])), 6)
+    0.001
     """
-    if not np.isfinite(errors).all():
-        return math.inf
-    logs = np.log(np.maximum(errors, _LEAST_ERROR))
+    errors = errors[errors != 0]
+    if not errors.size or not np.isfinite(errors).all():
+        return math.inf if errors.size else 0.0
+    logs = np.log(errors)
     return max(float(errors.max()), math.exp(logs.mean() + _DEVIATIONS * logs.std()))
 
 
@@ -109,6 +112,7 @@ def _branches(node: Node) -> list[Callable[[Any, Any], Any]]:
         return lax.reduce_precision(w, *_MANTISSA[dtype])
 
     def in_levels(w: jax.Array, _: str) -> jax.Array:
+        w = w.astype(jnp.float32)
         size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
         scale = jnp.maximum(size / LEVELS, jnp.finfo(jnp.float32).tiny)
         return jnp.round(w / scale) * scale

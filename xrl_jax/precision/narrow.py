@@ -38,7 +38,7 @@ from xrl_jax.search.base import (
 )
 from xrl_jax.search.time_whole import TimeWhole, ranked
 from xrl_jax.transform.batch import MOST_ROWS
-from xrl_jax.transform.narrow import STORAGE, Site, narrowed, sites
+from xrl_jax.transform.narrow import STORAGE, Site, narrowed, narrower, sites
 
 _RULE = "weight-in-"  # of the steps in a report, followed by the type
 _START = (FrontierPoint(1.0, 0.0),)  # the original
@@ -107,18 +107,16 @@ class NarrowWeights:
     ) -> dict[Site, dict[str, float]]:
         """Return the seconds of a run of the program that a narrow weight saves, where it does."""
         oracle = problem.oracle
-        wanted = {}
-        for program_to_time in (
-            program,
-            *(narrowed(program, dict.fromkeys(places, dtype), library) for dtype in STORAGE),
-        ):
-            for graph in program_to_time.graphs:
+        wanted, types = {}, narrower(program, places)
+        for dtype in (None, *STORAGE):
+            chosen = {s: dtype for s in places if dtype in types[s]}
+            for graph in narrowed(program, chosen, library).graphs:
                 wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
         oracle.measure(wanted, clock=clock.part(self.timing_share))
         before = predicted(program, oracle.costs)
         gains: dict[Site, dict[str, float]] = {}
         for site in places:
-            for dtype in STORAGE:
+            for dtype in types[site]:
                 after = predicted(narrowed(program, {site: dtype}, library), oracle.costs)
                 if after < before:
                     gains.setdefault(site, {})[dtype] = before - after

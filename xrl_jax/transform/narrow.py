@@ -39,7 +39,7 @@ class Site(NamedTuple):
 
 
 def sites(program: Program) -> list[Site]:
-    """Return the products of float32 activations with a weight of float32, in the order of the
+    """Return the products of float32 activations with a weight of floats, in the order of the
     program; those inside loops and branches are left out.
     """
     host = disassemble(program)
@@ -58,9 +58,17 @@ def _sites(graph: HostGraph, bindings: Sequence[Binding]) -> Iterator[int]:
             continue
         (_, contracted), (batch, _) = dot_dims(node)
         args = [graph.nodes[a] for a in node.args]
-        are_single = all(a.dtype == "float32" for a in args)
-        if are_single and not batch and contracted and math.prod(args[1].shape):
+        known = args[0].dtype == "float32" and args[1].dtype in ("float32", *ops.NARROW_DTYPES)
+        if known and not batch and contracted and math.prod(args[1].shape):
             yield i
+
+
+def narrower(program: Program, places: Sequence[Site]) -> dict[Site, tuple[str, ...]]:
+    """Return the types of `STORAGE` that take fewer bytes than the weights of products do now."""
+    host = disassemble(program)
+    graphs = (host.main, *host.bodies)
+    now = {s: graphs[s.graph].nodes[graphs[s.graph].nodes[s.index].args[1]].dtype for s in places}
+    return {s: STORAGE if dtype == "float32" else ("int8",) for s, dtype in now.items()}
 
 
 def narrowed(program: Program, chosen: Mapping[Site, str], library: Library) -> Program:
@@ -116,6 +124,8 @@ class _Narrowing:
 
     def _in_int8(self, w: int, contracted: Sequence[int]) -> tuple[int, int]:
         """Return a weight in int8, and the factors of its columns."""
+        if self.nodes[w].dtype != "float32":
+            w = self._add("cast", w, dtype=ops.DTYPE_CODE["float32"])
         shape = self.nodes[w].shape
         kept = tuple(d for d in range(len(shape)) if d not in contracted)
         size = self._add("reduce_max", self._add("abs", w), axes=ops.mask_of(tuple(contracted)))
