@@ -289,7 +289,8 @@ def _searched(
     if errors is None:
         return strategy(problem, budget, key)
     narrow = NarrowWeights(errors.tolerance, errors.chosen_on)
-    return chain(WithShare(strategy, _STRICT), narrow)(problem, budget, key)
+    found = chain(WithShare(strategy, _STRICT), narrow)(problem, budget, key)
+    return found.with_note(errors.origin) if found.frontier else found
 
 
 def _accepted(

@@ -200,6 +200,18 @@ def test_a_given_tolerance_decides(times):
     assert not accepted([finalist()], tolerance=0.0).used
 
 
+@pytest.mark.parametrize("tolerance", [None, 1e-2])
+def test_an_integer_that_a_rounding_error_decides_may_differ(times, tolerance):
+    """In float32, 1 / 41 * 41 is slightly less than 1."""
+    times(seconds={OPTIMISED: 0.5})
+    x = jnp.ones(3)
+    original = from_jax(lambda x: jnp.floor(x / 41 * 41).astype(jnp.int32), x)
+    candidate = from_jax(lambda x: jnp.floor(x).astype(jnp.int32), x)
+    assert original(x).tolist() == [0, 0, 0] and candidate(x).tolist() == [1, 1, 1]
+    found = accepted([finalist(candidate)], original, (x,), tolerance=tolerance)
+    assert found.accuracy.ok
+
+
 def test_a_result_that_cannot_be_run_is_not_used(times):
     times(seconds={})
     nodes, outputs, _ = nodes_of(PROGRAM.graph)

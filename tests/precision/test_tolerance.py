@@ -97,7 +97,9 @@ def test_the_report_shows_errors_and_the_frontier(optimize: Callable[..., Any]) 
     first, *_, last = report.frontier
     assert first == FrontierPoint(0.5, 0.0)
     assert last.types == "2 in int8" and 1e-3 < last.error <= 0.7e-1
-    assert all(0 < s.error < 0.1 for s in report.steps if s.rule.startswith("weight"))
+    narrow = [s for s in report.steps if s.rule.startswith("weight")]
+    assert all(0 < s.error < 0.1 and s.gain == pytest.approx(3e-3) for s in narrow)
+    assert "chosen on 16 inputs and checked on 16 others; 0 were given, 32 drawn" in report.note
     assert "2 in int8" in str(report)
     assert Report.from_dict(report.as_dict()).frontier == report.frontier
 

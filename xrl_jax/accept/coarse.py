@@ -16,8 +16,14 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.lower.table import lower
 from xrl_jax.program.program import Program, evaluate, plain
 
-# Bits of exponent and mantissa, by the name that `optimize(tolerance=...)` takes.
-COARSE = {"bf16": (8, 7), "f16": (5, 10)}
+# Types by the name that `optimize(tolerance=...)` takes.
+COARSE = {"bf16": "bfloat16", "f16": "float16"}
+
+
+def rounded(x: jax.Array, dtype: str) -> jax.Array:
+    """Return the numbers rounded to a narrow type, in their own; XLA would drop two casts."""
+    info = jnp.finfo(dtype)
+    return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def coarse_results(program: Program, kind: str) -> Callable[[Sequence[Any]], list[np.ndarray]]:
@@ -27,7 +33,7 @@ def coarse_results(program: Program, kind: str) -> Callable[[Sequence[Any]], lis
 
     def compute(_: int, __: int, node: Node, operands: Sequence[Any]) -> Any:
         if node.op in ("dot", "conv") and node.dtype == "float32":
-            operands = [lax.reduce_precision(x, *COARSE[kind]) for x in operands]
+            operands = [rounded(x, COARSE[kind]) if x.dtype == jnp.float32 else x for x in operands]
         return lower(node, *operands)
 
     of = plain(program)

@@ -31,6 +31,15 @@ class ErrorBudget:
     checked_on: list[list[Any]]
     given: int
 
+    @property
+    def origin(self) -> str:
+        """Where the inputs come from, as a sentence for reports."""
+        drawn = len(self.chosen_on) + len(self.checked_on) - self.given
+        return (
+            f"narrower types: chosen on {len(self.chosen_on)} inputs and checked on "
+            f"{len(self.checked_on)} others; {self.given} were given, {drawn} drawn"
+        )
+
 
 def check_tolerance(tolerance: Any, calibration: Sequence[Any]) -> None:
     """Raise ValueError if this is no tolerance, or if there are inputs but no tolerance."""

@@ -17,15 +17,15 @@ import numpy as np
 from jax import lax
 
 from xrl_jax.accept.accuracy import relative_error
+from xrl_jax.accept.coarse import rounded
 from xrl_jax.backends.hoist import split
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.xla.plain import dot_dims
 from xrl_jax.lower.table import lower
 from xrl_jax.program.program import Program, evaluate, plain
-from xrl_jax.transform.narrow import LEVELS, STORAGE, Site
+from xrl_jax.transform.narrow import LEAST_SCALE, LEVELS, STORAGE, Site
 
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
-_MANTISSA = {"float16": (5, 10), "bfloat16": (8, 7)}  # bits of exponent and mantissa
 
 
 class Errors:
@@ -33,7 +33,7 @@ class Errors:
 
     Args:
       program: numbered as `sites` numbers it.
-      places: the products that may be chosen.
+      places: the products that may be chosen; not empty.
       inputs: flat argument lists.
     """
 
@@ -53,7 +53,7 @@ class Errors:
 
             return evaluate(with_plain, 0, flat, compute=compute)
 
-        kinds = jax.ShapeDtypeStruct((max(len(places), 1),), jnp.int32)
+        kinds = jax.ShapeDtypeStruct((len(places),), jnp.int32)
         hoisted = split(run, [kinds, *program.in_avals], [False, *program.weights])
         weights = [x for x, w in zip(inputs[0], program.weights, strict=True) if w]
         self._prepared = hoisted.prepare(weights)
@@ -65,7 +65,7 @@ class Errors:
 
     def _results(self, chosen: Mapping[Site, str], n: int) -> list[np.ndarray]:
         """Return the float results on input `n`."""
-        kinds = np.zeros(max(len(self._places), 1), np.int32)
+        kinds = np.zeros(len(self._places), np.int32)
         for i, site in enumerate(self._places):
             kinds[i] = 1 + STORAGE.index(chosen[site]) if site in chosen else 0
         found = self._run(self._prepared, [kinds, *self._inputs[n]])
@@ -108,17 +108,15 @@ def _branches(node: Node) -> list[Callable[[Any, Any], Any]]:
     """Return the product as it is, and with its weight rounded to each type of `STORAGE`."""
     (_, contracted), _ = dot_dims(node)
 
-    def in_float(w: jax.Array, dtype: str) -> jax.Array:
-        return lax.reduce_precision(w, *_MANTISSA[dtype])
-
-    def in_levels(w: jax.Array, _: str) -> jax.Array:
+    def in_levels(w: jax.Array) -> jax.Array:
         w = w.astype(jnp.float32)
         size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
-        scale = jnp.maximum(size / LEVELS, jnp.finfo(jnp.float32).tiny)
+        scale = jnp.maximum(size / LEVELS, LEAST_SCALE)
         return jnp.round(w / scale) * scale
 
     def product(dtype: str) -> Callable[[Any, Any], Any]:
-        rounded = in_float if dtype in _MANTISSA else in_levels
+        if dtype == "int8":
+            return lambda x, w: lower(node, x, in_levels(w))
         return lambda x, w: lower(node, x, rounded(w, dtype))
 
     return [lambda x, w: lower(node, x, w), *map(product, STORAGE)]

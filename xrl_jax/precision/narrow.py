@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from xrl_jax.cost.view import view_graph
-from xrl_jax.graph.graph import nodes_of
 from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.registry import calling
-from xrl_jax.libraries.xla.plain import dot_dims
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.choose import Option, knapsack
 from xrl_jax.precision.errors import Errors, error_bound
@@ -36,6 +35,7 @@ from xrl_jax.search.base import (
     frontier,
     predicted,
 )
+from xrl_jax.search.states import place_text
 from xrl_jax.search.time_whole import TimeWhole, ranked
 from xrl_jax.transform.batch import MOST_ROWS
 from xrl_jax.transform.narrow import STORAGE, Site, narrowed, narrower, sites
@@ -76,7 +76,7 @@ class NarrowWeights:
             return found
         base = next((f for f in found.best if f.program is not problem.program), found.best[0])
         base = replace(base, program=_renumbered(base.program))
-        places = _of_few_rows(base.program)
+        places = sites(base.program, most_rows=MOST_ROWS)  # they take the time of reading weights
         if library is None:
             return _without(found, "no library here has products for them")
         if not places:
@@ -85,6 +85,8 @@ class NarrowWeights:
             return _without(found, "no time is left for that; give it more")
         problem.phase("timing products with narrow weights")
         gains = self._gains(problem, base.program, places, library, clock)
+        if not gains:
+            return _without(found, "none saves time")
         problem.phase("measuring the errors of narrow weights")
         choices = self.choices(base.program, gains, clock)
         made = [self._made(base, choice, library) for choice in choices]
@@ -147,11 +149,14 @@ class NarrowWeights:
 
     def _made(self, base: Found, choice: _Choice, library: Library) -> Found:
         """Return the program with these precisions, not timed yet."""
-        steps = [
-            Step(s.graph, f"{_RULE}{o.name}", _place(base.program, s), o.gain, o.error)
-            for s, o in choice.options.items()
-        ]
-        saved = math.fsum(step.gain for step in steps)
+        host, steps = disassemble(base.program), []
+        for site, o in choice.options.items():
+            node = (host.main, *host.bodies)[site.graph].nodes[site.index]
+            at = site.index + 1, np.asarray(node.spec.code), np.asarray(node.shape)
+            place = place_text(*at, np.asarray(len(node.shape)))
+            of_one_run = o.gain / base.program.counts[site.graph]
+            steps.append(Step(site.graph, f"{_RULE}{o.name}", place, of_one_run, o.error))
+        saved = math.fsum(option.gain for option in choice.options.values())
         return replace(
             base,
             program=narrowed(base.program, choice.types, library),
@@ -242,26 +247,6 @@ def _renumbered(program: Program) -> Program:
     return reassemble(program, disassemble(program))
 
 
-def _of_few_rows(program: Program) -> list[Site]:
-    """Return the products of few rows: what they take is the time of reading their weights."""
-    return [s for s in sites(program) if _rows(program, s) <= MOST_ROWS]
-
-
-def _rows(program: Program, site: Site) -> int:
-    nodes, _, slots = nodes_of(program.graphs[site.graph])
-    node = nodes[slots.index(site.index + 1)]
-    (contracted, _), _ = dot_dims(node)
-    shape = nodes[node.args[0]].shape
-    return math.prod(n for d, n in enumerate(shape) if d not in contracted)
-
-
-def _place(program: Program, site: Site) -> str:
-    nodes, _, slots = nodes_of(program.graphs[site.graph])
-    node = nodes[slots.index(site.index + 1)]
-    return f"%{site.index + 1} dot[{','.join(map(str, node.shape))}]"
-
-
 def _without(found: SearchResult, reason: str) -> SearchResult:
     """Return the results with a note that says why there are no narrow weights."""
-    note = f"no weights are in narrower types: {reason}"
-    return replace(found, note=f"{found.note}; {note}" if found.note else note)
+    return found.with_note(f"no weights are in narrower types: {reason}")

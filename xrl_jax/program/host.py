@@ -210,6 +210,15 @@ def weight_only(
     return known
 
 
+def depends_on_weights(graph: HostGraph, bindings: Sequence[Binding]) -> list[bool]:
+    """Return, for each node of a graph whose inputs are marked, whether it is weight-only."""
+    inputs = [False] * len(graph.in_avals)
+    for node in graph.nodes:
+        if (position := position_of(node, bindings)) is not None:
+            inputs[position] = node.op == "weight"
+    return weight_only(graph, inputs, bindings)
+
+
 def call_sites(call: Call, flags: Sequence[bool]) -> list[tuple[int, float, list[bool]]]:
     """Return how a call uses each of its bodies.
 

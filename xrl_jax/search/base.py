@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -189,6 +189,10 @@ class SearchResult:
     history: tuple[tuple[float, float], ...] = ()
     note: str = ""
     frontier: tuple[FrontierPoint, ...] = ()
+
+    def with_note(self, more: str) -> SearchResult:
+        """Return the result with one more sentence in its note."""
+        return replace(self, note=f"{self.note}; {more}" if self.note else more)
 
     @property
     def interrupted(self) -> bool:

@@ -16,17 +16,17 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, is_only_inlined, position_of
+from xrl_jax.graph.bindings import Binding, is_only_inlined
 from xrl_jax.graph.graph import Node, infer, pack_attrs
 from xrl_jax.libraries.base import Library
-from xrl_jax.libraries.xla.plain import dot_dims
+from xrl_jax.libraries.xla.plain import dot_dims, dot_rows
 from xrl_jax.lower.table import applicable, number_of
-from xrl_jax.program.host import HostGraph, HostProgram, disassemble, reassemble, weight_only
+from xrl_jax.program.host import HostGraph, HostProgram, depends_on_weights, disassemble, reassemble
 from xrl_jax.program.program import Program
 
 STORAGE = ("float16", "bfloat16", "int8")  # types of weights, the most exact first
 LEVELS = 127  # of int8 on either side of 0
-_LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of a column of zeros
+LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of a column of zeros
 
 
 class Site(NamedTuple):
@@ -38,9 +38,12 @@ class Site(NamedTuple):
     index: int
 
 
-def sites(program: Program) -> list[Site]:
+def sites(program: Program, *, most_rows: int | None = None) -> list[Site]:
     """Return the products of float32 activations with a weight of floats, in the order of the
     program; those inside loops and branches are left out.
+
+    Args:
+      most_rows: only products of at most so many rows; None for all.
     """
     host = disassemble(program)
     bodies = [b for b in range(len(host.bodies)) if is_only_inlined(host.bindings, b)]
@@ -48,11 +51,17 @@ def sites(program: Program) -> list[Site]:
         Site(g, i)
         for g, graph in ((0, host.main), *((b + 1, host.bodies[b]) for b in bodies))
         for i in _sites(graph, host.bindings)
+        if most_rows is None or _rows(graph, i) <= most_rows
     ]
 
 
+def _rows(graph: HostGraph, index: int) -> int:
+    node = graph.nodes[index]
+    return dot_rows(node, graph.nodes[node.args[0]].shape)
+
+
 def _sites(graph: HostGraph, bindings: Sequence[Binding]) -> Iterator[int]:
-    fixed = _depends_on_weights_only(graph, bindings)
+    fixed = depends_on_weights(graph, bindings)
     for i, node in enumerate(graph.nodes):
         if node.op != "dot" or node.dtype != "float32" or fixed[i] or not fixed[node.args[1]]:
             continue
@@ -130,7 +139,7 @@ class _Narrowing:
         kept = tuple(d for d in range(len(shape)) if d not in contracted)
         size = self._add("reduce_max", self._add("abs", w), axes=ops.mask_of(tuple(contracted)))
         scale = self._add("div", size, self._scalar(float(LEVELS)))
-        scale = self._add("max", scale, self._scalar(_LEAST_SCALE))
+        scale = self._add("max", scale, self._scalar(LEAST_SCALE))
         levels = self._add("div", w, self._broadcast(scale, shape, kept))
         # To the nearest, ties to even.
         levels = self._add("round", levels, method=1)
@@ -159,12 +168,3 @@ class _Narrowing:
     def _append(self, node: Node) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
-
-
-def _depends_on_weights_only(graph: HostGraph, bindings: Sequence[Binding]) -> list[bool]:
-    """Return which nodes depend on weights only."""
-    inputs = [False] * len(graph.in_avals)
-    for node in graph.nodes:
-        if (position := position_of(node, bindings)) is not None:
-            inputs[position] = node.op == "weight"
-    return weight_only(graph, inputs, bindings)

@@ -13,7 +13,6 @@ as reading them from memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,8 +24,8 @@ from xrl_jax.graph.attributes import with_kind
 from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined, position_of
 from xrl_jax.graph.graph import Node, pack_attrs
 from xrl_jax.graph.operands import attach, flat_operands, link_of
-from xrl_jax.libraries.xla.plain import dot_dims
-from xrl_jax.program.host import HostGraph, disassemble, reassemble, weight_only
+from xrl_jax.libraries.xla.plain import dot_dims, dot_rows
+from xrl_jax.program.host import HostGraph, depends_on_weights, disassemble, reassemble
 from xrl_jax.program.program import Program
 from xrl_jax.transform.batch import MOST_ROWS
 
@@ -68,16 +67,6 @@ def _wide_inputs(body: HostGraph, bindings: Sequence[Binding]) -> frozenset[int]
     )
 
 
-def _weight_only(graph: HostGraph, bindings: Sequence[Binding]) -> list[bool]:
-    """Return which nodes depend on weights only."""
-    inputs = [False] * len(graph.in_avals)
-    for node in graph.nodes:
-        position = position_of(node, bindings)
-        if position is not None:
-            inputs[position] = node.op == "weight"
-    return weight_only(graph, inputs, bindings)
-
-
 @dataclass
 class _Widening:
     """A graph while it is widened.
@@ -103,7 +92,7 @@ class _Widening:
           wide_inputs: which of its inputs become wide; None if neither inputs nor outputs do.
         """
         old, new = graph.nodes, [-1] * len(graph.nodes)  # the wide value of each old node
-        fixed = _weight_only(graph, self.bindings)
+        fixed = depends_on_weights(graph, self.bindings)
         for i, node in enumerate(old):
             if node.op == "pack":
                 continue  # made anew with the node that it belongs to
@@ -152,10 +141,9 @@ class _Widening:
 
     def _as_read(self, node: Node, x: int, w: int) -> int:
         """Return the weight of a product as stored if the rows are few, else in float32."""
-        contract, batch = dot_dims(node)
-        shape = self.nodes[x].shape
-        rows = math.prod(n for d, n in enumerate(shape) if d not in contract[0])
-        return self.stored.get(w, w) if not batch[0] and rows <= MOST_ROWS else w
+        _, (batch, _) = dot_dims(node)
+        is_short = not batch and dot_rows(node, self.nodes[x].shape) <= MOST_ROWS
+        return self.stored.get(w, w) if is_short else w
 
     def _are_stored(self, values: Sequence[int], dtype: str) -> bool:
         """Whether these are all values of this type that were widened."""

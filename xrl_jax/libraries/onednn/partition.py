@@ -45,6 +45,8 @@ from xrl_jax.libraries.onednn.spec import (
     Widen,
 )
 
+# Equations whose results may be read where their operands are (`_take_views`).
+_VIEWS = ("slice", "reshape", "squeeze", "expand_dims", "convert_element_type")
 # Operators that are left to XLA, which does them as well, where no library operator uses them.
 _LIGHT = (Reshape, Repeat, Transpose, Slice, Scale, Binary, Map, Reduce)
 
@@ -172,7 +174,7 @@ def _take_views(
     found: dict[Any, tuple[Member, int]] = {}  # with the partition that reads it
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if e.outvars else None
-        if v in inside or v in fixed or v not in readers:
+        if v in inside or v in fixed or v not in readers or e.primitive.name not in _VIEWS:
             continue
         member = as_widened(e, producer, readers) or as_member(e, producer)
         if member is None or not isinstance(member.op, Reshape | Slice | Widen):

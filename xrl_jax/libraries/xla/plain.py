@@ -4,7 +4,8 @@ the same parameters, so that results are bit-identical to the traced function's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,12 @@ def dot_dims(node: Node) -> tuple[tuple[tuple[int, ...], ...], ...]:
         for f in ("lhs_contract", "rhs_contract", "lhs_batch", "rhs_batch")
     )
     return (lc, rc), (lb, rb)
+
+
+def dot_rows(node: Node, shape: Sequence[int]) -> int:
+    """Return the number of rows of a product without a batch, given its left operand's shape."""
+    (contracted, _), _ = dot_dims(node)
+    return math.prod(n for d, n in enumerate(shape) if d not in contracted)
 
 
 def dot(node: Node, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
