@@ -31,7 +31,7 @@ from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
 from xrl_jax.precision.budget import ErrorBudget, check_tolerance, error_budget
 from xrl_jax.precision.inputs import calibration_inputs
-from xrl_jax.precision.narrow import NarrowWeights, without_narrow_types
+from xrl_jax.precision.narrow import LowerPrecision, without_narrow_types
 from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program
 from xrl_jax.report.live import LiveProgress
@@ -288,7 +288,7 @@ def _searched(
     key = jax.random.key(0) if key is None else key
     if errors is None:
         return strategy(problem, budget, key)
-    narrow = NarrowWeights(errors.tolerance, errors.chosen_on)
+    narrow = LowerPrecision(errors.tolerance, errors.chosen_on)
     found = chain(WithShare(strategy, _STRICT), narrow)(problem, budget, key)
     return found.with_note(errors.origin) if found.frontier else found
 

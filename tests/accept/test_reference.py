@@ -181,3 +181,11 @@ def test_a_loop_may_carry_keys_and_integers():
     assert 0 < found.error[0] < 1e-6
     assert found.exact[1].tolist() == found.exact[2].tolist() == [0, 1, 2]
     assert not found.error[1].any() and not found.error[2].any()
+
+
+def test_a_nan_survives_a_maximum_under_a_sum():
+    def fn(x):
+        return jnp.sum(jnp.maximum(x, 0.0), axis=1)  # XLA:CPU returns [2, 1]
+
+    found = of(fn, jnp.asarray([[1.0, jnp.nan, 1.0], [1.0, -1.0, 0.0]]))
+    assert np.isnan(found.exact[0][0]) and found.exact[0][1] == 1

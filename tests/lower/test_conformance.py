@@ -18,7 +18,7 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import GraphError, Node, pack_attrs
 from xrl_jax.graph.shapes import SHAPE_RULES
 from xrl_jax.libraries.base import Epilogue
-from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower
+from xrl_jax.lower.table import LOWERINGS, absorbs, applicable, lower, narrow
 from xrl_jax.verify.lowerings import comparison
 from xrl_jax.verify.samplers.nodes import Sample, random_node
 from xrl_jax.verify.samplers.table import SAMPLERS
@@ -27,6 +27,7 @@ BOUND = ("hole", "input", "weight", "array", "opaque", "call")
 STRUCTURE = ("pack", "proj")
 COMPUTED = [name for name in ops.OPS if name not in BOUND + STRUCTURE]
 CHOSEN = [name for name in COMPUTED if len(LOWERINGS[name]) > 1]
+ROUNDING = {op: [r for r in LOWERINGS[op] if r.rounds is not None] for op in ("dot", "conv")}
 
 
 def rng_for(op: str, example: int) -> np.random.Generator:
@@ -72,7 +73,49 @@ def test_every_lowering_equals_the_plain_one(op: str) -> None:
     for example in range(160):  # each lowering is tried on the first node it applies to
         rng = rng_for(op, example)
         met |= check_lowerings(random_node(op, rng), rng, done=frozenset(met))
-    assert met == {row.name for row in LOWERINGS[op]}
+    assert met == {row.name for row in LOWERINGS[op] if row.rounds is None}
+
+
+def check_rounding(sample: Sample, values: list[np.ndarray], *, done: set[str]) -> set[str]:
+    """Compare lowerings that round, except for `done`, with the plain one on rounded operands;
+    return their names.
+    """
+    x, w = (jnp.asarray(v) for v in values)
+    found = [LOWERINGS[sample.node.op][i] for i in narrow(sample.node, sample.args)]
+    for row in (row for row in found if row.name not in done):
+        assert row.rounds is not None
+        y = np.asarray(jax.jit(partial(row.fn, sample.node))(x, w))
+        exact = np.asarray(lower(sample.node, row.rounds.left(x), row.rounds.right(sample.node, w)))
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+        finite = np.isfinite(exact)
+        size = np.abs(exact[finite]).max(initial=0.0)
+        np.testing.assert_allclose(y[finite], exact[finite], atol=1e-5 * size, rtol=1e-5)
+    return {row.name for row in found}
+
+
+@pytest.mark.parametrize("op", ROUNDING)
+def test_a_lowering_that_rounds_equals_the_plain_one_on_rounded_operands(op: str) -> None:
+    met: set[str] = set()
+    for example in range(160):
+        rng = rng_for(op, example)
+        sample = random_node(op, rng)
+        if {sample.node.dtype, *(a.dtype for a in sample.args)} == {"float32"}:
+            met |= check_rounding(sample, sample.values(rng), done=met)
+    assert met == {row.name for row in ROUNDING[op]}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("op", ROUNDING)
+def test_a_lowering_that_rounds_keeps_special_values(op: str, value: float) -> None:
+    met: set[str] = set()
+    for example in range(160):
+        rng = rng_for(op, example)
+        sample = random_node(op, rng)
+        if {sample.node.dtype, *(a.dtype for a in sample.args)} == {"float32"}:
+            x, w = sample.values(rng)
+            x = np.where(np.arange(x.size).reshape(x.shape) == x.size // 2, value, x)
+            met |= check_rounding(sample, [x.astype(np.float32), w], done=met)
+    assert met == {row.name for row in ROUNDING[op]}
 
 
 @pytest.mark.parametrize("op", ["conv", "dot"])
@@ -82,7 +125,8 @@ def test_absorbed_epilogues_equal_separate_operators(op: str) -> None:
     for example in range(5000):
         rng = rng_for(op, example)
         made = random_node(op, rng)
-        for i in (absorbing - met) & set(applicable(made.node, made.args)):
+        fit = {*applicable(made.node, made.args), *narrow(made.node, made.args)}
+        for i in (absorbing - met) & fit:
             if absorbs(replace(made.node, lowering=i), made.args):
                 check_epilogues(replace(made.node, lowering=i), made.values(rng), rng)
                 met.add(i)

@@ -41,7 +41,7 @@ def broken(op: str, kind: str) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("op", CHOSEN)
 def test_an_unbounded_lowering_keeps_special_values(op: str, kind: str) -> None:
     tried, wrong = broken(op, kind)
-    assert tried == {row.name for row in LOWERINGS[op][1:]}
+    assert tried == {row.name for row in LOWERINGS[op][1:] if row.rounds is None}
     undeclared = wrong - {row.name for row in LOWERINGS[op] if row.bounded}
     assert not undeclared, f"{undeclared} lose special values: mend them, or say bounded=True"
 

@@ -15,9 +15,10 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.libraries.registry import by_name
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.budget import error_budget
-from xrl_jax.precision.narrow import NarrowWeights
+from xrl_jax.precision.narrow import LowerPrecision
 from xrl_jax.transform.narrow import STORAGE, narrowed, sites
 
+LIBRARY = by_name("xla")
 ACTIVATIONS: tuple[Callable[[Any], Any], ...] = (
     jnp.tanh,
     jax.nn.relu,
@@ -58,11 +59,11 @@ def exceeds(seed: int) -> bool:
     program = from_jax(fn, weights, x, weights=0)
     tolerance = 10.0 ** rng.uniform(-4, -1)
     budget = error_budget(program, [*weights, x], tolerance)
-    gains = {s: {t: float(rng.uniform(0, 1)) for t in STORAGE} for s in sites(program)}
-    stage = NarrowWeights(budget.tolerance, budget.chosen_on)
+    gains = {s: {t: float(rng.uniform(0, 1)) for t in STORAGE} for s in sites(program, LIBRARY)}
+    stage = LowerPrecision(budget.tolerance, budget.chosen_on)
     worst = 0.0
     for choice in stage.choices(program, gains, Stopwatch(60.0)):
-        narrow = jax.jit(narrowed(program, choice.types, by_name("xla")))
+        narrow = jax.jit(narrowed(program, choice.types, LIBRARY))
         for *_, other in budget.checked_on:
             exact = np.asarray(fn(weights, other), np.float64)
             error = np.abs(np.asarray(narrow(weights, other), np.float64) - exact).max()

@@ -19,10 +19,10 @@ from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.measure.timing import Timing
 from xrl_jax.precision import narrow
 from xrl_jax.precision.budget import error_budget
-from xrl_jax.precision.narrow import NarrowWeights
+from xrl_jax.precision.narrow import LowerPrecision
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import FrontierPoint, frontier
-from xrl_jax.transform.narrow import STORAGE, Site
+from xrl_jax.transform.narrow import OPERANDS, STORAGE, Site
 
 needs_library = pytest.mark.skipif(library() is None, reason="no library reads narrow weights")
 
@@ -51,14 +51,14 @@ def optimize(
         relative = None if reference is None else next(relatives)
         return [Timing(1e-3, 0.9e-3, 1.1e-3, repeats=9, relative=relative) for _ in jobs]
 
-    def gains(_: Any, __: Any, ___: Any, places: list[Site], *____: Any) -> dict[Site, Any]:
-        nonlocal relatives  # from now on, programs with narrow weights are timed
+    def gains(_: Any, __: Any, ___: Any, places: Any, *____: Any) -> dict[Site, Any]:
+        nonlocal relatives  # from now on, programs of lower precision are timed
         relatives = itertools.count(0.2, 0.02)
-        seconds = dict(zip(STORAGE, (2e-3, 1e-3, 3e-3), strict=True))
-        return {site: seconds for site in places}
+        seconds = dict(zip((*STORAGE, *OPERANDS), (2e-3, 1e-3, 3e-3, 2e-3, 3e-3), strict=True))
+        return {site: {p: seconds[p] for p in own} for site, own in places.items()}
 
     monkeypatch.setattr(made_up, "submit", submit)
-    monkeypatch.setattr(NarrowWeights, "_gains", gains)
+    monkeypatch.setattr(LowerPrecision, "_gains", gains)
 
     def run(fn: Any, *args: Any, **more: Any) -> Any:
         budget = xrl_jax.Budget(seconds=60.0)
@@ -96,11 +96,11 @@ def test_the_report_shows_errors_and_the_frontier(optimize: Callable[..., Any]) 
     report = optimize(network, PARAMS, X, tolerance=1e-1).report
     first, *_, last = report.frontier
     assert first == FrontierPoint(0.5, 0.0)
-    assert last.types == "2 in int8" and 1e-3 < last.error <= 0.7e-1
+    assert last.types == "2 x weight in int8" and 1e-3 < last.error <= 0.7e-1
     narrow = [s for s in report.steps if s.rule.startswith("weight")]
     assert all(0 < s.error < 0.1 and s.gain == pytest.approx(3e-3) for s in narrow)
     assert "chosen on 16 inputs and checked on 16 others; 0 were given, 32 drawn" in report.note
-    assert "2 in int8" in str(report)
+    assert "2 x weight in int8" in str(report)
     assert Report.from_dict(report.as_dict()).frontier == report.frontier
 
 
@@ -115,14 +115,24 @@ def test_a_later_strict_search_does_not_recall_narrow_weights(
 @needs_library
 @pytest.mark.parametrize(
     ("rows", "seconds", "reason"),
-    [(17, 60.0, "no product of at most 16 rows reads one"), (1, 1.0, "no time is left for that")],
+    [
+        (17, 60.0, "the processor has no instructions that multiply in one"),
+        (1, 1.0, "no time is left for that"),
+    ],
 )
 def test_a_report_says_why_nothing_is_narrowed(
-    optimize: Callable[..., Any], rows: int, seconds: float, reason: str
+    optimize: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    seconds: float,
+    reason: str,
 ) -> None:
+    lib = library()
+    assert lib is not None
+    monkeypatch.setattr(lib, "operand_types", ())
     x, budget = jnp.tile(X, (rows, 1)), xrl_jax.Budget(seconds=seconds)
     report = optimize(network, PARAMS, x, tolerance=1e-2, budget=budget).report
-    assert f"no weights are in narrower types: {reason}" in str(report)
+    assert f"nothing is in narrower types: {reason}" in str(report)
 
 
 @needs_library
@@ -131,7 +141,7 @@ def test_without_a_library_results_are_strict(
 ) -> None:
     monkeypatch.setattr(narrow, "calling", lambda _: None)
     report = optimize(network, PARAMS, X, tolerance=1e-2).report
-    assert "no library here has products for them" in report.note
+    assert "no library here has kernels for them" in report.note
 
 
 @needs_library
@@ -147,7 +157,7 @@ def test_unseen_inputs_decide(
     unseen = [(np.where(np.arange(256) == 0, 200.0, X).astype(np.float32),)] * 3
     inputs = [(seen,)] * 4 + unseen
     report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=inputs).report
-    assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 in int8"
+    assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 x weight in int8"
     assert types(report) == [] and report.max_error <= 1e-6
 
 

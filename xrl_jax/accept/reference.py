@@ -212,6 +212,10 @@ class _Run:
             # XLA:CPU drops NaN in some of these operators.
             lost = lower(replace(wide, op=_KEEP_NAN[node.op]), jnp.isnan(xs[0].exact) * 1.0)
             y = jnp.where(lost > 0, jnp.nan, y)
+        elif node.op in ("max", "min") and is_inexact(y):
+            # And in these where a sum follows.
+            lost = jnp.isnan(xs[0].exact) | jnp.isnan(xs[1].exact)
+            y = jnp.where(lost, jnp.nan, y)
         return with_rounding_error(node, wide, y, dtypes, xs) if self.errors else Value(y)
 
     def bound(self, node: Node, xs: Sequence[Value], dtypes: Sequence[Any]) -> list[Value]:

@@ -129,6 +129,20 @@ class Facts:
         return functools.reduce(operator.mul, (f.astype(np.float32) for f in factors))
 
 
+class Rounding(NamedTuple):
+    """How a lowering rounds its operands to a narrower type.
+
+    Attributes:
+      dtype: the type.
+      left: returns the first operand rounded, in float32.
+      right: the same for the second, given the node.
+    """
+
+    dtype: str
+    left: Callable[[jax.Array], jax.Array]
+    right: Callable[[Node, jax.Array], jax.Array]
+
+
 @dataclass(frozen=True)
 class Lowering:
     """A row of the table: one implementation of an operator, as lax code or as a kernel.
@@ -146,6 +160,7 @@ class Lowering:
       source: the reason to expect that it may be fast.
       platforms: JAX platforms that it exists on; () for all.
       without_library: if its library is missing, `fn` is lax code and still worth trying.
+      rounds: how `fn` rounds its operands, if it does; such a row is chosen only under a tolerance.
     """
 
     name: str
@@ -159,6 +174,7 @@ class Lowering:
     source: str = ""
     platforms: tuple[str, ...] = ()
     without_library: bool = False
+    rounds: Rounding | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.when, tuple):
@@ -260,6 +276,12 @@ class Library(Protocol):
     def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
         """Return its lowerings for a node in a network that uses this library throughout, best
         first, whether or not they are applicable.
+        """
+        return ()
+
+    def narrow(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
+        """Return its lowerings that round a node's operands to a narrower type, and for which this
+        machine has instructions.
         """
         return ()
 

@@ -53,9 +53,14 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = MappingProxyType(
 _FACTS: Mapping[str, type[Facts]] = MappingProxyType(
     {op: kind for library in libraries() for op, kind in library.facts().items()}
 )
-# (operator, lowering) for all lowerings of the operators that have more than one.
+# (operator, lowering) for all lowerings of the operators that have more than one, except those that
+# are chosen only under a tolerance.
 CHOICES: tuple[tuple[str, int], ...] = tuple(
-    (op, i) for op, rows in LOWERINGS.items() if len(rows) > 1 for i in range(len(rows))
+    (op, i)
+    for op, rows in LOWERINGS.items()
+    if len(rows) > 1
+    for i, row in enumerate(rows)
+    if row.rounds is None
 )
 CHOICE: Mapping[tuple[str, int], int] = MappingProxyType({c: n for n, c in enumerate(CHOICES)})
 
@@ -106,10 +111,22 @@ def name_of(node: Node) -> str:
 def applicable(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
     """Return the indices of the lowerings that are right for the node; 0 is always among them."""
     rows = LOWERINGS[node.op]
-    if len(rows) == 1:
-        return (0,)
-    facts = facts_of(node, args)
-    return tuple(i for i, row in enumerate(rows) if all(facts.holds(test) for test in row.when))
+    return (0,) if len(rows) == 1 else _right(node, args, narrow=False)
+
+
+def narrow(node: Node, args: tuple[Node, ...]) -> tuple[int, ...]:
+    """Return the indices of the lowerings that would be right for the node if its operands were
+    rounded to a narrower type.
+    """
+    return _right(node, args, narrow=True)
+
+
+def _right(node: Node, args: tuple[Node, ...], *, narrow: bool) -> tuple[int, ...]:
+    rows = [(i, r) for i, r in enumerate(LOWERINGS[node.op]) if (r.rounds is not None) == narrow]
+    facts = facts_of(node, args) if rows else None
+    return tuple(
+        i for i, row in rows if facts is not None and all(facts.holds(test) for test in row.when)
+    )
 
 
 def facts_of(node: Node, args: tuple[Node, ...]) -> Facts:

@@ -1,31 +1,39 @@
-"""The error that narrow weights cause in the results, measured by rounding the weights.
+"""The error that lower precisions cause in the results, measured by rounding.
 
-The program runs in float32 through the plain lowering of every operator, once as it is and once
-with the chosen weights rounded. The difference is the error of the rounding alone: both runs round
-everything else alike, which leaves noise of about 1e-6.
+The program runs once as it is and once with the chosen weights and operands rounded. The difference
+is the error of the rounding alone: both runs compute everything else alike, which leaves noise of
+about 1e-6. Weights are rounded on their own, so that one compiled program measures all choices.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from xrl_jax.accept.accuracy import relative_error
-from xrl_jax.accept.coarse import rounded
 from xrl_jax.backends.hoist import split
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.xla.plain import dot_dims
 from xrl_jax.lower.table import lower
-from xrl_jax.program.program import Program, evaluate, plain
-from xrl_jax.transform.narrow import LEAST_SCALE, LEVELS, STORAGE, Site
+from xrl_jax.program.host import HostProgram, disassemble, reassemble
+from xrl_jax.program.program import Program, evaluate
+from xrl_jax.transform.narrow import OPERANDS, STORAGE, Site, rounding, stored
 
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
+AtSite = Callable[[Site, Node, Any, Any], Any]  # computes a site, given its operands
+
+
+class _Alone(NamedTuple):
+    """A program whose sites have the plain lowering, and the lowerings that they had."""
+
+    program: Program
+    lowerings: dict[Site, int]
 
 
 class Errors:
@@ -33,54 +41,94 @@ class Errors:
 
     Args:
       program: numbered as `sites` numbers it.
-      places: the products that may be chosen; not empty.
+      places: the sites that may be chosen, with their precisions; not empty.
       inputs: flat argument lists.
     """
 
     def __init__(
-        self, program: Program, places: Sequence[Site], inputs: Sequence[Sequence[Any]]
+        self,
+        program: Program,
+        places: Mapping[Site, Sequence[str]],
+        inputs: Sequence[Sequence[Any]],
     ) -> None:
-        self._places = tuple(places)
-        at, with_plain = {site: n for n, site in enumerate(places)}, plain(program)
-
-        def run(kinds: jax.Array, *flat: Any) -> list[Any]:
-            def compute(graph: int, slot: int, node: Node, operands: Sequence[Any]) -> Any:
-                n = at.get(Site(graph, slot - 1))
-                if n is None:
-                    return lower(node, *operands)
-                # Branches on products: branches on weights would copy these.
-                return lax.switch(kinds[n], _branches(node), *operands)
-
-            return evaluate(with_plain, 0, flat, compute=compute)
-
-        kinds = jax.ShapeDtypeStruct((len(places),), jnp.int32)
-        hoisted = split(run, [kinds, *program.in_avals], [False, *program.weights])
-        weights = [x for x, w in zip(inputs[0], program.weights, strict=True) if w]
-        self._prepared = hoisted.prepare(weights)
-        self._run = jax.jit(hoisted.call)
+        self._number = {site: n for n, site in enumerate(places)}
+        self._nodes: list[tuple[Site, Node]] = []  # by use: a body's sites have several
+        is_weight = program.weights
+        weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
         self._inputs = [
-            [x for x, w in zip(flat, program.weights, strict=True) if not w] for flat in inputs
+            [x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in inputs
         ]
-        self._exact = [self._results({}, n) for n in range(len(inputs))]
+        sites_alone = _with_plain(program, places)
 
-    def _results(self, chosen: Mapping[Site, str], n: int) -> list[np.ndarray]:
-        """Return the float results on input `n`."""
-        kinds = np.zeros(len(self._places), np.int32)
-        for i, site in enumerate(self._places):
-            kinds[i] = 1 + STORAGE.index(chosen[site]) if site in chosen else 0
-        found = self._run(self._prepared, [kinds, *self._inputs[n]])
-        return [np.asarray(x) for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
+        def read_weights(*flat: Any) -> list[Any]:
+            """Return the second operand of each use of a site."""
+            found: list[Any] = []
+
+            def at_site(site: Site, node: Node, _: Any, w: Any) -> Any:
+                self._nodes.append((site, node))
+                found.append(w.astype(jnp.float32))
+                return jnp.zeros(node.shape, node.dtype)  # no weight depends on it
+
+            _evaluated(sites_alone, places, at_site, flat)
+            return found
+
+        self._weights = jax.jit(read_weights)(*inputs[0])
+
+        def run(kinds: jax.Array, given: list[Any], *flat: Any) -> list[Any]:
+            """Return the results, given for each use its weight, and for each site the number of
+            the type to which its first operand is rounded, from 1 on.
+            """
+            rest = iter(given)
+
+            def at_site(site: Site, node: Node, x: Any, _: Any) -> Any:
+                own = [p for p in OPERANDS if p in places[site]]
+                kind = kinds[self._number[site]]
+                for precision in own:
+                    number = 1 + OPERANDS.index(precision)
+                    x = jnp.where(kind == number, rounding(node, precision).left(x), x)
+                return lower(node if own else replace(node, lowering=0), x, next(rest))
+
+            return _evaluated(sites_alone, places, at_site, flat)
+
+        n = len(self._weights)
+        avals = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in self._weights]
+        kinds = jax.ShapeDtypeStruct((len(places),), jnp.int32)
+        self._split = split(
+            lambda kinds, *flat: run(kinds, list(flat[:n]), *flat[n:]),
+            [kinds, *avals, *program.in_avals],
+            [False, *[True] * n, *is_weight],
+        )
+        self._other_weights = weights
+        self._run = jax.jit(self._split.call)
+        self._exact = self._results({}, len(inputs))
+
+    def _results(self, chosen: Mapping[Site, str], n_inputs: int) -> list[list[np.ndarray]]:
+        """Return the float results on the first inputs."""
+        kinds = np.zeros(len(self._number), np.int32)
+        for site, precision in chosen.items():
+            if precision in OPERANDS:
+                kinds[self._number[site]] = 1 + OPERANDS.index(precision)
+        weights = [
+            _rounded(node, chosen[site], w) if site in chosen else w
+            for (site, node), w in zip(self._nodes, self._weights, strict=True)
+        ]
+        prepared = self._split.prepare([*weights, *self._other_weights])
+        found = (self._run(prepared, [kinds, *flat]) for flat in self._inputs[:n_inputs])
+        return [
+            [np.asarray(x) for x in each if jnp.issubdtype(x.dtype, jnp.floating)] for each in found
+        ]
 
     def of(self, chosen: Mapping[Site, str], *, inputs: int | None = None) -> np.ndarray:
-        """Return the errors that these types of weights cause, one for each input: the largest of a
+        """Return the errors that these precisions cause, one for each input: the largest of a
         result, relative to the largest element of its array.
 
         Args:
           inputs: only the first so many inputs; None for all.
         """
+        n = len(self._inputs) if inputs is None else min(inputs, len(self._inputs))
         found = []
-        for n, exact in enumerate(self._exact[:inputs]):
-            pairs = zip(self._results(chosen, n), exact, strict=True)
+        for results, exact in zip(self._results(chosen, n), self._exact[:n], strict=True):
+            pairs = zip(results, exact, strict=True)
             found.append(max((relative_error(x, y) for x, y in pairs), default=0.0))
         return np.asarray(found)
 
@@ -104,19 +152,39 @@ def error_bound(errors: np.ndarray) -> float:
     return max(float(errors.max()), math.exp(logs.mean() + _DEVIATIONS * logs.std()))
 
 
-def _branches(node: Node) -> list[Callable[[Any, Any], Any]]:
-    """Return the product as it is, and with its weight rounded to each type of `STORAGE`."""
-    (_, contracted), _ = dot_dims(node)
+def _with_plain(program: Program, places: Mapping[Site, Any]) -> _Alone:
+    """Return the program with the plain lowering at these sites, so that they are computed on their
+    own, and the lowerings that they had.
+    """
+    host, lowerings = disassemble(program), {}
+    graphs = []
+    for g, graph in enumerate((host.main, *host.bodies)):
+        nodes = list(graph.nodes)
+        for site in places:
+            if site.graph == g:
+                lowerings[site] = nodes[site.index].lowering
+                nodes[site.index] = replace(nodes[site.index], lowering=0)
+        graphs.append(replace(graph, nodes=tuple(nodes)))
+    parts = HostProgram(graphs[0], tuple(graphs[1:]), host.bindings)
+    return _Alone(reassemble(program, parts), lowerings)
 
-    def in_levels(w: jax.Array) -> jax.Array:
-        w = w.astype(jnp.float32)
-        size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
-        scale = jnp.maximum(size / LEVELS, LEAST_SCALE)
-        return jnp.round(w / scale) * scale
 
-    def product(dtype: str) -> Callable[[Any, Any], Any]:
-        if dtype == "int8":
-            return lambda x, w: lower(node, x, in_levels(w))
-        return lambda x, w: lower(node, x, rounded(w, dtype))
+def _evaluated(
+    alone: _Alone, places: Mapping[Site, Any], at_site: AtSite, flat: Sequence[Any]
+) -> list[Any]:
+    """Return the results of the program on flat arguments, with its sites computed by `at_site`."""
 
-    return [lambda x, w: lower(node, x, w), *map(product, STORAGE)]
+    def compute(graph: int, slot: int, node: Node, operands: Sequence[Any]) -> Any:
+        site = Site(graph, slot - 1)
+        if site not in places:
+            return lower(node, *operands)
+        return at_site(site, replace(node, lowering=alone.lowerings[site]), *operands)
+
+    return evaluate(alone.program, 0, flat, compute=compute)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _rounded(node: Node, precision: str, w: jax.Array) -> jax.Array:
+    if precision in STORAGE:
+        return stored(node, w, precision)
+    return rounding(node, precision).right(node, w)

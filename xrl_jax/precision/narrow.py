@@ -1,9 +1,10 @@
-"""The stage that spends a budget of error: weights in narrow types, where that saves time.
+"""The stage that spends a budget of error: lower precisions, where they save time.
 
-Each product that reads a weight once may read it in float16, bfloat16 or int8. What that saves is
-priced by the cost model, after timing the products; the error that it causes in the results is
-measured on calibration inputs. Precisions are then chosen for several budgets of error, up to the
-tolerance, and the programs are timed as wholes: the points of a Pareto frontier.
+Each product that reads a weight once may read it in float16, bfloat16 or int8; other products and
+convolutions may multiply in bfloat16 or int8, where the processor has instructions for that. What
+this saves is priced by the cost model, after timing the operators; the error that it causes in the
+results is measured on calibration inputs. Precisions are then chosen for several budgets of error,
+up to the tolerance, and the programs are timed as wholes: the points of a Pareto frontier.
 """
 
 from __future__ import annotations
@@ -37,24 +38,26 @@ from xrl_jax.search.base import (
 )
 from xrl_jax.search.states import place_text
 from xrl_jax.search.time_whole import TimeWhole, ranked
-from xrl_jax.transform.batch import MOST_ROWS
-from xrl_jax.transform.narrow import STORAGE, Site, narrowed, narrower, sites
+from xrl_jax.transform.narrow import PRECISIONS, STORAGE, Site, narrowed, sites
 
-_RULE = "weight-in-"  # of the steps in a report, followed by the type
+_NO_SITES = (
+    "the processor has no instructions that multiply in one, and no product of at most 16 rows reads "
+    "a weight"
+)
 _START = (FrontierPoint(1.0, 0.0),)  # the original
-_PROBES = 2  # inputs on which the error of a single weight is measured
+_PROBES = 2  # inputs on which the error of a single site is measured
 _ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
 
 
 @dataclass(frozen=True)
-class NarrowWeights:
-    """Stage that adds programs with narrow weights to the results, up to a tolerance.
+class LowerPrecision:
+    """Stage that adds programs of lower precision to the results, up to a tolerance.
 
     Attributes:
       tolerance: largest error of a result, relative to the largest element of its array.
       inputs: flat argument lists on which errors are measured; not empty.
       budgets: the shares of the tolerance for which precisions are chosen, largest first.
-      timing_share: largest share of the time left that is used for timing products.
+      timing_share: largest share of the time left that is used for timing operators.
       choice_share: the same for measuring errors, after that.
       same_time: of programs that take longer than the fastest by at most this share, the one with
         the smallest error is preferred.
@@ -76,18 +79,18 @@ class NarrowWeights:
             return found
         base = next((f for f in found.best if f.program is not problem.program), found.best[0])
         base = replace(base, program=_renumbered(base.program))
-        places = sites(base.program, most_rows=MOST_ROWS)  # they take the time of reading weights
         if library is None:
-            return _without(found, "no library here has products for them")
+            return _without(found, "no library here has kernels for them")
+        places = sites(base.program, library)
         if not places:
-            return _without(found, "no product of at most 16 rows reads one")
+            return _without(found, _NO_SITES)
         if clock.left < self.least_seconds:
             return _without(found, "no time is left for that; give it more")
-        problem.phase("timing products with narrow weights")
+        problem.phase("timing lower precisions")
         gains = self._gains(problem, base.program, places, library, clock)
         if not gains:
             return _without(found, "none saves time")
-        problem.phase("measuring the errors of narrow weights")
+        problem.phase("measuring the errors of lower precisions")
         choices = self.choices(base.program, gains, clock)
         made = [self._made(base, choice, library) for choice in choices]
         if not made:
@@ -103,25 +106,25 @@ class NarrowWeights:
         self,
         problem: Problem,
         program: Program,
-        places: Sequence[Site],
+        places: Mapping[Site, Sequence[str]],
         library: Library,
         clock: Stopwatch,
     ) -> dict[Site, dict[str, float]]:
-        """Return the seconds of a run of the program that a narrow weight saves, where it does."""
+        """Return the seconds of a run of the program that each precision saves, where it does."""
         oracle = problem.oracle
-        wanted, types = {}, narrower(program, places)
-        for dtype in (None, *STORAGE):
-            chosen = {s: dtype for s in places if dtype in types[s]}
+        wanted = {}
+        for precision in (None, *PRECISIONS):
+            chosen = {s: precision for s, own in places.items() if precision in own}
             for graph in narrowed(program, chosen, library).graphs:
                 wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
         oracle.measure(wanted, clock=clock.part(self.timing_share))
         before = predicted(program, oracle.costs)
         gains: dict[Site, dict[str, float]] = {}
-        for site in places:
-            for dtype in types[site]:
-                after = predicted(narrowed(program, {site: dtype}, library), oracle.costs)
+        for site, own in places.items():
+            for precision in own:
+                after = predicted(narrowed(program, {site: precision}, library), oracle.costs)
                 if after < before:
-                    gains.setdefault(site, {})[dtype] = before - after
+                    gains.setdefault(site, {})[precision] = before - after
         return gains
 
     def choices(
@@ -131,7 +134,7 @@ class NarrowWeights:
         largest gains first.
         """
         places = sorted(gains, key=lambda site: -max(gains[site].values()))
-        errors = Errors(program, places, self.inputs)
+        errors = Errors(program, {site: tuple(gains[site]) for site in places}, self.inputs)
         clock = clock.part(self.choice_share)
         options: list[list[Option]] = []
         for site in places:
@@ -155,7 +158,7 @@ class NarrowWeights:
             at = site.index + 1, np.asarray(node.spec.code), np.asarray(node.shape)
             place = place_text(*at, np.asarray(len(node.shape)))
             of_one_run = o.gain / base.program.counts[site.graph]
-            steps.append(Step(site.graph, f"{_RULE}{o.name}", place, of_one_run, o.error))
+            steps.append(Step(site.graph, o.name, place, of_one_run, o.error))
         saved = math.fsum(option.gain for option in choice.options.values())
         return replace(
             base,
@@ -168,20 +171,21 @@ class NarrowWeights:
         )
 
 
-def _errors_of(site: Site, dtypes: Sequence[str], errors: Errors) -> dict[str, float]:
-    """Return the errors of one product's weight in these types, measured on few inputs.
+def _errors_of(site: Site, precisions: Sequence[str], errors: Errors) -> dict[str, float]:
+    """Return the errors of one site in these precisions, measured on few inputs.
 
-    That of bfloat16 is eight times float16's, which has three bits more, except where float16
-    overflows.
+    That of a weight in bfloat16 is eight times float16's, which has three bits more, except where
+    float16 overflows.
     """
 
-    def error(dtype: str) -> float:
-        return float(errors.of({site: dtype}, inputs=_PROBES).max())
+    def error(precision: str) -> float:
+        return float(errors.of({site: precision}, inputs=_PROBES).max())
 
-    found = {t: error(t) for t in dtypes if t != "bfloat16"}
-    if "bfloat16" in dtypes:
-        finer = found.get("float16", math.inf)
-        found["bfloat16"] = 8 * finer if math.isfinite(finer) else error("bfloat16")
+    fine, coarse = STORAGE[:2]
+    found = {p: error(p) for p in precisions if p != coarse}
+    if coarse in precisions:
+        finer = found.get(fine, math.inf)
+        found[coarse] = 8 * finer if math.isfinite(finer) else error(coarse)
     return found
 
 
@@ -228,8 +232,8 @@ def _exact_first(timed: Sequence[Found], same_time: float) -> list[Found]:
 
 
 def _point(found: Found) -> FrontierPoint:
-    names = [s.rule.removeprefix(_RULE) for s in found.steps if s.rule.startswith(_RULE)]
-    types = ", ".join(f"{names.count(dtype)} in {dtype}" for dtype in STORAGE if dtype in names)
+    rules = [s.rule for s in found.steps]
+    types = ", ".join(f"{rules.count(p)} x {p.replace('-', ' ')}" for p in PRECISIONS if p in rules)
     error = 0.0 if found.narrowed is None else found.narrowed.error
     return FrontierPoint(found.relative, error, types)
 
@@ -238,7 +242,7 @@ def without_narrow_types(found: Found) -> Found:
     """Return a program as it was before its types were narrowed, with the steps that led to it."""
     if found.narrowed is None:
         return found
-    steps = tuple(s for s in found.steps if not s.rule.startswith(_RULE))
+    steps = tuple(s for s in found.steps if s.rule not in PRECISIONS)
     return replace(found, program=found.narrowed.before, steps=steps, narrowed=None)
 
 
@@ -248,5 +252,5 @@ def _renumbered(program: Program) -> Program:
 
 
 def _without(found: SearchResult, reason: str) -> SearchResult:
-    """Return the results with a note that says why there are no narrow weights."""
-    return found.with_note(f"no weights are in narrower types: {reason}")
+    """Return the results with a note that says why no precision is lower."""
+    return found.with_note(f"nothing is in narrower types: {reason}")

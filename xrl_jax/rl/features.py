@@ -18,7 +18,9 @@ from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.rl.env import EnvParams, EnvState, allowed, rules_of, same_rule
 
 # Every lowering of every operator has a code of its own.
-_LOWERING_NAMES = [[f.name for f in LOWERINGS.get(op, ())] or ["plain"] for op in ops.OP_NAMES]
+_LOWERING_NAMES = [
+    [f.name for f in LOWERINGS.get(op, ()) if f.rounds is None] or ["plain"] for op in ops.OP_NAMES
+]
 _FIRST_LOWERING = np.cumsum([0, *map(len, _LOWERING_NAMES[:-1])])
 LOWERING_NAMES = tuple(
     f"{op} {n}" for op, ns in zip(ops.OP_NAMES, _LOWERING_NAMES, strict=True) for n in ns

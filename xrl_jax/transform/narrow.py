@@ -1,9 +1,13 @@
-"""Narrow weights: products that read a weight in a type of fewer bytes than float32.
+"""Narrow types: products and convolutions that read or multiply in fewer bits than float32.
 
 A product of few rows takes as long as reading its weight from memory. In bfloat16 or float16 the
 weight takes half of that time, in int8 a quarter. The rounding is a `cast` of the weight, made
-once, before the first call; it is the only operator that adds an error. For int8 each column of the
-weight is first divided by a 127th of its largest element, and the product is multiplied by that.
+once, before the first call. For int8 each column of the weight is first divided by a 127th of its
+largest element, and the product is multiplied by that.
+
+A product of more rows, and a convolution, takes as long as multiplying. In a narrower type the
+processor multiplies more numbers at a time, where it has the instructions; so both operands are
+rounded, by a lowering of the library. Either way sums are in float32, or exact.
 """
 
 from __future__ import annotations
@@ -13,76 +17,132 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from xrl_jax.graph import ops
-from xrl_jax.graph.bindings import Binding, is_only_inlined
+from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined
 from xrl_jax.graph.graph import Node, infer, pack_attrs
-from xrl_jax.libraries.base import Library
+from xrl_jax.libraries.base import Library, Rounding
 from xrl_jax.libraries.xla.plain import dot_dims, dot_rows
-from xrl_jax.lower.table import applicable, number_of
+from xrl_jax.lower.table import LOWERINGS, applicable, narrow, number_of
 from xrl_jax.program.host import HostGraph, HostProgram, depends_on_weights, disassemble, reassemble
 from xrl_jax.program.program import Program
+from xrl_jax.transform.batch import MOST_ROWS
 
-STORAGE = ("float16", "bfloat16", "int8")  # types of weights, the most exact first
+_STORED, _MULTIPLIED = "weight-in-", "operands-in-"
+# What a product or convolution may be given, most exact first: its weight in a type, or both
+# operands in one.
+STORAGE = tuple(f"{_STORED}{dtype}" for dtype in ("float16", "bfloat16", "int8"))
+OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("bfloat16", "int8"))
+PRECISIONS = (*STORAGE, *OPERANDS)
 LEVELS = 127  # of int8 on either side of 0
 LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of a column of zeros
 
 
+def type_of(precision: str) -> str:
+    """Return the type of one of `PRECISIONS`."""
+    return precision.removeprefix(_STORED).removeprefix(_MULTIPLIED)
+
+
 class Site(NamedTuple):
-    """A product that may read a narrow weight: node `index` of graph `graph` of the program, as
-    `disassemble` numbers them.
+    """A product or convolution that may have a lower precision: node `index` of graph `graph` of
+    the program, as `disassemble` numbers them.
     """
 
     graph: int
     index: int
 
 
-def sites(program: Program, *, most_rows: int | None = None) -> list[Site]:
-    """Return the products of float32 activations with a weight of floats, in the order of the
-    program; those inside loops and branches are left out.
-
-    Args:
-      most_rows: only products of at most so many rows; None for all.
+def sites(program: Program, library: Library) -> dict[Site, tuple[str, ...]]:
+    """Return the products and convolutions of float32 activations with a weight of floats, in the
+    order of the program, each with the precisions that it may have; those inside loops and branches
+    are left out.
     """
     host = disassemble(program)
-    bodies = [b for b in range(len(host.bodies)) if is_only_inlined(host.bindings, b)]
-    return [
-        Site(g, i)
-        for g, graph in ((0, host.main), *((b + 1, host.bodies[b]) for b in bodies))
-        for i in _sites(graph, host.bindings)
-        if most_rows is None or _rows(graph, i) <= most_rows
-    ]
+    graphs = host.main, *host.bodies
+    return {
+        Site(g, i): found
+        for g in _inlined(graphs, host.bindings)
+        for i, found in _sites(graphs[g], host.bindings, library)
+    }
 
 
-def _rows(graph: HostGraph, index: int) -> int:
-    node = graph.nodes[index]
-    return dot_rows(node, graph.nodes[node.args[0]].shape)
+def _inlined(graphs: Sequence[HostGraph], bindings: Sequence[Binding]) -> list[int]:
+    """Return the indices of the main graph and of the bodies that only it calls, in turn."""
+    inside = {b + 1 for b in range(len(graphs) - 1) if is_only_inlined(bindings, b)}
+    for g in range(len(graphs) - 1, 0, -1):  # callers before callees
+        if g not in inside:
+            calls = (call_of(n, bindings, "inline") for n in graphs[g].nodes)
+            inside -= {b + 1 for call in calls if call is not None for b in call.bodies}
+    return [0, *sorted(inside)]
 
 
-def _sites(graph: HostGraph, bindings: Sequence[Binding]) -> Iterator[int]:
+def _sites(
+    graph: HostGraph, bindings: Sequence[Binding], library: Library
+) -> Iterator[tuple[int, tuple[str, ...]]]:
     fixed = depends_on_weights(graph, bindings)
     for i, node in enumerate(graph.nodes):
-        if node.op != "dot" or node.dtype != "float32" or fixed[i] or not fixed[node.args[1]]:
+        if node.op not in ("dot", "conv") or node.dtype != "float32" or fixed[i]:
             continue
-        (_, contracted), (batch, _) = dot_dims(node)
-        args = [graph.nodes[a] for a in node.args]
-        known = args[0].dtype == "float32" and args[1].dtype in ("float32", *ops.NARROW_DTYPES)
-        if known and not batch and contracted and math.prod(args[1].shape):
-            yield i
+        x, w = (graph.nodes[a] for a in node.args)
+        known = x.dtype == "float32" and w.dtype in ("float32", *ops.NARROW_DTYPES)
+        if not known or not fixed[node.args[1]] or not math.prod(w.shape):
+            continue
+        found = _stored(node, x, w) or _multiplied(node, (x, w), library)
+        if found:
+            yield i, found
 
 
-def narrower(program: Program, places: Sequence[Site]) -> dict[Site, tuple[str, ...]]:
-    """Return the types of `STORAGE` that take fewer bytes than the weights of products do now."""
-    host = disassemble(program)
-    graphs = (host.main, *host.bodies)
-    now = {s: graphs[s.graph].nodes[graphs[s.graph].nodes[s.index].args[1]].dtype for s in places}
-    return {s: STORAGE if dtype == "float32" else ("int8",) for s, dtype in now.items()}
+def _stored(node: Node, x: Node, w: Node) -> tuple[str, ...]:
+    """Return the types of fewer bytes that the weight of a product of few rows may have."""
+    if node.op != "dot":
+        return ()
+    (_, contracted), (batch, _) = dot_dims(node)
+    if batch or not contracted or dot_rows(node, x.shape) > MOST_ROWS:
+        return ()
+    return STORAGE if w.dtype == "float32" else STORAGE[-1:]
+
+
+def _multiplied(node: Node, args: tuple[Node, ...], library: Library) -> tuple[str, ...]:
+    """Return the types in which the library multiplies faster."""
+    fast = library.narrow(node, args)
+    rows = [LOWERINGS[node.op][n] for n in narrow(node, args)]
+    types = {row.rounds.dtype for row in rows if row.rounds is not None and row.name in fast}
+    return tuple(p for p in OPERANDS if type_of(p) in types)
+
+
+def rounding(node: Node, precision: str) -> Rounding:
+    """Return how operands are rounded to this one of `OPERANDS`."""
+    found = LOWERINGS[node.op][in_precision(node, precision).lowering].rounds
+    assert found is not None
+    return found
+
+
+def stored(node: Node, w: jax.Array, precision: str) -> jax.Array:
+    """Return the weight of a product, of float32, rounded to this one of `STORAGE`."""
+    dtype = type_of(precision)
+    if dtype != "int8":
+        info = jnp.finfo(dtype)  # XLA would drop two casts
+        return jax.lax.reduce_precision(w, info.nexp, info.nmant)
+    (_, contracted), _ = dot_dims(node)
+    size = jnp.max(jnp.abs(w), axis=contracted, keepdims=True)
+    scale = jnp.maximum(size / LEVELS, LEAST_SCALE)
+    return jnp.round(w / scale) * scale
+
+
+def in_precision(node: Node, precision: str) -> Node:
+    """Return a product or convolution with the lowering that rounds its operands to this one of
+    `OPERANDS`.
+    """
+    rounds = (row.rounds for row in LOWERINGS[node.op])
+    types = [r and r.dtype for r in rounds]
+    return replace(node, lowering=types.index(type_of(precision)))
 
 
 def narrowed(program: Program, chosen: Mapping[Site, str], library: Library) -> Program:
-    """Return the program with the weights of these products in these types (of `STORAGE`), and the
-    products in the lowering that the library prefers for them.
+    """Return the program with these of its sites in these precisions (of `PRECISIONS`), and
+    products with narrow weights in the lowering that the library prefers for them.
     """
     host = disassemble(program)
     graphs = []
@@ -93,7 +153,7 @@ def narrowed(program: Program, chosen: Mapping[Site, str], library: Library) -> 
 
 
 class _Narrowing:
-    """A graph while its products get narrow weights."""
+    """A graph while precisions are lowered."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -104,8 +164,10 @@ class _Narrowing:
         new: list[int] = []
         for i, node in enumerate(graph.nodes):
             node = replace(node, args=tuple(new[a] for a in node.args))
-            if i in chosen:
-                new.append(self._product(node, chosen[i]))
+            if chosen.get(i) in OPERANDS:
+                new.append(self._append(in_precision(node, chosen[i])))
+            elif i in chosen:
+                new.append(self._product(node, type_of(chosen[i])))
             else:
                 new.append(self._append(node))
         outputs = tuple(new[o] for o in graph.outputs)

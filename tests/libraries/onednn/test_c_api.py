@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not install
 
 def find(monkeypatch: pytest.MonkeyPatch, *, packaged: list[str]) -> module.Library | None:
     """Search for the library with these files in the package and none in the system."""
-    monkeypatch.setattr(module, "_packaged", lambda: packaged)
+    monkeypatch.setattr(module, "packaged", lambda: packaged)
     monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: None)
     return library.__wrapped__()
 

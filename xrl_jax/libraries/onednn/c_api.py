@@ -13,31 +13,28 @@ import contextlib
 import ctypes
 import ctypes.util
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from xrl_jax.libraries.onednn.installed import PACKAGE, environment, packaged
 from xrl_jax.libraries.onednn.post_ops import NO_POST_OPS, PostOps
 
-_PACKAGE = "onednn-cpu-gomp"
 _MAJOR = 3  # version of the interface
 # Threads spin while they wait for the next operator, for some hundred microseconds at most, because
 # XLA uses the same cores. Each is bound to a processor: two that wait for each other on one
 # processor would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
-_F32 = 3
-_TYPES = {"float16": 1, "bfloat16": 2, "float32": _F32, "int8": 5}
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int8": 5}
 _CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
-_POST_OP = 32768
+_POST_OP, _SCALES = 32768, 4096
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
 _STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
@@ -50,7 +47,8 @@ _BINARY = {
     "div": 0x1FFF4,
     "sub": 0x1FFF5,
 }
-_AVX512 = 0x20  # a bit in the code of an instruction set
+# Bits in the code of an instruction set.
+_AVX2, _AVX512, _BF16, _SUMS_IN_32_BITS = 0x4, 0x20, 0x80, 0x48
 _POOLS = {"max": 0x1FF, "average": 0x2FF}
 
 Desc = int  # address of a memory descriptor: dims, strides, blocks
@@ -77,7 +75,7 @@ class Library:
 
     def __init__(self, path: str) -> None:
         processors = os.sched_getaffinity(0)
-        with _environment(_OPENMP):
+        with environment(_OPENMP):
             self._lib = ctypes.CDLL(path)
         os.sched_setaffinity(0, processors)  # OpenMP has bound the thread that loads it
         self._lib.dnnl_version.restype = ctypes.POINTER(_Version)
@@ -94,6 +92,11 @@ class Library:
         isa = int(self._lib.dnnl_get_effective_cpu_isa())
         # Layouts chosen by the library depend on these.
         self.lanes = 16 if isa & _AVX512 else 8  # elements of a vector in its kernels
+        # Types narrower than float32 that it multiplies faster.
+        self.operand_types = ("bfloat16",) * bool(isa & _BF16) + ("int8",) * bool(isa & _AVX2)
+        # The largest level of a kernel in int8: without instructions that add products in 32 bits,
+        # pairs of them are added in 16, and the library halves the kernel so that these suffice.
+        self.most_level = 127 if isa & _SUMS_IN_32_BITS else 63
         self.name = f"oneDNN {v.major}.{v.minor}.{v.patch}, instruction set {isa:#x}"
 
     def set_verbose(self, level: int) -> None:
@@ -132,9 +135,10 @@ class Library:
         kind = _TYPES[dtype]
         return self._new("dnnl_memory_desc_create_with_strides", len(dims), sizes, kind, steps)
 
-    def any_desc(self, dims: Sequence[int]) -> Desc:
-        """Describe an array of float32 whose layout the library is to choose."""
-        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), _F32, _ANY)
+    def any_desc(self, dims: Sequence[int], dtype: str = "float32") -> Desc:
+        """Describe an array whose layout the library is to choose."""
+        kind = _TYPES[dtype]
+        return self._new("dnnl_memory_desc_create_with_tag", len(dims), _dims(dims), kind, _ANY)
 
     def permuted(self, desc: Desc, order: Sequence[int]) -> Desc:
         """Describe the same memory with axis `order[i]` in place i, as by `lax.transpose`."""
@@ -199,14 +203,21 @@ class Library:
         dilation: Sequence[int],
         padding: Sequence[tuple[int, int]],
         post_ops: PostOps = NO_POST_OPS,
+        scales: int | None = None,
     ) -> Prim:
-        """Describe a convolution, N C spatial by (G) O I spatial; `dilation` 1 means none."""
+        """Describe a convolution, N C spatial by (G) O I spatial; `dilation` 1 means none.
+
+        Args:
+          scales: the axes of the weights, as bits, along which their factors differ; the source
+            then has one factor, and all are arguments of the primitive.
+        """
         low, high = zip(*padding, strict=True)
         return self._prim(
             "dnnl_convolution_forward_primitive_desc_create",
             *(_INFERENCE, _DIRECT, _at(src), _at(weights), _at(bias), _at(dst)),
             *(_dims(stride), _dims([d - 1 for d in dilation]), _dims(low), _dims(high)),
             post_ops=post_ops,
+            scales=scales,
         )
 
     def matmul(
@@ -295,19 +306,23 @@ class Library:
         *args: object,
         post_ops: PostOps = NO_POST_OPS,
         reference: bool = False,
+        scales: int | None = None,
     ) -> Prim:
-        prim = self._new(name, _at(self.engine), *args, self._attributes(post_ops))
+        prim = self._new(name, _at(self.engine), *args, self._attributes(post_ops, scales))
         if not reference and self.implementation(prim).startswith("ref"):
             raise UnimplementedError(f"{name}: {self.implementation(prim)}")
         return prim
 
-    def _attributes(self, post_ops: PostOps) -> ctypes.c_void_p:
+    def _attributes(self, post_ops: PostOps, scales: int | None = None) -> ctypes.c_void_p:
         attributes, chain = ctypes.c_void_p(), ctypes.c_void_p()
         self._check(self._lib.dnnl_primitive_attr_create(ctypes.byref(attributes)), "attributes")
         self._check(
             self._lib.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD),
             "attributes",
         )
+        for which, axes in () if scales is None else ((SRC, 0), (WEIGHTS, scales)):
+            status = self._lib.dnnl_primitive_attr_set_scales_mask(attributes, which, axes)
+            self._check(status, "scales")
         self._check(self._lib.dnnl_post_ops_create(ctypes.byref(chain)), "attributes")
         if post_ops.addend is not None:
             status = self._lib.dnnl_post_ops_append_binary(
@@ -333,6 +348,7 @@ class Library:
 
 
 ADDEND = _POST_OP | SRC_1  # argument of the first post-op
+SRC_SCALE, WEIGHTS_SCALES = _SCALES | SRC, _SCALES | WEIGHTS
 
 
 @functools.cache
@@ -344,12 +360,12 @@ def library() -> Library | None:
         return None
     if jax.default_backend() != "cpu" or importlib.util.find_spec("llvmlite") is None:
         return None
-    for path in _packaged():
+    for path in packaged():
         try:
             return Library(path)
         except OSError as error:
             warnings.warn(
-                f"xrl_jax: oneDNN's kernels are not used, because its package {_PACKAGE} cannot be "
+                f"xrl_jax: oneDNN's kernels are not used, because its package {PACKAGE} cannot be "
                 f"loaded ({error}); it needs libgomp.so.1, which Linux systems call libgomp1 or "
                 "libgomp",
                 RuntimeWarning,
@@ -368,27 +384,6 @@ def row_major(dims: Sequence[int]) -> tuple[int, ...]:
     for d in reversed(dims[1:]):
         strides.append(strides[-1] * d)
     return tuple(reversed(strides[: len(dims)]))
-
-
-def _packaged() -> list[str]:
-    """Return the paths of the library in its package; none if that is not installed."""
-    try:
-        files = importlib.metadata.files(_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set those environment variables that are not set yet, inside the context only."""
-    new = {k: v for k, v in values.items() if k not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for k in new:
-            del os.environ[k]
 
 
 def _at(address: int | None) -> ctypes.c_void_p:

@@ -27,7 +27,7 @@ from jax.custom_batching import custom_vmap
 
 from xrl_jax.graph import ops
 from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue
-from xrl_jax.libraries.onednn import spec, winograd
+from xrl_jax.libraries.onednn import operand_types, spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.kernels import kernel
 from xrl_jax.libraries.onednn.spec import Conv, Dot, Winograd
@@ -73,12 +73,14 @@ def convolution(
     dilation: Sequence[int],
     groups: int,
     epilogue: Epilogue = NO_EPILOGUE,
+    right: str = "float32",
 ) -> jax.Array:
     """Convolve float32 images [N, spatial..., C] with kernels [spatial..., C / groups, O].
 
     Args:
       stride, dilation: one value for each spatial axis; the dilation is the kernel's.
       padding: (low, high) for each spatial axis, none negative.
+      right: type in which they are multiplied: float32, bfloat16 or int8.
     """
     op = Conv(
         tuple(stride),
@@ -86,9 +88,15 @@ def convolution(
         tuple(dilation),
         groups,
         _spec(epilogue),
+        right,
     )
-    arrays = (x, w, *epilogue.with_bias(-1).arrays)
-    if library() is not None:
+    more = epilogue.with_bias(-1).arrays
+    lib = library()
+    if right == "int8":
+        levels, factors = kernel_levels(w)
+        w, more = levels, (factors, w, *more)
+    arrays = (x, w.astype(right), *more)
+    if lib is not None or right != "float32":
         return kernel(op, *arrays)
     n = x.ndim
     image = {
@@ -115,6 +123,12 @@ def convolution(
         "feature_groups": groups,
     }
     return _call("convolution", "onednn_conv_config", config, op)(*arrays)
+
+
+def kernel_levels(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the levels in int8 of a kernel [.., O], and the factors of its features [O]."""
+    lib = library()
+    return operand_types.kernel_levels(w, operand_types.LEVELS if lib is None else lib.most_level)
 
 
 def winograd_convolution(

@@ -40,6 +40,8 @@ def loses_nan(partition: Partition) -> bool:
 
 def _loses_nan(partition: Partition, i: Instruction) -> bool:
     match i.op:
+        case Conv(right="int8"):
+            return True  # it has no levels for values that are not finite
         case Conv(after=after) | Dot(after=after):
             return after.clip is not None and not uses_strips(partition, i)
         case Binary(kind) | Pool(kind):
@@ -84,6 +86,8 @@ class _Careful(Planner):
         if not _loses_nan(self.partition, instruction):
             return super().lower(instruction, args, output)
         match op:
+            case Conv(right="int8"):
+                return self.unrounded(op, instruction, args, output)
             case Conv(after=after) | Dot(after=after):
                 assert after.clip is not None
                 free = replace(op, after=replace(after, clip=None))
@@ -98,6 +102,12 @@ class _Careful(Planner):
         inputs = tuple(self.shape_of(a) for a in instruction.args)
         loop = Loop(rows, shape[-1], inputs, (Instruction(op, (0, 1), shape),))
         return self.loop(loop, shape, args, output)
+
+    def unrounded(self, op: Conv, i: Instruction, args: list[Value], output: Place | None) -> Value:
+        """Compute a convolution in int8 in float32 instead."""
+        x, _, _, kernel, *more = args
+        own = replace(i, op=replace(op, right="float32"), args=(i.args[0], *i.args[3:]))
+        return self.lower(own, [x, kernel, *more], output)
 
     def window_max(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:
         """Compute the largest values of windows, along one axis after the other."""

@@ -29,6 +29,8 @@ DECLARATIONS = "\n".join(
             f"declare float @llvm.{n}.f32(float, float)"
             for n in ("maximum", "minimum")
         ),
+        f"declare {VECTOR} @llvm.nearbyint.{SUFFIX}({VECTOR})",
+        f"declare i32 @llvm.vector.reduce.smax.v{WIDTH}i32({INTEGERS})",
         f"declare {VECTOR} @llvm.fmuladd.{SUFFIX}({VECTOR}, {VECTOR}, {VECTOR})",
         f"declare float @llvm.vector.reduce.fadd.{SUFFIX}(float, {VECTOR})",
         *(

@@ -184,7 +184,7 @@ def _added(v: Value, uses: Uses) -> Value | None:
             args = [*kernel.args[:-1], both]
         elif _is_bias(addend.shape, steps, kernel.shape):
             after = replace(op.after, bias=True)
-            n = 3 if op.after.bias else 2
+            n = op.n_operands + op.after.bias
             first, more = kernel.args[:n], kernel.args[n:]
             args = [*_with_bias(op, first, addend, kernel.shape), *more]
         else:
@@ -200,12 +200,12 @@ def _with_bias(op: Kernel, args: list[Value], bias: Value, shape: Shape) -> list
     """Return a kernel's arguments, which may include a bias, with one more bias. Two biases become
     their sum, which has so few elements that it costs nothing.
     """
-    x, w, *first = args
+    own, first = args[: op.n_operands], args[op.n_operands :]
     flat = shape[-1:]
     bias = reshaped(bias, (1,) * (len(shape) - 1) + flat if isinstance(op, Dot) else flat)
     if first:
         bias = result_of(Binary("add"), [first[0], bias], bias.shape)
-    return [x, w, bias]
+    return [*own, bias]
 
 
 def _with_biases_of_slices(outputs: list[Value]) -> list[Value]:

@@ -23,7 +23,15 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, Library, UnimplementedError, library
+from xrl_jax.libraries.onednn.c_api import (
+    DST,
+    SCRATCHPAD,
+    SRC,
+    Desc,
+    Library,
+    UnimplementedError,
+    library,
+)
 from xrl_jax.libraries.onednn.careful import careful_plan, loses_nan
 from xrl_jax.libraries.onednn.native import Place, Step, register
 from xrl_jax.libraries.onednn.plan import plan
@@ -102,6 +110,20 @@ def is_possible(part: Partition) -> bool:
     return True
 
 
+def has_kernels(fn: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of arrays of these shapes and dtypes calls kernels, and the library has
+    all of them.
+    """
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    eqns = [e for e in jax.make_jaxpr(fn)(*avals).jaxpr.eqns if e.primitive is kernel_p]
+    return bool(eqns) and all(
+        is_possible(
+            single_op(e.params["op"], [v.aval.shape for v in e.invars], e.outvars[0].aval.shape)
+        )
+        for e in eqns
+    )
+
+
 # --- names, for files and other processes ---
 
 
@@ -147,18 +169,24 @@ def _register_target(lib: Library, what: str, part: Partition, index: int) -> st
             arena = max(arena, careful_arena)
     else:
         name = f"{name}.{what}{index}"
-        steps = [_copy_step(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
-        arena = 0
+        copies = [_copy_step(lib, *(m if what == _PACK else m[::-1])) for m in moves[index]]
+        steps, arena = [step for step, _ in copies], max(nbytes for _, nbytes in copies)
     register(lib, name, steps, arena, careful)
     with _LOCK:
         _TARGETS[name] = Target(name, what, text_of(part), index)
     return name
 
 
-def _copy_step(lib: Library, source: Desc, target: Desc) -> Step:
-    """Return the step that copies the argument, in one layout, to the result, in another."""
-    places = (SRC, source, Place.argument(0)), (DST, target, Place.result(0))
-    return Step(lib.primitive(lib.reorder(source, target)), places)
+def _copy_step(lib: Library, source: Desc, target: Desc) -> tuple[Step, int]:
+    """Return the step that copies the argument, in one layout, to the result, in another, and the
+    bytes of the arena that it needs.
+    """
+    prim = lib.reorder(source, target)
+    scratch = lib.of(prim, "scratchpad")
+    places = [(SRC, source, Place.argument(0)), (DST, target, Place.result(0))]
+    if nbytes := lib.nbytes(scratch):
+        places.append((SCRATCHPAD, scratch, Place.arena(0)))
+    return Step(lib.primitive(prim), tuple(places)), nbytes
 
 
 def _library() -> Library:
@@ -170,14 +198,14 @@ def _library() -> Library:
 
 def _unpacked_aval(part: Partition, index: int) -> ShapedArray:
     """Return the abstract value of a weight before it is packed."""
-    reads = (i.op for i in part.code if isinstance(i.op, Dot) and i.args[1] == index)
+    reads = (i.op for i in part.code if isinstance(i.op, Conv | Dot) and i.args[1] == index)
     dtype = next((op.right for op in reads), "float32")
     return ShapedArray(part.inputs[index], jnp.dtype(dtype))
 
 
 def _packed_aval(part: Partition, index: int) -> ShapedArray:
     lib = _library()
-    return ShapedArray((plan(lib, part).weights[index].nbytes // 4,), _F32)
+    return ShapedArray((-(-plan(lib, part).weights[index].nbytes // 4),), _F32)
 
 
 @contextlib.contextmanager
@@ -264,12 +292,20 @@ def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
 
 
 def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
+    # The library does not unpack kernels in int8, which are there in float32, too.
+    in_levels = {
+        i.args[1]: i.args[2:4] for i in part.code if isinstance(i.op, Conv) and i.op.right == "int8"
+    }
+
+    def unpacked(i: int, operands: Sequence[jax.Array]) -> jax.Array:
+        if i in in_levels:
+            factors, kernel = (operands[k] for k in in_levels[i])
+            return jnp.round(kernel / factors)
+        x = operands[i]
+        return unpack_p.bind(x, part=part, index=i) if part.packed[i] else x
+
     def as_lax(*operands: jax.Array) -> list[jax.Array]:
-        unpacked = [
-            unpack_p.bind(x, part=part, index=i) if part.packed[i] else x
-            for i, x in enumerate(operands)
-        ]
-        return part(*unpacked)
+        return part(*(unpacked(i, operands) for i in range(len(operands))))
 
     return jax.jvp(as_lax, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 

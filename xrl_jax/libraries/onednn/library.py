@@ -6,6 +6,7 @@ Source: oneDNN (github.com/uxlfoundation/oneDNN).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -101,6 +102,19 @@ class OneDnn(Library):
             if tiles >= _LEAST_TILES and c_in * c_out >= least * (c_in + c_out):
                 found.append(f"winograd{m}")
         return (*found, self.name)
+
+    def narrow(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
+        """Return the rows of types that the library multiplies faster, if it has a kernel."""
+        lib = library()
+        if lib is None:
+            return ()
+        return [
+            row.name
+            for row in LOWERINGS.get(node.op, ())
+            if row.rounds is not None
+            and row.rounds.dtype in lib.operand_types
+            and kernels.has_kernels(functools.partial(row.fn, node), args)
+        ]
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         if platform != "cpu":

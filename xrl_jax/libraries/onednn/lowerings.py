@@ -5,21 +5,24 @@ code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from xrl_jax.graph.graph import Node
-from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue, Lowering, all_of
-from xrl_jax.libraries.onednn import calls, winograd
+from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue, Lowering, Rounding, all_of
+from xrl_jax.libraries.onednn import calls, operand_types, winograd
 from xrl_jax.libraries.xla.conv import conv_lowering, matmul
 from xrl_jax.libraries.xla.conv_facts import ConvFacts
 from xrl_jax.libraries.xla.convolution import Conv, dense, padded
 from xrl_jax.libraries.xla.dot import as_matrices, dot_lowering
+from xrl_jax.libraries.xla.plain import conv_layouts, dot_dims
 
 _MAX_TILED = 1 << 24  # elements of an image; its tiles take a multiple of that
 # The error, relative to a tile's largest value, from sums over a tile that cancel in each result.
@@ -90,6 +93,55 @@ def _dot(out_in: bool) -> Callable[..., jax.Array]:
     return fn
 
 
+def _narrow_convolution(dtype: str) -> Callable[..., jax.Array]:
+    """Return a convolution, features last, that rounds its operands to this type."""
+
+    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
+        c, x = _only_padded(c, x)
+        return calls.convolution(
+            x,
+            lax.transpose(w, (*range(2, c.rank), 1, 0)),
+            stride=c.stride,
+            padding=c.padding,
+            dilation=c.rhs_dilation,
+            groups=c.groups,
+            epilogue=epilogue,
+            right=dtype,
+        )
+
+    return fn
+
+
+def _narrow_dot(dtype: str) -> Callable[..., jax.Array]:
+    """Return a product that rounds its operands to this type: as a convolution of one row of
+    pixels, because not all of the library's products in int8 are fast.
+    """
+
+    def fn(
+        node: Node, lhs: jax.Array, rhs: jax.Array, epilogue: Epilogue = NO_EPILOGUE
+    ) -> jax.Array:
+        def product(left: jax.Array, right: jax.Array, _: Any) -> jax.Array:
+            (m, k), n = left.shape, right.shape[1]
+            after = epilogue
+            if after.addend is not None:
+                after = after._replace(addend=after.addend.reshape(1, 1, m, n))
+            y = calls.convolution(
+                left.reshape(1, 1, m, k),
+                right.astype(left.dtype).reshape(1, 1, k, n),
+                stride=(1, 1),
+                padding=((0, 0), (0, 0)),
+                dilation=(1, 1),
+                groups=1,
+                epilogue=after,
+                right=dtype,
+            )
+            return y.reshape(m, n)
+
+        return as_matrices(node, lhs, rhs, out_in=False, product=product)
+
+    return fn
+
+
 def _tiles(c: ConvFacts) -> Any:
     """Whether a 3 x 3 kernel on one group of features has no stride and no dilation of its own, and
     neither the image nor the result is too large.
@@ -113,6 +165,54 @@ _DOT: dict[str, Any] = dict(
     platforms=_ON_CPU,
     source="measured: 64 features x1.4",
 )
+# Errors of one product, relative to the largest operands; those of int8 are absolute ones.
+_NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63}
+
+
+def _narrow(dtype: str, right: Callable[[Node, jax.Array], jax.Array]) -> dict[str, Any]:
+    """Return the attributes of a row that rounds to a type; `right` rounds weights to int8."""
+    if dtype == "bfloat16":
+        rounds = Rounding(dtype, _to_bfloat16, lambda _, w: _to_bfloat16(w))
+    else:
+        rounds = Rounding(dtype, _to_int8, right)
+    return dict(
+        rounds=rounds,
+        error={"float32": _NARROW[dtype]},
+        platforms=_ON_CPU,
+        without_library=True,
+    )
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    return lax.reduce_precision(x, 8, 7)
+
+
+def _to_int8(x: jax.Array) -> jax.Array:
+    levels, scale = operand_types.levels(x)
+    return levels * scale
+
+
+def _kernel_in_int8(node: Node, w: jax.Array) -> jax.Array:
+    _, (feature, *_), _ = conv_layouts(node)
+    return _by_last_axis(w, feature)
+
+
+def _columns_in_int8(node: Node, w: jax.Array) -> jax.Array:
+    """Return a weight of any number of free axes: each of their elements is a column."""
+    (_, contracted), _ = dot_dims(node)
+    free = tuple(d for d in range(w.ndim) if d not in contracted)
+    order = (*contracted, *free)
+    moved = lax.transpose(w, order)
+    columns = moved.reshape(-1, math.prod(w.shape[d] for d in free))
+    back = tuple(order.index(d) for d in range(w.ndim))
+    return lax.transpose(_by_last_axis(columns, 1).reshape(moved.shape), back)
+
+
+def _by_last_axis(w: jax.Array, feature: int) -> jax.Array:
+    levels, factors = calls.kernel_levels(jnp.moveaxis(w, feature, -1))
+    return jnp.moveaxis(levels * factors, -1, feature)
+
+
 _AS_MATRIX = ("is_pointwise", "is_float32", "one_matrix")
 LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
     "conv": (
@@ -143,9 +243,33 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
             )
             for m in winograd.TILES
         ),
+        *(
+            conv_lowering(
+                f"{_NAME}_{dtype}",
+                _narrow_convolution(dtype),
+                "is_float32",
+                first=False,
+                absorbs="ends_in_features",
+                source="measured: int8 x2.0",
+                **_narrow(dtype, _kernel_in_int8),
+            )
+            for dtype in _NARROW
+        ),
     ),
     "dot": (
         dot_lowering(_NAME, _dot(False), "in_float32", **_DOT),
         dot_lowering(f"{_NAME}_transposed", _dot(True), "in_float32", **_DOT),
+        *(
+            dot_lowering(
+                f"{_NAME}_{dtype}",
+                _narrow_dot(dtype),
+                "in_float32",
+                "without_batch",
+                absorbs="ends_in_columns",
+                source="measured: int8 x2.1",
+                **_narrow(dtype, _columns_in_int8),
+            )
+            for dtype in _NARROW
+        ),
     ),
 }

@@ -30,6 +30,7 @@ from xrl_jax.libraries.onednn import (
     blocked,
     convert,
     keeping,
+    levels,
     rows,
     server,
     stream,
@@ -40,6 +41,7 @@ from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
 from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.keeping import Clipped, WindowMax
+from xrl_jax.libraries.onednn.levels import Largest, Levels
 from xrl_jax.libraries.onednn.machine_code import MakeKernel, addresses, module, pointer
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS, QUEUE, QUEUE_BYTES
 from xrl_jax.libraries.onednn.spec import Loop
@@ -47,7 +49,7 @@ from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
 # Descriptions of generated kernels: of those compiled for their sizes, and of all.
-_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended | Converted
+_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended | Converted | Largest | Levels
 Generated = _SizedKernel | Clipped | WindowMax
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
@@ -196,6 +198,8 @@ _KERNELS: dict[type, MakeKernel] = {
     Blocked: blocked.kernel_of,
     Attended: attention.kernel_of,
     Converted: convert.kernel_of,
+    Largest: levels.kernel_of,
+    Levels: levels.kernel_of,
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -14,7 +15,9 @@ from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
 from xrl_jax.libraries.onednn.convert import Converted
+from xrl_jax.libraries.onednn.code import WIDTH
 from xrl_jax.libraries.onednn.keeping import Clipped
+from xrl_jax.libraries.onednn.levels import Largest, Levels
 from xrl_jax.libraries.onednn.native import Place
 from xrl_jax.libraries.onednn.post_ops import PostOps
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS
@@ -34,9 +37,47 @@ _BYTES = 4  # of a float32
 _LEAST_COLUMNS = 8  # of a loop on transposed axes: half a vector
 
 
+class InLevels(NamedTuple):
+    """An array in int8, its factor, and the number of steps after which it is computed."""
+
+    levels: Value
+    scale: Value
+    n_steps: int
+
+
 @dataclass
 class Operators(Builder):
-    """Builder of the steps of the operators that take no weight."""
+    """Builder of the steps of the operators that take no weight.
+
+    Attributes:
+      in_levels: arrays in int8, by the index of the value and its layout.
+    """
+
+    in_levels: dict[tuple[int, object], InLevels] = field(default_factory=dict)
+
+    def levels(self, number: int, x: Value, shape: Shape) -> InLevels:
+        """Return the levels in int8 of the value of this index, computed once for all readers."""
+        n = math.prod(shape)
+        if n < WIDTH:
+            raise UnimplementedError(f"levels of {n} elements")
+        strides = self.lib.strides(x.desc)
+        if strides is None or self.lib.nbytes(x.desc) != _BYTES * n:
+            strides, x = row_major(shape), self.to_layout(x, self.lib.desc(shape))
+        key = number, strides
+        if key not in self.in_levels:
+            largest, levels = Largest(n), Levels(n)
+            parts, scale = (self.lib.desc((k,)) for k in (largest.blocks, 1))
+            narrow = self.lib.desc(shape, strides, "int8")
+            made = [Value(desc, self.block(desc)) for desc in (parts, scale, narrow)]
+            self.append(largest, [(0, v.desc, v.place) for v in (x, made[0])])
+            self.append(levels, [(0, v.desc, v.place) for v in (x, *made)])
+            self.in_levels[key] = InLevels(made[2], made[1], len(self.steps))
+        return self.in_levels[key]
+
+    def forget_steps(self, n_steps: int) -> None:
+        """Remove the steps after the first `n_steps`."""
+        del self.steps[n_steps:]
+        self.in_levels = {k: v for k, v in self.in_levels.items() if v.n_steps <= n_steps}
 
     def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
         """Return the slice in the memory of the array."""

@@ -77,7 +77,7 @@ class Planner(Products):
                 y = self.lower(instruction, args, into)
             except UnimplementedError as error:
                 reason = error
-                del self.steps[n_steps:]
+                self.forget_steps(n_steps)
                 continue
             if output is None or into is not None:
                 return y

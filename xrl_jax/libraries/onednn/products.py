@@ -16,7 +16,9 @@ from xrl_jax.libraries.onednn.c_api import (
     DST,
     SRC,
     SRC_1,
+    SRC_SCALE,
     WEIGHTS,
+    WEIGHTS_SCALES,
     Desc,
     Prim,
     UnimplementedError,
@@ -75,30 +77,34 @@ class Products(Operators):
         # Axes of size 1 first: the library's tiles go along the last one.
         inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
         first = (0, n - 1, *inner)  # features before the spatial axes
-        src = self.lib.any_desc([x_shape[a] for a in first])
+        src = self.lib.any_desc([x_shape[a] for a in first], op.right)
         dst = self.requested_layout(i.shape, first, output)
         w, steps = args[1], self.lib.strides(args[1].desc)
         if steps is None:  # a blocked layout
             w, steps = self.to_layout(w, self.lib.desc(w_shape)), row_major(w_shape)
         dims, strides = kernel_layout(w_shape, steps, op.groups, inner)
-        weights = self.lib.any_desc(dims)
+        weights = self.lib.any_desc(dims, op.right)
         stride, dilation = ([f[a - 1] for a in inner] for f in (op.stride, op.dilation))
         padding = [op.padding[a - 1] for a in inner]
 
         def make(bias: Desc | None, post_ops: PostOps) -> Prim:
+            scales = (1 if op.groups == 1 else 3) if op.right == "int8" else None
             return self.lib.convolution(
-                src, weights, bias, dst, stride, dilation, padding, post_ops
+                src, weights, bias, dst, stride, dilation, padding, post_ops, scales
             )
 
+        more, factors = args[op.n_operands :], None
+        if op.right == "int8":
+            levels, scale, _ = self.levels(i.args[0], args[0], x_shape)
+            args, factors = [levels, *args[1:]], [(SRC_SCALE, scale), (WEIGHTS_SCALES, args[2])]
         x = self.transposed(args[0], first)
-        w = Value(self.lib.desc(dims, strides), w.place)
-        more = args[2:]
+        w = Value(self.lib.desc(dims, strides, op.right), w.place)
         bias = more.pop(0) if op.after.bias else None
         addend = self.transposed(more.pop(0), first) if op.after.addend else None
         after, clip = op.after, op.after.clip
         if clip is not None and self.computes_padding_features(op, i, make):
             after = replace(after, clip=None)
-        y = self.product(make, after, i.args[1], x, w, bias, addend, output)
+        y = self.product(make, after, i.args[1], x, w, bias, addend, output, factors or ())
         if after != op.after and clip is not None:
             y = self.clipped(clip, y, self.requested_layout(i.shape, first, Place.result(0)))
         return self.transposed(y, [first.index(a) for a in range(n)])
@@ -223,10 +229,14 @@ class Products(Operators):
         bias: Value | None,
         addend: Value | None,
         output: Place | None,
+        factors: Sequence[tuple[int, Value]] = (),
     ) -> Value:
         """Append a convolution or product with its epilogue.
 
         The addend is added by a step of its own where its layout differs from the result's.
+
+        Args:
+          factors: further arguments of the primitive, those of operands in int8.
         """
         bias_desc = None if bias is None else bias.desc
         plain = PostOps(clip=after.clip if addend is None else None)
@@ -246,7 +256,7 @@ class Products(Operators):
         w = self.packed(weight, w, wanted) if packs else self.to_layout(w, wanted)
         dst = self.lib.of(prim, "dst")
         y = self.result(dst, None if sum_apart else output)
-        operands = [(SRC, x), (WEIGHTS, w), (DST, y)]
+        operands = [(SRC, x), (WEIGHTS, w), (DST, y), *factors]
         if bias is not None:
             operands.append((BIAS, bias))
         if addend is not None and not sum_apart:

@@ -1,8 +1,8 @@
 """Library calls as plain data: operators, and partitions made of them.
 
 A partition is the part of a program that one library call computes: a list of operators on values,
-which are numbered from the inputs on. All values are float32, except weights that a `Dot` reads in
-a narrower type and inputs that `Widen` reads.
+which are numbered from the inputs on. All values are float32, except weights that a product or a
+convolution reads in a narrower type, and inputs that `Widen` reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import jax
 from jax import lax
 
-from xrl_jax.libraries.onednn import winograd
+from xrl_jax.libraries.onednn import operand_types, winograd
 from xrl_jax.libraries.onednn.moves import Repeat, Reshape, Shape, Slice, Transpose, Widen
 
 
@@ -70,21 +70,41 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Conv:
-    """Convolution of images [N, spatial.., C] with kernels [spatial.., C / groups, O]; bias [O]."""
+    """Convolution of images [N, spatial.., C] with kernels [spatial.., C / groups, O]; bias [O].
+
+    In a type narrower than float32 the kernel operand has that type, and the image is rounded to
+    it. For int8 two operands follow the kernel: the factors of its features [O], and the kernel in
+    float32, for images that are not finite (`careful`).
+    """
 
     stride: Shape
     padding: tuple[tuple[int, int], ...]
     dilation: Shape
     groups: int
     after: Epilogue = Epilogue()
+    right: str = "float32"  # type in which image and kernel are multiplied
+
+    @property
+    def n_operands(self) -> int:
+        """Number of operands before those of the epilogue."""
+        return 4 if self.right == "int8" else 2
 
     def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
+        if self.right == "int8":
+            factors, _, *more = more
+            levels, scale = operand_types.levels(x)
+            y = self._convolved(levels, w.astype(x.dtype)) * (scale * factors)
+        else:
+            y = self._convolved(x.astype(self.right), w)
+        return self.after(y, more)
+
+    def _convolved(self, x: jax.Array, w: jax.Array) -> jax.Array:
         n = x.ndim
         inner = range(1, n - 1)
         numbers = lax.ConvDimensionNumbers(
             (0, n - 1, *inner), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *inner)
         )
-        y = lax.conv_general_dilated(
+        return lax.conv_general_dilated(
             x,
             w,
             self.stride,
@@ -92,8 +112,8 @@ class Conv:
             rhs_dilation=self.dilation,
             dimension_numbers=numbers,
             feature_group_count=self.groups,
+            preferred_element_type=jax.numpy.float32,
         )
-        return self.after(y, more)
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,7 @@ class Dot:
     right_transposed: bool  # the second operand is stored [.., N, K]
     after: Epilogue = Epilogue()
     right: str = "float32"  # type of the second operand; a narrower one is a weight
+    n_operands = 2  # before those of the epilogue
 
     def __call__(self, a: jax.Array, b: jax.Array, *more: jax.Array) -> jax.Array:
         n = a.ndim - 2
@@ -127,6 +148,7 @@ class Winograd:
     tile: int
     padding: tuple[tuple[int, int], ...]
     after: Epilogue = Epilogue()
+    n_operands = 2  # before those of the epilogue
 
     def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
         return self.after(winograd.convolved(x, w, self.tile, self.padding), more)

@@ -191,6 +191,10 @@ class DotFacts(Facts):
         return (n > 1) & (n <= _MAX_LOOP)
 
     @cached_property
+    def without_batch(self) -> Any:
+        return self._counts["rhs_batch"] == 0
+
+    @cached_property
     def ends_in_columns(self) -> Any:
         """Whether the result is [.., N] without a batch, N being one axis of the right argument."""
         batch = self._counts["rhs_batch"]

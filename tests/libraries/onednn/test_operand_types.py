@@ -1,0 +1,184 @@
+"""Convolutions and products in int8: the integers are exact, and special values are float32's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xrl_jax.libraries.base import Epilogue
+from xrl_jax.libraries.onednn import calls, kernels
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.levels import Largest, Levels
+from xrl_jax.libraries.onednn.operand_types import kernel_levels, levels
+from xrl_jax.libraries.onednn.plan import plan
+from xrl_jax.libraries.onednn.spec import Conv, Instruction, Partition
+from xrl_jax.lower.table import CHOICES, LOWERINGS
+
+LIBRARY = library()
+needs_int8 = pytest.mark.skipif(
+    LIBRARY is None or "int8" not in LIBRARY.operand_types, reason="oneDNN has no int8 here"
+)
+NAN, INF = np.nan, np.inf
+RNG = np.random.default_rng(0)
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    return [jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in shapes]
+
+
+def convolution(right: str, stride: int = 1, groups: int = 1) -> Callable[..., Any]:
+    """Return a jitted convolution that keeps the size of images, with a bias and a rectifier."""
+
+    @jax.jit
+    def fn(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        edge = w.shape[0] // 2
+        return calls.convolution(
+            x,
+            w,
+            stride=(stride, stride),
+            padding=((edge, edge),) * 2,
+            dilation=(1, 1),
+            groups=groups,
+            epilogue=Epilogue(bias=b, relu=True),
+            right=right,
+        )
+
+    return fn
+
+
+def test_an_image_has_one_factor() -> None:
+    found, scale = levels(jnp.asarray([0.0, 1.0, -2.0, 0.01]))
+    np.testing.assert_allclose(scale, 2 / 127)
+    assert found.tolist() == [0.0, 64.0, -127.0, 1.0]  # 63.5 to even
+
+
+def test_an_image_that_is_not_finite_has_no_levels() -> None:
+    found, scale = levels(jnp.asarray([NAN, INF, 3.0]))
+    np.testing.assert_array_equal(found, [NAN, INF, 3.0])
+    assert scale == 1
+
+
+def test_a_kernel_has_a_factor_for_each_feature() -> None:
+    w = jnp.asarray([[1.0, 0.0, -10.0], [0.4, 0.0, 5.1]])
+    found, scales = kernel_levels(w, 127)
+    assert found.tolist() == [[127, 0, -127], [51, 0, 65]]
+    np.testing.assert_allclose(scales[::2], [1 / 127, 10 / 127], rtol=1e-6)
+
+
+def test_a_processor_that_adds_pairs_in_16_bits_has_even_levels() -> None:
+    found, scales = kernel_levels(jnp.asarray([[1.0], [0.4]]), 63)
+    assert found.tolist() == [[126], [50]]
+    np.testing.assert_allclose(scales, [1 / 126], rtol=1e-6)
+
+
+@needs_int8
+@pytest.mark.parametrize(
+    ("size", "features", "window", "groups", "stride"),
+    [
+        (14, (32, 64), 3, 1, 1),
+        (15, (8, 24), 1, 1, 1),
+        (14, (32, 32), 3, 32, 1),
+        (14, (64, 64), 3, 4, 2),
+        (9, (3, 16), 3, 1, 2),
+        (5, (17, 5), 3, 1, 1),
+    ],
+)
+def test_a_convolution_is_that_of_the_levels(
+    size: int, features: tuple[int, int], window: int, groups: int, stride: int
+) -> None:
+    c, o = features
+    x, w, b = arrays((2, size, size, c), (window, window, c // groups, o), (o,))
+    rounded, factors = calls.kernel_levels(w)
+    (found, scale) = levels(x)
+    expected = convolution("float32", stride, groups)(found * scale, rounded * factors, b)
+    y = convolution("int8", stride, groups)(x, w, b)
+    np.testing.assert_allclose(y, expected, atol=1e-5 * float(jnp.abs(expected).max()))
+
+
+@needs_int8
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_special_value_gives_what_float32_gives(value: float) -> None:
+    x, w, b = arrays((2, 9, 9, 16), (3, 3, 16, 24), (24,))
+    x = x.at[1, 4, 5, 6].set(value)
+    y = convolution("int8")(x, w, b)
+    np.testing.assert_array_equal(y, convolution("float32")(x, w, b))
+
+
+@needs_int8
+@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1e30])
+def test_the_error_does_not_depend_on_the_scale(scale: float) -> None:
+    x, w, b = arrays((1, 9, 9, 16), (3, 3, 16, 24), (24,))
+    b *= 0
+    y, exact = (convolution(t)(x * scale, w, b) for t in ("int8", "float32"))
+    largest = float(jnp.abs(exact).max())
+    np.testing.assert_allclose(y, exact, atol=0.03 * largest)
+
+
+@needs_int8
+def test_an_outlier_is_not_clipped() -> None:
+    x, w, b = arrays((1, 9, 9, 16), (1, 1, 16, 24), (24,))
+    x = x.at[0, 0, 0, 0].set(1e4)
+    y, exact = (convolution(t)(x, w, b)[0, 0, 0] for t in ("int8", "float32"))
+    np.testing.assert_allclose(y, exact, atol=0.01 * float(jnp.abs(exact).max()))
+
+
+@needs_int8
+def test_readers_of_a_value_share_its_levels() -> None:
+    op, n = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, right="int8"), (1, 1, 16, 16)
+    x = (1, 4, 4, 16)
+    code = tuple(Instruction(op, (0, at, at + 1, at + 2), x) for at in (1, 4))
+    inputs, packed = (x, n, (16,), n, n, (16,), n), (False, True, False, False) * 2
+    part = Partition(inputs, packed[:7], code, (7, 8))
+    assert LIBRARY is not None
+    steps = [s.primitive for s in plan(LIBRARY, part).steps]
+    assert [s for s in steps if not isinstance(s, int)] == [Largest(256), Levels(256)]
+
+
+@needs_int8
+def test_a_call_may_be_mapped_and_differentiated() -> None:
+    x, w, b = arrays((3, 1, 6, 6, 8), (3, 3, 8, 8), (8,))
+    fn, exact = convolution("int8"), convolution("float32")
+    each = jnp.stack([fn(one, w, b) for one in x])
+    np.testing.assert_allclose(jax.vmap(lambda one: fn(one, w, b))(x), each, atol=1e-5)
+    slope, expected = (jax.grad(lambda b, f=f: f(x[0], w, b).sum())(b) for f in (fn, exact))
+    np.testing.assert_allclose(slope, expected, atol=4)  # a rectifier may open or close
+
+
+@pytest.mark.parametrize("right", ["int8", "bfloat16"])
+def test_the_same_is_computed_without_the_library(
+    right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "is_possible", lambda _: False)
+    x, w, b = arrays((1, 9, 9, 16), (3, 3, 16, 24), (24,))
+    y, exact = convolution(right)(x, w, b), convolution("float32")(x, w, b)
+    np.testing.assert_allclose(y, exact, atol=0.03 * float(jnp.abs(exact).max()))
+
+
+def test_no_rule_chooses_a_lowering_that_rounds() -> None:
+    rounding = {(op, i): r.rounds for op, rows in LOWERINGS.items() for i, r in enumerate(rows)}
+    rounding = {choice: rounds for choice, rounds in rounding.items() if rounds is not None}
+    assert {rounds.dtype for rounds in rounding.values()} == {"bfloat16", "int8"}
+    assert not set(rounding) & set(CHOICES)
+
+
+MASKED = """
+from xrl_jax.libraries.onednn.c_api import library
+print(library().operand_types)
+"""
+
+
+@needs_int8
+def test_the_library_says_which_types_the_processor_multiplies() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    found = subprocess.run(
+        [sys.executable, "-c", MASKED], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "()\n"

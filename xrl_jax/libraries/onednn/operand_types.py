@@ -1,0 +1,37 @@
+"""Types narrower than float32 in which the library multiplies, and the rounding to them.
+
+In bfloat16 both operands are rounded. In int8 an array is a factor times integers, its levels: one
+factor for an image, one for each feature of a kernel. The factor of an image is chosen anew for
+each image, so no value is clipped.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+LEVELS = 127  # of int8 on either side of 0
+LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of an array of zeros
+
+
+def levels(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the levels of an array of float32, as float32, and their factor. An array that is not
+    finite has none: it is returned as it is, with the factor 1.
+    """
+    largest = jnp.max(jnp.abs(x))
+    is_finite = jnp.isfinite(largest)
+    scale = jnp.where(is_finite, jnp.maximum(largest / LEVELS, LEAST_SCALE), 1.0)
+    return jnp.where(is_finite, jnp.round(x / scale), x), scale
+
+
+def kernel_levels(w: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Return the levels of a kernel [.., O] in int8, and the factors of its features [O].
+
+    Args:
+      most: the largest level; with less than 64 all levels are even, because the library halves
+        them where a processor adds pairs of products in 16 bits.
+    """
+    doubled = 2 if most < 64 else 1
+    scale = jnp.max(jnp.abs(w), axis=tuple(range(w.ndim - 1))) / most
+    scale = jnp.maximum(scale, LEAST_SCALE)
+    return (doubled * jnp.round(w / scale)).astype(jnp.int8), scale / doubled
