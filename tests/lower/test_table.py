@@ -17,7 +17,6 @@ from xrl_jax.language.lowering_rules import lowering_rules
 from xrl_jax.lower.table import (
     CHOICE,
     CHOICES,
-    LOWERINGS,
     applicable,
     fits,
     name_of,

@@ -41,8 +41,8 @@ from xrl_jax.search.time_whole import TimeWhole, ranked
 from xrl_jax.transform.narrow import PRECISIONS, STORAGE, Site, narrowed, sites
 
 _NO_SITES = (
-    "the processor has no instructions that multiply in one, and no product of at most 16 rows reads "
-    "a weight"
+    "the processor has no instructions that multiply in one, and no product of at most 16 rows "
+    "reads a weight"
 )
 _START = (FrontierPoint(1.0, 0.0),)  # the original
 _PROBES = 2  # inputs on which the error of a single site is measured

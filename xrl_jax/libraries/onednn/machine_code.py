@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -101,4 +102,10 @@ def _engine() -> Any:
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
     )
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    return forever(llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine))
+
+
+def forever(x: Any) -> Any:
+    """Return the object, which Python now never frees: calls may still run while it exits."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+    return x

@@ -42,7 +42,13 @@ from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
 from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.keeping import Clipped, WindowMax
 from xrl_jax.libraries.onednn.levels import Largest, Levels
-from xrl_jax.libraries.onednn.machine_code import MakeKernel, addresses, module, pointer
+from xrl_jax.libraries.onednn.machine_code import (
+    MakeKernel,
+    addresses,
+    forever,
+    module,
+    pointer,
+)
 from xrl_jax.libraries.onednn.server import MOST_ARGUMENTS, QUEUE, QUEUE_BYTES
 from xrl_jax.libraries.onednn.spec import Loop
 from xrl_jax.libraries.onednn.stream import Streamed
@@ -103,7 +109,8 @@ class Step(NamedTuple):
 _LOCK = threading.Lock()
 _timed_only = False
 _NUMBERS = itertools.count()  # for the names of generated kernels
-_KEPT: dict[str, Any] = {}  # memory whose addresses are in generated code; lists by name
+# Memory whose addresses are in generated code; lists by name.
+_KEPT: dict[str, Any] = forever({})
 
 
 def register(
@@ -180,7 +187,7 @@ def _encoded(lib: Library, steps: Sequence[Step]) -> np.ndarray:
 @functools.cache
 def _parameters(what: Clipped | WindowMax) -> np.ndarray:
     """Return the parameters for the code of `keeping`, in memory that is never freed."""
-    return np.asarray(what.parameters, np.int64)
+    return forever(np.asarray(what.parameters, np.int64))
 
 
 @functools.cache

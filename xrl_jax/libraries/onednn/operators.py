@@ -14,8 +14,8 @@ from xrl_jax.libraries.onednn import rows
 from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
-from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.code import WIDTH
+from xrl_jax.libraries.onednn.convert import Converted
 from xrl_jax.libraries.onednn.keeping import Clipped
 from xrl_jax.libraries.onednn.levels import Largest, Levels
 from xrl_jax.libraries.onednn.native import Place
