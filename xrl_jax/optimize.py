@@ -31,7 +31,7 @@ from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
 from xrl_jax.precision.budget import ErrorBudget, check_tolerance, error_budget
 from xrl_jax.precision.inputs import calibration_inputs
-from xrl_jax.precision.narrow import LowerPrecision, without_narrow_types
+from xrl_jax.precision.narrow import lower_precision, without_narrow_types
 from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program
 from xrl_jax.report.live import LiveProgress
@@ -286,11 +286,11 @@ def _searched(
     problem = Problem(task.program, task.table, oracle, live, live.phase, recalled)
     strategy = chain(task.strategy, TimeWhole())
     key = jax.random.key(0) if key is None else key
-    if errors is None:
+    narrow = lower_precision(task.original, task.program, errors, oracle.target.platform)
+    if narrow is None:
         return strategy(problem, budget, key)
-    narrow = LowerPrecision(errors.tolerance, errors.chosen_on)
     found = chain(WithShare(strategy, _STRICT), narrow)(problem, budget, key)
-    return found.with_note(errors.origin) if found.frontier else found
+    return found.with_note(errors.origin) if errors and found.frontier else found
 
 
 def _accepted(

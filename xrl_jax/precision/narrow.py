@@ -21,6 +21,7 @@ from xrl_jax.cost.view import view_graph
 from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.precision.budget import ErrorBudget
 from xrl_jax.precision.choose import Option, knapsack
 from xrl_jax.precision.errors import Errors, error_bound
 from xrl_jax.program.host import disassemble, reassemble
@@ -38,7 +39,16 @@ from xrl_jax.search.base import (
 )
 from xrl_jax.search.states import place_text
 from xrl_jax.search.time_whole import TimeWhole, ranked
-from xrl_jax.transform.narrow import PRECISIONS, STORAGE, Site, narrowed, sites
+from xrl_jax.transform.narrow import (
+    OPERANDS,
+    PRECISIONS,
+    STORAGE,
+    Site,
+    narrowed,
+    sites,
+    type_of,
+)
+from xrl_jax.transform.widen import operand_type
 
 _NO_SITES = (
     "the processor has no instructions that multiply in one, and no product of at most 16 rows "
@@ -54,8 +64,10 @@ class LowerPrecision:
     """Stage that adds programs of lower precision to the results, up to a tolerance.
 
     Attributes:
-      tolerance: largest error of a result, relative to the largest element of its array.
-      inputs: flat argument lists on which errors are measured; not empty.
+      tolerance: largest error of a result, relative to the largest element of its array; infinite
+        where the precisions are those that the program had before the search.
+      inputs: flat argument lists on which errors are measured; empty if the tolerance is infinite.
+      precisions: those that may be chosen.
       budgets: the shares of the tolerance for which precisions are chosen, largest first.
       timing_share: largest share of the time left that is used for timing operators.
       choice_share: the same for measuring errors, after that.
@@ -66,6 +78,7 @@ class LowerPrecision:
 
     tolerance: float
     inputs: Sequence[Sequence[Any]] = field(metadata={"setting": False})
+    precisions: tuple[str, ...] = PRECISIONS
     budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
     timing_share: float = 0.3
     choice_share: float = 0.4
@@ -81,7 +94,11 @@ class LowerPrecision:
         base = replace(base, program=_renumbered(base.program))
         if library is None:
             return _without(found, "no library here has kernels for them")
-        places = sites(base.program, library)
+        places = {
+            site: allowed
+            for site, own in sites(base.program, library).items()
+            if (allowed := tuple(p for p in own if p in self.precisions))
+        }
         if not places:
             return _without(found, _NO_SITES)
         if clock.left < self.least_seconds:
@@ -100,7 +117,8 @@ class LowerPrecision:
         own = [f for f in timed if f.narrowed and f.timing is not None and f.timing.ok]
         points = [_point(f) for f in (*own, *found.best) if f.timing is not None and not f.options]
         best = _exact_first(ranked([*own, *found.best]), self.same_time)
-        return replace(found, best=tuple(best), frontier=frontier([*points, *_START]))
+        shown = frontier([*points, *_START]) if math.isfinite(self.tolerance) else ()
+        return replace(found, best=tuple(best), frontier=shown)
 
     def _gains(
         self,
@@ -113,8 +131,8 @@ class LowerPrecision:
         """Return the seconds of a run of the program that each precision saves, where it does."""
         oracle = problem.oracle
         wanted = {}
-        for precision in (None, *PRECISIONS):
-            chosen = {s: precision for s, own in places.items() if precision in own}
+        choices = [{s: p for s, own in places.items() if p in own} for p in PRECISIONS]
+        for chosen in ({}, *choices):
             for graph in narrowed(program, chosen, library).graphs:
                 wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
         oracle.measure(wanted, clock=clock.part(self.timing_share))
@@ -134,6 +152,9 @@ class LowerPrecision:
         largest gains first.
         """
         places = sorted(gains, key=lambda site: -max(gains[site].values()))
+        if math.isinf(self.tolerance):
+            best = {s: max(own.items(), key=lambda o: o[1]) for s, own in gains.items()}
+            return [_Choice({s: Option(*o, 0.0) for s, o in best.items()}, 0.0)]
         errors = Errors(program, {site: tuple(gains[site]) for site in places}, self.inputs)
         clock = clock.part(self.choice_share)
         options: list[list[Option]] = []
@@ -254,3 +275,27 @@ def _renumbered(program: Program) -> Program:
 def _without(found: SearchResult, reason: str) -> SearchResult:
     """Return the results with a note that says why no precision is lower."""
     return found.with_note(f"nothing is in narrower types: {reason}")
+
+
+def lower_precision(
+    original: Program, program: Program, budget: ErrorBudget | None, platform: str
+) -> LowerPrecision | None:
+    """Return the stage that lowers precisions after a search; None if there is nothing to lower.
+
+    Without a budget of error that is a program which multiplied in a narrow type, on a machine that
+    does so faster than in float32.
+
+    Args:
+      original: the program as it was traced.
+      program: the program that is searched.
+      budget: what the user allows.
+    """
+    if budget is not None:
+        return LowerPrecision(budget.tolerance, budget.chosen_on)
+    library, dtype = calling(platform), operand_type(original)
+    own = tuple(p for p in OPERANDS if type_of(p) == dtype)
+    if library is None or not own:
+        return None
+    if not any(own[0] in found for found in sites(program, library).values()):
+        return None
+    return LowerPrecision(math.inf, (), own)

@@ -57,6 +57,21 @@ def widened(program: Program) -> Program:
     return reassemble(program, replace(host, main=main, bodies=tuple(bodies)))
 
 
+def operand_type(program: Program) -> str | None:
+    """Return the narrow type of the operands of all products and convolutions of a program; None if
+    they have no common one.
+    """
+    host = disassemble(program)
+    found = {
+        graph.nodes[a].dtype
+        for graph in (host.main, *host.bodies)
+        for node in graph.nodes
+        if node.op in ("dot", "conv")
+        for a in node.args
+    }
+    return found.pop() if len(found) == 1 and found <= set(ops.NARROW_DTYPES) else None
+
+
 def _wide_inputs(body: HostGraph, bindings: Sequence[Binding]) -> frozenset[int]:
     """Return the positions of a body's inputs that become wide: those that are no weights."""
     return frozenset(

@@ -110,14 +110,18 @@ class Builder:
         return [self.to_layout(v, self.lib.desc(s)) for v, s in pairs]
 
     def requested_layout(
-        self, shape: Sequence[int], order: Sequence[int], output: Place | None
+        self,
+        shape: Sequence[int],
+        order: Sequence[int],
+        output: Place | None,
+        dtype: str = "float32",
     ) -> Desc:
         """Return the layout to request for a result with its axes in this order: the library's
         choice, or, if the call returns the result, the one that is row-major in the order of
         `shape`.
         """
         if output is None:
-            return self.lib.any_desc([shape[a] for a in order])
+            return self.lib.any_desc([shape[a] for a in order], dtype)
         return self.lib.permuted(self.lib.desc(shape), order)
 
     def reshaped(self, x: Value, shape: Shape, new: Shape) -> Value:

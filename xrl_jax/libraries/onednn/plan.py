@@ -17,6 +17,7 @@ from xrl_jax.libraries.onednn.c_api import (
 )
 from xrl_jax.libraries.onednn.native import Place, Step
 from xrl_jax.libraries.onednn.products import Packing, Products
+from xrl_jax.libraries.onednn.result_types import result_types
 from xrl_jax.libraries.onednn.spec import (
     Attention,
     Binary,
@@ -159,7 +160,8 @@ def plan(lib: Library, partition: Partition) -> Plan:
     Raises:
       UnimplementedError: the library has no good kernel for one of the operators.
     """
-    return planned(Planner(lib, partition=partition, strides=result_strides(partition)))
+    strides, types = result_strides(partition), result_types(partition)
+    return planned(Planner(lib, partition=partition, strides=strides, types=types))
 
 
 def planned(b: Planner) -> Plan:

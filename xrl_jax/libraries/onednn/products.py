@@ -64,6 +64,7 @@ class Products(Operators):
 
     partition: Partition = field(kw_only=True)
     strides: dict[int, Shape] = field(kw_only=True)  # by value, see `strides.result_strides`
+    types: dict[int, str] = field(default_factory=dict)  # by value, see `result_types`
     weights: dict[int, Packing] = field(default_factory=dict)
 
     def shape_of(self, value: int) -> tuple[int, ...]:
@@ -78,7 +79,8 @@ class Products(Operators):
         inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
         first = (0, n - 1, *inner)  # features before the spatial axes
         src = self.lib.any_desc([x_shape[a] for a in first], op.right)
-        dst = self.requested_layout(i.shape, first, output)
+        dtype = self.types.get(len(self.values), "float32")
+        dst = self.requested_layout(i.shape, first, output, dtype)
         w, steps = args[1], self.lib.strides(args[1].desc)
         if steps is None:  # a blocked layout
             w, steps = self.to_layout(w, self.lib.desc(w_shape)), row_major(w_shape)
@@ -103,7 +105,8 @@ class Products(Operators):
         addend = self.transposed(more.pop(0), first) if op.after.addend else None
         after, clip = op.after, op.after.clip
         if clip is not None and self.computes_padding_features(op, i, make):
-            after = replace(after, clip=None)
+            after = replace(after, clip=None)  # in float32, by generated code
+            dst = self.requested_layout(i.shape, first, output)
         y = self.product(make, after, i.args[1], x, w, bias, addend, output, factors or ())
         if after != op.after and clip is not None:
             y = self.clipped(clip, y, self.requested_layout(i.shape, first, Place.result(0)))
@@ -244,7 +247,8 @@ class Products(Operators):
         sum_apart = False
         if addend is not None:
             dst = self.lib.of(prim, "dst")
-            sum_apart = not self.lib.equal(addend.desc, dst)
+            layouts = self.lib.layout(addend.desc), self.lib.layout(dst)  # whatever their types
+            sum_apart = not self.lib.equal(addend.desc, dst) and layouts[0] != layouts[1]
             if not sum_apart:
                 try:
                     prim = make(bias_desc, PostOps(addend.desc, clip=after.clip))

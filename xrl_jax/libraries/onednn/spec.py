@@ -91,9 +91,9 @@ class Conv:
 
     def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
         if self.right == "int8":
-            factors, _, *more = more
             levels, scale = operand_types.levels(x)
-            y = self._convolved(levels, w.astype(x.dtype)) * (scale * factors)
+            y = self._convolved(levels, w.astype(x.dtype)) * (scale * more[0])
+            more = more[2:]
         else:
             y = self._convolved(x.astype(self.right), w)
         return self.after(y, more)
