@@ -135,12 +135,12 @@ class Rounding(NamedTuple):
     Attributes:
       dtype: the type.
       left: returns the first operand rounded, in float32.
-      right: the same for the second, given the node.
+      right: the same for the second, a weight, given the node; in NumPy.
     """
 
     dtype: str
     left: Callable[[jax.Array], jax.Array]
-    right: Callable[[Node, jax.Array], jax.Array]
+    right: Callable[[Node, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)

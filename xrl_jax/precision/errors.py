@@ -23,7 +23,7 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.lower.table import lower
 from xrl_jax.program.host import HostProgram, disassemble, reassemble
 from xrl_jax.program.program import Program, evaluate
-from xrl_jax.transform.narrow import OPERANDS, STORAGE, Site, rounding, stored
+from xrl_jax.transform.narrow import OPERANDS, Site, rounding, stored
 
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
 AtSite = Callable[[Site, Node, Any, Any], Any]  # computes a site, given its operands
@@ -183,8 +183,8 @@ def _evaluated(
     return evaluate(alone.program, 0, flat, compute=compute)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _rounded(node: Node, precision: str, w: jax.Array) -> jax.Array:
-    if precision in STORAGE:
-        return stored(node, w, precision)
-    return rounding(node, precision).right(node, w)
+def _rounded(node: Node, precision: str, w: jax.Array) -> np.ndarray:
+    round_weight = functools.partial(stored, precision=precision)
+    if precision in OPERANDS:
+        round_weight = rounding(node, precision).right
+    return round_weight(node, np.asarray(w)).astype(np.float32)

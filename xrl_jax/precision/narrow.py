@@ -22,8 +22,9 @@ from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.budget import ErrorBudget
-from xrl_jax.precision.choose import Option, knapsack
+from xrl_jax.precision.choose import Option
 from xrl_jax.precision.errors import Errors, error_bound
+from xrl_jax.precision.units import Unit, best_options, measured_units
 from xrl_jax.program.host import disassemble, reassemble
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import (
@@ -42,7 +43,6 @@ from xrl_jax.search.time_whole import TimeWhole, ranked
 from xrl_jax.transform.narrow import (
     OPERANDS,
     PRECISIONS,
-    STORAGE,
     Site,
     narrowed,
     sites,
@@ -55,7 +55,7 @@ _NO_SITES = (
     "reads a weight"
 )
 _START = (FrontierPoint(1.0, 0.0),)  # the original
-_PROBES = 2  # inputs on which the error of a single site is measured
+_FEW = 4  # inputs on which a choice is measured before it is on all
 _ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
 
 
@@ -73,6 +73,7 @@ class LowerPrecision:
       choice_share: the same for measuring errors, after that.
       same_time: of programs that take longer than the fastest by at most this share, the one with
         the smallest error is preferred.
+      negligible: share of the gain of all sites below which the last sites are left out.
       least_seconds: with less time left, nothing is narrowed.
     """
 
@@ -83,6 +84,7 @@ class LowerPrecision:
     timing_share: float = 0.3
     choice_share: float = 0.4
     same_time: float = 0.02
+    negligible: float = 0.02
     least_seconds: float = 3.0
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
@@ -151,22 +153,15 @@ class LowerPrecision:
         """Return a choice for each budget of error, among the options that there was time for, the
         largest gains first.
         """
-        places = sorted(gains, key=lambda site: -max(gains[site].values()))
         if math.isinf(self.tolerance):
             best = {s: max(own.items(), key=lambda o: o[1]) for s, own in gains.items()}
             return [_Choice({s: Option(*o, 0.0) for s, o in best.items()}, 0.0)]
-        errors = Errors(program, {site: tuple(gains[site]) for site in places}, self.inputs)
-        clock = clock.part(self.choice_share)
-        options: list[list[Option]] = []
-        for site in places:
-            if clock.done and options:
-                options.append([])
-                continue
-            own = _errors_of(site, list(gains[site]), errors)
-            options.append([Option(t, gain, own[t]) for t, gain in gains[site].items()])
+        gains = _worthwhile(gains, self.negligible)
+        errors = Errors(program, {site: tuple(own) for site, own in gains.items()}, self.inputs)
+        units = measured_units(gains, errors, clock.part(self.choice_share))
         found: list[_Choice] = []
         for share in self.budgets:
-            choice = _within(share * self.tolerance, places, options, errors)
+            choice = _within(share * self.tolerance, units, errors)
             if choice.options and all(choice.options != known.options for known in found):
                 found.append(choice)
         return found
@@ -192,22 +187,18 @@ class LowerPrecision:
         )
 
 
-def _errors_of(site: Site, precisions: Sequence[str], errors: Errors) -> dict[str, float]:
-    """Return the errors of one site in these precisions, measured on few inputs.
-
-    That of a weight in bfloat16 is eight times float16's, which has three bits more, except where
-    float16 overflows.
-    """
-
-    def error(precision: str) -> float:
-        return float(errors.of({site: precision}, inputs=_PROBES).max())
-
-    fine, coarse = STORAGE[:2]
-    found = {p: error(p) for p in precisions if p != coarse}
-    if coarse in precisions:
-        finer = found.get(fine, math.inf)
-        found[coarse] = 8 * finer if math.isfinite(finer) else error(coarse)
-    return found
+def _worthwhile(
+    gains: Mapping[Site, Mapping[str, float]], negligible: float
+) -> dict[Site, Mapping[str, float]]:
+    """Return the sites by gain, the largest first, without the last that gain little together."""
+    order = sorted(gains, key=lambda site: -max(gains[site].values()))
+    largest = [max(gains[site].values()) for site in order]
+    so_far = np.cumsum([0.0, *largest[:-1]])
+    return {
+        site: gains[site]
+        for site, before in zip(order, so_far, strict=True)
+        if before < (1.0 - negligible) * sum(largest)
+    }
 
 
 class _Choice(NamedTuple):
@@ -221,18 +212,17 @@ class _Choice(NamedTuple):
         return {site: option.name for site, option in self.options.items()}
 
 
-def _within(
-    most: float, places: Sequence[Site], options: Sequence[Sequence[Option]], errors: Errors
-) -> _Choice:
+def _within(most: float, units: Sequence[Unit], errors: Errors) -> _Choice:
     """Return the choice with the largest gain whose error is at most `most` on nearly all inputs.
     Where the error of a choice is not as predicted, the next one is made for the budget that would
     have been right.
     """
     budget = most
     for _ in range(_ADJUSTMENTS):
-        picked = knapsack(options, budget)
-        choice = _Choice({s: o for s, o in zip(places, picked, strict=True) if o is not None}, 0.0)
-        each = errors.of(choice.types)
+        choice = _Choice(best_options(units, budget), 0.0)
+        each = errors.of(choice.types, inputs=_FEW)
+        if error_bound(each) <= most:  # else it need not be measured on all
+            each = errors.of(choice.types)
         bound = error_bound(each)
         if bound <= most:
             return choice._replace(error=float(each.max()))

@@ -125,8 +125,10 @@ def convolution(
     return _call("convolution", "onednn_conv_config", config, op)(*arrays)
 
 
-def kernel_levels(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the levels in int8 of a kernel [.., O], and the factors of its features [O]."""
+def kernel_levels(w: Any) -> tuple[Any, Any]:
+    """Return the levels in int8 of a kernel [.., O], and the factors of its features [O], in the
+    library of arrays that it is of.
+    """
     lib = library()
     return operand_types.kernel_levels(w, operand_types.LEVELS if lib is None else lib.most_level)
 

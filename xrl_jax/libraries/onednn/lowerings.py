@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xrl_jax.graph.graph import Node
@@ -169,12 +170,12 @@ _DOT: dict[str, Any] = dict(
 _NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63}
 
 
-def _narrow(dtype: str, right: Callable[[Node, jax.Array], jax.Array]) -> dict[str, Any]:
+def _narrow(dtype: str, right: Callable[[Node, np.ndarray], np.ndarray]) -> dict[str, Any]:
     """Return the attributes of a row that rounds to a type; `right` rounds weights to int8."""
     if dtype == "bfloat16":
-        rounds = Rounding(dtype, _to_bfloat16, lambda _, w: _to_bfloat16(w))
+        rounds = Rounding(dtype, lambda x: lax.reduce_precision(x, 8, 7), _in_bfloat16)
     else:
-        rounds = Rounding(dtype, _to_int8, right)
+        rounds = Rounding(dtype, operand_types.rounded, right)
     return dict(
         rounds=rounds,
         error={"float32": _NARROW[dtype]},
@@ -183,34 +184,27 @@ def _narrow(dtype: str, right: Callable[[Node, jax.Array], jax.Array]) -> dict[s
     )
 
 
-def _to_bfloat16(x: jax.Array) -> jax.Array:
-    return lax.reduce_precision(x, 8, 7)
+def _in_bfloat16(_: Node, w: np.ndarray) -> np.ndarray:
+    return w.astype(jnp.bfloat16).astype(np.float32)
 
 
-def _to_int8(x: jax.Array) -> jax.Array:
-    levels, scale = operand_types.levels(x)
-    return levels * scale
-
-
-def _kernel_in_int8(node: Node, w: jax.Array) -> jax.Array:
+def _kernel_in_int8(node: Node, w: np.ndarray) -> np.ndarray:
     _, (feature, *_), _ = conv_layouts(node)
-    return _by_last_axis(w, feature)
+    return _in_int8(w, tuple(d for d in range(w.ndim) if d != feature))
 
 
-def _columns_in_int8(node: Node, w: jax.Array) -> jax.Array:
-    """Return a weight of any number of free axes: each of their elements is a column."""
+def _columns_in_int8(node: Node, w: np.ndarray) -> np.ndarray:
     (_, contracted), _ = dot_dims(node)
-    free = tuple(d for d in range(w.ndim) if d not in contracted)
-    order = (*contracted, *free)
-    moved = lax.transpose(w, order)
-    columns = moved.reshape(-1, math.prod(w.shape[d] for d in free))
-    back = tuple(order.index(d) for d in range(w.ndim))
-    return lax.transpose(_by_last_axis(columns, 1).reshape(moved.shape), back)
+    return _in_int8(w, contracted)
 
 
-def _by_last_axis(w: jax.Array, feature: int) -> jax.Array:
-    levels, factors = calls.kernel_levels(jnp.moveaxis(w, feature, -1))
-    return jnp.moveaxis(levels * factors, -1, feature)
+def _in_int8(w: np.ndarray, summed: tuple[int, ...]) -> np.ndarray:
+    """Return a weight rounded, with a factor for each element along the axes not `summed` over."""
+    last = tuple(d for d in range(w.ndim) if d not in summed)
+    moved = np.moveaxis(w, last, range(-len(last), 0))
+    levels, factors = calls.kernel_levels(moved.reshape(-1, math.prod(moved.shape[len(summed) :])))
+    rounded = (levels * factors).reshape(moved.shape)
+    return np.moveaxis(rounded, range(-len(last), 0), last)
 
 
 _AS_MATRIX = ("is_pointwise", "is_float32", "one_matrix")

@@ -7,8 +7,11 @@ each image, so no value is clipped.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 LEVELS = 127  # of int8 on either side of 0
 LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of an array of zeros
@@ -24,14 +27,22 @@ def levels(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(is_finite, jnp.round(x / scale), x), scale
 
 
-def kernel_levels(w: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def rounded(x: jax.Array) -> jax.Array:
+    """Return an array rounded to its levels."""
+    found, scale = levels(x)
+    return found * scale
+
+
+def kernel_levels(w: Any, most: int) -> tuple[Any, Any]:
     """Return the levels of a kernel [.., O] in int8, and the factors of its features [O].
 
     Args:
+      w: of JAX or NumPy, as the results then are.
       most: the largest level; with less than 64 all levels are even, because the library halves
         them where a processor adds pairs of products in 16 bits.
     """
     doubled = 2 if most < 64 else 1
-    scale = jnp.max(jnp.abs(w), axis=tuple(range(w.ndim - 1))) / most
-    scale = jnp.maximum(scale, LEAST_SCALE)
-    return (doubled * jnp.round(w / scale)).astype(jnp.int8), scale / doubled
+    xp = np if isinstance(w, np.ndarray) else jnp
+    scale = xp.max(xp.abs(w), axis=tuple(range(w.ndim - 1))) / most
+    scale = xp.maximum(scale, LEAST_SCALE)
+    return (doubled * xp.round(w / scale)).astype(xp.int8), scale / doubled
