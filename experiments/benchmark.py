@@ -41,7 +41,7 @@ from absl import app, flags, logging
 from experiments import models, over_seeds, targets
 from experiments.benchmark_table import WITHIN, plot, summary, table
 from experiments.children import run, search_command
-from experiments.runtimes import RUNTIMES
+from experiments.runtimes import JIT_BF16, NARROWER, RUNTIMES
 from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
 from experiments.targets import require_known
 from xrl_jax.rl.policy import load_policy
@@ -76,7 +76,7 @@ class Config:
         require_known("networks", self.networks, models.MODELS)
         require_known("searches", self.searches, SEARCHES)
         if self.runtimes:
-            require_known("runtimes", self.runtimes, RUNTIMES)
+            require_known("runtimes", self.runtimes, {**RUNTIMES, **NARROWER, JIT_BF16: None})
 
     @property
     def entrants(self) -> tuple[str, ...]:
@@ -226,7 +226,11 @@ def define_flags() -> None:
     flags.DEFINE_float("compare_seconds", 60.0, "Seconds to time a network's results in turn.")
     flags.DEFINE_integer("seed", 0, "Seed of searches and weights; with --seeds, the first.")
     flags.DEFINE_integer("seeds", 1, "Number of seeds.", lower_bound=1)
-    flags.DEFINE_list("runtimes", list(RUNTIMES), "Other runtimes to compare with; may be empty.")
+    flags.DEFINE_list(
+        "runtimes",
+        list(RUNTIMES),
+        "Other runtimes to compare with; may be empty. With --tolerance also in narrower types.",
+    )
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
 
 
@@ -234,13 +238,16 @@ def config_of(values: flags.FlagValues) -> Config:
     """Return the configuration given by parsed flags; raise ValueError if they are invalid."""
     given = [m for name in values.networks for m in GROUPS.get(name, [name])]
     networks = tuple(dict.fromkeys(given))
+    runtimes = tuple(values.runtimes)
+    if values.tolerance and runtimes:
+        runtimes = tuple(dict.fromkeys((*runtimes, *NARROWER, JIT_BF16)))
     return Config(
         networks,
         tuple(values.searches),
         values.budget_seconds,
         values.compare_seconds,
         values.seed,
-        tuple(values.runtimes),
+        runtimes,
         Path(values.out),
         values.budget_measurements,
         values.tolerance,

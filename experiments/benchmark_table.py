@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments import models
-from experiments.runtimes import TITLES
+from experiments.runtimes import RUNTIMES, TITLES
 from experiments.side_by_side import SideBySide
 from xrl_jax.report.units import three_digits
 
@@ -23,10 +23,13 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
-def best_of(result: SideBySide) -> str:
-    """Return the search without a tolerance whose result is the fastest."""
-    strict = (s for s in result.entries if WITHIN not in s)
-    return min(strict, key=lambda s: result.entries[s].seconds)
+def best_of(result: SideBySide, runtime: str = "") -> str:
+    """Return the search whose result is the fastest, without a tolerance unless it is compared with
+    a runtime in a narrower type.
+    """
+    strict = runtime in RUNTIMES or not runtime
+    allowed = (s for s in result.entries if WITHIN not in s or not strict)
+    return min(allowed, key=lambda s: result.entries[s].seconds)
 
 
 def beyond_noise(result: SideBySide, slow: str, fast: str) -> bool:
@@ -102,7 +105,7 @@ def runtimes_of(results: Sequence[SideBySide]) -> list[str]:
 
 def over_best(results: Sequence[SideBySide], runtime: str) -> dict[str, float]:
     """Return, by network, seconds in a runtime / seconds of the fastest search's result."""
-    ratios = {r.network: r.ratios.get(f"{runtime}/{best_of(r)}") for r in results}
+    ratios = {r.network: r.ratios.get(f"{runtime}/{best_of(r, runtime)}") for r in results}
     return {network: ratio[0] for network, ratio in ratios.items() if ratio is not None}
 
 
@@ -137,6 +140,8 @@ def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
     for name, ratios in figures["runtime_over_best"].items():
         ahead = _names([network for network, ratio in ratios.items() if ratio > 1.0])
         lines.append(f"ahead of {TITLES[name]}: {ahead}")
+        if name not in RUNTIMES:
+            lines.append(f"errors of {TITLES[name]}: {_errors_in(results, name)}")
     if figures["model_error_median"] is not None:
         share = 100 * figures["model_error_median"]
         lines.append(f"cost model against measured, median error: {share:.0f} %")
@@ -152,7 +157,6 @@ def table(results: Sequence[SideBySide], figures: Mapping[str, Any]) -> str:
 
 
 def _row(result: SideBySide, searches: Sequence[str], runtimes: Sequence[str]) -> list[str]:
-    best = best_of(result)
     cells = []
     for s in searches:
         if s not in result.entries:
@@ -161,7 +165,8 @@ def _row(result: SideBySide, searches: Sequence[str], runtimes: Sequence[str]) -
         e = result.entries[s]
         cells.append(f"{_number(e.speedup)} ({_number(e.low)}-{_number(e.high)})")
     for name in runtimes:
-        entry, ratio = result.runtimes.get(name), result.ratios.get(f"{name}/{best}")
+        entry = result.runtimes.get(name)
+        ratio = result.ratios.get(f"{name}/{best_of(result, name)}")
         seconds = None if entry is None else entry.seconds
         cells += ["-" if seconds is None else _milliseconds(seconds)]
         cells += ["-" if ratio is None else _number(ratio[0])]
@@ -172,6 +177,11 @@ def _row(result: SideBySide, searches: Sequence[str], runtimes: Sequence[str]) -
         f"{low:.3f}-{high:.3f}",
         *cells,
     ]
+
+
+def _errors_in(results: Sequence[SideBySide], runtime: str) -> str:
+    found = ((r.network, r.runtimes[runtime].error) for r in results if runtime in r.runtimes)
+    return ", ".join(f"{network} {error:.1e}" for network, error in found if error is not None)
 
 
 def _milliseconds(seconds: float) -> str:

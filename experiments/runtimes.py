@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.backends.onnx.model import model_proto
@@ -114,10 +118,54 @@ def onnx_runtime(
     return Loaded(session, run)
 
 
-def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
-    """Load the model into OpenVINO on the CPU, set for the latency of one call, in float32.
+def onnx_runtime_in_int8(model: onnx.ModelProto, threads: int) -> Loaded:
+    """Load the model into ONNX Runtime with weights in int8, and activations rounded to int8 by a
+    factor that each call finds anew.
+
+    Raises:
+      ImportError: there is no onnxruntime package.
+      ValueError: the model is too large for one protobuf.
+    """
+    try:
+        from onnxruntime.quantization import quantize_dynamic
+    except ImportError as error:
+        raise ImportError("this needs ONNX Runtime: pip install onnxruntime") from error
+    import onnx
+
+    size = model.ByteSize()
+    if size > LARGEST:
+        raise ValueError(f"model {model.graph.name!r} has {size} bytes, too many")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        # Fewer levels where a processor adds products in 16 bits.
+        quantize_dynamic(model, path, per_channel=True, reduce_range=True)
+        return onnx_runtime(onnx.load(path), threads)
+
+
+def jit_in_bfloat16(fn: Callable[..., Any], weights: Any) -> Loaded:
+    """Return the network under `jax.jit`, with weights, inputs and arithmetic in bfloat16."""
+
+    def cast(x: Any, before: Any, after: Any) -> Any:
+        return jnp.asarray(x, after) if jnp.result_type(x) == before else x
+
+    narrow = functools.partial(cast, before=jnp.float32, after=jnp.bfloat16)
+    wide = functools.partial(cast, before=jnp.bfloat16, after=jnp.float32)
+    given = jax.tree.map(narrow, weights)
+    jitted = jax.jit(lambda *x: jax.tree.map(wide, fn(given, *jax.tree.map(narrow, x))))
+
+    def run(*inputs: np.ndarray) -> list[np.ndarray]:
+        return [np.asarray(y) for y in jax.tree.leaves(jitted(*inputs))]
+
+    return Loaded(jitted, run)
+
+
+def openvino(model: onnx.ModelProto, threads: int, *, precision: str = "f32") -> Loaded:
+    """Load the model into OpenVINO on the CPU, set for the latency of one call.
 
     Results are views of OpenVINO's own memory, valid until the next call.
+
+    Args:
+      precision: "f32" or "bf16"; OpenVINO's default depends on the processor.
 
     Raises:
       ImportError: there is no openvino package.
@@ -132,7 +180,7 @@ def openvino(model: onnx.ModelProto, threads: int) -> Loaded:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # its default may be bfloat16, which is less exact
+        "INFERENCE_PRECISION_HINT": precision,
     }
     core = openvino.Core()
     try:
@@ -157,7 +205,19 @@ RUNTIMES: dict[str, Callable[[onnx.ModelProto, int], Loaded]] = {
     "onnxruntime": onnx_runtime,
     "openvino": openvino,
 }
-TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+# The same in narrower types, to compare results within a tolerance with.
+NARROWER: dict[str, Callable[[onnx.ModelProto, int], Loaded]] = {
+    "onnxruntime-int8": onnx_runtime_in_int8,
+    "openvino-bf16": functools.partial(openvino, precision="bf16"),
+}
+JIT_BF16 = "jit-bf16"  # the network under jax.jit, cast to bfloat16
+TITLES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "onnxruntime-int8": "ONNX Runtime in int8",
+    "openvino-bf16": "OpenVINO in bfloat16",
+    JIT_BF16: "jit in bfloat16",
+}
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:

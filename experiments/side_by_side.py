@@ -17,7 +17,17 @@ import numpy as np
 
 import xrl_jax
 from experiments import targets
-from experiments.runtimes import RUNTIMES, DisagreementError, check_agreement, onnx_model
+from experiments.runtimes import (
+    JIT_BF16,
+    NARROWER,
+    RUNTIMES,
+    TOLERANCE,
+    DisagreementError,
+    Loaded,
+    check_agreement,
+    jit_in_bfloat16,
+    onnx_model,
+)
 from xrl_jax.accept.accuracy import assess, references
 from xrl_jax.accept.baselines import baselines, flat_original
 from xrl_jax.accept.samples import N_USUAL, samples
@@ -30,6 +40,7 @@ from xrl_jax.program.arguments import unflatten_args
 from xrl_jax.program.program import Program
 
 CONTROL = "A/A control"
+_LARGEST_ERROR = 0.5  # of a runtime in a narrower type, which then has another function
 
 
 class WrongResultError(ValueError):
@@ -117,7 +128,7 @@ def in_runtimes(
     """Load the network into these runtimes; for one that cannot run it or disagrees, return why.
 
     Args:
-      names: keys of `RUNTIMES`.
+      names: keys of `RUNTIMES` and `NARROWER`, and `JIT_BF16`.
       model: the network's own ONNX model; None if it has none and must be exported.
     """
     if not names:
@@ -134,12 +145,19 @@ def in_runtimes(
 def _in_runtime(name: str, model: Any, target: targets.Target) -> InRuntime | str:
     weights, *inputs = target.args
     on_host = jax.tree.map(np.array, jax.device_get(inputs))  # writable, see `runtimes.openvino`
+    tolerance = TOLERANCE if name in RUNTIMES else _LARGEST_ERROR
     try:
-        run = RUNTIMES[name](model, target_here().threads)
-        error = check_agreement(run, target.fn, weights, on_host)
+        run = _loaded(name, model, target)
+        error = check_agreement(run, target.fn, weights, on_host, tolerance=tolerance)
     except (DisagreementError, ImportError, ValueError) as problem:
         return f"{type(problem).__name__}: {problem}"
     return InRuntime(functools.partial(run, *on_host), run.wait_until_idle, error)
+
+
+def _loaded(name: str, model: Any, target: targets.Target) -> Loaded:
+    if name == JIT_BF16:
+        return jit_in_bfloat16(target.fn, target.args[0])
+    return {**RUNTIMES, **NARROWER}[name](model, target_here().threads)
 
 
 def checked(

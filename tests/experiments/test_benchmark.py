@@ -124,9 +124,27 @@ def test_a_tolerance_is_compared_with_the_strict_result() -> None:
     )
     figures = summary([both, ODD], {})
     assert figures["within_over_strict"] == {"taso@1e-2": {"bert": 1.5}}
-    assert best_of(both) == "taso"  # runtimes are compared at the same precision
+    assert best_of(both) == best_of(both, "openvino") == "taso"
     line = "taso@1e-2 over strict: 1.50 on average; bert 1.50 (error 4.0e-03)"
     assert line in table([both, ODD], figures).splitlines()
+
+
+def test_a_runtime_in_narrower_types_is_compared_with_the_result_within_the_tolerance() -> None:
+    name = "openvino-bf16"
+    both = replace(
+        NET,
+        entries={**NET.entries, "taso@1e-2": entry(3.0, 2.9, 3.1)},
+        ratios={
+            **NET.ratios,
+            f"{name}/taso": (1.1, 1.0, 1.2),
+            f"{name}/taso@1e-2": (1.5, 1.4, 1.6),
+        },
+        runtimes={name: RuntimeEntry(0.005, 3e-3)},
+    )
+    lines = table([both], summary([both], {})).splitlines()
+    assert lines[2].endswith("| 5.00 | 1.50 |")
+    assert "ahead of OpenVINO in bfloat16: 1 (bert)" in lines
+    assert "errors of OpenVINO in bfloat16: bert 3.0e-03" in lines
 
 
 def test_a_tolerance_adds_a_run_of_each_search(tmp_path: Path) -> None:

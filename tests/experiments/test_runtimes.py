@@ -13,7 +13,14 @@ import pytest
 from jax import lax
 
 from experiments import runtimes
-from experiments.runtimes import RUNTIMES, Loaded, onnx_model, onnx_runtime
+from experiments.runtimes import (
+    NARROWER,
+    RUNTIMES,
+    Loaded,
+    jit_in_bfloat16,
+    onnx_model,
+    onnx_runtime,
+)
 
 X = np.array([1.0, 2.0, 4.0], np.float32)
 
@@ -113,3 +120,22 @@ def test_a_model_that_openvino_refuses_is_an_error_of_one_line() -> None:
     model.graph.node[0].op_type = "Unheard"
     with pytest.raises(ValueError, match="OpenVINO refuses the model: .*Unheard"):
         RUNTIMES["openvino"](model, 1)
+
+
+def layer(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+@pytest.mark.parametrize("name", NARROWER)
+def test_narrower_types_err_by_little(name: str) -> None:
+    need(name.partition("-")[0])
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 64), (8, 64)))
+    run = NARROWER[name](onnx_model(layer, w, x), 1)
+    assert runtimes.check_agreement(run, layer, w, [x], tolerance=0.1) < 0.1
+
+
+def test_jit_in_bfloat16_rounds_weights_and_inputs() -> None:
+    run = jit_in_bfloat16(lambda w, x: w * x, np.float32(1 / 3))
+    (y,) = run(np.asarray([3.0], np.float32))
+    assert y.dtype == np.float32 and y[0] == 3 * 0.333984375
