@@ -54,7 +54,9 @@ def optimize(
     def gains(_: Any, __: Any, ___: Any, places: Any, *____: Any) -> dict[Site, Any]:
         nonlocal relatives  # from now on, programs of lower precision are timed
         relatives = itertools.count(0.2, 0.02)
-        seconds = dict(zip((*STORAGE, *OPERANDS), (2e-3, 1e-3, 3e-3, 2e-3, 3e-3), strict=True))
+        seconds = dict(
+            zip((*STORAGE, *OPERANDS), (2e-3, 1e-3, 3e-3, 2e-3, 3e-3, 3e-3), strict=True)
+        )
         return {site: {p: seconds[p] for p in own} for site, own in places.items()}
 
     monkeypatch.setattr(made_up, "submit", submit)

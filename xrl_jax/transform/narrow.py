@@ -29,12 +29,13 @@ from xrl_jax.lower.table import LOWERINGS, applicable, narrow, number_of
 from xrl_jax.program.host import HostGraph, HostProgram, depends_on_weights, disassemble, reassemble
 from xrl_jax.program.program import Program
 from xrl_jax.transform.batch import MOST_ROWS
+from xrl_jax.transform.signs import never_negative
 
 _STORED, _MULTIPLIED = "weight-in-", "operands-in-"
 # What a product or convolution may be given, most exact first: its weight in a type, or both
-# operands in one.
+# operands in one. Where weights are in int8 the first operand may be in uint8, if never negative.
 STORAGE = tuple(f"{_STORED}{dtype}" for dtype in ("float16", "bfloat16", "int8"))
-OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("bfloat16", "int8"))
+OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("bfloat16", "uint8", "int8"))
 PRECISIONS = (*STORAGE, *OPERANDS)
 LEVELS = 127  # of int8 on either side of 0
 LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of a column of zeros
@@ -60,11 +61,11 @@ def sites(program: Program, library: Library) -> dict[Site, tuple[str, ...]]:
     are left out.
     """
     host = disassemble(program)
-    graphs = host.main, *host.bodies
+    graphs, signs = (host.main, *host.bodies), never_negative(host)
     return {
         Site(g, i): found
         for g in _inlined(graphs, host.bindings)
-        for i, found in _sites(graphs[g], host.bindings, library)
+        for i, found in _sites(graphs[g], signs[g], host.bindings, library)
     }
 
 
@@ -79,7 +80,7 @@ def _inlined(graphs: Sequence[HostGraph], bindings: Sequence[Binding]) -> list[i
 
 
 def _sites(
-    graph: HostGraph, bindings: Sequence[Binding], library: Library
+    graph: HostGraph, unsigned: Sequence[bool], bindings: Sequence[Binding], library: Library
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     fixed = depends_on_weights(graph, bindings)
     for i, node in enumerate(graph.nodes):
@@ -89,7 +90,9 @@ def _sites(
         known = x.dtype == "float32" and w.dtype in ("float32", *ops.NARROW_DTYPES)
         if not known or not fixed[node.args[1]] or not math.prod(w.shape):
             continue
-        found = _stored(node, x, w) or _multiplied(node, (x, w), library)
+        found = _stored(node, x, w) or _multiplied(
+            node, (x, w), library, unsigned=unsigned[node.args[0]]
+        )
         if found:
             yield i, found
 
@@ -104,11 +107,18 @@ def _stored(node: Node, x: Node, w: Node) -> tuple[str, ...]:
     return STORAGE if w.dtype == "float32" else STORAGE[-1:]
 
 
-def _multiplied(node: Node, args: tuple[Node, ...], library: Library) -> tuple[str, ...]:
-    """Return the types in which the library multiplies faster."""
+def _multiplied(
+    node: Node, args: tuple[Node, ...], library: Library, *, unsigned: bool
+) -> tuple[str, ...]:
+    """Return the types in which the library multiplies faster.
+
+    Args:
+      unsigned: whether the first operand is never negative.
+    """
     fast = library.narrow(node, args)
     rows = [LOWERINGS[node.op][n] for n in narrow(node, args)]
     types = {row.rounds.dtype for row in rows if row.rounds is not None and row.name in fast}
+    types -= {"int8" if unsigned and "uint8" in types else "uint8"}  # the more exact one is left
     return tuple(p for p in OPERANDS if type_of(p) in types)
 
 

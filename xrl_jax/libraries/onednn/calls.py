@@ -80,8 +80,10 @@ def convolution(
     Args:
       stride, dilation: one value for each spatial axis; the dilation is the kernel's.
       padding: (low, high) for each spatial axis, none negative.
-      right: type in which they are multiplied: float32, bfloat16 or int8.
+      right: type in which they are multiplied: float32, bfloat16, int8, or uint8 for images without
+        a negative element and kernels in int8.
     """
+    unsigned, right = right == "uint8", "int8" if right == "uint8" else right
     op = Conv(
         tuple(stride),
         tuple((low, high) for low, high in padding),
@@ -89,11 +91,12 @@ def convolution(
         groups,
         _spec(epilogue),
         right,
+        unsigned,
     )
     more = epilogue.with_bias(-1).arrays
     lib = library()
     if right == "int8":
-        levels, factors = kernel_levels(w)
+        levels, factors = kernel_levels(w, unsigned=unsigned)
         w, more = levels, (factors, w, *more)
     arrays = (x, w.astype(right), *more)
     if lib is not None or right != "float32":
@@ -125,12 +128,16 @@ def convolution(
     return _call("convolution", "onednn_conv_config", config, op)(*arrays)
 
 
-def kernel_levels(w: Any) -> tuple[Any, Any]:
+def kernel_levels(w: Any, *, unsigned: bool) -> tuple[Any, Any]:
     """Return the levels in int8 of a kernel [.., O], and the factors of its features [O], in the
     library of arrays that it is of.
+
+    Args:
+      unsigned: whether images are in uint8.
     """
     lib = library()
-    return operand_types.kernel_levels(w, operand_types.LEVELS if lib is None else lib.most_level)
+    most = operand_types.LEVELS if lib is None or unsigned else lib.most_level
+    return operand_types.kernel_levels(w, most)
 
 
 def winograd_convolution(

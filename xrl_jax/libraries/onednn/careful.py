@@ -106,7 +106,9 @@ class _Careful(Planner):
     def unrounded(self, op: Conv, i: Instruction, args: list[Value], output: Place | None) -> Value:
         """Compute a convolution in int8 in float32 instead."""
         x, _, _, kernel, *more = args
-        own = replace(i, op=replace(op, right="float32"), args=(i.args[0], *i.args[3:]))
+        own = replace(
+            i, op=replace(op, right="float32", unsigned=False), args=(i.args[0], *i.args[3:])
+        )
         return self.lower(own, [x, kernel, *more], output)
 
     def window_max(self, op: Pool, shape: Shape, x: Value, output: Place | None) -> Value:

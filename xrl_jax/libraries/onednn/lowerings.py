@@ -6,7 +6,7 @@ code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -166,16 +166,33 @@ _DOT: dict[str, Any] = dict(
     platforms=_ON_CPU,
     source="measured: 64 features x1.4",
 )
-# Errors of one product, relative to the largest operands; those of int8 are absolute ones.
-_NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63}
+# Errors of one product, relative to the largest operands; those of integers are absolute ones.
+_NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63, "uint8": 2.0 / 127}
 
 
-def _narrow(dtype: str, right: Callable[[Node, np.ndarray], np.ndarray]) -> dict[str, Any]:
-    """Return the attributes of a row that rounds to a type; `right` rounds weights to int8."""
+def _narrow(dtype: str, summed: Callable[[Node, int], Sequence[int]]) -> dict[str, Any]:
+    """Return the attributes of a row that rounds to a type.
+
+    Args:
+      summed: returns the axes of a weight that are summed over, given its rank.
+    """
+
+    def in_bfloat16(_: Node, w: np.ndarray) -> np.ndarray:
+        return w.astype(jnp.bfloat16).astype(np.float32)
+
+    def in_int8(node: Node, w: np.ndarray) -> np.ndarray:
+        axes = summed(node, w.ndim)
+        features = tuple(d for d in range(w.ndim) if d not in axes)
+        last = range(-len(features), 0)
+        moved = np.moveaxis(w, features, last)
+        by_feature = moved.reshape(-1, math.prod(w.shape[d] for d in features))
+        levels, factors = calls.kernel_levels(by_feature, unsigned=dtype == "uint8")
+        return np.moveaxis((levels * factors).reshape(moved.shape), last, features)
+
     if dtype == "bfloat16":
-        rounds = Rounding(dtype, lambda x: lax.reduce_precision(x, 8, 7), _in_bfloat16)
+        rounds = Rounding(dtype, lambda x: lax.reduce_precision(x, 8, 7), in_bfloat16)
     else:
-        rounds = Rounding(dtype, operand_types.rounded, right)
+        rounds = Rounding(dtype, operand_types.rounded, in_int8)
     return dict(
         rounds=rounds,
         error={"float32": _NARROW[dtype]},
@@ -184,27 +201,14 @@ def _narrow(dtype: str, right: Callable[[Node, np.ndarray], np.ndarray]) -> dict
     )
 
 
-def _in_bfloat16(_: Node, w: np.ndarray) -> np.ndarray:
-    return w.astype(jnp.bfloat16).astype(np.float32)
-
-
-def _kernel_in_int8(node: Node, w: np.ndarray) -> np.ndarray:
+def _all_but_features(node: Node, rank: int) -> Sequence[int]:
     _, (feature, *_), _ = conv_layouts(node)
-    return _in_int8(w, tuple(d for d in range(w.ndim) if d != feature))
+    return [d for d in range(rank) if d != feature]
 
 
-def _columns_in_int8(node: Node, w: np.ndarray) -> np.ndarray:
+def _contracted(node: Node, _: int) -> Sequence[int]:
     (_, contracted), _ = dot_dims(node)
-    return _in_int8(w, contracted)
-
-
-def _in_int8(w: np.ndarray, summed: tuple[int, ...]) -> np.ndarray:
-    """Return a weight rounded, with a factor for each element along the axes not `summed` over."""
-    last = tuple(d for d in range(w.ndim) if d not in summed)
-    moved = np.moveaxis(w, last, range(-len(last), 0))
-    levels, factors = calls.kernel_levels(moved.reshape(-1, math.prod(moved.shape[len(summed) :])))
-    rounded = (levels * factors).reshape(moved.shape)
-    return np.moveaxis(rounded, range(-len(last), 0), last)
+    return contracted
 
 
 _AS_MATRIX = ("is_pointwise", "is_float32", "one_matrix")
@@ -245,7 +249,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
                 first=False,
                 absorbs="ends_in_features",
                 source="measured: int8 x2.0",
-                **_narrow(dtype, _kernel_in_int8),
+                **_narrow(dtype, _all_but_features),
             )
             for dtype in _NARROW
         ),
@@ -261,7 +265,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
                 "without_batch",
                 absorbs="ends_in_columns",
                 source="measured: int8 x2.1",
-                **_narrow(dtype, _columns_in_int8),
+                **_narrow(dtype, _contracted),
             )
             for dtype in _NARROW
         ),

@@ -15,6 +15,7 @@ import numpy as np
 
 LEVELS = 127  # of int8 on either side of 0
 LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of an array of zeros
+_HALVINGS = 12  # of the interval in which the point is where levels are rounded up
 
 
 def levels(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -36,6 +37,9 @@ def rounded(x: jax.Array) -> jax.Array:
 def kernel_levels(w: Any, most: int) -> tuple[Any, Any]:
     """Return the levels of a kernel [.., O] in int8, and the factors of its features [O].
 
+    Each level is next to the exact one, above or below it, such that the errors of a feature add up
+    to 0: after a rectifier all elements of an image are positive, and a mean error would add up.
+
     Args:
       w: of JAX or NumPy, as the results then are.
       most: the largest level; with less than 64 all levels are even, because the library halves
@@ -43,6 +47,14 @@ def kernel_levels(w: Any, most: int) -> tuple[Any, Any]:
     """
     doubled = 2 if most < 64 else 1
     xp = np if isinstance(w, np.ndarray) else jnp
-    scale = xp.max(xp.abs(w), axis=tuple(range(w.ndim - 1))) / most
+    axes = tuple(range(w.ndim - 1))
+    scale = xp.max(xp.abs(w), axis=axes) / most
     scale = xp.maximum(scale, LEAST_SCALE)
-    return (doubled * xp.round(w / scale)).astype(xp.int8), scale / doubled
+    exact = w / scale
+    low, high = (xp.full(scale.shape, x, xp.float32) for x in (-0.5, 0.5))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        too_small = xp.sum(exact - xp.round(exact + middle), axis=axes) > 0
+        low, high = xp.where(too_small, middle, low), xp.where(too_small, high, middle)
+    levels = xp.clip(xp.round(exact + (low + high) / 2), -most, most)
+    return (doubled * levels).astype(xp.int8), scale / doubled

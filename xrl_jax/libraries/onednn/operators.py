@@ -38,7 +38,7 @@ _LEAST_COLUMNS = 8  # of a loop on transposed axes: half a vector
 
 
 class InLevels(NamedTuple):
-    """An array in int8, its factor, and the number of steps after which it is computed."""
+    """The levels of an array, their factor, and the number of steps after which it is computed."""
 
     levels: Value
     scale: Value
@@ -50,24 +50,28 @@ class Operators(Builder):
     """Builder of the steps of the operators that take no weight.
 
     Attributes:
-      in_levels: arrays in int8, by the index of the value and its layout.
+      in_levels: arrays in integers, by the index of the value, its layout and the type.
     """
 
-    in_levels: dict[tuple[int, object], InLevels] = field(default_factory=dict)
+    in_levels: dict[tuple[int, Shape, str], InLevels] = field(default_factory=dict)
 
-    def levels(self, number: int, x: Value, shape: Shape) -> InLevels:
-        """Return the levels in int8 of the value of this index, computed once for all readers."""
+    def levels(self, number: int, x: Value, shape: Shape, dtype: str) -> InLevels:
+        """Return the levels of the value of this index, computed once for all readers.
+
+        Args:
+          dtype: int8 or, if no level is negative, uint8.
+        """
         n = math.prod(shape)
         if n < WIDTH:
             raise UnimplementedError(f"levels of {n} elements")
         strides = self.lib.strides(x.desc)
         if strides is None or self.lib.nbytes(x.desc) != _BYTES * n:
             strides, x = row_major(shape), self.to_layout(x, self.lib.desc(shape))
-        key = number, strides
+        key = number, strides, dtype
         if key not in self.in_levels:
             largest, levels = Largest(n), Levels(n)
             parts, scale = (self.lib.desc((k,)) for k in (largest.blocks, 1))
-            narrow = self.lib.desc(shape, strides, "int8")
+            narrow = self.lib.desc(shape, strides, dtype)
             made = [Value(desc, self.block(desc)) for desc in (parts, scale, narrow)]
             self.append(largest, [(0, v.desc, v.place) for v in (x, made[0])])
             self.append(levels, [(0, v.desc, v.place) for v in (x, *made)])

@@ -78,7 +78,7 @@ class Products(Operators):
         # Axes of size 1 first: the library's tiles go along the last one.
         inner = sorted(range(1, n - 1), key=lambda a: (x_shape[a], i.shape[a]) != (1, 1))
         first = (0, n - 1, *inner)  # features before the spatial axes
-        src = self.lib.any_desc([x_shape[a] for a in first], op.right)
+        src = self.lib.any_desc([x_shape[a] for a in first], op.left)
         dtype = self.types.get(len(self.values), "float32")
         dst = self.requested_layout(i.shape, first, output, dtype)
         w, steps = args[1], self.lib.strides(args[1].desc)
@@ -97,7 +97,7 @@ class Products(Operators):
 
         more, factors = args[op.n_operands :], None
         if op.right == "int8":
-            levels, scale, _ = self.levels(i.args[0], args[0], x_shape)
+            levels, scale, _ = self.levels(i.args[0], args[0], x_shape, op.left)
             args, factors = [levels, *args[1:]], [(SRC_SCALE, scale), (WEIGHTS_SCALES, args[2])]
         x = self.transposed(args[0], first)
         w = Value(self.lib.desc(dims, strides, op.right), w.place)

@@ -75,6 +75,10 @@ class Conv:
     In a type narrower than float32 the kernel operand has that type, and the image is rounded to
     it. For int8 two operands follow the kernel: the factors of its features [O], and the kernel in
     float32, for images that are not finite (`careful`).
+
+    Attributes:
+      right: type in which image and kernel are multiplied.
+      unsigned: whether the image is in uint8, because it has no negative element.
     """
 
     stride: Shape
@@ -82,7 +86,13 @@ class Conv:
     dilation: Shape
     groups: int
     after: Epilogue = Epilogue()
-    right: str = "float32"  # type in which image and kernel are multiplied
+    right: str = "float32"
+    unsigned: bool = False
+
+    @property
+    def left(self) -> str:
+        """The type of the image."""
+        return "uint8" if self.unsigned else self.right
 
     @property
     def n_operands(self) -> int:
