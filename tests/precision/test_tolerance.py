@@ -107,6 +107,28 @@ def test_the_report_shows_errors_and_the_frontier(optimize: Callable[..., Any]) 
 
 
 @needs_library
+def test_products_of_many_rows_multiply_in_integers(
+    optimize: Callable[..., Any], tmp_path: Path
+) -> None:
+    lib = library()
+    if lib is None or "int8" not in lib.operand_types:
+        pytest.skip("the processor has no instructions for int8")
+    x = jnp.asarray(RNG.normal(size=(40, 256)), jnp.float32)
+    fast = optimize(network, PARAMS, x, tolerance=1e-1)
+    assert [s.rule for s in fast.report.steps if "-in-" in s.rule] == ["operands-in-int8"] * 2
+    exact = np.asarray(network(PARAMS, x), np.float64)
+    y = np.asarray(fast(PARAMS, x))
+    assert np.abs(y - exact).max() <= 1e-1 * np.abs(exact).max()
+    fast.save(tmp_path / "fast.xrl")
+    np.testing.assert_array_equal(xrl_jax.load(tmp_path / "fast.xrl")(PARAMS, x), y)
+    slope, expected = (jax.grad(lambda x, f=f: f(PARAMS, x).sum())(x) for f in (fast, network))
+    np.testing.assert_allclose(slope, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        np.isnan(fast(PARAMS, x.at[3].set(jnp.nan))).all(axis=1), np.arange(40) == 3
+    )
+
+
+@needs_library
 def test_a_later_strict_search_does_not_recall_narrow_weights(
     optimize: Callable[..., Any],
 ) -> None:

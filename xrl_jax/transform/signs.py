@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined, position_of
 from xrl_jax.graph.graph import Node
 from xrl_jax.graph.operands import flat_operands
+from xrl_jax.libraries.xla.plain import number
 from xrl_jax.program.host import HostGraph, HostProgram
 
 _ALWAYS = frozenset("exp exp2 logistic sqrt rsqrt abs square softmax".split())
@@ -59,7 +60,7 @@ def _with_assumed(
             position = position_of(node, bindings)
             if node.op == "proj":
                 maker = graphs[g].nodes[node.args[0]]
-                call, which = call_of(maker, bindings, "inline"), node.attr("index")
+                call, which = call_of(maker, bindings, "inline"), number(node, "index")
             else:
                 which = 0
             if call is not None:

@@ -206,7 +206,8 @@ def _all_but_features(node: Node, rank: int) -> Sequence[int]:
     return [d for d in range(rank) if d != feature]
 
 
-def _contracted(node: Node, _: int) -> Sequence[int]:
+def _contracted(node: Node, rank: int) -> Sequence[int]:
+    del rank
     (_, contracted), _ = dot_dims(node)
     return contracted
 

@@ -7,6 +7,7 @@ each image, so no value is clipped.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -51,10 +52,17 @@ def kernel_levels(w: Any, most: int) -> tuple[Any, Any]:
     scale = xp.max(xp.abs(w), axis=axes) / most
     scale = xp.maximum(scale, LEAST_SCALE)
     exact = w / scale
-    low, high = (xp.full(scale.shape, x, xp.float32) for x in (-0.5, 0.5))
-    for _ in range(_HALVINGS):
+
+    def halved(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = bounds
         middle = (low + high) / 2
         too_small = xp.sum(exact - xp.round(exact + middle), axis=axes) > 0
-        low, high = xp.where(too_small, middle, low), xp.where(too_small, high, middle)
-    levels = xp.clip(xp.round(exact + (low + high) / 2), -most, most)
-    return (doubled * levels).astype(xp.int8), scale / doubled
+        return xp.where(too_small, middle, low), xp.where(too_small, high, middle)
+
+    bounds: Any = tuple(xp.full(scale.shape, x, xp.float32) for x in (-0.5, 0.5))
+    if xp is np:
+        bounds = functools.reduce(lambda b, n: halved(n, b), range(_HALVINGS), bounds)
+    else:
+        bounds = jax.lax.fori_loop(0, _HALVINGS, halved, bounds)
+    found = xp.clip(xp.round(exact + sum(bounds) / 2), -most, most)
+    return (doubled * found).astype(xp.int8), scale / doubled
