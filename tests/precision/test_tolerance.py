@@ -183,6 +183,9 @@ def test_unseen_inputs_decide(
     report = optimize(gated, PARAMS, seen, tolerance=1e-3, calibration=inputs).report
     assert report.frontier[-1].error == 0.0 and report.frontier[-1].types == "2 x weight in int8"
     assert types(report) == [] and report.max_error <= 1e-6
+    assert (
+        "a program that was faster earlier was refused: the result's error against" in report.reason
+    )
 
 
 def test_the_example_is_drawn_from_where_no_inputs_are_given() -> None:

@@ -139,7 +139,7 @@ def accept(
     domain: Bounds | None = None
     accuracy = _unknown("the check against the original was interrupted")
     timed = earlier_timings(chosen)
-    added, interrupted = 0, False
+    added, interrupted, refused = 0, False, ""
     try:
         with plain_ctrl_c():
             leaves = concrete(program, arguments)
@@ -152,6 +152,7 @@ def accept(
                 found = _check(original, fast, checks)
                 if found.ok:
                     break
+                refused = refused or found.reason
             accuracy, added = found, fast.weight_bytes_added if found.ok else 0
             timed, domain = earlier_timings(chosen), fast.domain
             tell("timing against jax.jit")
@@ -164,7 +165,11 @@ def accept(
                     timed = timed._replace(unprepared=ratio)
     except KeyboardInterrupt:
         interrupted = True
-    return _accepted(chosen, accuracy, timed, added, close_over, domain, interrupted)
+    decided = _accepted(chosen, accuracy, timed, added, close_over, domain, interrupted)
+    if accuracy.ok and refused:
+        reason = f"{decided.reason}; a program that was faster earlier was refused: {refused}"
+        decided = replace(decided, reason=reason)
+    return decided
 
 
 def unchecked(candidates: Sequence[Found], reason: str) -> Acceptance:
