@@ -73,6 +73,7 @@ def onnx_runtime(
     model: onnx.ModelProto,
     threads: int,
     *,
+    int8: bool = False,
     spinning: bool = True,
     optimized_to: str | None = None,
     profile_to: str | None = None,
@@ -81,6 +82,7 @@ def onnx_runtime(
 
     Args:
       threads: number of threads for one operator; operators run one after the other.
+      int8: whether weights are in int8, and activations rounded to it in every call.
       spinning: whether its threads busy-wait for the next call, which is its default; see
         `Loaded.wait_until_idle`. Otherwise they stop, and start a little later.
       optimized_to: file for the optimised graph, for inspection.
@@ -106,8 +108,9 @@ def onnx_runtime(
         options.optimized_model_filepath = optimized_to
     if profile_to is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile_to
+    serialized = _serialized(model)
     session = onnxruntime.InferenceSession(
-        _serialized(model), options, providers=["CPUExecutionProvider"]
+        _in_int8(model) if int8 else serialized, options, providers=["CPUExecutionProvider"]
     )
     names = [value.name for value in session.get_inputs()]
 
@@ -118,28 +121,17 @@ def onnx_runtime(
     return Loaded(session, run)
 
 
-def onnx_runtime_in_int8(model: onnx.ModelProto, threads: int) -> Loaded:
-    """Load the model into ONNX Runtime with weights in int8, and activations rounded to int8 by a
-    factor that each call finds anew.
+def _in_int8(model: onnx.ModelProto) -> bytes:
+    """Return the model with weights in int8, and activations that each call rounds to int8."""
+    from onnxruntime.quantization import quantize_dynamic
 
-    Raises:
-      ImportError: there is no onnxruntime package.
-      ValueError: the model is too large for one protobuf.
-    """
-    try:
-        from onnxruntime.quantization import quantize_dynamic
-    except ImportError as error:
-        raise ImportError("this needs ONNX Runtime: pip install onnxruntime") from error
-    import onnx
-
-    size = model.ByteSize()
-    if size > LARGEST:
-        raise ValueError(f"model {model.graph.name!r} has {size} bytes, too many")
+    # Fewer levels where a processor adds products in 16 bits.
+    cpu = Path("/proc/cpuinfo")
+    reduce_range = not cpu.is_file() or "vnni" not in cpu.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "int8.onnx"
-        # Fewer levels where a processor adds products in 16 bits.
-        quantize_dynamic(model, path, per_channel=True, reduce_range=True)
-        return onnx_runtime(onnx.load(path), threads)
+        quantize_dynamic(model, path, per_channel=True, reduce_range=reduce_range)
+        return path.read_bytes()
 
 
 def jit_in_bfloat16(fn: Callable[..., Any], weights: Any) -> Loaded:
@@ -207,7 +199,7 @@ RUNTIMES: dict[str, Callable[[onnx.ModelProto, int], Loaded]] = {
 }
 # The same in narrower types, to compare results within a tolerance with.
 NARROWER: dict[str, Callable[[onnx.ModelProto, int], Loaded]] = {
-    "onnxruntime-int8": onnx_runtime_in_int8,
+    "onnxruntime-int8": functools.partial(onnx_runtime, int8=True),
     "openvino-bf16": functools.partial(openvino, precision="bf16"),
 }
 JIT_BF16 = "jit-bf16"  # the network under jax.jit, cast to bfloat16

@@ -70,3 +70,17 @@ def test_products_inside_loops_are_no_sites() -> None:
 
     xs = np.stack([X] * 200)
     assert sites(from_jax(fn, PARAMS["v"], xs, weights=0), LIBRARY) == {}
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_weight_that_is_not_finite_has_an_infinite_error_in_integers(
+    value: float, rows: int
+) -> None:
+    w = np.where(np.arange(1024).reshape(32, 32) == 5, value, PARAMS["w"]).astype(np.float32)
+    x = RNG.normal(size=(rows, 32)).astype(np.float32)
+    program = from_jax(lambda w, x: jnp.tanh(x @ w), w, x, weights=0)
+    (site,) = found = sites(program, by_name("onednn"))
+    for precision in found[site]:
+        if precision.endswith("int8"):
+            assert Errors(program, found, [[w, x]]).of({site: precision}).max() == np.inf

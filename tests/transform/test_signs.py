@@ -34,6 +34,7 @@ def result(fn: Callable[..., Any], *args: Any) -> bool:
         lambda x: jnp.concatenate([jnp.abs(x), jax.nn.relu(x)], axis=1).T[1:],
         lambda x: jax.nn.relu(x) + jnp.sqrt(x),
         lambda x: jnp.pad(jax.nn.relu(x), 1),
+        lambda x: jnp.where(x > 1, jnp.exp(x), 0.0),
     ],
 )
 def test_known(fn: Callable[..., Any]) -> None:
@@ -51,6 +52,7 @@ def test_known(fn: Callable[..., Any]) -> None:
         lambda x: jnp.clip(x, -1, 6),
         lambda x: jnp.pad(jax.nn.relu(x), 1, constant_values=-1.0),
         lambda x: jnp.log(jax.nn.relu(x)),
+        lambda x: jnp.where(x > 1, jnp.exp(x), x),
     ],
 )
 def test_unknown(fn: Callable[..., Any]) -> None:

@@ -129,6 +129,10 @@ class Facts:
         return functools.reduce(operator.mul, (f.astype(np.float32) for f in factors))
 
 
+LEVELS = 127  # of int8 on either side of 0
+LEAST_SCALE = float(np.finfo(np.float32).tiny)  # factor of the levels of zeros
+
+
 class Rounding(NamedTuple):
     """How a lowering rounds its operands to a narrower type.
 

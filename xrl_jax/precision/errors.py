@@ -7,7 +7,6 @@ about 1e-6. Weights are rounded on their own, so that one compiled program measu
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from xrl_jax.graph.graph import Node
 from xrl_jax.lower.table import lower
 from xrl_jax.program.host import HostProgram, disassemble, reassemble
 from xrl_jax.program.program import Program, evaluate
-from xrl_jax.transform.narrow import OPERANDS, Site, rounding, stored
+from xrl_jax.transform.narrow import OPERANDS, Site, rounding, stored, type_of
 
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
 AtSite = Callable[[Site, Node, Any, Any], Any]  # computes a site, given its operands
@@ -52,27 +51,13 @@ class Errors:
         inputs: Sequence[Sequence[Any]],
     ) -> None:
         self._number = {site: n for n, site in enumerate(places)}
-        self._nodes: list[tuple[Site, Node]] = []  # by use: a body's sites have several
         is_weight = program.weights
         weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
         self._inputs = [
             [x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in inputs
         ]
         sites_alone = _with_plain(program, places)
-
-        def read_weights(*flat: Any) -> list[Any]:
-            """Return the second operand of each use of a site."""
-            found: list[Any] = []
-
-            def at_site(site: Site, node: Node, _: Any, w: Any) -> Any:
-                self._nodes.append((site, node))
-                found.append(w.astype(jnp.float32))
-                return jnp.zeros(node.shape, node.dtype)  # no weight depends on it
-
-            _evaluated(sites_alone, places, at_site, flat)
-            return found
-
-        self._weights = jax.jit(read_weights)(*inputs[0])
+        self._nodes, self._weights = _uses(sites_alone, places, inputs[0])
 
         def run(kinds: jax.Array, given: list[Any], *flat: Any) -> list[Any]:
             """Return the results, given for each use its weight, and for each site the number of
@@ -86,7 +71,9 @@ class Errors:
                 for precision in own:
                     number = 1 + OPERANDS.index(precision)
                     x = jnp.where(kind == number, rounding(node, precision).left(x), x)
-                return lower(node if own else replace(node, lowering=0), x, next(rest))
+                # Where only the weight is rounded, it would be packed for a few rows.
+                node = node if own else replace(node, lowering=0)
+                return lower(node, x, next(rest))
 
             return _evaluated(sites_alone, places, at_site, flat)
 
@@ -183,8 +170,35 @@ def _evaluated(
     return evaluate(alone.program, 0, flat, compute=compute)
 
 
+def _uses(
+    alone: _Alone, places: Mapping[Site, Any], flat: Sequence[Any]
+) -> tuple[list[tuple[Site, Node]], list[jax.Array]]:
+    """Return the uses of the sites, of which those in bodies have several, and the weight of each
+    in float32.
+    """
+    uses: list[tuple[Site, Node]] = []
+
+    def read(*flat: Any) -> list[Any]:
+        uses.clear()
+        found: list[Any] = []
+
+        def at_site(site: Site, node: Node, _: Any, w: Any) -> Any:
+            uses.append((site, node))
+            found.append(w.astype(jnp.float32))
+            return jnp.zeros(node.shape, node.dtype)  # no weight depends on it
+
+        _evaluated(alone, places, at_site, flat)
+        return found
+
+    weights = jax.jit(read)(*flat)
+    return uses, weights
+
+
 def _rounded(node: Node, precision: str, w: jax.Array) -> np.ndarray:
-    round_weight = functools.partial(stored, precision=precision)
+    """Return a weight rounded to a precision; NaN if it has infinities, which have no levels."""
+    host = np.asarray(w)
+    if type_of(precision).endswith("int8") and not np.isfinite(host).all():
+        return np.full_like(host, np.nan)
     if precision in OPERANDS:
-        round_weight = rounding(node, precision).right
-    return round_weight(node, np.asarray(w)).astype(np.float32)
+        return rounding(node, precision).right(node, host).astype(np.float32)
+    return stored(node, host, precision).astype(np.float32)

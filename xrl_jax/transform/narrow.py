@@ -23,7 +23,7 @@ import numpy as np
 from xrl_jax.graph import ops
 from xrl_jax.graph.bindings import Binding, call_of, is_only_inlined
 from xrl_jax.graph.graph import Node, infer, pack_attrs
-from xrl_jax.libraries.base import Library, Rounding
+from xrl_jax.libraries.base import LEAST_SCALE, LEVELS, Library, Rounding
 from xrl_jax.libraries.xla.plain import dot_dims, dot_rows
 from xrl_jax.lower.table import LOWERINGS, applicable, narrow, number_of
 from xrl_jax.program.host import HostGraph, HostProgram, depends_on_weights, disassemble, reassemble
@@ -37,8 +37,6 @@ _STORED, _MULTIPLIED = "weight-in-", "operands-in-"
 STORAGE = tuple(f"{_STORED}{dtype}" for dtype in ("float16", "bfloat16", "int8"))
 OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("bfloat16", "uint8", "int8"))
 PRECISIONS = (*STORAGE, *OPERANDS)
-LEVELS = 127  # of int8 on either side of 0
-LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of a column of zeros
 
 
 def type_of(precision: str) -> str:

@@ -80,4 +80,5 @@ def _is_never_negative(node: Node, args: Sequence[bool]) -> bool:
         return node.ref < 0 and node.value >= 0
     if node.op == "max":
         return any(args)
-    return node.op in _KEEP and all(args)
+    values = args[1:] if node.op == "select" else args  # without the predicate
+    return node.op in _KEEP and all(values)

@@ -26,7 +26,7 @@ import jax
 from jax.custom_batching import custom_vmap
 
 from xrl_jax.graph import ops
-from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue
+from xrl_jax.libraries.base import LEVELS, NO_EPILOGUE, Epilogue
 from xrl_jax.libraries.onednn import operand_types, spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.kernels import kernel
@@ -136,7 +136,7 @@ def kernel_levels(w: Any, *, unsigned: bool) -> tuple[Any, Any]:
       unsigned: whether images are in uint8.
     """
     lib = library()
-    most = operand_types.LEVELS if lib is None or unsigned else lib.most_level
+    most = LEVELS if lib is None or unsigned else lib.most_level
     return operand_types.kernel_levels(w, most)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xrl_jax.libraries.base import LEAST_SCALE, LEVELS
 from xrl_jax.libraries.onednn.code import INTEGERS, VECTOR, WIDE, WIDTH, ZEROS, Code, digits
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
-from xrl_jax.libraries.onednn.operand_types import LEAST_SCALE, LEVELS
 
 _BLOCK = 1024  # vectors that a thread reads at a time
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # bits of a float32

@@ -45,10 +45,8 @@ _BY_LIBRARY: Mapping[tuple[str, int], str] = {
     ("conv", 1): "onednn_matmul 0.35 onednn_matmul_transposed 0.35 onednn 0.38 onednn_int8 0.22 "
     "onednn_bfloat16 0.2 onednn_uint8 0.22",
     ("conv", 2): "onednn 0.1 onednn_int8 0.1 onednn_bfloat16 0.1 onednn_uint8 0.1",
-    (
-        "dot",
-        0,
-    ): "onednn 0.9 onednn_transposed 0.9 onednn_int8 0.5 onednn_bfloat16 0.4 onednn_uint8 0.5",
+    ("dot", 0): "onednn 0.9 onednn_transposed 0.9 onednn_int8 0.5 onednn_uint8 0.5 "
+    "onednn_bfloat16 0.4",
 }
 
 

@@ -31,9 +31,20 @@ _TILE_ERROR = {"float32": 16 * 2.0**-23}
 _NAME = "onednn"
 
 
-def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
-    """Convolve by oneDNN, features last; by XLA where oneDNN does not take the arrays."""
-    if not calls.takes(x, w):
+def _onednn(
+    c: Conv,
+    x: jax.Array,
+    w: jax.Array,
+    epilogue: Epilogue = NO_EPILOGUE,
+    *,
+    right: str = "float32",
+) -> jax.Array:
+    """Convolve by oneDNN, features last; by XLA where oneDNN does not take the arrays.
+
+    Args:
+      right: type in which to multiply; see `calls.convolution`.
+    """
+    if right == "float32" and not calls.takes(x, w):
         return epilogue(dense(c, x, w))
     c, x = _only_padded(c, x)
     return calls.convolution(
@@ -44,6 +55,7 @@ def _onednn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGU
         dilation=c.rhs_dilation,
         groups=c.groups,
         epilogue=epilogue,
+        right=right,
     )
 
 
@@ -90,25 +102,6 @@ def _dot(out_in: bool) -> Callable[..., jax.Array]:
             return calls.dot_general(left, right, numbers, after)
 
         return as_matrices(node, lhs, rhs, out_in=out_in, product=product)
-
-    return fn
-
-
-def _narrow_convolution(dtype: str) -> Callable[..., jax.Array]:
-    """Return a convolution, features last, that rounds its operands to this type."""
-
-    def fn(c: Conv, x: jax.Array, w: jax.Array, epilogue: Epilogue = NO_EPILOGUE) -> jax.Array:
-        c, x = _only_padded(c, x)
-        return calls.convolution(
-            x,
-            lax.transpose(w, (*range(2, c.rank), 1, 0)),
-            stride=c.stride,
-            padding=c.padding,
-            dilation=c.rhs_dilation,
-            groups=c.groups,
-            epilogue=epilogue,
-            right=dtype,
-        )
 
     return fn
 
@@ -245,7 +238,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
         *(
             conv_lowering(
                 f"{_NAME}_{dtype}",
-                _narrow_convolution(dtype),
+                partial(_onednn, right=dtype),
                 "is_float32",
                 first=False,
                 absorbs="ends_in_features",

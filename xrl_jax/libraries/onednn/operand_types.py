@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-LEVELS = 127  # of int8 on either side of 0
-LEAST_SCALE = float(jnp.finfo("float32").tiny)  # of an array of zeros
+from xrl_jax.libraries.base import LEAST_SCALE, LEVELS
+
 _HALVINGS = 12  # of the interval in which the point is where levels are rounded up
 
 
