@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrl_jax.libraries.onednn.builder import Block, assign_offsets
+from xrl_jax.libraries.onednn.builder import Block, Builder, Value, assign_offsets
+from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.native import Place
 
 blocks = st.lists(
     st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)).map(
@@ -30,3 +33,17 @@ def test_memory_is_reused() -> None:
     """A chain of three values needs memory for two at a time."""
     chain = [Block(64, 0, 1), Block(64, 1, 2), Block(64, 2, 3)]
     assert assign_offsets(chain) == ([0, 64, 0], 128)
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_readers_of_a_value_in_another_layout_share_the_copy() -> None:
+    lib = library()
+    assert lib is not None
+    by_rows, by_columns = lib.desc((4, 6)), lib.desc((4, 6), (1, 4))
+    b = Builder(lib)
+    x, z = (Value(by_rows, Place.argument(i)) for i in range(2))
+    copy = b.to_layout(x, by_columns)
+    assert b.to_layout(x, by_columns).place is copy.place and len(b.steps) == 1
+    assert b.to_layout(z, by_columns).place is not copy.place and len(b.steps) == 2
+    b.forget_steps(0)
+    assert b.to_layout(x, by_columns).place is not copy.place and len(b.steps) == 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from xrl_jax.libraries.onednn.c_api import (
     DST,
@@ -55,13 +56,26 @@ class Value:
     place: Location
 
 
+class _Copy(NamedTuple):
+    """A copy of an array in another layout, and the number of steps after which it is there."""
+
+    original: Value
+    copy: Value
+    n_steps: int
+
+
 @dataclass
 class Builder:
-    """The steps so far, and the values that they compute."""
+    """The steps so far, and the values that they compute.
+
+    Attributes:
+      copies: arrays in other layouts, for further readers.
+    """
 
     lib: Library
     values: list[Value] = field(default_factory=list)
     steps: list[tuple[Executable, list[tuple[int, Desc, Location]]]] = field(default_factory=list)
+    copies: dict[Hashable, _Copy] = field(default_factory=dict)
 
     # --- memory ---
 
@@ -83,6 +97,11 @@ class Builder:
         """Return what a step executes for a primitive descriptor."""
         return self.lib.primitive(prim)
 
+    def forget_steps(self, n_steps: int) -> None:
+        """Remove the steps after the first `n_steps`."""
+        del self.steps[n_steps:]
+        self.copies = {k: c for k, c in self.copies.items() if c.n_steps <= n_steps}
+
     def append(self, executable: Executable, args: list[tuple[int, Desc, Location]]) -> None:
         for _, _, place in args:
             if not isinstance(place, Place):
@@ -95,11 +114,22 @@ class Builder:
     # --- layouts ---
 
     def to_layout(self, value: Value, desc: Desc) -> Value:
-        """Return the array in another layout; without a copy if it has that layout already."""
+        """Return the array in another layout; without a copy if it has that layout already, or
+        there is one.
+        """
         if self.lib.equal(value.desc, desc):
             # Equal layouts may differ in the strides of axes of size 1, and the library has good
             # kernels only for the strides that it would choose itself.
             return Value(desc, value.place)
+        at = value.place
+        place = at if isinstance(at, Place) else (id(block_of(at)), getattr(at, "offset", 0))
+        key = place, *((self.lib.layout(d), self.lib.dtype(d)) for d in (value.desc, desc))
+        if key not in self.copies:
+            self.copies[key] = _Copy(value, self.new_copy(value, desc), len(self.steps))
+        return Value(desc, self.copies[key].copy.place)
+
+    def new_copy(self, value: Value, desc: Desc) -> Value:
+        """Return a copy of the array in another layout, which no other step reads."""
         copy = Value(desc, self.block(desc))
         self.run(self.lib.reorder(value.desc, desc), [(SRC, value), (DST, copy)])
         return copy

@@ -37,16 +37,9 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80,
 _POST_OP, _SCALES = 32768, 4096
 _QUERY = {"src": 129, "weights": 131, "dst": 133, "scratchpad": 136}
 _IMPLEMENTATION = 8
-_STRIDES, _RANK, _START, _PADDED = 14, 256, 259, 260  # of a memory descriptor
+_STRIDES, _RANK, _TYPE, _START, _PADDED = 14, 256, 258, 259, 260  # of a memory descriptor
 _N_BLOCKS, _BLOCKS, _BLOCKED = 263, 264, 265  # number of blocks, their sizes, their axes
-_BINARY = {
-    "add": 0x1FFF0,
-    "mul": 0x1FFF1,
-    "max": 0x1FFF2,
-    "min": 0x1FFF3,
-    "div": 0x1FFF4,
-    "sub": 0x1FFF5,
-}
+_BINARY = {name: 0x1FFF0 + i for i, name in enumerate(("add", "mul", "max", "min", "div", "sub"))}
 # Bits in the code of an instruction set.
 _AVX2, _AVX512, _BF16, _SUMS_IN_32_BITS = 0x4, 0x20, 0x80, 0x48
 _POOLS = {"max": 0x1FF, "average": 0x2FF}
@@ -173,6 +166,10 @@ class Library:
         axes = (self._listed(desc, what, _RANK) for what in (_PADDED, _STRIDES))
         blocks = (self._listed(desc, what, _N_BLOCKS) for what in (_BLOCKS, _BLOCKED))
         return (*axes, *blocks, (self._asked(desc, _START, ctypes.c_int64),))
+
+    def dtype(self, desc: Desc) -> str:
+        found = self._asked(desc, _TYPE, ctypes.c_int)
+        return next(name for name, kind in _TYPES.items() if kind == found)
 
     def _asked(self, desc: Desc, what: int, kind: type[ctypes.c_int] | type[ctypes.c_int64]) -> int:
         found = kind()

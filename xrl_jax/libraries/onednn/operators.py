@@ -79,8 +79,7 @@ class Operators(Builder):
         return self.in_levels[key]
 
     def forget_steps(self, n_steps: int) -> None:
-        """Remove the steps after the first `n_steps`."""
-        del self.steps[n_steps:]
+        super().forget_steps(n_steps)
         self.in_levels = {k: v for k, v in self.in_levels.items() if v.n_steps <= n_steps}
 
     def slice(self, op: Slice, x: Value, whole: Shape, shape: Shape) -> Value:
@@ -128,7 +127,7 @@ class Operators(Builder):
         the layout `dense` first, and `y` is not used.
         """
         if self.lib.nbytes(x.desc) != self.lib.nbytes(dense) and clip.of_scalar(0.0) != 0:
-            x, y = self.to_layout(x, dense), None
+            x, y = self.new_copy(x, dense), None
         y = y or x
         n = self.lib.nbytes(x.desc) // 4
         self.append(Clipped(n, clip), [(0, v.desc, v.place) for v in (x, y)])
@@ -226,7 +225,8 @@ class Operators(Builder):
         moving = self.spatial(op, x)
         order = (*(d for d in range(len(shape)) if d not in moving), *moving)
         back = tuple(order.index(d) for d in range(len(shape)))
-        dst = self.requested_layout(shape, order, output)
+        dtype = self.lib.dtype(x.desc)
+        dst = self.requested_layout(shape, order, output, dtype)
         x = self.transposed(x, order)
         window, stride = ([f[d] for d in order[2:]] for f in (op.window, op.stride))
         padding = [op.padding[d] for d in order[2:]]
@@ -246,8 +246,8 @@ class Operators(Builder):
             into = None
             dims = [whole[d] for d in (order[0], *moving, order[1])]
             first = (0, len(dims) - 1, *range(1, len(dims) - 1))
-            x = self.to_layout(x, self.lib.permuted(self.lib.desc(dims), first))
-            dst = self.lib.any_desc([shape[d] for d in order])
+            x = self.to_layout(x, self.lib.permuted(self.lib.desc(dims, dtype=dtype), first))
+            dst = self.lib.any_desc([shape[d] for d in order], dtype)
             prim = self.lib.pool(kind, x.desc, dst, window, stride, padding, after)
         y = self.result(self.lib.of(prim, "dst"), into)
         self.run(prim, [(SRC, x), (DST, y)])

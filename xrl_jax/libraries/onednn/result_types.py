@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from xrl_jax.libraries.onednn.spec import Conv, Partition, Reshape
+from xrl_jax.libraries.onednn.spec import (
+    Concat,
+    Conv,
+    Instruction,
+    Partition,
+    Pool,
+    Reshape,
+    Transpose,
+)
 
 _ROUNDED = "bfloat16"  # rounding to integers takes a factor, which is not known beforehand
 
@@ -10,25 +18,37 @@ _ROUNDED = "bfloat16"  # rounding to integers takes a factor, which is not known
 def result_types(partition: Partition) -> dict[int, str]:
     """Return types narrower than float32, by value, for results of convolutions in that type.
 
-    Such a result is rounded once, where it is computed, instead of by each of its readers.
+    Such a result is rounded once, where it is computed, instead of by each of its readers. It may
+    pass through operators that only pick elements on its way.
     """
     n = len(partition.inputs)
     users: dict[int, set[int]] = {}
     for v, i in enumerate(partition.code, n):
         for a in i.args:
             users.setdefault(a, set()).add(v)
-    rounded: set[int] = set()  # values that are read in the narrow type only
 
-    def is_read_narrow(value: int, user: int) -> bool:
-        i = partition.code[user - n]
-        if isinstance(i.op, Reshape):
-            return user in rounded
-        is_image = i.args[0] == value and value not in i.args[1:]
-        return isinstance(i.op, Conv) and i.op.right == _ROUNDED and is_image
+    def is_narrow(v: int, narrow: set[int]) -> bool:
+        """Whether a value can be in the narrow type if these are: as it is computed and read."""
+        i = partition.code[v - n]
+        if not _multiplies(i) and not (_picks(i) and narrow.issuperset(i.args)):
+            return False
+        return all(
+            u in narrow if _picks(user) else _multiplies(user) and v not in user.args[1:]
+            for u, user in ((u, partition.code[u - n]) for u in users[v])
+        )
 
-    for v in reversed(range(n, n + len(partition.code))):
-        own = users.get(v, set())
-        if own and v not in partition.outputs and all(is_read_narrow(v, u) for u in own):
-            rounded.add(v)
-    ops = {v: i.op for v, i in enumerate(partition.code, n) if v in rounded}
-    return {v: _ROUNDED for v, op in ops.items() if isinstance(op, Conv) and op.right == _ROUNDED}
+    found = {v for v in users if v >= n} - set(partition.outputs)
+    while found != (kept := {v for v in found if is_narrow(v, found)}):
+        found = kept
+    return {v: _ROUNDED for v in found if _multiplies(partition.code[v - n])}
+
+
+def _multiplies(i: Instruction) -> bool:
+    return isinstance(i.op, Conv) and i.op.right == _ROUNDED
+
+
+def _picks(i: Instruction) -> bool:
+    """Whether an operator's results are elements of its operands, whatever their type."""
+    return isinstance(i.op, Reshape | Transpose | Concat) or (
+        isinstance(i.op, Pool) and i.op.kind == "max"
+    )
