@@ -145,6 +145,27 @@ def test_transposes_are_absorbed_by_the_product() -> None:
     assert operators(lambda x, w: (w @ x.T).T, X, np.ones((4, 3), np.float32)) == ["dot"]
 
 
+def test_a_weight_comes_second_if_it_is_multiplied_by_a_vector() -> None:
+    def fn(w, x):
+        return lax.dot(w, x, precision=(lax.Precision.HIGHEST, lax.Precision.DEFAULT))
+
+    w = np.ones((4, 3), np.float32)
+    for x in (X[0], X[:1].T):
+        program = canonical(from_jax(fn, w, x, weights=0))
+        dot = next(
+            e for e in jax.make_jaxpr(to_jax(program))(w, x).eqns if "dot" in str(e.primitive)
+        )
+        assert [v.aval.shape for v in dot.invars] == [x.shape, w.shape]
+        assert dot.params["precision"] == (lax.Precision.DEFAULT, lax.Precision.HIGHEST)
+        np.testing.assert_allclose(to_jax(program)(w, x), fn(w, x), rtol=1e-6)
+
+
+def test_a_vector_of_weights_stays_where_it_is() -> None:
+    program = canonical(from_jax(lambda w, x: x @ w, X[0], X, weights=0))
+    (dot,) = jax.make_jaxpr(to_jax(program))(X[0], X).eqns
+    assert [v.aval.shape for v in dot.invars] == [(2, 3), (3,)]
+
+
 def test_swapping_operands_keeps_the_precision_of_each() -> None:
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.dot(w, x, precision=(lax.Precision.HIGHEST, lax.Precision.DEFAULT)).T

@@ -105,12 +105,14 @@ class Canonical:
       scalars: for each node whose elements are all equal, their value.
       fixed: nodes that depend on constants only. Equal ones are merged; other nodes are not,
         because layers that shared work would differ from each other.
+      prepared: nodes that depend on weights and constants only.
     """
 
     bindings: Sequence[Binding]
     nodes: list[Node] = field(default_factory=list)
     scalars: dict[int, Any] = field(default_factory=dict)
     fixed: set[int] = field(default_factory=set)
+    prepared: set[int] = field(default_factory=set)
     known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
@@ -134,6 +136,9 @@ class Canonical:
     def _learn(self, index: int, node: Node, *, is_fixed: bool) -> None:
         if is_fixed and node.op not in ("input", "weight"):
             self.fixed.add(index)
+        known_before = node.op == "weight" or (node.args and self.prepared.issuperset(node.args))
+        if index in self.fixed or (known_before and not is_pinned(node)):
+            self.prepared.add(index)
         if node.op == "const" and node.ref < 0 and node.dtype in _DTYPES:
             self.scalars[index] = np.dtype(node.dtype).type(node.value)
         elif node.op == "broadcast" and node.args[0] in self.scalars:

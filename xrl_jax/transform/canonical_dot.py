@@ -2,6 +2,7 @@
 
 Transposes of operands are absorbed into the dimension numbers where these can express them.
 Adjacent dimensions that are contracted, or that are free in the right operand, are merged into one.
+A weight that is multiplied by a vector comes second, as weights do that are multiplied by several.
 A product without contraction becomes a multiplication.
 """
 
@@ -21,6 +22,7 @@ class Builder(Protocol):
     """The graph that new nodes are appended to; see `canonical.Canonical`."""
 
     nodes: list[Node]
+    prepared: set[int]
 
     def add_op(self, op: str, args: Sequence[int], **attrs: int | Sequence[int]) -> int | None: ...
     def reshape(self, index: int, shape: Sequence[int]) -> int | None: ...
@@ -72,7 +74,7 @@ def canonical(g: Builder, node: Node) -> int | None:
     merged = _contracting_one(g, left, right)
     if merged is not None:
         return _dot(g, node, *merged)
-    return _with_one_free(g, node, left, right)
+    return _weight_second(g, node, left, right) or _with_one_free(g, node, left, right)
 
 
 def exchange_operands(g: Builder, node: Node, perm: Dims) -> int | None:
@@ -176,6 +178,16 @@ def _with_one_free(g: Builder, node: Node, left: Side, right: Side) -> int | Non
         return None
     merged = _merged(g, right, free)
     made = None if merged is None else _dot(g, node, left, merged)
+    return None if made is None else g.reshape(made, node.shape)
+
+
+def _weight_second(g: Builder, node: Node, weight: Side, vector: Side) -> int | None:
+    """Return the product of a weight and a vector with its operands exchanged."""
+    if weight.index not in g.prepared or vector.index in g.prepared or not weight.free:
+        return None
+    if math.prod(vector.shape[d] for d in vector.free) != 1:
+        return None
+    made = _dot(g, node, vector, weight, is_exchanged=True)
     return None if made is None else g.reshape(made, node.shape)
 
 
