@@ -7,7 +7,7 @@ squares, by dynamic programming.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,11 @@ class Option(NamedTuple):
     name: str
     gain: float  # seconds saved
     error: float  # relative error that it causes on its own
+
+
+# Returns for each operator one of its options, or None, such that the square root of the sum of
+# squared errors is at most the budget.
+Chooser = Callable[[Sequence[Sequence[Option]], float], list[Option | None]]
 
 
 def knapsack(options: Sequence[Sequence[Option]], budget: float) -> list[Option | None]:

@@ -12,19 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from xrl_jax.cost.view import view_graph
 from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.budget import ErrorBudget
+from xrl_jax.precision.choices import Choice, choice_within, seconds_saved, worthwhile
 from xrl_jax.precision.choose import Option
-from xrl_jax.precision.errors import Errors, error_bound
-from xrl_jax.precision.units import Unit, best_options, measured_units
+from xrl_jax.precision.errors import Errors
+from xrl_jax.precision.units import measured_units
 from xrl_jax.program.host import disassemble, reassemble
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import (
@@ -36,7 +36,6 @@ from xrl_jax.search.base import (
     SearchResult,
     Step,
     frontier,
-    predicted,
 )
 from xrl_jax.search.states import place_text
 from xrl_jax.search.time_whole import TimeWhole, ranked
@@ -55,8 +54,6 @@ _NO_SITES = (
     "reads a weight"
 )
 _START = (FrontierPoint(1.0, 0.0),)  # the original
-_FEW = 4  # inputs on which a choice is measured before it is on all
-_ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
 
 
 @dataclass(frozen=True)
@@ -92,21 +89,17 @@ class LowerPrecision:
         library = calling(problem.oracle.target.platform)
         if found.interrupted:
             return found
-        base = next((f for f in found.best if f.program is not problem.program), found.best[0])
-        base = replace(base, program=_renumbered(base.program))
+        base = narrowing_starts_from(problem)
         if library is None:
             return _without(found, "no library here has kernels for them")
-        places = {
-            site: allowed
-            for site, own in sites(base.program, library).items()
-            if (allowed := tuple(p for p in own if p in self.precisions))
-        }
+        places = self.places(base.program, library)
         if not places:
             return _without(found, _NO_SITES)
         if clock.left < self.least_seconds:
             return _without(found, "no time is left for that; give it more")
         problem.phase("timing lower precisions")
-        gains = self._gains(problem, base.program, places, library, clock)
+        timing = clock.part(self.timing_share)
+        gains = seconds_saved(problem.oracle, base.program, places, library, timing)
         if not gains:
             return _without(found, "none saves time")
         problem.phase("measuring the errors of lower precisions")
@@ -122,51 +115,32 @@ class LowerPrecision:
         shown = frontier([*points, *_START]) if math.isfinite(self.tolerance) else ()
         return replace(found, best=tuple(best), frontier=shown)
 
-    def _gains(
-        self,
-        problem: Problem,
-        program: Program,
-        places: Mapping[Site, Sequence[str]],
-        library: Library,
-        clock: Stopwatch,
-    ) -> dict[Site, dict[str, float]]:
-        """Return the seconds of a run of the program that each precision saves, where it does."""
-        oracle = problem.oracle
-        wanted = {}
-        choices = [{s: p for s, own in places.items() if p in own} for p in PRECISIONS]
-        for chosen in ({}, *choices):
-            for graph in narrowed(program, chosen, library).graphs:
-                wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
-        oracle.measure(wanted, clock=clock.part(self.timing_share))
-        before = predicted(program, oracle.costs)
-        gains: dict[Site, dict[str, float]] = {}
-        for site, own in places.items():
-            for precision in own:
-                after = predicted(narrowed(program, {site: precision}, library), oracle.costs)
-                if after < before:
-                    gains.setdefault(site, {})[precision] = before - after
-        return gains
+    def places(self, program: Program, library: Library) -> dict[Site, tuple[str, ...]]:
+        """Return the sites of a program, each with the precisions that may be chosen for it."""
+        found = sites(program, library).items()
+        places = {site: tuple(p for p in own if p in self.precisions) for site, own in found}
+        return {site: own for site, own in places.items() if own}
 
     def choices(
         self, program: Program, gains: Mapping[Site, Mapping[str, float]], clock: Stopwatch
-    ) -> list[_Choice]:
+    ) -> list[Choice]:
         """Return a choice for each budget of error, among the options that there was time for, the
         largest gains first.
         """
         if math.isinf(self.tolerance):
             best = {s: max(own.items(), key=lambda o: o[1]) for s, own in gains.items()}
-            return [_Choice({s: Option(*o, 0.0) for s, o in best.items()}, 0.0)]
-        gains = _worthwhile(gains, self.negligible)
+            return [Choice({s: Option(*o, 0.0) for s, o in best.items()}, 0.0)]
+        gains = worthwhile(gains, self.negligible)
         errors = Errors(program, {site: tuple(own) for site, own in gains.items()}, self.inputs)
         units = measured_units(gains, errors, clock.part(self.choice_share))
-        found: list[_Choice] = []
+        found: list[Choice] = []
         for share in self.budgets:
-            choice = _within(share * self.tolerance, units, errors)
+            choice = choice_within(share * self.tolerance, units, errors)
             if choice.options and all(choice.options != known.options for known in found):
                 found.append(choice)
         return found
 
-    def _made(self, base: Found, choice: _Choice, library: Library) -> Found:
+    def _made(self, base: Found, choice: Choice, library: Library) -> Found:
         """Return the program with these precisions, not timed yet."""
         host, steps = disassemble(base.program), []
         for site, o in choice.options.items():
@@ -185,49 +159,6 @@ class LowerPrecision:
             options=(),
             narrowed=Narrowed(base.program, choice.error),
         )
-
-
-def _worthwhile(
-    gains: Mapping[Site, Mapping[str, float]], negligible: float
-) -> dict[Site, Mapping[str, float]]:
-    """Return the sites by gain, the largest first, without the last that gain little together."""
-    order = sorted(gains, key=lambda site: -max(gains[site].values()))
-    largest = [max(gains[site].values()) for site in order]
-    so_far = np.cumsum([0.0, *largest[:-1]])
-    return {
-        site: gains[site]
-        for site, before in zip(order, so_far, strict=True)
-        if before < (1.0 - negligible) * sum(largest)
-    }
-
-
-class _Choice(NamedTuple):
-    """The precisions of some products, and the error that they cause together."""
-
-    options: dict[Site, Option]
-    error: float
-
-    @property
-    def types(self) -> dict[Site, str]:
-        return {site: option.name for site, option in self.options.items()}
-
-
-def _within(most: float, units: Sequence[Unit], errors: Errors) -> _Choice:
-    """Return the choice with the largest gain whose error is at most `most` on nearly all inputs.
-    Where the error of a choice is not as predicted, the next one is made for the budget that would
-    have been right.
-    """
-    budget = most
-    for _ in range(_ADJUSTMENTS):
-        choice = _Choice(best_options(units, budget), 0.0)
-        each = errors.of(choice.types, inputs=_FEW)
-        if error_bound(each) <= most:  # else it need not be measured on all
-            each = errors.of(choice.types)
-        bound = error_bound(each)
-        if bound <= most:
-            return choice._replace(error=float(each.max()))
-        budget *= 0.95 * most / bound
-    return _Choice({}, 0.0)
 
 
 def _exact_first(timed: Sequence[Found], same_time: float) -> list[Found]:
@@ -257,9 +188,13 @@ def without_narrow_types(found: Found) -> Found:
     return replace(found, program=found.narrowed.before, steps=steps, narrowed=None)
 
 
-def _renumbered(program: Program) -> Program:
-    """Return the program with its nodes numbered as `disassemble` does."""
-    return reassemble(program, disassemble(program))
+def narrowing_starts_from(problem: Problem) -> Found:
+    """Return the best program that differs from the original, else the original, with its nodes
+    numbered as `disassemble` does.
+    """
+    best = problem.so_far.best
+    base = next((f for f in best if f.program is not problem.program), best[0])
+    return replace(base, program=reassemble(base.program, disassemble(base.program)))
 
 
 def _without(found: SearchResult, reason: str) -> SearchResult:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xrl_jax.measure.stopwatch import Stopwatch
-from xrl_jax.precision.choose import Option, knapsack
+from xrl_jax.precision.choose import Chooser, Option, knapsack
 from xrl_jax.precision.errors import Errors
 from xrl_jax.transform.narrow import STORAGE, Site
 
@@ -77,12 +77,14 @@ def _error(chosen: Mapping[Site, str], errors: Errors) -> float:
     return float(errors.of(chosen, inputs=_PROBES).max())
 
 
-def best_options(units: Sequence[Unit], budget: float) -> dict[Site, Option]:
+def best_options(
+    units: Sequence[Unit], budget: float, choose: Chooser = knapsack
+) -> dict[Site, Option]:
     """Return the option of each site that is chosen, such that the gain is largest and the square
     root of the sum of squared errors at most `budget`.
     """
     found: dict[Site, Option] = {}
-    for unit, picked in zip(units, knapsack([u.options for u in units], budget), strict=True):
+    for unit, picked in zip(units, choose([u.options for u in units], budget), strict=True):
         if picked is not None:
             found |= unit.sites[unit.options.index(picked)]
     return found
