@@ -34,9 +34,10 @@ from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.comparison import compare
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.budget import ErrorBudget, error_budget
-from xrl_jax.precision.choices import Choice, choice_within, seconds_saved, worthwhile
+from xrl_jax.precision.choices import Choice, choice_within, worthwhile
 from xrl_jax.precision.choose import Option, knapsack
 from xrl_jax.precision.errors import Errors
+from xrl_jax.precision.gains import seconds_saved
 from xrl_jax.precision.narrow import LowerPrecision, narrowing_starts_from
 from xrl_jax.precision.units import measured_units
 from xrl_jax.program.program import Program

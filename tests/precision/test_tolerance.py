@@ -19,7 +19,6 @@ from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.measure.timing import Timing
 from xrl_jax.precision import narrow
 from xrl_jax.precision.budget import error_budget
-from xrl_jax.precision.narrow import LowerPrecision
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import FrontierPoint, frontier
 from xrl_jax.transform.narrow import OPERANDS, STORAGE, Site
@@ -51,7 +50,7 @@ def optimize(
         relative = None if reference is None else next(relatives)
         return [Timing(1e-3, 0.9e-3, 1.1e-3, repeats=9, relative=relative) for _ in jobs]
 
-    def gains(_: Any, __: Any, ___: Any, places: Any, *____: Any) -> dict[Site, Any]:
+    def seconds_saved(_: Any, __: Any, places: Any, *___: Any) -> dict[Site, Any]:
         nonlocal relatives  # from now on, programs of lower precision are timed
         relatives = itertools.count(0.2, 0.02)
         seconds = dict(
@@ -60,7 +59,7 @@ def optimize(
         return {site: {p: seconds[p] for p in own} for site, own in places.items()}
 
     monkeypatch.setattr(made_up, "submit", submit)
-    monkeypatch.setattr(LowerPrecision, "_gains", gains)
+    monkeypatch.setattr(narrow, "seconds_saved", seconds_saved)
 
     def run(fn: Any, *args: Any, **more: Any) -> Any:
         budget = xrl_jax.Budget(seconds=60.0)

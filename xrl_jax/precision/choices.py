@@ -1,4 +1,4 @@
-"""What lower precisions save, and the choice among them within a budget of error."""
+"""The choice among lower precisions within a budget of error."""
 
 from __future__ import annotations
 
@@ -7,44 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xrl_jax.cost.view import view_graph
-from xrl_jax.libraries.base import Library
-from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.choose import Chooser, Option, knapsack
 from xrl_jax.precision.errors import Errors, error_bound
 from xrl_jax.precision.units import Unit, best_options
-from xrl_jax.program.program import Program
-from xrl_jax.search.base import Oracle, predicted
-from xrl_jax.transform.narrow import PRECISIONS, Site, narrowed
+from xrl_jax.transform.narrow import Site
 
 _FEW = 4  # inputs on which a choice is measured before it is on all
 _ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
-
-
-def seconds_saved(
-    oracle: Oracle,
-    program: Program,
-    places: Mapping[Site, Sequence[str]],
-    library: Library,
-    clock: Stopwatch,
-) -> dict[Site, dict[str, float]]:
-    """Return the seconds of a run of the program that each precision saves, where it does, after
-    timing what is not timed yet.
-    """
-    wanted = {}
-    choices = [{s: p for s, own in places.items() if p in own} for p in PRECISIONS]
-    for chosen in ({}, *choices):
-        for graph in narrowed(program, chosen, library).graphs:
-            wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
-    oracle.measure(wanted, clock=clock)
-    before = predicted(program, oracle.costs)
-    gains: dict[Site, dict[str, float]] = {}
-    for site, own in places.items():
-        for precision in own:
-            after = predicted(narrowed(program, {site: precision}, library), oracle.costs)
-            if after < before:
-                gains.setdefault(site, {})[precision] = before - after
-    return gains
 
 
 def worthwhile(

@@ -21,9 +21,10 @@ from xrl_jax.libraries.base import Library
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.budget import ErrorBudget
-from xrl_jax.precision.choices import Choice, choice_within, seconds_saved, worthwhile
+from xrl_jax.precision.choices import Choice, choice_within, worthwhile
 from xrl_jax.precision.choose import Option
 from xrl_jax.precision.errors import Errors
+from xrl_jax.precision.gains import seconds_saved
 from xrl_jax.precision.units import measured_units
 from xrl_jax.program.host import disassemble, reassemble
 from xrl_jax.program.program import Program
