@@ -12,7 +12,7 @@ from xrl_jax.precision.units import Unit, best_options, measured_units
 from xrl_jax.transform.narrow import Site
 
 INT8 = "operands-in-int8"
-SITES = [Site(0, n) for n in range(8)]
+SITES = [Site(0, n) for n in range(20)]
 GAINS = {site: {INT8: 1.0} for site in SITES}
 
 
@@ -42,10 +42,17 @@ def test_with_time_every_site_is_a_unit() -> None:
 
 def test_without_time_the_last_sites_are_grouped() -> None:
     found = units(0.24)
-    assert [len(u.sites[0]) for u in found] == [1, 1, 1, 5]
-    (group,) = found[-1].options
-    assert group.gain == 5.0 and group.error == pytest.approx(1e-3 * np.sqrt(5))
-    assert all(o.error == pytest.approx(1e-3) for o in found[-1].sites[0].values())
+    assert [len(u.sites[0]) for u in found] == [1, 1, 1, 3, 2, 2, 2, 2, 2, 2, 2]
+    (group,) = found[3].options
+    assert group.gain == 3.0 and group.error == pytest.approx(1e-3 * np.sqrt(3))
+    assert all(o.error == pytest.approx(1e-3) for o in found[3].sites[0].values())
+
+
+def test_without_any_time_there_are_still_eight_groups() -> None:
+    made_up: Any = MadeUp(0.1)
+    made_up.left = -1.0
+    found = measured_units(GAINS, made_up, made_up)
+    assert [len(u.sites[0]) for u in found] == [3, 3, 3, 3, 2, 2, 2, 2]
 
 
 def test_a_group_is_chosen_as_a_whole() -> None:

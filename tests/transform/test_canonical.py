@@ -145,6 +145,19 @@ def test_transposes_are_absorbed_by_the_product() -> None:
     assert operators(lambda x, w: (w @ x.T).T, X, np.ones((4, 3), np.float32)) == ["dot"]
 
 
+def test_a_weight_of_several_parts_becomes_a_matrix() -> None:
+    """Heads or experts that are stored one after the other, [part, in, out]."""
+
+    def fn(w, x):
+        return jnp.einsum("td,edh->teh", x, w)
+
+    w = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    program = canonical(from_jax(fn, w, X, weights=0))
+    dot = next(e for e in jax.make_jaxpr(to_jax(program))(w, X).eqns if "dot" in str(e.primitive))
+    assert [v.aval.shape for v in dot.invars] == [(2, 3), (3, 8)]
+    np.testing.assert_allclose(to_jax(program)(w, X), fn(w, X), rtol=1e-6)
+
+
 def test_a_weight_comes_second_if_it_is_multiplied_by_a_vector() -> None:
     def fn(w, x):
         return lax.dot(w, x, precision=(lax.Precision.HIGHEST, lax.Precision.DEFAULT))

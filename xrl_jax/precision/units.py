@@ -12,6 +12,7 @@ from xrl_jax.precision.errors import Errors
 from xrl_jax.transform.narrow import STORAGE, Site
 
 _PROBES = 2  # inputs on which the error of a unit is measured
+_LEAST_GROUPS = 8  # however little time is left: of a single one, all or nothing would be chosen
 
 
 class Unit(NamedTuple):
@@ -32,7 +33,7 @@ def measured_units(
     """Return the units of all sites, with their errors.
 
     Each site is a unit as long as there is time for that, in half of the time at least; the others
-    are divided into as many groups as there is time left for.
+    are divided into as many groups as there is time left for, into eight at least.
     """
     left, units, half = list(gains), list[Unit](), clock.left / 2
 
@@ -42,7 +43,8 @@ def measured_units(
 
     while left and (clock.left > half or needed() * len(left) <= clock.left):
         units.append(_unit_of(left.pop(0), gains, errors))
-    n_groups = min(max(int(clock.left / needed()) if units else 1, 1), len(left))
+    there_is_time_for = int(clock.left / needed()) if units else 0
+    n_groups = min(max(there_is_time_for, _LEAST_GROUPS), len(left))
     for n in range(n_groups):
         units.append(_group_of(left[n::n_groups], gains, errors))
     return units

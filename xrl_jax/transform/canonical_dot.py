@@ -1,7 +1,8 @@
 """The canonical form of products.
 
 Transposes of operands are absorbed into the dimension numbers where these can express them.
-Adjacent dimensions that are contracted, or that are free in the right operand, are merged into one.
+Adjacent dimensions that are contracted, or that are free in the right operand, are merged into one;
+those of a weight need not be adjacent.
 A weight that is multiplied by a vector comes second, as weights do that are multiplied by several.
 A product without contraction becomes a multiplication.
 """
@@ -171,14 +172,32 @@ def _merged(g: Builder, side: Side, dims: Dims) -> Side | None:
 def _with_one_free(g: Builder, node: Node, left: Side, right: Side) -> int | None:
     """Return the product with the free dimensions of its right operand merged into one.
 
-    The result is reshaped to the original shape.
+    The result is reshaped to the original shape. A weight is transposed for that where necessary.
     """
     free = right.free
-    if len(free) < 2 or free != tuple(range(free[0], free[0] + len(free))):
+    if len(free) < 2:
         return None
-    merged = _merged(g, right, free)
+    if free != tuple(range(free[0], free[0] + len(free))):
+        if right.index not in g.prepared:
+            return None
+        transposed = _with_free_last(g, right)
+        if transposed is None:
+            return None
+        right = transposed
+    merged = _merged(g, right, right.free)
     made = None if merged is None else _dot(g, node, left, merged)
     return None if made is None else g.reshape(made, node.shape)
+
+
+def _with_free_last(g: Builder, side: Side) -> Side | None:
+    """Return the operand transposed: batch, contracted, then free dimensions."""
+    order = (*side.batch, *side.contract, *side.free)
+    index = g.add_op("transpose", [side.index], perm=order)
+    if index is None:
+        return None
+    n, m = len(side.batch), len(side.contract)
+    shape = tuple(side.shape[d] for d in order)
+    return Side(index, shape, tuple(range(n, n + m)), tuple(range(n)))
 
 
 def _weight_second(g: Builder, node: Node, weight: Side, vector: Side) -> int | None:
