@@ -41,7 +41,7 @@ from experiments import models, targets
 from experiments.targets import ONNX_FLAGS, SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.backends.plain_data import SaveError
 from xrl_jax.language.rule_files import load_rules
-from xrl_jax.report.plots import plot_history
+from xrl_jax.report.plots import plot_frontier, plot_history
 from xrl_jax.report.text import Report
 from xrl_jax.search.base import Strategy
 from xrl_jax.strategies import SEARCHES, named
@@ -311,15 +311,19 @@ def run(config: Config) -> Report:
 
 
 def write_results(out: Path, config: Config, fast: Any, report: Report) -> None:
-    """Write report.json, report.txt, program.txt, history.png and optimized.xrl into `out`."""
+    """Write report.json, report.txt, program.txt, history.png, optimized.xrl and, with a tolerance,
+    frontier.png into `out`.
+    """
     values = {"command": config.command(), **report.as_dict()}
     (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     (out / "report.txt").write_text(f"{report}\n", encoding="utf-8")
     (out / "program.txt").write_text(f"{fast.program}\n", encoding="utf-8")
     try:
         plot_history(report, out / "history.png")
+        if report.frontier:
+            plot_frontier(report, out / "frontier.png")
     except ModuleNotFoundError as error:  # matplotlib is optional; report.json has the numbers
-        print(f"history.png is not written: {error}", file=sys.stderr)
+        print(f"no plots are written: {error}", file=sys.stderr)
     try:
         fast.save(out / "optimized.xrl")
     except SaveError as error:

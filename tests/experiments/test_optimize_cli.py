@@ -231,7 +231,7 @@ def test_without_matplotlib_everything_but_the_picture_is_written(
         "report.json",
         "report.txt",
     ]
-    assert "history.png is not written: plots need matplotlib" in capsys.readouterr().err
+    assert "no plots are written: plots need matplotlib" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_created_is_reported_at_once(

@@ -9,7 +9,14 @@ import pytest
 
 from tests.report.reports import small_report
 from xrl_jax.measure.timing import Timing
-from xrl_jax.report.plots import draw_history, draw_timings, plot_history
+from xrl_jax.report.plots import (
+    draw_frontier,
+    draw_history,
+    draw_timings,
+    plot_frontier,
+    plot_history,
+)
+from xrl_jax.search.base import FrontierPoint
 
 figure_lib = pytest.importorskip("matplotlib.figure")
 
@@ -30,6 +37,25 @@ def test_timings_are_bars_in_milliseconds_and_failures_are_left_out() -> None:
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["weights as arguments", "weights closed over", "optimised"]
     assert [bar.get_width() for bar in axes.patches] == [10.0, 8.0, 4.0]
+
+
+FRONTIER = (FrontierPoint(0.5, 0.0), FrontierPoint(0.25, 2e-3, "3 x operands in int8"))
+
+
+def test_the_frontier_is_drawn_as_speed_ups_by_error() -> None:
+    axes = figure_lib.Figure().subplots()
+    draw_frontier(axes, small_report(frontier=FRONTIER, tolerance=1e-2))
+    x, y = axes.lines[0].get_data()
+    assert list(x) == [0.0, 2e-3]
+    assert list(y) == [2.0, 4.0]
+    assert [text.get_text() for text in axes.texts] == ["no narrower types", "3 x operands in int8"]
+
+
+def test_the_frontier_has_a_plot_of_its_own(tmp_path: Path) -> None:
+    plot_frontier(small_report(frontier=FRONTIER, tolerance=1e-2), tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="the report has no frontier"):
+        plot_frontier(small_report(), tmp_path / "frontier.png")
 
 
 @pytest.mark.parametrize("source", [small_report(), small_report(history=()), [(0.0, 1e-3)]])

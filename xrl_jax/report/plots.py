@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,22 +27,11 @@ def plot_history(
       ModuleNotFoundError: matplotlib is not installed.
       ValueError: `source` is an empty history.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'plots need matplotlib: pip install matplotlib, or the extra "dev" of xrl_jax',
-            name=error.name,
-        ) from error
     history = source.history if isinstance(source, Report) else tuple(source)
     if not history and not isinstance(source, Report):
         raise ValueError("there is nothing to plot: the history is empty")
-    # No pyplot: it keeps figures in global state and may open a window.
     columns = 1 if not isinstance(source, Report) else 3 if source.frontier else 2
-    figure = Figure(figsize=(5.5 * columns, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(1, columns, squeeze=False)[0]
+    figure, axes = _figure(columns)
     end = source.total_seconds if isinstance(source, Report) else None
     draw_history(axes[0], history, end)
     if isinstance(source, Report):
@@ -50,6 +40,37 @@ def plot_history(
         if source.frontier:
             draw_frontier(axes[2], source)
     figure.savefig(path, dpi=150)
+
+
+def plot_frontier(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write a plot of what narrower types buy to `path`, in the format that its extension names.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed.
+      ValueError: the report has no frontier.
+    """
+    if not report.frontier:
+        raise ValueError("there is nothing to plot: the report has no frontier")
+    figure, (axes,) = _figure(1)
+    figure.suptitle(f"{report.name} within an error of {report.tolerance:g}")
+    draw_frontier(axes, report)
+    figure.savefig(path, dpi=150)
+
+
+def _figure(columns: int) -> tuple[Any, Sequence[Any]]:
+    """Return a figure and its axes, side by side."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'plots need matplotlib: pip install matplotlib, or the extra "dev" of xrl_jax',
+            name=error.name,
+        ) from error
+    # No pyplot: it keeps figures in global state and may open a window.
+    figure = Figure(figsize=(5.5 * columns, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
 def draw_history(axes: Axes, history: Sequence[tuple[float, float]], end: float | None) -> None:
@@ -72,11 +93,16 @@ def draw_frontier(axes: Axes, report: Report) -> None:
     axes.step(errors, speedups, where="post", marker="o")
     for point, speedup in zip(report.frontier, speedups, strict=True):
         text = point.types or "no narrower types"
-        axes.annotate(text, (point.error, speedup), (3, -9), textcoords="offset points", fontsize=7)
+        side, offset = ("right", (-4, 4)) if point.error else ("left", (3, -9))
+        at = point.error, speedup
+        axes.annotate(text, at, offset, textcoords="offset points", fontsize=7, ha=side)
     axes.axvline(report.tolerance, color="tab:red", linestyle="--", label="tolerance")
-    axes.set_xscale("symlog", linthresh=max(min((e for e in errors if e), default=1e-3) / 3, 1e-9))
-    axes.set_xlim(left=0.0)
-    axes.set_ylim(bottom=0.0)
+    least = max(min((e for e in errors if e), default=1e-3), 3e-9)
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(report.tolerance)) + 1)
+    axes.set_xscale("symlog", linthresh=least / 3)
+    axes.set_xticks([0.0, *(10.0**n for n in decades)])
+    axes.set_xlim(left=0.0, right=1.3 * max(report.tolerance, *errors))
+    axes.set_ylim(bottom=0.0, top=1.15 * max(speedups))
     axes.set_xlabel("error that narrower types cause")
     axes.set_ylabel("speed-up over the original")
     axes.legend(loc="lower right")
